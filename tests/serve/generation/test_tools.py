@@ -28,13 +28,14 @@ from parlay.serve.protocol.usage import StreamUsage
 from parlay.text.prompts import TokensPrompt
 
 (
-    MARKED, CODER, NAMED, MISTRAL, GRANITE, LLAMA, TAGGED, SEED, GLM45, GEMMA, FUNCTION_GEMMA, OLMO, LFM, PHI, GLM
+    MARKED, CODER, NAMED, MISTRAL, GRANITE, LLAMA, TAGGED, SEED, GLM45, GEMMA, FUNCTION_GEMMA, OLMO, LFM, PHI, GLM,
+    NEMOTRON,
 ) = (
     next(known for known in FORMATS if known.mark == mark)
     for mark in (
         "<tool_call>", "<function=", "[ARGS]", "[TOOL_CALLS]", "<|tool_call|>", '"parameters"', "<|python_tag|>",
         "<seed:tool_call>", "<arg_key>", "<|tool_call>", "<start_function_call>", "<function_calls>",
-        "<|tool_call_start|>", "<|/tool|>", "<|observation|>",
+        "<|tool_call_start|>", "<|/tool|>", "<|observation|>", "<TOOLCALL>",
     )
 )  # fmt: skip
 NAMES = {"weather", "time"}
@@ -273,6 +274,8 @@ CASES: list[tuple[CallFormat, str, str, list[tuple[str, str]]]] = [
     (LFM, "<|tool_call_start|>[time()] <|tool_call_en no end", " <|tool_call_en no end", [("time", "{}")]),
     (PHI, f"<|tool_call|>[{CALL}, {CALL}]<|/tool_call|>", "", [("weather", ARGUMENTS)] * 2),
     (PHI, f"<|tool_call|>{CALL}<|/tool_call|> x", " x", [("weather", ARGUMENTS)]),
+    (NEMOTRON, f"So: <TOOLCALL>[{CALL}, {CALL}]</TOOLCALL> x", "So:  x", [("weather", ARGUMENTS)] * 2),
+    (NEMOTRON, "<TOOLCALL>[]</TOOLCALL>", "<TOOLCALL>[]</TOOLCALL>", []),
     (PHI, f"functools[{CALL}]", "", [("weather", ARGUMENTS)]),
     (PHI, "import functools", "import functools", []),
     (PHI, "functools[cache]", "functools[cache]", []),

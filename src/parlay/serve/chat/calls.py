@@ -60,6 +60,7 @@ FORMATS = (
     CallFormat("[TOOL_CALLS]", "[TOOL_CALLS]", "", style="list"),  # Mistral before
     CallFormat("<|/tool|>", "<|tool_call|>", "<|/tool_call|>", style="list"),  # Phi-4-mini
     CallFormat("<|tool_call|>", "<|tool_call|>", "", style="list"),  # Granite 3
+    CallFormat("<TOOLCALL>", "<TOOLCALL>", "</TOOLCALL>", style="list"),  # Nemotron
     CallFormat("<|observation|>", "", "", style="line"),  # GLM-4
     CallFormat("<|python_tag|>", "", "", "parameters", tag="<|python_tag|>"),  # Llama 3.1 and later
     CallFormat('"parameters"', "", "", "parameters"),  # Llama 3
