@@ -40,6 +40,10 @@ MISTAKES = {
     "prices of prompts": (["x.txt", "--cost-table", "y"], "--cost-table has no use beside files of prompts"),
     "no minutes": (["x.txt", "--minutes", "0"], "--minutes: give a number above 0"),
     "a model of a report": (["report", "x", "-o", "y"], "--model has no effect on a report"),
+    "no workload": (["--workloads", ""], "a workload has no name"),
+    "a workload too many": (["--workloads", "edit,"], "a workload has no name"),
+    "no strategy": (["--strategies", ","], "no strategy is named"),
+    "too many at once": (["--concurrency", "1,100000"], "'100000' is not a whole number of at least 1 and at most 512"),
     "free of charge": (["--price-per-hour", "0"], "above 0"),
 }
 

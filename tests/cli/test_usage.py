@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import subprocess
 import sys
@@ -143,6 +144,31 @@ def test_an_interrupt_while_a_class_is_made_is_an_interrupt() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+@pytest.mark.parametrize("words", [("bench", "--workloads"), ("bench", "--workloads", "humaneval", "--data")])
+def test_a_text_in_place_of_a_path_is_one_line(cli: Cli, words: tuple[str, ...]) -> None:
+    """The system knows no file of so long a name."""
+    result = cli(*words, "a tale of " * 600)
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("parlay: error: can't use a tale of a tale of ")
+    assert result.err.endswith("...: File name too long\n")
+    assert len(result.err) < 150
+
+
+def test_a_path_that_is_refused_is_one_line_and_any_other_fault_of_a_file_keeps_its_trace(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refused() -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", "/locked")
+
+    def missing() -> int:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "/there")
+
+    assert guarded(refused) == 1
+    assert capsys.readouterr().err == "parlay: error: can't use /locked: Permission denied\n"
+    with pytest.raises(FileNotFoundError):
+        guarded(missing)
+
+
 def test_a_full_disk_under_the_output_is_one_line() -> None:
     program = "import sys; from parlay.cli import guarded; sys.exit(guarded(lambda: print('x') or 0))"
     with Path("/dev/full").open("w") as full:

@@ -43,9 +43,11 @@ PRESETS = {
 def strategies(text: str) -> tuple[str, ...]:
     """Strategies joined by commas; a piece ``key=value`` belongs to the strategy before it.
 
-    Raises ValueError for one that does not exist.
+    Raises ValueError for one that does not exist, and where none is named.
     """
     names: list[str] = []
+    if not text.strip(" ,"):
+        raise ValueError("no strategy is named: join names by commas, or leave the flag out")
     for piece in split(text, ","):
         if names and "=" in piece.partition("(")[0].partition(":")[0]:
             names[-1] += f",{piece}"

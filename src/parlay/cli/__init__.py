@@ -154,9 +154,8 @@ def guarded(command: Callable[[], int]) -> int:
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps it where a class is made: at imports
             return INTERRUPTED
-        if isinstance(error, OSError) and error.errno in _FULL:
-            _drop_output()
-            print(f"parlay: error: can't write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
+        if said := _refusal_of_system(error):
+            print(f"parlay: error: {said}", file=sys.stderr)
             return FAILURE
         mistake = _users_mistake(error)
         if mistake is None:
@@ -168,6 +167,24 @@ def guarded(command: Callable[[], int]) -> int:
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_REFUSED = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR}
+_LONGEST_NAME = 80
+
+
+def _refusal_of_system(error: Exception) -> str:
+    """Say what the system refuses, in one line: a full disk, or a path that the user may not have, or that is none.
+
+    Empty for anything else. What waits to be written to a full disk is dropped.
+    """
+    if not isinstance(error, OSError):
+        return ""
+    if error.errno in _FULL:
+        _drop_output()
+        return f"can't write {error.filename or 'the output'}: {error.strerror}"
+    if error.errno not in _REFUSED or error.filename is None:
+        return ""
+    name = " ".join(str(error.filename).split())
+    return f"can't use {name[:_LONGEST_NAME]}{'...' * (len(name) > _LONGEST_NAME)}: {error.strerror}"
 
 
 def _drop_output() -> None:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from parlay.cli import INTERRUPTED, bench_prompts, bench_quality, bench_replay, parser_of
-from parlay.cli.flags import add_draft_flags, add_effort_flag, add_model_flags, options_from
+from parlay.cli.flags import (
+    add_draft_flags,
+    add_effort_flag,
+    add_model_flags,
+    comma_list,
+    not_negative,
+    options_from,
+    positive,
+    whole_from,
+)
 from parlay.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -22,11 +30,9 @@ if TYPE_CHECKING:
     from parlay.llm.llm import LLM
     from parlay.types import RunnerSpec
 
-T = TypeVar("T")
-
 OUT = Path("parlay-bench.jsonl")
-MOST_TOGETHER = 32
-"""How many requests the engine takes at once, unless more are asked for."""
+MOST_TOGETHER, MOST_AT_ALL = 32, 512
+"""How many requests the engine takes at once, unless more are asked for, and how many at all."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,17 +84,17 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_amounts(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompts", type=_whole(1), metavar="N", help="most prompts of a workload, or of your own")
+    parser.add_argument("--prompts", type=whole_from(1), metavar="N", help="most prompts of a workload, or of your own")
     parser.add_argument(
         "--minutes",
-        type=_price,
+        type=positive,
         metavar="X",
         help="with PROMPTS: most time for it all, loading included; two strategies always finish one prompt "
         f"(default: {bench_prompts.MINUTES:g})",
     )
     parser.add_argument(
         "--rounds",
-        type=_whole(1),
+        type=whole_from(1),
         metavar="N",
         help="measurements of each strategy on each workload (default: 3, up to 9 while the ratio is uncertain)",
     )
@@ -97,7 +103,7 @@ def _add_amounts(parser: argparse.ArgumentParser) -> None:
 def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--price-per-hour",
-        type=_price,
+        type=positive,
         metavar="X",
         help="price of an hour of this machine: adds a column of tokens per unit of currency",
     )
@@ -114,21 +120,25 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def _add_conditions(parser: argparse.ArgumentParser) -> None:
     """Add flags for the conditions under which strategies are compared."""
     parser.add_argument(
-        "--concurrency", type=_list(_whole(1)), default=(1,), metavar="N,...", help="requests at once (default: 1)"
+        "--concurrency",
+        type=comma_list(whole_from(1, MOST_AT_ALL)),
+        default=(1,),
+        metavar="N,...",
+        help="requests at once (default: 1)",
     )
     parser.add_argument(
-        "--temperature", type=_list(_real), default=(0.0,), metavar="X,...", help="0 is greedy (default: 0)"
+        "--temperature", type=comma_list(not_negative), default=(0.0,), metavar="X,...", help="0 is greedy (default: 0)"
     )
     parser.add_argument(
         "--context",
-        type=_list(_whole(0)),
+        type=comma_list(whole_from(0)),
         default=(0,),
         metavar="N,...",
         help="lengthen prompts to N tokens by filler text; 0: none (default: 0)",
     )
     parser.add_argument(
         "--max-tokens",
-        type=_whole(1),
+        type=whole_from(1),
         metavar="N",
         help="longest answer (default: what each prompt asks for, mostly 128)",
     )
@@ -208,10 +218,10 @@ def _measure(options: argparse.Namespace) -> int:
 
     preset = _preset(options.preset)
     _check_against(options, preset)
-    chosen = strategies(options.strategies or ",".join(preset.strategies))
+    chosen = strategies(",".join(preset.strategies) if options.strategies is None else options.strategies)
     if options.effort is not None:
         chosen = all_with_effort(chosen, options.effort)
-    names = options.workloads.split(",") if options.workloads else preset.workloads
+    names = preset.workloads if options.workloads is None else options.workloads.split(",")
     found = workloads.load(names, options.prompts or preset.prompts, options.data)
     options.model = options.model or default_model()
     with _open(options) as llm:
@@ -364,37 +374,3 @@ def _command(options: argparse.Namespace) -> str:
 def _without_folders(text: str) -> str:
     name, equals, place = text.rpartition("=")
     return f"{name}{equals}{Path(place).resolve().name}" if Path(place).exists() else text
-
-
-# ------------------------------------------------------------------------------------------------------------ flags
-
-
-def _whole(least: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        value = int(text) if text.strip().lstrip("-").isdecimal() else None
-        if value is None or value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return value
-
-    return read
-
-
-def _real(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
-    return value
-
-
-def _price(text: str) -> float:
-    value = _real(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError("give a number above 0")
-    return value
-
-
-def _list(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
-    return lambda text: tuple(dict.fromkeys(read(each) for each in text.split(",")))

@@ -58,7 +58,7 @@ def run(options: argparse.Namespace, files: list[Path]) -> int:
     from parlay.system.progress import Ticker, above_bars
 
     prompts = tuple(islice((item for file in files for item in read_prompts(file)), options.prompts or PROMPTS))
-    named = strategies(options.strategies) if options.strategies else None
+    named = strategies(options.strategies) if options.strategies is not None else None
     model = options.model or default_model()
     with ExitStack() as stack:
         load = options_from(LoadOptions, options)

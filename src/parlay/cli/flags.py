@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
@@ -67,6 +68,7 @@ HOT = 2.0
 ALIASES = {"max_tokens": "max_new_tokens"}
 
 T = TypeVar("T", bound=Options)
+Value = TypeVar("Value")
 
 _METAVARS = {int: "N", float: "X", Path: "PATH"}
 
@@ -79,6 +81,43 @@ def whole(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r:.60}") from None
+
+
+def whole_from(least: int, most: int = 1 << 40) -> Callable[[str], int]:
+    """Make a reader of a flag's whole number between these two, both allowed."""
+
+    def read(text: str) -> int:
+        value = int(text) if text.strip().isdecimal() and len(text) < 20 else -1
+        if not least <= value <= most:
+            upto = f" and at most {most}" * (value > most)
+            raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number of at least {least}{upto}")
+        return value
+
+    return read
+
+
+def not_negative(text: str) -> float:
+    """Read a flag's finite number of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a number of at least 0")
+    return value
+
+
+def positive(text: str) -> float:
+    """Read a flag's finite number above 0."""
+    value = not_negative(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("give a number above 0")
+    return value
+
+
+def comma_list(read: Callable[[str], Value]) -> Callable[[str], tuple[Value, ...]]:
+    """Make a reader of several values of a flag, joined by commas; each counts once."""
+    return lambda text: tuple(dict.fromkeys(read(each) for each in text.split(",")))
 
 
 _READERS: Mapping[str, tuple[Callable[[str], object], str]] = {"int": (whole, "N"), "float": (float, "X")}

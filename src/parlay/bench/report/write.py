@@ -68,14 +68,18 @@ def origin(gathered: ReportSources) -> list[str]:
 def _file(source: Source) -> str:
     """Describe a source: its command, its size, and how the model ran, where the header tells."""
     known = source.header
-    busy = float(known.get("busy_cores") or 0)
+    busy = known.get("busy_cores", 0.0)
     ran = [str(known[name]) for name in ("dtype", "quantize", "device", "kernels") if known.get(name)]
     words = [
         f"`{known.get('command', 'no command')}`",
         str(known.get("date", "no date")),
         f"{len(source.rows)} rows",
         *ran,
-        *([f"while {busy:.1f} cores were busy with other work"] if busy > BUSY_CORES else []),
+        *(
+            [f"while {busy:.1f} cores were busy with other work"]
+            if isinstance(busy, float) and busy > BUSY_CORES
+            else []
+        ),
     ]
     return f"{source.name}: {', '.join(words)}."
 
