@@ -27,6 +27,7 @@ ALWAYS_REFUSABLE = {
     "/v1/models/{model}",
     "/tokenize",
     "/detokenize",
+    "/tokenizer_info",
     "/metrics",
     "/strategies",
     "/choices",

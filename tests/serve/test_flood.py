@@ -84,6 +84,7 @@ SAID = [{"role": "user", "content": "word " * 100_000}]
         ("/v1/chat/completions", {"messages": SAID}, "messages"),
         ("/v1/responses", {"input": "word " * 100_000}, "input"),
         ("/v1/messages", {"messages": SAID, "max_tokens": 1}, "messages"),
+        ("/v1/responses/input_tokens", {"input": "word " * 100_000}, "input"),
         ("/v1/messages/count_tokens", {"messages": SAID}, "messages"),
         ("/api/chat", {"messages": SAID}, "messages"),
         ("/api/generate", {"prompt": "word " * 100_000}, "prompt"),

@@ -87,6 +87,7 @@ def test_a_strict_server_refuses_them(make_app: Callable[..., FastAPI]) -> None:
         ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "y"}}]}, "messages[0].audio"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
         ({"superposed": True}, "superposed"),
+        ({"moderation": {"model": "x", "policy": {"output": {"mode": "block"}}}}, "moderation"),
     ],
 )  # fmt: skip
 def test_what_would_change_the_text_is_refused_by_its_path(

@@ -144,6 +144,18 @@ def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
     assert gone.value.code == "previous_response_not_found"
 
 
+def test_tokens_of_a_request_are_counted_without_an_answer(client: openai.OpenAI) -> None:
+    asked = {key: value for key, value in ASKED.items() if key in ("model", "input")}
+    first = client.responses.create(**ASKED, instructions="Be kind.")
+    assert first.usage is not None
+    counted = client.responses.input_tokens.count(**asked, instructions="Be kind.")
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", first.usage.input_tokens)
+    later = client.responses.input_tokens.count(**asked, previous_response_id=first.id, tools=[LAMP])  # type: ignore[list-item]
+    assert later.input_tokens > counted.input_tokens
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve("input_tokens")
+
+
 def test_the_oldest_responses_are_forgotten(client: openai.OpenAI) -> None:
     first, *_, last = [client.responses.create(**{**ASKED, "max_output_tokens": 1}) for _ in range(4)]
     assert client.responses.retrieve(last.id).id == last.id

@@ -215,6 +215,7 @@ class GenerationBody(Body):
         "lora": ([],),
         "min_keep": (0, 1),
         "mirostat": (0,),
+        "moderation": (),
         "n_keep": (0, -1),
         "num_keep": (0, -1),
         "prompt_embeds": (),

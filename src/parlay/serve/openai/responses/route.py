@@ -49,6 +49,11 @@ class InputItems(BaseModel):
     has_more: Literal[False] = False
 
 
+class InputTokens(BaseModel):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 def router(registry: Registry, settings: Settings) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute, tags=["generation"])
 
@@ -70,8 +75,27 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
             return await answer_resumable(request, run, chunks, body.resume, names, never=never)
         return await answer_whole(request, run, lambda outputs: JSONResponse(whole_response(outputs[0], shape)))
 
+    _add_count(routes, registry, settings)
     _add_kept(routes)
     return routes
+
+
+def _add_count(routes: APIRouter, registry: Registry, settings: Settings) -> None:
+    @routes.post(
+        "/v1/responses/input_tokens",
+        summary="How many tokens a prompt has",
+        responses=responses(400, 404, 408, 413, 429, 503),
+    )
+    async def count_input_tokens(body: ResponsesBody, request: Request) -> InputTokens:
+        served = await registry.use(body.model, request)
+        earlier = _earlier(body, request)
+
+        def prepare() -> ChatJob:
+            asked = responses_request(body, earlier, request, settings, served.usual)
+            return chat_job(served, asked, settings, NAMES)
+
+        chat = await in_thread(request, prepare, heavy=body.structured)
+        return InputTokens(input_tokens=len(chat.job.samples[0].request.prompt))
 
 
 def _add_kept(routes: APIRouter) -> None:
