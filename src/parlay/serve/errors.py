@@ -28,8 +28,11 @@ class ErrorBody(BaseModel):
 
 
 class MessageErrorDetail(BaseModel):
+    """``details`` has the word for programs, where Anthropic's client looks for one."""
+
     type: str
     message: str
+    details: dict[str, str] | None = None
 
 
 class MessageErrorBody(BaseModel):
@@ -82,7 +85,8 @@ class ApiError(Exception):
     def as_message(self) -> dict[str, Any]:
         """In Anthropic's shape."""
         kind = _MESSAGE_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": self.message}}
+        details = {"details": {"error_code": self.code}} if self.code == NO_THREADS else {}
+        return {"type": "error", "error": {"type": kind, "message": self.message, **details}}
 
     def response(self, path: str) -> Response:
         """In the shape of the API that the path belongs to."""
@@ -95,6 +99,8 @@ class ApiError(Exception):
         return Response(content, self.status, self.headers, media_type="application/json")
 
 
+NO_THREADS = "thread_unsupported_request"
+"""The code on which Anthropic's client sends the whole conversation."""
 MESSAGES = "/v1/messages"
 OLLAMA = "/api/"
 _MESSAGE_TYPES = {

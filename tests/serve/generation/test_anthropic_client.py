@@ -168,6 +168,17 @@ def test_instructions_stand_among_the_messages_too(claude: Anthropic) -> None:
     assert count(claude, messages=[first, *SAID, more]) > count(claude, messages=[first, *SAID])
 
 
+def test_a_thread_is_refused_by_the_code_that_makes_the_client_send_all_of_it(client: TestClient) -> None:
+    """Its tool runner begins a thread unasked, and would send what is new alone after that."""
+    body = {"max_tokens": 8, "messages": SAID}
+    assert client.post("/v1/messages", json={**body, "thread": None}).status_code == 200
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        reply = client.post("/v1/messages", json={**body, "thread": thread})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+    assert "details" not in client.post("/v1/messages", json={**body, "top_k": "x"}).json()["error"]
+
+
 def test_an_answer_keeps_to_a_schema(claude: Anthropic) -> None:
     schema = {
         "type": "object",

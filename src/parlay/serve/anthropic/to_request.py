@@ -19,6 +19,7 @@ from parlay.serve.anthropic.body import (
     TurnParam,
 )
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall, one_system
+from parlay.serve.errors import NO_THREADS, ApiError
 from parlay.serve.protocol.body import TextPart, check_extras
 from parlay.serve.protocol.resuming import going_on
 from parlay.serve.protocol.sampling_from_body import FieldNames, limited, refused, request_options
@@ -39,6 +40,7 @@ _EFFORTS = {"xhigh": "high", "max": "high"}
 
 def messages_request(body: MessagesBody, request: Request, settings: Settings, usual: SamplingParams) -> ChatRequest:
     """``usual`` has the sampling that the body does not name. Raises ApiError for a body that can't be used."""
+    _refuse_threads(body)
     check_extras(body, request, settings)
     body.check()
     options = request_options(request, body)
@@ -50,6 +52,13 @@ def count_request(body: CountBody, request: Request, settings: Settings) -> Chat
     check_extras(body, request, settings)
     body.check()
     return _chat(body, SamplingParams(max_tokens=1), request_options(request))
+
+
+def _refuse_threads(body: MessagesBody) -> None:
+    """Raises ApiError for a turn of a thread: it has the new messages alone, and no server here holds the others."""
+    if (body.model_extra or {}).get("thread") is not None:
+        message = "thread is not supported by this server: leave it out and send the whole conversation"
+        raise ApiError(400, message, "thread", NO_THREADS)
 
 
 def _params(body: MessagesBody, settings: Settings, usual: SamplingParams) -> SamplingParams:
