@@ -46,7 +46,7 @@ def make_app(engine: AsyncLLM) -> Iterator[Callable[..., FastAPI]]:
 
     To describe it takes longer than most tests do, so what has the same settings and paths is described once.
     """
-    ours, described, describe = WeakSet[FastAPI](), dict[tuple[object, ...], dict[str, Any]](), Application.openapi
+    ours, described, describe = WeakSet[FastAPI](), list[tuple[object, dict[str, Any]]](), Application.openapi
 
     def make(**settings: Any) -> FastAPI:
         app = create_app({"parlay-mini": engine}, Settings(**settings))
@@ -56,10 +56,12 @@ def make_app(engine: AsyncLLM) -> Iterator[Callable[..., FastAPI]]:
     def openapi(app: Application) -> dict[str, Any]:
         if app not in ours:
             return describe(app)
-        key = app.state.settings, *(getattr(route, "path", "") for route in app.routes)
-        if key not in described:
-            described[key] = deepcopy(describe(app))
-        app.openapi_schema = app.openapi_schema or deepcopy(described[key])
+        known = app.state.settings, [getattr(route, "path", "") for route in app.routes]
+        if app.openapi_schema is None:
+            app.openapi_schema = next((deepcopy(document) for other, document in described if other == known), None)
+        if app.openapi_schema is None:
+            described.append((known, deepcopy(describe(app))))
+        assert app.openapi_schema is not None
         return app.openapi_schema
 
     with pytest.MonkeyPatch.context() as patch:

@@ -52,6 +52,7 @@ def test_health_does_not_wait_for_the_work_on_large_bodies(
 ) -> None:
     """Computing is counted, not time, for other programs may use the machine. All bodies together take far more."""
     replies: list[int] = []
+    began = time.process_time()
     with serve(make_app()) as url:
         address = url.removeprefix("http://")
         threads = [
@@ -61,7 +62,7 @@ def test_health_does_not_wait_for_the_work_on_large_bodies(
             thread.start()
         worst = _worst_health(address, threads)
     assert replies == [400] * count
-    assert worst < 1.0
+    assert worst < max(1.0, 0.75 * (time.process_time() - began)), "a second, or on a slow machine a part of the whole"
 
 
 def test_what_is_certainly_too_long_is_not_encoded(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
