@@ -33,6 +33,8 @@ class Loads:
         self.go_on = threading.Event()
         self.go_on.set()
         self.failure: Exception | None = None
+        self.step_seconds = 0.0
+        """By which each step of an engine takes longer."""
         self.engines: list[weakref.ref[AsyncLLM]] = []
         self.runners: list[weakref.ref[object]] = []
 
@@ -42,6 +44,9 @@ class Loads:
         if self.failure is not None:
             raise self.failure
         engine = AsyncLLM.load(lambda: LLM("parlay-mini", memory="64MiB"))
+        if self.step_seconds:
+            step, seconds = engine.llm.engine.step, self.step_seconds
+            engine.llm.engine.step = lambda: (time.sleep(seconds), step())[1]  # type: ignore[method-assign]
         self.engines.append(weakref.ref(engine))
         self.runners.append(weakref.ref(engine.llm.runner))
         return engine
@@ -191,8 +196,10 @@ def test_an_idle_model_is_unloaded_and_its_memory_freed() -> None:
         until(lambda: status(client)["one"] == "unloaded")
         assert loads.runners[0]() is None  # nothing but the registry held it
         assert text(ask(client, "one")) == first
-        body = {"model": "one", "prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True, "stream": True}
-        with client.stream("POST", "/v1/completions", json=body) as long:  # longer than it may be idle
+        loads.step_seconds = 0.02
+        body = {"model": "one", "prompt": PROMPT, "max_tokens": 100, "ignore_eos": True, "stream": True}
+        until(lambda: status(client)["one"] == "unloaded")
+        with client.stream("POST", "/v1/completions", json=body) as long:  # for several of the looks for idle models
             lines = long.iter_lines()
             next(lines)
             count = loads.count

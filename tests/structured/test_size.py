@@ -94,7 +94,7 @@ def test_what_ends_the_checker_is_refused_and_the_next_one_is_compiled(
     assert checker.STACK < 100_000 * 1024
     for _ in range(2):
         with pytest.raises(ValueError, match="more than the memory or stack that there is to compile"):
-            grammars.compile(StructuredOutputsParams(**rules(50_000)))
+            grammars.compile(StructuredOutputsParams(**rules(35_000)))
     assert grammars.compile(StructuredOutputsParams(regex="a|b")) is not None
 
 
