@@ -14,6 +14,7 @@ from tests.cli.conftest import MINI, NO_MODEL, Cli
 
 MISTAKES = {
     "no such task": (["--tasks", "copi", *NO_MODEL], "no task 'copi': did you mean copy?"),
+    "a task without a name": (["--tasks", "", *NO_MODEL], "there is no task ''"),
     "no such selector": (["--oracle", "--selectors", "treshold"], "no selector 'treshold': did you mean threshold?"),
     "a threshold above 1": (
         ["--oracle", "--strategies", "denoise:threshold=1.5"],

@@ -186,8 +186,10 @@ def read(path: Path) -> tuple[Record, list[Row]]:
     try:
         whole, _, _ = path.read_bytes().rpartition(b"\n")
         lines = whole.decode().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"can't read the results {path}: {error}") from None
+    except OSError as error:
+        raise ValueError(f"can't read the results {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the results {path} are not UTF-8 (byte {error.start})") from None
     try:
         header: Record = json.loads(lines[0])["provenance"]
         if not isinstance(header, dict):

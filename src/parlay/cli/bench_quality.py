@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
     from parlay.bench.report import plot
     from parlay.system.progress import Ticker
 
-    found = tasks.find(options.tasks.split(",") if options.tasks else list(tasks.TASKS))
+    found = tasks.find(list(tasks.TASKS) if options.tasks is None else options.tasks.split(","))
     if options.output is not None and not options.no_plots:
         plot.check()
     with ExitStack() as stack:
