@@ -150,7 +150,7 @@ def test_tokens_of_a_request_are_counted_without_an_answer(client: openai.OpenAI
     assert first.usage is not None
     counted = client.responses.input_tokens.count(**asked, instructions="Be kind.")
     assert (counted.object, counted.input_tokens) == ("response.input_tokens", first.usage.input_tokens)
-    later = client.responses.input_tokens.count(**asked, previous_response_id=first.id, tools=[LAMP])  # type: ignore[list-item]
+    later = client.responses.input_tokens.count(**asked, previous_response_id=first.id, tools=[LAMP])
     assert later.input_tokens > counted.input_tokens
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve("input_tokens")
