@@ -18,6 +18,7 @@ import random
 import zlib
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,6 +143,16 @@ def patience() -> None:
     bounded_process._WALL_SECONDS = bounded_process._LAST_SECONDS = 600.0
     usual = inspect.signature(httpx.get).parameters["timeout"].default  # of all that name none
     usual.connect = usual.read = usual.write = usual.pool = 600.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_commit() -> Iterator[None]:
+    """Results that a test goes on with are of its own commit, though somebody commits or edits meanwhile."""
+    from parlay.bench import provenance
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "commit", cache(provenance.commit))
+        yield
 
 
 @pytest.fixture(scope="session")
