@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,10 +109,8 @@ def run(options: argparse.Namespace) -> int:
     chances = _measured(options, names, models, traffic) if traffic else _told(options, told)
     plans = _plans(names, models, chances)
     settings = [Setting(ground.machine, models.target, batch, context) for context in contexts for batch in batches]
-    beside = models.draft if options.draft_model else None
-    bare = [
-        (setting, case(setting, rows, ground.memory, from_host=ground.from_host, draft=beside)) for setting in settings
-    ]
+    bare_case = partial(case, draft=models.draft if options.draft_model else None, from_host=ground.from_host)
+    bare = [(setting, bare_case(setting, rows, ground.memory)) for setting in settings]
     if chances is None:
         pickable = _pickable(options, names)
         cases = [with_kinds(found, setting, plans, pickable) for setting, found in bare]
