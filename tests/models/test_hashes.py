@@ -68,6 +68,14 @@ def test_what_cannot_be_remembered_is_told_all_the_same(file: Path) -> None:
     assert remembered_hash_of(file) == sha256(file)
 
 
+def test_a_file_that_was_not_read_for_long_is_remembered_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading changes when it was read last, and nothing else."""
+    os.utime(file, (0, 0))
+    first = remembered_hash_of(file)
+    monkeypatch.setattr(hashes, "hash_of", unread)
+    assert remembered_hash_of(file) == first
+
+
 def test_no_more_than_some_are_remembered(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hashes, "_MOST", 2)
     for number in range(4):

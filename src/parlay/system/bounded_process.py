@@ -49,7 +49,7 @@ class BoundedProcess:
     def start(self) -> None:
         """Start it now, if it does not run."""
         with self._lock:
-            self._running = self._running or _Running(self._module, self._first, self._purpose)
+            self._begun()
 
     def end(self) -> None:
         """End it, if it runs."""
@@ -61,7 +61,7 @@ class BoundedProcess:
     def ask(self, message: bytes, cpu_seconds: float) -> bytes:
         """The answer to a message. Raises LimitMet, and ParlayError where no process can be started."""
         with self._lock:
-            running = self._running = self._running or _Running(self._module, self._first, self._purpose)
+            running = self._begun()
             try:
                 return running.ask(message, cpu_seconds)
             except TimeoutError:
@@ -74,6 +74,10 @@ class BoundedProcess:
                 self._drop(running)
                 raise
         raise met
+
+    def _begun(self) -> _Running:
+        self._running = self._running or _Running(self._module, self._first, self._purpose)
+        return self._running
 
     def _drop(self, running: _Running) -> None:
         running.end()

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from parlay.models.fetch.hub import hash_of
-from parlay.system.user_cache import user_cache, written_whole
+from parlay.system.user_cache import one_writer, user_cache, written_whole
+from parlay.types import ParlayError
 
 _FILE = "hashes.json"
 _MOST = 512
 """Files of which hashes are remembered; the ones that were hashed first are forgotten first."""
 _SMALL = 1 << 20
 """Bytes up to which a file is hashed each time: that is as quick as looking it up."""
-_lock = threading.Lock()
 
 
 def remembered_hash_of(path: Path) -> str:
@@ -26,22 +25,29 @@ def remembered_hash_of(path: Path) -> str:
     So this tells files apart that people exchange; to check a file that was fetched, use `hash_of`.
     """
     place = path.resolve()
-    before = place.stat()
-    if before.st_size <= _SMALL:
+    if place.stat().st_size <= _SMALL:
         return hash_of(place)
-    stamp = f"{before.st_size} {before.st_ino} {before.st_mtime_ns} {before.st_ctime_ns}"
-    file = user_cache() / _FILE
-    known = _read(file).get(str(place), "").rpartition(" ")
-    if known[0] == stamp:
-        return known[2]
+    try:
+        file = user_cache() / _FILE
+    except ParlayError:  # no home folder, so nothing can be remembered
+        return hash_of(place)
+    stamp = _stamp(place)
+    then, _, known = _read(file).get(str(place), "").rpartition(" ")
+    if then == stamp:
+        return known
     found = hash_of(place)
-    if place.stat() == before:  # it may be written just now
+    if _stamp(place) == stamp:  # it may be written just now
         _remember(file, str(place), f"{stamp} {found}")
     return found
 
 
+def _stamp(place: Path) -> str:
+    now = place.stat()
+    return f"{now.st_size} {now.st_ino} {now.st_mtime_ns} {now.st_ctime_ns}"
+
+
 def _remember(file: Path, place: str, line: str) -> None:
-    with _lock, suppress(OSError):
+    with one_writer(file.parent), suppress(OSError):
         kept = {name: said for name, said in _read(file).items() if name != place}
         newest = [*kept.items(), (place, line)][-_MOST:]
         with written_whole(file, mode=0o600) as part:

@@ -40,8 +40,10 @@ def read_strategy(text: str) -> StrategySpec:
     requests. Such strategies are for whoever starts the server.
     """
     name, colon, rest = text.partition(":")
-    if ":" in rest or (colon and name.strip() not in {*catalogue(), *plugins.installed()}):  # nothing is imported
+    if colon and name.strip() not in {*catalogue(), *plugins.installed()}:
         raise _refused(f"{name.strip()[:100]!r} is no strategy of the catalogue, and a request may name no other")
+    if ":" in rest:
+        raise _refused(f"strategy {name.strip()}: only the server's owner may name classes to import")
     try:
         spec = parse(text)
     except ParlayError as error:
