@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from parlay.drafters.heads.guessing_ahead import with_probes
 from parlay.router.arms import Arm
 from parlay.router.goals import USUAL, Aim
 from parlay.router.router import Router
@@ -62,6 +63,8 @@ class SimulatedArm:
     """What its card says; see `Arm`."""
     sees_first: bool = False
     """It fails if it is asked where it did not see the step before; see `Arm`."""
+    ahead: int = 0
+    """Rows that each of its drafts adds, which guess the next one: without them in the step before it has no nodes."""
 
 
 @dataclass
@@ -116,6 +119,8 @@ class Machine:
         """The arms that saw the step before, by sequence: at first all that will see the first one."""
         self._sees: dict[int, set[int]] = {}
         """Those that see this one."""
+        self._guessed: dict[tuple[int, int], int] = {}
+        """By sequence and arm: the length at which the rows of the step before guess what follows."""
 
     def decode(self, tokens: int, sequences: int = 1, first: int = 0, kind: str = "") -> Run:
         """So many tokens of each of so many sequences together, all of one kind."""
@@ -185,13 +190,16 @@ class Machine:
 
     def _draft(self, arm: SimulatedArm, number: int, view: SequenceView, nodes: int) -> Draft:
         length = len(view.tokens)
-        if self._chance(number, view.sequence, length, _FINDS) >= arm.finds(length):
+        if arm.ahead and self._guessed.get((view.sequence, number)) != length:
+            nodes = 0
+        elif self._chance(number, view.sequence, length, _FINDS) >= arm.finds(length):
             return NO_DRAFT
         right = [
             self._chance(number, view.sequence, length + depth, _RIGHT) < arm.rate(length + depth)
             for depth in range(nodes)
         ]
-        return trees.chain([RIGHT if each else WRONG for each in right], str(number), [arm.score] * nodes)
+        draft = trees.chain([RIGHT if each else WRONG for each in right], str(number), [arm.score] * nodes)
+        return with_probes(draft, [arm.ahead] + [0] * nodes, str(number)) if arm.ahead else draft
 
     def _chance(self, *what: int) -> float:
         """A number in [0, 1) that is the same whenever it is asked for."""
@@ -210,11 +218,13 @@ class Machine:
         context = sum(len(view.tokens) for view in views) // len(views)
         accepted = []
         for view, draft in zip(views, drafts, strict=True):
-            tokens = draft.tree.tokens
+            tokens = draft.tree.tokens[: len(draft) - draft.probes]
             right = next((depth for depth, token in enumerate(tokens) if token != RIGHT), len(tokens))
             accepted.append(right)
             self.run.verified[draft.sources[0] if len(draft) else "none"] += 1
             view.tokens += [RIGHT] * (right + 1)
+            if draft.probes:
+                self._guessed[view.sequence, int(draft.sources[0])] = len(view.tokens)
         seconds = self.cost.forward(rows, context)
         if called:
             self.router.learn(

@@ -12,6 +12,7 @@ from parlay.router.saved_state import KeptArm
 from parlay.types import trees
 
 _log = logging.getLogger(__name__)
+TRIAL = 2  # nodes of a trial, at least
 _GAIN_DECAY = 0.9  # of what asking gains, per request in a sequence
 _WHOLE_DECAY = 0.98  # the same over all sequences
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
@@ -68,13 +69,18 @@ class ArmState:
         self.kinds: dict[str, KindState] = {}
         self.depth = DraftDepth()
         self.probes = 0
-        """Rows that its latest draft added to its nodes; see `Draft`."""
+        """Rows that its latest draft with nodes added to these; see `Draft`."""
         self.row = 0.0
         """Seconds of a forward of one row when it was asked last; 0 before."""
         self.is_opening = False
         """Whether a sequence has it read a prompt in this step, while little is known of it."""
         self._slow = 0  # proposals in a row that took far longer than usual
         self._before: DraftSeconds | None = None  # what it took before it became slow, while that may be an accident
+
+    @property
+    def trial(self) -> int:
+        """Nodes of a trial: as many as its probes are at least, so that it tests for at most twice what these cost."""
+        return min(self.arm.most, max(TRIAL, self.probes))
 
     @property
     def price_key(self) -> tuple[int, float, int, int]:

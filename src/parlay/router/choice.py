@@ -17,7 +17,6 @@ from parlay.router.prices import Drafts, KnownSizes, Size, StepPrices
 from parlay.router.ranking import best_of
 from parlay.types import Draft
 
-TRIAL = 2  # nodes of a trial
 _SLOTS = 8  # about so many lengths of a draft are compared
 _MARGIN = 0.05  # tokens that a draft must seem to bring beyond its price before it is asked for: records err
 _SURCHARGE = 1.05  # on the rows of a proposal: with many sequences most are near the break-even, where gains err
@@ -120,7 +119,7 @@ def best_size(
     known = prices.known.get(whole.number) or _known(whole, prices)
     drafts, limit = known.drafts, arm.limit
     if drafts.seconds and drafts.seconds[-1] > stake:
-        limit = min(limit, max(TRIAL, drafts.sizes[max(0, bisect_right(drafts.seconds, stake) - 1)]))
+        limit = min(limit, max(whole.trial, drafts.sizes[max(0, bisect_right(drafts.seconds, stake) - 1)]))
     key = int(100 * share + 0.5), limit
     found = known.sizes.get(key)
     if found is None:

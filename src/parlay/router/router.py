@@ -10,13 +10,14 @@ from itertools import accumulate
 
 from parlay.router.acceptance import Outcome, matched
 from parlay.router.arms import Arm, ArmInSequence, ArmState, restored
-from parlay.router.choice import TRIAL, Choice
+from parlay.router.choice import Choice
+from parlay.router.choice_history import ChoiceHistory
 from parlay.router.goals import USUAL, Aim
 from parlay.router.ledger import AT_ONCE, TRIALS, Account, Gains, Ledger
 from parlay.router.prices import AnswerLengths, StepPrices
 from parlay.router.ranking import NO_CANDIDATES, Candidates, best
 from parlay.router.saved_state import NOTHING_KEPT, KeptArm, Memory
-from parlay.router.sequence_state import ChoiceHistory, SequenceState
+from parlay.router.sequence_state import SequenceState
 from parlay.types import NO_DRAFT, Budgets, Cost, Draft, Policy, Routed, RouterRecord, SequenceView, Spent
 
 _LOOK = 16  # steps after which prices are looked at again
@@ -185,16 +186,16 @@ class Router(Policy):
         fixed, trials, drafting = 0, 0, 0.0
         for state, offer in zip(states, offers, strict=True):
             drafting += state.seconds
-            trials += state.is_trial
             if offer is None:
                 candidates.append(NO_CANDIDATES)
                 continue
+            trials += offer.arm.whole.trial if state.is_trial else 0
             shared = shares(offer.path_probs)
             candidates.append((offer.nodes, shared))
             ranked += shared
             fixed += offer.fixed_rows
         ranked.sort(reverse=True)
-        room = max(0, prices.room - fixed - TRIAL * trials)
+        room = max(0, prices.room - fixed - trials)
         kept = best(candidates, ranked, self._count(ranked[:room], drafting, fixed))
         return [
             NO_DRAFT if offer is None else state.verified(offer, nodes)
@@ -216,19 +217,19 @@ class Router(Policy):
         self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
     ) -> None:
         rows = 0
-        known: list[tuple[SequenceState, int, int]] = []
+        known: list[tuple[SequenceState, Draft, int]] = []
         for view, draft, right in zip(views, drafts, accepted, strict=True):
             nodes = len(draft.tree.tokens)
             rows += (1 + nodes) * view.request.copies
             state = self._states.get(view.sequence)
             if state is not None:
                 state.committed = view.tokens[state.length :]
-                known.append((state, nodes, right))
+                known.append((state, draft, right))
         self._others_seen = (self._others_seen[1], max(0, spent.rows - rows))
         self._learn_seconds([state for state, _, _ in known], spent)
         tested: dict[ArmState, list[tuple[ArmInSequence, Outcome]]] = {}
-        for state, nodes, right in known:
-            state.book(nodes, right, self._prices)
+        for state, draft, right in known:
+            state.book(len(draft.tree.tokens), draft.probes, right, self._prices)
             for offer in state.offers:
                 arm, outcome = offer.arm, matched(offer.draft, state.committed)
                 if arm.whole in tested:

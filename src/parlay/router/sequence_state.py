@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from parlay.router.acceptance import matched
-from parlay.router.arms import ArmInSequence
-from parlay.router.choice import LEAST, NOTHING, TRIAL, Choice, Offer, best_cut, best_size, offered
+from parlay.router.arms import TRIAL, ArmInSequence
+from parlay.router.choice import LEAST, NOTHING, Choice, Offer, best_cut, best_size, offered
+from parlay.router.choice_history import ChoiceHistory
 from parlay.router.ledger import Account, Ledger
 from parlay.router.prices import AnswerLengths, StepPrices
 from parlay.router.ranking import best_of
-from parlay.types import Draft, SequenceView, Stretch, trees
+from parlay.types import Draft, SequenceView, trees
 
 WORTH_MOST = "worth most"
 TRIED = "trial"
@@ -26,8 +27,20 @@ NOT_OPEN = "prompt not read yet"
 PAUSED = "paused"
 _worth = attrgetter("worth")  # of a choice
 _BONUS = 0.5  # how far the share of a drafter that was hardly tested may be better than it seems
-_STRETCHES = 32
-"""When there would be more, two that follow each other become one, and new ones are twice as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A draft of probes alone, for so many ``nodes`` of its arm in the next step: what it lost is booked with theirs.
+
+    Alone it could only lose, and a sequence whose credit is spent by then would never see what the probes found.
+    """
+
+    arm: ArmInSequence
+    nodes: int
+    loss: float
+    is_trial: bool
+    forgone: float
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +87,8 @@ class SequenceState:
     is_trial: bool = False
     forgone: float = 0.0
     """Seconds that a trial gave up, because something else would have been drafted in its place."""
+    laid: Laid | None = None
+    """What the step before laid out for this one."""
     verifying: ArmInSequence | None = None
     """Whose draft is verified."""
     expected: float = 0.0
@@ -116,7 +131,8 @@ class SequenceState:
         if draft is None:
             arm.is_lost = True
         elif draft.tree.tokens:
-            arm.whole.probes = draft.probes
+            if len(draft.tree.tokens) > draft.probes or not arm.whole.probes:
+                arm.whole.probes = draft.probes
             self.offers.append(offered(arm, draft, self.requested[arm.whole.number], prices))
 
     def has_run(self, number: int) -> bool:
@@ -158,7 +174,9 @@ class SequenceState:
         else:
             self.choice, self.reason = NOTHING, self._why_nothing(wanted, may, prices)
             tries = self.ledger.trials.is_paid_off
-        if tries and self.trials.is_paid_off and self.choice.offer is None and prices.room >= TRIAL * prices.sequences:
+        if self.laid is not None:
+            self._go_on(self.laid, prices)
+        elif tries and self.trials.is_paid_off and self.choice.offer is None:
             self._try(prices)
         if self.history is not None:
             self.reasons[self.reason] += 1
@@ -168,13 +186,19 @@ class SequenceState:
 
     def _try(self, prices: StepPrices) -> None:
         """Choose a trial of the arm that may be best; one that has to see a step first is tried in the next."""
-        tried = self._worth_a_trial(prices)
+        tried = self._worth_a_trial(prices) if prices.room >= TRIAL * prices.sequences else None
         if tried is not None and not tried.is_ready:
             self.tried_next = tried
         elif tried is not None:
             self.is_trial, self.forgone, self.reason = True, self.choice.worth * prices.token, TRIED
-            self.choice = Choice(arm=tried, nodes=min(TRIAL, tried.whole.arm.most))
-            self.trials.debt = prices.of_drafting(tried.whole.seconds.of(TRIAL)) + prices.of_nodes(TRIAL)
+            nodes = tried.whole.trial
+            self.choice = Choice(arm=tried, nodes=nodes)
+            self.trials.debt = prices.of_drafting(tried.whole.seconds.of(nodes)) + prices.of_nodes(nodes)
+
+    def _go_on(self, laid: Laid, prices: StepPrices) -> None:
+        """Try what was laid out in the step before, if nothing else is chosen."""
+        if self.choice is NOTHING and prices.room:
+            self.is_trial, self.reason, self.choice = True, TRIED, Choice(arm=laid.arm, nodes=laid.nodes)
 
     def _may_open(self, wanted: Choice, arm: ArmInSequence, prices: StepPrices) -> bool:
         """Whether the arm may read the prompt: the rest of the answer is expected to save the time that it takes."""
@@ -260,15 +284,18 @@ class SequenceState:
 
     def verified(self, offer: Offer, nodes: Sequence[int]) -> Draft:
         """Cut the offer to these nodes; a trial has some whatever they cost, and a drawn draft stays whole."""
-        if self.is_trial and len(nodes) < TRIAL:
-            nodes = best_of((offer.nodes, offer.path_probs), TRIAL)
+        if self.is_trial and len(nodes) < offer.arm.whole.trial:
+            nodes = best_of((offer.nodes, offer.path_probs), offer.arm.whole.trial)
         self.verifying, self.expected = offer.arm, offer.gains[len(nodes)]
         draft = offer.draft
         whole = draft.kind != "point" or len(nodes) == len(draft.tree.tokens) - draft.probes
         return draft if whole else trees.prune(draft, nodes)
 
-    def book(self, nodes: int, right: int, prices: StepPrices) -> None:
+    def book(self, nodes: int, probes: int, right: int, prices: StepPrices) -> None:
         """Book what the verified draft cost and gained, or what one of a replayable arm would have gained.
+
+        ``probes`` of its ``nodes`` were computed and not verified. What a draft of probes alone lost is booked with the
+        draft of the next step, which they guess.
 
         Trials are of arms that are not replayable, so a replayable arm's draft puts none off: where copies of a token
         or two are verified every few steps, no head would be tried any more.
@@ -284,9 +311,16 @@ class SequenceState:
                 self.arms[number].book(prices.of_drafting(seconds) + outcome, prices.token)
             drafting += seconds
             copying += seconds if whole.arm.replayable else 0.0
-        if nodes or self.is_trial or not prices.is_free(drafting - copying):
+        laid, self.laid = self.laid, None
+        if nodes or laid is not None or self.is_trial or not prices.is_free(drafting - copying):
             token, arm = prices.token, self.verifying
             loss = prices.of_drafting(drafting) + prices.of_nodes(nodes) - right * token
+            if laid is not None:
+                loss, self.forgone = loss + laid.loss, self.forgone + laid.forgone
+                self.is_trial |= laid.is_trial
+            elif arm is not None and 0 < nodes == probes:
+                self.laid = Laid(arm, self.requested[arm.whole.number], loss, self.is_trial, self.forgone)
+                return
             tested = arm is not None and not arm.whole.arm.replayable and nodes > 0
             self.ledger.settle(loss, token, trial=self.is_trial and not self.forgone, tested=tested)
             if self.is_trial:
@@ -327,48 +361,3 @@ class SequenceState:
             return 0.0
         _, path, _ = matched(wanted.offer.draft, self.committed)
         return min(len(path), wanted.nodes) * prices.token - prices.of_nodes(wanted.nodes)
-
-
-@dataclass(slots=True)
-class _Stretch:
-    steps: int = 0
-    tokens: int = 0
-    expected: float = 0.0
-    choices: Counter[str] = field(default_factory=Counter)
-
-    def join(self, other: _Stretch) -> None:
-        self.steps += other.steps
-        self.tokens += other.tokens
-        self.expected += other.expected
-        self.choices += other.choices
-
-
-class ChoiceHistory:
-    """Records what was chosen while a sequence decoded, in a bounded number of stretches; see `Stretch`."""
-
-    __slots__ = ("_long", "_stretches")
-
-    def __init__(self) -> None:
-        self._long = 1  # steps of a stretch
-        self._stretches: list[_Stretch] = []
-
-    def add(self, choice: str, tokens: int = 1, expected: float = 1.0) -> None:
-        """One step: what was verified in it, or why nothing was, and the tokens that it committed and should have."""
-        if not self._stretches or self._stretches[-1].steps == self._long:
-            if len(self._stretches) == _STRETCHES:
-                self._halve()
-            self._stretches.append(_Stretch())
-        latest = self._stretches[-1]
-        latest.steps += 1
-        latest.tokens += tokens
-        latest.expected += expected
-        latest.choices[choice] += 1
-
-    def _halve(self) -> None:
-        for first, second in zip(self._stretches[::2], self._stretches[1::2], strict=True):
-            first.join(second)
-        self._stretches = self._stretches[::2]
-        self._long *= 2
-
-    def stretches(self) -> tuple[Stretch, ...]:
-        return tuple([Stretch(each.steps, each.tokens, each.expected, dict(each.choices)) for each in self._stretches])
