@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from parlay.aio.job_queue import Message, PendingJob
-from parlay.aio.output_queue import BETWEEN_SECONDS, OutputQueue
+from parlay.aio.stream import BETWEEN_SECONDS, Message, OutputQueue, PendingJob
 
 
 class Addressed:

@@ -1,7 +1,6 @@
 """An LLM for asyncio: one engine thread decodes for any number of tasks, event loops and threads together."""
 
-from parlay.aio.job_queue import Busy, Closed
 from parlay.aio.service import AsyncLLM
-from parlay.aio.stream import JobStream
+from parlay.aio.stream import Busy, Closed, JobStream
 
 __all__ = ["AsyncLLM", "Busy", "Closed", "JobStream"]

@@ -16,8 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from parlay.aio.job_queue import Busy, Closed, Message, PendingJob
-from parlay.aio.output_queue import OutputQueue
+from parlay.aio.stream import Busy, Closed, Message, OutputQueue, PendingJob
 from parlay.llm.jobs import Sample
 from parlay.llm.llm import LLM
 from parlay.llm.outputs import StreamEvent

@@ -12,8 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from parlay.aio.engine_loop import EngineThread, Worker, for_future
-from parlay.aio.job_queue import Busy, Closed, JobQueue, PendingJob
-from parlay.aio.stream import JobStream
+from parlay.aio.stream import Busy, Closed, JobQueue, JobStream, PendingJob
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Audit, Job
 from parlay.llm.llm import LLM

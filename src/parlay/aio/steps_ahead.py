@@ -10,9 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from parlay.aio.job_queue import Busy, Closed, JobQueue, PendingJob
 from parlay.aio.service import AsyncLLM
-from parlay.aio.stream import JobStream
+from parlay.aio.stream import Busy, Closed, JobQueue, JobStream, PendingJob
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
 from parlay.llm.judging import Words

@@ -1,14 +1,132 @@
-"""One job's events as an asynchronous iterator."""
+"""The way of a job's events: from the engine thread through one event loop to the job's reader."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import deque
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
-from parlay.aio.job_queue import PendingJob
+from parlay.llm.jobs import Job
 from parlay.llm.outputs import RequestOutput, StreamEvent, joined
 from parlay.types import ParlayError
+
+BETWEEN_SECONDS = 0.01
+"""Between two deliveries of what quick steps add. A wake-up and what follows it, up to the write to a client, costs a
+quarter of a millisecond of a core that the decoder could use; a reader does not see 10 ms."""
+Message = StreamEvent | Exception | None
+"""Something new; why there is nothing or nothing more; or, first of all, that the engine has taken the job."""
+
+
+class Closed(ParlayError):
+    """The service is shutting down, or has."""
+
+
+class Busy(ParlayError):
+    """So many requests wait that this one may not: try again later."""
+
+
+class JobQueue:
+    """One job's messages. It belongs to the event loop that it is made in, and so does every call but `PendingJob`'s.
+
+    ``wake_event`` is set by whatever comes. Job queues with one reader may share it.
+    """
+
+    def __init__(self, wake_event: asyncio.Event | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.wake_event = wake_event or asyncio.Event()
+        self.taken: asyncio.Future[None] = self.loop.create_future()
+        self.over: asyncio.Future[None] = self.loop.create_future()
+        """Wait for it under `asyncio.shield`: others do too."""
+        self.error: Exception | None = None
+        self.events: deque[StreamEvent] = deque()
+        """Those that have not been read."""
+
+    def put(self, message: Message) -> None:
+        if isinstance(message, StreamEvent):
+            self.events.append(message)
+            if message.output is not None:
+                self._end()
+        elif message is not None:
+            self._fail(message)
+        elif not self.taken.done():
+            self.taken.set_result(None)
+        self.wake_event.set()
+
+    def _fail(self, error: Exception) -> None:
+        self.error = error
+        if not self.taken.done():
+            self.taken.set_exception(error)
+        self._end()
+
+    def _end(self) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class PendingJob:
+    """A job on its way through the engine thread. ``deadline`` is a time of `time.monotonic`."""
+
+    job: Job
+    whole: bool
+    """Only the finished output is wanted: no message before the last."""
+    deadline: float | None
+    queue: JobQueue
+    timed_out: bool = False
+    fresh: bool = True
+    """Nothing of its text has been sent yet."""
+
+
+class OutputQueue:
+    """Messages for the jobs of one event loop, in order.
+
+    Where steps are slower than `BETWEEN_SECONDS`, the engine thread wakes the loop for each of them. Where they are
+    quicker, the loop looks by itself every `BETWEEN_SECONDS`, until there is nothing, and the engine thread only
+    puts messages. Urgent messages always wake it.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._messages: deque[tuple[PendingJob, Message]] = deque()
+        self._urgent = False  # the engine thread's own
+        self._coming = False  # the loop has been called, or its timer is set: it will look at the messages
+        self._timer: asyncio.TimerHandle | None = None
+        self._last = -math.inf
+
+    def put(self, job: PendingJob, message: Message, *, urgent: bool) -> None:
+        """Queue a message. The engine thread calls `wake` when it has put all of a step."""
+        self._messages.append((job, message))
+        self._urgent = self._urgent or urgent
+
+    def wake(self) -> None:
+        """Wake the loop where that is needed. Raises RuntimeError when it is closed and messages wait."""
+        if self._messages and (self._urgent or not self._coming or self._loop.is_closed()):
+            self._urgent, self._coming = False, True
+            self._loop.call_soon_threadsafe(self._deliver, False)
+
+    @property
+    def waiting(self) -> set[PendingJob]:
+        """The jobs that have messages in the queue."""
+        return {job for job, _ in self._messages}
+
+    def _deliver(self, timed: bool) -> None:
+        """Deliver in the loop. What is put while this runs finds ``_coming`` unset, or is delivered here."""
+        self._coming = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now, found = self._loop.time(), False
+        while self._messages:
+            job, message = self._messages.popleft()
+            job.queue.put(message)
+            found = True
+        if found and (timed or now - self._last < BETWEEN_SECONDS):
+            self._coming = True
+            self._timer = self._loop.call_later(BETWEEN_SECONDS, self._deliver, True)
+        self._last = now
 
 
 class Writes(Protocol):
