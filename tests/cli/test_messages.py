@@ -69,6 +69,8 @@ chat --model ./nowhere
 serve --port 70000
 serve --host 0.0.0.0
 serve --api-key a --no-auth
+gateway --replica http://h --api-key a --no-auth
+gateway --replica http://h --api-key-file nowhere
 serve a a
 serve --model-dir ./nowhere
 serve --router-memory per-key

@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -138,9 +139,12 @@ class Fake:
                 self.looks += data.startswith(b"GET /ready")
                 if data.startswith(b"GET /identity"):
                     await self.hashed.wait()
-                writer.write(self._answer if data.startswith(b"POST") else self._ready)
+                writer.write(self.answer_to(data))
                 await writer.drain()
         writer.close()
+
+    def answer_to(self, data: bytes) -> bytes:
+        return self._answer if data.startswith(b"POST") else self._ready
 
 
 RELAY = """
@@ -210,7 +214,7 @@ Handler = Line | Fake
 
 @asynccontextmanager
 async def standing(
-    replicas: Sequence[Handler | Relay], *, ready: int | None = None, **settings: float
+    replicas: Sequence[Handler | Relay], *, ready: int | None = None, **settings: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Gateway]]:
     """A gateway in front of these replicas, in this event loop, and a client of it."""
     own = [each for each in replicas if not isinstance(each, Relay)]
@@ -242,7 +246,7 @@ def behind() -> Callable[..., None]:
     def run(
         replicas: Sequence[Handler | Relay],
         test: Callable[[httpx.AsyncClient, Gateway], Awaitable[None]],
-        **settings: float,
+        **settings: Any,
     ) -> None:
         async def main() -> None:
             async with standing(replicas, **settings) as (client, gateway):

@@ -24,7 +24,8 @@ from fastapi import FastAPI
 
 from parlay import LLM, SamplingParams
 from parlay.aio import AsyncLLM
-from parlay.cli.serve import KEY_VARIABLE, add_arguments, settings
+from parlay.cli.listening import KEY_VARIABLE
+from parlay.cli.serve import add_arguments, settings
 from parlay.cli.serve_models import chosen_models, loading, named_models, read_ahead
 from parlay.llm.vocabulary import Vocabularies
 from parlay.models.facts import stamps

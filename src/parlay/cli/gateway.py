@@ -11,14 +11,17 @@ from parlay.cli.listening import (
     LOOPBACK_NAMES,
     PACKAGES,
     add_address_flags,
+    add_key_flags,
     add_log_flags,
     check_packages,
     check_port,
     is_loopback,
     listen,
+    read_keys,
     set_up_logging,
     url_of,
 )
+from parlay.serve.settings import KeyLimits
 
 if TYPE_CHECKING:
     from parlay.gateway.settings import GatewaySettings
@@ -44,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("network and access")
     add_address_flags(group)
+    add_key_flags(group)
     group.add_argument(
         "--no-auth", action="store_true", help="let other machines reach replicas that ask for no API key"
     )
@@ -82,10 +86,13 @@ def settings(options: argparse.Namespace) -> GatewaySettings:
     """Read what the flags allow. Raises ValueError for a limit out of range."""
     from parlay.gateway.settings import GatewaySettings
 
-    alone = is_loopback(options.host)
+    alone, keys = is_loopback(options.host), read_keys(options, KeyLimits())
+    if keys and options.no_auth:
+        raise ValueError("there are API keys and --no-auth: choose one")
     return GatewaySettings(
-        hosts=(*LOOPBACK_NAMES, options.host) if alone and not options.no_auth else (),
-        open_replicas=alone or options.no_auth,
+        keys=keys,
+        hosts=(*LOOPBACK_NAMES, options.host) if alone and not keys and not options.no_auth else (),
+        open_replicas=alone or options.no_auth or bool(keys),
         mixed=options.mixed,
         max_body_bytes=options.max_body_bytes,
         concurrency=options.max_concurrency,

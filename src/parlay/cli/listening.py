@@ -6,16 +6,20 @@ import argparse
 import errno
 import ipaddress
 import logging
+import os
 import socket
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from parlay.cli.flags import whole
 from parlay.serve.observe.logs import JsonLines
+from parlay.serve.settings import KeyLimits
 from parlay.types import ParlayError
 
+KEY_VARIABLE = "PARLAY_API_KEY"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
 LEVELS = ("debug", "info", "warning", "error")
@@ -26,6 +30,24 @@ def add_address_flags(group: argparse._ActionsContainer) -> None:
     group.add_argument("--port", type=whole, default=8000, help="port; 0 takes a free one (default: 8000)")
 
 
+def add_key_flags(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file of API keys, one per line; requests must carry one of them. A key's own limits may follow it: KEY "
+        "requests=4 tokens=100000 priority=0",
+    )
+    group.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="an API key; others on this machine can see it in the process list, so prefer the file, or "
+        f"{KEY_VARIABLE} in the environment",
+    )
+
+
 def add_log_flags(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--log-level", choices=LEVELS, default="warning", help="info logs each request (default: warning)"
@@ -33,6 +55,29 @@ def add_log_flags(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--log-format", choices=("text", "json"), default="text", help="json: one object per line (default: text)"
     )
+
+
+def read_keys(options: argparse.Namespace, default: KeyLimits) -> dict[str, KeyLimits]:
+    """Each key with its limits."""
+    keys = dict.fromkeys(options.api_key, default)
+    if KEY_VARIABLE in os.environ:
+        keys[os.environ[KEY_VARIABLE]] = default
+    if options.api_key_file is not None:
+        keys |= _read_keys(options.api_key_file, default)
+    return keys
+
+
+def _read_keys(path: Path, default: KeyLimits) -> dict[str, KeyLimits]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ValueError(f"can't read the API keys in {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} holds no API keys: it is not text") from None
+    words = [line.split() for line in lines if line.strip()]
+    if not words:
+        raise ValueError(f"there is no API key in {path}: write one on each line")
+    return {key: default.but(limits) for key, *limits in words}
 
 
 def set_up_logging(options: argparse.Namespace) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,11 +17,13 @@ from parlay.cli.listening import (
     LOOPBACK_NAMES,
     PACKAGES,
     add_address_flags,
+    add_key_flags,
     add_log_flags,
     check_packages,
     check_port,
     is_loopback,
     listen,
+    read_keys,
     set_up_logging,
     url_of,
 )
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
     from parlay.serve.finished import Observer
 
-KEY_VARIABLE = "PARLAY_API_KEY"
 TRACING_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 
@@ -121,7 +121,7 @@ def _add_infill_flags(parser: argparse.ArgumentParser) -> None:
 def _add_network_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("network and access")
     add_address_flags(group)
-    _add_key_flags(group)
+    add_key_flags(group)
     group.add_argument("--no-auth", action="store_true", help="ask for no key, even from other machines")
     group.add_argument(
         "--cors-origin",
@@ -129,24 +129,6 @@ def _add_network_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="ORIGIN",
         help="let web pages of this origin send requests; may be given several times (default: none)",
-    )
-
-
-def _add_key_flags(group: argparse._ActionsContainer) -> None:
-    group.add_argument(
-        "--api-key-file",
-        type=Path,
-        metavar="FILE",
-        help="file of API keys, one per line; requests must carry one of them. A key's own limits may follow it: KEY "
-        "requests=4 tokens=100000 priority=0",
-    )
-    group.add_argument(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="an API key; others on this machine can see it in the process list, so prefer the file, or "
-        f"{KEY_VARIABLE} in the environment",
     )
 
 
@@ -332,7 +314,7 @@ def _check_access(options: argparse.Namespace, keys: tuple[str, ...]) -> None:
 def settings(options: argparse.Namespace) -> Settings:
     """Read what the flags allow. Raises ValueError for a limit out of range, or if strangers could get in."""
     default = KeyLimits(requests=options.key_requests, tokens=options.key_tokens, priority=options.key_priority)
-    own = _keys(options, default)
+    own = read_keys(options, default)
     keys = tuple(own)
     _check_access(options, keys)
     check_port(options.port)
@@ -365,26 +347,3 @@ def settings(options: argparse.Namespace) -> Settings:
         score_by=options.score_by,
         ngrams=options.ngrams,
     )
-
-
-def _keys(options: argparse.Namespace, default: KeyLimits) -> dict[str, KeyLimits]:
-    """Each key with its limits."""
-    keys = dict.fromkeys(options.api_key, default)
-    if KEY_VARIABLE in os.environ:
-        keys[os.environ[KEY_VARIABLE]] = default
-    if options.api_key_file is not None:
-        keys |= _read_keys(options.api_key_file, default)
-    return keys
-
-
-def _read_keys(path: Path, default: KeyLimits) -> dict[str, KeyLimits]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ValueError(f"can't read the API keys in {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} holds no API keys: it is not text") from None
-    words = [line.split() for line in lines if line.strip()]
-    if not words:
-        raise ValueError(f"there is no API key in {path}: write one on each line")
-    return {key: default.but(limits) for key, *limits in words}

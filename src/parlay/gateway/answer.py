@@ -179,7 +179,10 @@ class Answer:
 
     async def _whole(self, head: Head, number: int, exchange: Exchange) -> bool:
         body = await exchange.rest(self._settings.max_reply_bytes)
-        if head.status in _ELSEWHERE and self._asked.retried:
+        refused = head.status == 401 and bool(self._settings.keys)
+        if refused:
+            logger.warning("replica %d refuses a key of this gateway: start both with the same --api-key-file", number)
+        if (refused or head.status in _ELSEWHERE) and self._asked.retried:
             self._last = head, number, body
             return False
         json = head.get(b"content-type").startswith(b"application/json")

@@ -36,6 +36,8 @@ class Gateway:
         self.fleet = Fleet(addresses, settings)
         self.counts = Counts(self.fleet.replicas)
         own = Settings(
+            keys=tuple(settings.keys),
+            own_limits=settings.keys,
             hosts=settings.hosts,
             cors_origins=("*",),  # replicas say which pages may ask
             max_body_bytes=settings.max_body_bytes,

@@ -21,8 +21,11 @@ logger = logging.getLogger(__name__)
 
 State = Literal["starting", "ready", "draining", "lost", "refused"]
 _OPEN = (
-    "it asks for no key, and other machines can reach this gateway: give the replicas keys, or the gateway --no-auth"
+    "it asks for no key, and other machines can reach this gateway: give the gateway or the replicas keys, or the "
+    "gateway --no-auth"
 )
+_KEY_WANTED = "it asks for a key: give this gateway one that it takes, with --api-key-file FILE"
+_KEY_UNKNOWN = "it does not take this gateway's first key: start it and the gateway with the same --api-key-file FILE"
 _HASHING_SECONDS = 600.0
 """For a server to hash its weights, when it is asked who it is."""
 _OWN_DELAY = 0.5
@@ -203,7 +206,7 @@ class Replica:
         try:
             async with asyncio.timeout(self._settings.health_seconds):
                 ready, _ = await self._get("/ready")
-                closed = self._settings.open_replicas or (await self._get("/v1/models"))[0].status == 401
+                objection = await self._objection()
             unknown = ready.status == 200 and self.state != "ready" and not self.address.socket
             if unknown and not await self._has_identified():
                 return  # it hashes its weights: until then it stays what it was
@@ -221,7 +224,7 @@ class Replica:
                 self._change("lost", f"it did not answer within {most:g} seconds")
                 self.abandon()
         else:
-            refusal = self._refusal(ready, found) or ("" if closed else _OPEN)
+            refusal = self._refusal(ready, found) or objection
             if refusal:
                 self._change("refused", refusal)
             elif ready.status == 200:
@@ -251,8 +254,19 @@ class Replica:
             raise ReplicaLost("its first model is not loaded")
         return answer, body
 
+    async def _objection(self) -> str:
+        """Why it is not to be used, by the keys that it takes; empty where nothing is in the way."""
+        if self._settings.open_replicas and not self._settings.keys:
+            return ""
+        refuses = (await self._get("/v1/models"))[0].status == 401
+        if self._settings.keys:
+            return _KEY_UNKNOWN if refuses else ""
+        return "" if refuses else _OPEN
+
     def _refusal(self, ready: Head, found: tuple[Head, bytes] | None) -> str:
         """Why it is not to be used, in one line; empty where it is what it should be."""
+        if 401 in (ready.status, found[0].status if found is not None else 0):
+            return _KEY_WANTED
         if ready.status not in (200, 503):
             return f"it answers /ready with status {ready.status}: check its host and port"
         if found is None:
@@ -272,8 +286,9 @@ class Replica:
         """GET it on a connection of its own: status and headers, and the beginning of the body."""
         connection = await self.pool.take(fresh=True)
         try:
-            head = f"GET {path} HTTP/1.1\r\nhost: {self.address.authority}\r\nconnection: close\r\n\r\n"
-            answer, body = await connection.send(head.encode()), b""
+            lines = [f"GET {path} HTTP/1.1", f"host: {self.address.authority}", "connection: close"]
+            lines += [f"authorization: Bearer {key}" for key in list(self._settings.keys)[:1]]
+            answer, body = await connection.send("\r\n".join([*lines, "", ""]).encode()), b""
             while len(body) < _BODY_BYTES and (more := await connection.read()):
                 body += more
             return answer, body

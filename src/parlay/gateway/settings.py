@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
+
+from parlay.serve.settings import KeyLimits
 
 MOST_REPLICAS = 256
 
@@ -49,15 +52,17 @@ def read_address(url: str) -> Address:
 class GatewaySettings:
     """Times in seconds, sizes in bytes.
 
-    ``health_seconds``: a replica that does not answer `/ready` for so long is lost. ``silence_seconds``: so is an
-    answer of which no byte came for so long. ``wait_seconds``: how long a request waits for a replica when none is
-    ready. ``retries``: how often a request that makes no progress is tried again. ``spread``: a replica gets at most so
-    many times the mean of requests before those that belong to it go elsewhere. ``hosts`` are the names that the Host
-    header may carry; none: any. ``open_replicas``: replicas that ask for no key may be used, although others than this
-    machine reach the gateway. ``mixed``: so may those of another build or instruction set than the others. Raises
-    ValueError for a value that can't be used.
+    ``keys``: one of them must come with every request, none given, none asked for; the first is the gateway's own, with
+    which it asks the replicas. ``health_seconds``: a replica that does not answer `/ready` for so long is lost.
+    ``silence_seconds``: so is an answer of which no byte came for so long. ``wait_seconds``: how long a request waits
+    for a replica when none is ready. ``retries``: how often a request that makes no progress is tried again.
+    ``spread``: a replica gets at most so many times the mean of requests before those that belong to it go elsewhere.
+    ``hosts`` are the names that the Host header may carry; none: any. ``open_replicas``: replicas that ask for no key
+    may be used, although others than this machine reach the gateway. ``mixed``: so may those of another build or
+    instruction set than the others. Raises ValueError for a value that can't be used.
     """
 
+    keys: Mapping[str, KeyLimits] = field(default_factory=dict, repr=False)
     hosts: tuple[str, ...] = ()
     open_replicas: bool = True
     mixed: bool = False
