@@ -308,6 +308,13 @@ def test_a_drafter_that_guesses_ahead_is_used_in_short_answers(share: float | No
     assert machine.run.speed > 3
 
 
+def test_a_drafter_that_guesses_ahead_is_used_by_several_at_once() -> None:
+    machine = Machine([replace(AHEAD, ahead=6, most=8, rate=lambda length: 0.9)])
+    for number in range(0, 32, 4):
+        machine.decode(60, sequences=4, first=number)
+    assert machine.run.speed > 1.7 * 4 / machine.cost.forward(4, 0)
+
+
 def test_a_drafter_that_guesses_ahead_in_vain_costs_little() -> None:
     for ahead, rate in ((6, 0.1), (16, 0.1), (16, 0.3)):
         for tokens, requests in ((20, 60), (300, 10)):
