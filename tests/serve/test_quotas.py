@@ -13,8 +13,7 @@ from starlette.testclient import TestClient
 
 from parlay.cli.serve import add_arguments, settings
 from parlay.serve.errors import ApiError
-from parlay.serve.guard.auth import digest
-from parlay.serve.guard.limits import Quotas
+from parlay.serve.guard.auth import Quotas, digest
 from parlay.serve.settings import KeyLimits
 
 MakeApp = Callable[..., FastAPI]

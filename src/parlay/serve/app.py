@@ -18,8 +18,8 @@ from parlay.serve import error_handlers, errors
 from parlay.serve.anthropic import route as messages
 from parlay.serve.cascades import Cascades, Link
 from parlay.serve.finished import Observer
-from parlay.serve.guard.auth import Guard
-from parlay.serve.guard.limits import Admission, BodyLimit, Limiter
+from parlay.serve.guard.auth import Admission, Guard, Limiter
+from parlay.serve.guard.limits import BodyLimit
 from parlay.serve.guard.workers import Workers
 from parlay.serve.hosted import Loader
 from parlay.serve.llama_server import route as llama_server

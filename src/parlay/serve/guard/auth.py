@@ -1,17 +1,22 @@
-"""Who may ask: API keys, host names, and the tenant whose cached prefixes a request may reuse."""
+"""Who may ask, and for how much: API keys, host names, tenants, and their requests, tokens and urgency."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import re
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from parlay.serve.errors import ApiError
-from parlay.serve.settings import Settings
+from parlay.serve.errors import ApiError, too_many, unavailable
+from parlay.serve.settings import KeyLimits, Settings
 
 OPEN = frozenset({"/", "/health", "/v1/health", "/ping", "/ready", "/identity", "/version", "/openapi.json"})
 """Paths that need no key to be read, like the files of the page: they reveal nothing of requests and run no model.
@@ -116,3 +121,103 @@ def tenant(request: Request, cache_salt: str | None = None) -> str:
     """
     owner: str = request.state.tenant
     return f"{owner}:{digest(cache_salt)}" if cache_salt else owner
+
+
+@dataclass(slots=True)
+class Quotas:
+    """Counts by key. ``own`` are limits of single keys, ``default`` those of all others. Lives in one event loop."""
+
+    default: KeyLimits
+    own: Mapping[str, KeyLimits]
+    """By the key's digest."""
+    retry_after: int
+    _active: Counter[str] = field(default_factory=Counter)
+    _used: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Tokens that count at a time; they fade by the limit every minute."""
+
+    def of(self, owner: str) -> KeyLimits:
+        return self.own.get(owner, self.default)
+
+    def enter(self, owner: str) -> None:
+        """Raises ApiError for one request too many of the key, or for tokens that it has used up."""
+        limits = self.of(owner)
+        if limits.requests is not None and self._active[owner] >= limits.requests:
+            message = f"{limits.requests} requests of this key are under way, which is all at once: try later"
+            raise too_many(self.retry_after, message)
+        if limits.tokens is not None:
+            over = self._tokens(owner, limits.tokens) - limits.tokens
+            if over >= 0:
+                wait = max(self.retry_after, math.ceil(over / limits.tokens * 60))
+                raise too_many(wait, f"this key has used its {limits.tokens} tokens a minute: try later")
+        self._active[owner] += 1
+
+    def leave(self, owner: str) -> None:
+        self._active[owner] -= 1
+        if not self._active[owner]:
+            del self._active[owner]
+
+    def charge(self, owner: str, tokens: int) -> None:
+        """Count tokens that a request of the key has taken."""
+        limit = self.of(owner).tokens
+        if limit is not None:
+            self._used[owner] = (self._tokens(owner, limit) + tokens, time.monotonic())
+
+    def check_priority(self, owner: str, priority: int) -> None:
+        """Raises ApiError for a request that is more urgent than the key allows."""
+        most = self.of(owner).priority
+        if priority < most:
+            message = f"priority is {priority}, and {most} is the most urgent that this key may ask for"
+            raise ApiError(400, message, "priority")
+
+    def _tokens(self, owner: str, limit: int) -> float:
+        used, when = self._used.get(owner, (0.0, 0.0))
+        return max(0.0, used - max(0.0, time.monotonic() - when) * limit / 60)
+
+
+class Limiter:
+    """Counts the requests under way, and lets none in any more once it is shut. Lives in one event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._limit = settings.concurrency
+        self._retry_after = settings.retry_after
+        own = {digest(key): limits for key, limits in settings.own_limits.items()}
+        self.quotas = Quotas(settings.key_limits, own, settings.retry_after)
+        self.active = 0
+        self.entered = 0
+        """Requests that were let in since the start."""
+        self.shut = False
+
+    def enter(self, owner: str) -> None:
+        """Raises ApiError for one request too many, of all or of its key, or too late."""
+        if self.shut:
+            raise unavailable(self._retry_after)
+        if self.active >= self._limit:
+            raise too_many(self._retry_after, f"{self._limit} requests are under way, which is all at once: try later")
+        self.quotas.enter(owner)
+        self.active += 1
+        self.entered += 1
+
+    def leave(self, owner: str) -> None:
+        self.quotas.leave(owner)
+        self.active -= 1
+
+
+class Admission:
+    """ASGI middleware: a POST is counted by the limiter. Other methods, as for health, are never held up."""
+
+    def __init__(self, app: ASGIApp, limiter: Limiter) -> None:
+        self._app = app
+        self._limiter = limiter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        owner = scope["state"]["tenant"]
+        try:
+            self._limiter.enter(owner)
+        except ApiError as error:
+            return await error.response(scope["path"])(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._limiter.leave(owner)

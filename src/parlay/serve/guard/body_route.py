@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request
 from fastapi.routing import APIRoute
+from pydantic_core import from_json
 from starlette.responses import Response
 from starlette.types import Scope
-
-from parlay.serve.guard.reading import read_json
 
 _FORM = b"application/x-www-form-urlencoded"
 _OF_PAGES = frozenset({b"origin", b"sec-fetch-site"})
 """Headers that only browsers send."""
+MOST_LEVELS = 200
+"""The parser's own limit."""
+
+_REASONS = {
+    "recursion limit exceeded": f"it has more than {MOST_LEVELS} levels",
+    "hex escape": "it holds half of a surrogate pair, which is no character",
+    "invalid unicode code point": "it holds bytes that are not UTF-8",
+}
+"""Clearer words for some of the parser's messages."""
 
 
 class _BodyRequest(Request):
@@ -47,3 +56,14 @@ class BodyRoute(APIRoute):
             return await handle(_BodyRequest(_as_json(request.scope), request.receive))
 
         return answer
+
+
+def read_json(body: bytes) -> Any:
+    """Three times as fast as the standard library, and strict about text. Raises JSONDecodeError."""
+    try:
+        return from_json(body.removeprefix(b"\xef\xbb\xbf"), cache_strings=False)
+    except ValueError as error:
+        reason = str(error)
+        raise json.JSONDecodeError(
+            next((plain for part, plain in _REASONS.items() if part in reason), reason), "", 0
+        ) from None

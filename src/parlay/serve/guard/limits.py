@@ -1,129 +1,30 @@
-"""How much a client may ask for: requests at once, bytes of a body, tokens a minute, urgency."""
+"""How much of a body may come, and how much it may hold."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from parlay.serve.errors import ApiError, too_many, unavailable
-from parlay.serve.guard.auth import digest
-from parlay.serve.guard.reading import check_readable
+from parlay.serve.errors import ApiError, too_many
 from parlay.serve.guard.workers import LIGHT_BYTES
-from parlay.serve.settings import PROMPT_LOG, KeyLimits, Settings
-
-
-@dataclass(slots=True)
-class Quotas:
-    """Counts by key. ``own`` are limits of single keys, ``default`` those of all others. Lives in one event loop."""
-
-    default: KeyLimits
-    own: Mapping[str, KeyLimits]
-    """By the key's digest."""
-    retry_after: int
-    _active: Counter[str] = field(default_factory=Counter)
-    _used: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Tokens that count at a time; they fade by the limit every minute."""
-
-    def of(self, owner: str) -> KeyLimits:
-        return self.own.get(owner, self.default)
-
-    def enter(self, owner: str) -> None:
-        """Raises ApiError for one request too many of the key, or for tokens that it has used up."""
-        limits = self.of(owner)
-        if limits.requests is not None and self._active[owner] >= limits.requests:
-            message = f"{limits.requests} requests of this key are under way, which is all at once: try later"
-            raise too_many(self.retry_after, message)
-        if limits.tokens is not None:
-            over = self._tokens(owner, limits.tokens) - limits.tokens
-            if over >= 0:
-                wait = max(self.retry_after, math.ceil(over / limits.tokens * 60))
-                raise too_many(wait, f"this key has used its {limits.tokens} tokens a minute: try later")
-        self._active[owner] += 1
-
-    def leave(self, owner: str) -> None:
-        self._active[owner] -= 1
-        if not self._active[owner]:
-            del self._active[owner]
-
-    def charge(self, owner: str, tokens: int) -> None:
-        """Count tokens that a request of the key has taken."""
-        limit = self.of(owner).tokens
-        if limit is not None:
-            self._used[owner] = (self._tokens(owner, limit) + tokens, time.monotonic())
-
-    def check_priority(self, owner: str, priority: int) -> None:
-        """Raises ApiError for a request that is more urgent than the key allows."""
-        most = self.of(owner).priority
-        if priority < most:
-            message = f"priority is {priority}, and {most} is the most urgent that this key may ask for"
-            raise ApiError(400, message, "priority")
-
-    def _tokens(self, owner: str, limit: int) -> float:
-        used, when = self._used.get(owner, (0.0, 0.0))
-        return max(0.0, used - max(0.0, time.monotonic() - when) * limit / 60)
-
+from parlay.serve.settings import PROMPT_LOG, Settings
 
 _LARGEST = 8
 _PAUSE = 0.005
 """Seconds for others between two large bodies, which are read one after the other."""
 prompt_log = logging.getLogger(PROMPT_LOG)
-
-
-class Limiter:
-    """Counts the requests under way, and lets none in any more once it is shut. Lives in one event loop."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._limit = settings.concurrency
-        self._retry_after = settings.retry_after
-        own = {digest(key): limits for key, limits in settings.own_limits.items()}
-        self.quotas = Quotas(settings.key_limits, own, settings.retry_after)
-        self.active = 0
-        self.entered = 0
-        """Requests that were let in since the start."""
-        self.shut = False
-
-    def enter(self, owner: str) -> None:
-        """Raises ApiError for one request too many, of all or of its key, or too late."""
-        if self.shut:
-            raise unavailable(self._retry_after)
-        if self.active >= self._limit:
-            raise too_many(self._retry_after, f"{self._limit} requests are under way, which is all at once: try later")
-        self.quotas.enter(owner)
-        self.active += 1
-        self.entered += 1
-
-    def leave(self, owner: str) -> None:
-        self.quotas.leave(owner)
-        self.active -= 1
-
-
-class Admission:
-    """ASGI middleware: a POST is counted by the limiter. Other methods, as for health, are never held up."""
-
-    def __init__(self, app: ASGIApp, limiter: Limiter) -> None:
-        self._app = app
-        self._limiter = limiter
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            return await self._app(scope, receive, send)
-        owner = scope["state"]["tenant"]
-        try:
-            self._limiter.enter(owner)
-        except ApiError as error:
-            return await error.response(scope["path"])(scope, receive, send)
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._limiter.leave(owner)
+MOST_CONTAINERS = 2**15
+MOST_STRINGS = 2**15
+MOST_VALUES = 2**18
+"""Most lists and objects of a body, strings with names of fields, and values in all. To read so many, and to look
+whether they are what they should be, takes some 50 ms, in which the server answers nobody. What merely looks like
+them inside a text counts too: only bytes are looked at."""
 
 
 @dataclass(slots=True)
@@ -232,3 +133,17 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return waiting.pop() if waiting else await receive()
 
     return replay
+
+
+def check_readable(body: bytes) -> None:
+    """Raises ApiError for a body that is too large to be parsed."""
+    containers = body.count(b"[") + body.count(b"{")
+    _check(containers, MOST_CONTAINERS, "lists and objects")
+    _check(containers + body.count(b","), MOST_VALUES, "values")
+    _check((body.count(b'"') - body.count(b'\\"') + 1) // 2, MOST_STRINGS, "strings")
+
+
+def _check(count: int, most: int, what: str) -> None:
+    if count > most:
+        message = f"the body can't be read: it holds some {count} {what}, and the limit is {most}: send less"
+        raise ApiError(400, message)

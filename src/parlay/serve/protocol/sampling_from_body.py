@@ -19,8 +19,7 @@ from parlay.llm.jobs import Job
 from parlay.llm.voting import VoteParams
 from parlay.options import NotNamed, Option, UsageError, Value
 from parlay.serve.errors import ApiError, unavailable
-from parlay.serve.guard.auth import tenant
-from parlay.serve.guard.limits import Limiter
+from parlay.serve.guard.auth import Limiter, tenant
 from parlay.serve.hosted import Served
 from parlay.serve.protocol.body import GenerationBody, StructuredOutputs, text_of
 from parlay.serve.settings import Settings

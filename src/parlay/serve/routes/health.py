@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from parlay import __version__
 from parlay.models.fetch.origin import build_fingerprint
 from parlay.serve.errors import ApiError, responses, unavailable
-from parlay.serve.guard.limits import Limiter
+from parlay.serve.guard.auth import Limiter
 from parlay.serve.hosted import Served
 from parlay.serve.observe.metrics import CONTENT_TYPE, Recorder
 from parlay.serve.registry import Registry
