@@ -197,6 +197,13 @@ def test_draws_lie_within_three_sigma_of_the_law(name: str, results: Results) ->
     assert "expected" not in results.rows[-1].values
 
 
+@pytest.mark.parametrize("samples", [1, 5])
+def test_any_number_of_answers_is_drawn_of_a_task_with_several_laws(samples: int, results: Results) -> None:
+    measure(OracleWriter(samples), [TASKS["sudoku"]], ("denoise:selector=random,k=16",), results)
+    (row,) = results.rows
+    assert (row.error, row.requests) == ("", samples)
+
+
 def test_rows_that_are_there_are_not_measured_again(results: Results) -> None:
     for _ in range(2):
         measure(OracleWriter(4), [TASKS["copy"]], ("none",), results)

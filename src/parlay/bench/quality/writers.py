@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from parlay.bench.quality.laws import Law, success
@@ -78,8 +79,9 @@ class OracleWriter:
         return self._of(chances)
 
     def _seeds(self, task: Task) -> list[range]:
-        size = math.ceil(self.samples / task.laws)
-        return [range(start, min(start + size, self.samples)) for start in range(0, self.samples, size)]
+        """The seeds of each of the task's problems: of none where there are fewer samples than problems."""
+        starts = [self.samples * number // task.laws for number in range(task.laws + 1)]
+        return [range(start, end) for start, end in pairwise(starts)]
 
     @staticmethod
     def _of(chances: Sequence[float]) -> Expected:
