@@ -174,6 +174,36 @@ def test_results_of_one_machine_and_version_may_measure_different_things(tmp_pat
     assert gather([one, other]).differences == ()
 
 
+def test_rounds_of_the_same_cells_are_refused_where_the_model_ran_otherwise(tmp_path: Path) -> None:
+    one = save(tmp_path / "one.jsonl", [row(), FAST], dtype="float32")
+    other = save(tmp_path / "two.jsonl", [row(), FAST], dtype="bfloat16")
+    with pytest.raises(ValueError, match=r"two\.jsonl differs from one\.jsonl in dtype: "):
+        gather([one, other])
+
+
+def test_no_ratio_is_one_of_two_files(tmp_path: Path) -> None:
+    """Rounds of both are numbered alike, but were measured at other times."""
+    one = save(tmp_path / "one.jsonl", [row(), row("x", seconds=0.5)])
+    other = save(tmp_path / "two.jsonl", [row(seconds=10.0), row("x", seconds=5.0)])
+    found = lines(tables.by_workload(gather([one, other]).rows))
+    assert {line["strategy"]: line["mean"] for line in found} == {"x": "2.00", "none": "1.00"}
+
+
+def test_parts_of_one_file_are_not_mixed() -> None:
+    """As of forwards and texts with one thread and with two."""
+
+    def one_thread(each: Row) -> Row:
+        return replace(each, cell=replace(each.cell, part="1 thread"))
+
+    rows = [row(), row("x", seconds=0.5), forward(1, 0.01)]
+    slower = [row(seconds=10.0), row("x", seconds=10.0), forward(1, 0.02)]
+    every = [*rows, *map(one_thread, slower)]
+    speeds = tables.by_workload(every)
+    assert [table.title for table in speeds.tables] == ["m", "1 thread; m"]
+    assert [line["mean"] for line in lines(speeds) if line["strategy"] == "x"] == ["2.00", "1.00"]
+    assert [line["ms of 1 row"] for line in lines(tables.forwards(every))] == ["10.00", "20.00"]
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [

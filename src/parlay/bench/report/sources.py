@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from parlay.bench.records import Row, read
 
 ORIGIN = ("machine", "versions", "commit", "threads", "environment")
 """The fields of provenance that files in one report must share; what was measured may differ."""
+CONDITIONS = ("dtype", "quantize", "device", "kernels", "options", "settings", "tokenizer")
+"""Those that files must share, too, where they hold rounds of the same cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,12 @@ class ReportSources:
 
     @property
     def rows(self) -> list[Row]:
-        return [row for source in self.sources for row in source.rows]
+        """All rows. Rounds are numbered on from file to file, so that no ratio is one of two files."""
+        found: list[Row] = []
+        for source in self.sources:
+            start = max((row.round for row in found), default=-1) + 1
+            found += [replace(row, round=start + row.round) for row in source.rows]
+        return found
 
 
 def gather(paths: Sequence[Path], *, force: bool = False) -> ReportSources:
@@ -44,13 +52,11 @@ def gather(paths: Sequence[Path], *, force: bool = False) -> ReportSources:
     if repeated:
         raise ValueError(f"{repeated[0]} is named twice")
     sources = tuple(_source(path) for path in paths)
-    first = sources[0]
-    compared = ((other.name, _differing(first, other)) for other in sources[1:])
-    differences = tuple(f"{name} differs from {first.name} in {fields}" for name, fields in compared if fields)
+    differences = tuple(_differences(sources))
     if differences and not force:
         raise ValueError(
-            f"results of different machines or versions in one report: {'; '.join(differences)}: report each alone, or "
-            "--force"
+            f"results of different machines, versions or settings in one report: {'; '.join(differences)}: report each "
+            "alone, or --force"
         )
     return ReportSources(sources, differences)
 
@@ -62,6 +68,14 @@ def _source(path: Path) -> Source:
     return Source(path.name, header, tuple(rows))
 
 
-def _differing(one: Source, other: Source) -> str:
-    """The fields of `ORIGIN` in which two files differ."""
-    return ", ".join(name for name in ORIGIN if one.header.get(name) != other.header.get(name))
+def _differences(sources: Sequence[Source]) -> Iterator[str]:
+    """In what files differ that must not: from the first one, and from any that holds the same cells."""
+    for one, other in combinations(sources, 2):
+        shared = {row.cell for row in one.rows} & {row.cell for row in other.rows}
+        fields = [*(ORIGIN if one is sources[0] else ()), *(CONDITIONS if shared else ())]
+        if names := _differing(one, other, fields):
+            yield f"{other.name} differs from {one.name} in {names}"
+
+
+def _differing(one: Source, other: Source, fields: Iterable[str]) -> str:
+    return ", ".join(name for name in fields if one.header.get(name) != other.header.get(name))

@@ -23,6 +23,7 @@ SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 class Conditions(NamedTuple):
     """Conditions under which systems are compared."""
 
+    part: str
     model: str
     concurrency: int
     temperature: float
@@ -33,12 +34,15 @@ class Conditions(NamedTuple):
     @staticmethod
     def of(row: Row) -> Conditions:
         cell = row.cell
-        return Conditions(cell.model, cell.concurrency, cell.temperature, cell.context, cell.busy, row.modelled)
+        return Conditions(
+            cell.part, cell.model, cell.concurrency, cell.temperature, cell.context, cell.busy, row.modelled
+        )
 
     @property
     def words(self) -> str:
         """A heading, without conditions that have their usual value."""
         words = [
+            self.part,
             self.model,
             f"{self.concurrency} requests at once" if self.concurrency != 1 else "",
             f"temperature {self.temperature:g}" if self.temperature else "",
@@ -169,8 +173,9 @@ def _by_depth(counts: Iterable[Sequence[int]]) -> list[int]:
 def forwards(rows: Sequence[Row]) -> Section:
     """Seconds by rows and context for each model that was timed, and the share of bandwidth that one row reaches."""
     tables = []
-    for model in dict.fromkeys(row.cell.model for row in rows if is_forward(row) and row.steps):
-        own, read = curves(rows, model), reading(rows, model)
+    for part, model in dict.fromkeys((row.cell.part, row.cell.model) for row in rows if is_forward(row) and row.steps):
+        timed = [row for row in rows if row.cell.part == part]
+        own, read = curves(timed, model), reading(timed, model)
         counts = sorted({int(count) for line in own.values() for count, _ in line})
         lines = []
         for context, line in own.items():
@@ -179,7 +184,7 @@ def forwards(rows: Sequence[Row]) -> Section:
             cells = (f"{times[count] / one:.2f}" if count in times else "" for count in counts)
             lines.append((str(context), f"{1e3 * one:.2f}", share, *cells))
         head = ("context", f"ms of {counts[0]} row", "of reading alone", *map(str, counts))
-        tables.append(Table(head, tuple(lines), model))
+        tables.append(Table(head, tuple(lines), "; ".join(filter(None, (part, model)))))
     text = (
         "Seconds of one forward that verifies a chain of so many rows, against those of one row behind the same text. "
         "Drafting pays while tokens per step grow faster. *Of reading alone*: the time in which as many bytes as the "
