@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,16 @@ def test_a_floor_that_is_not_kept_writes_nothing(tmp_path: Path, capsys: pytest.
     assert main(["calibrate", str(prompts), *asked]) == 1
     assert "nothing is written" in capsys.readouterr().err
     assert not certificate.exists()
+
+
+def test_a_place_that_takes_no_certificate_is_told_before_the_calibration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A device would be replaced by the file, too: its name is all that the new file would take over."""
+    os.mkfifo(tmp_path / "pipe")
+    for place, wrong in ((tmp_path, "is a folder"), (tmp_path / "pipe", "is no regular file")):
+        assert main(["calibrate", "nowhere.txt", "--floor", "0.4", "-o", str(place)]) == 2
+        assert wrong in capsys.readouterr().err
 
 
 def test_thresholds_are_not_tested_on_what_they_were_learned_from(

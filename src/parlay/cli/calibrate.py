@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from parlay.certificates.requirement import Floor
 from parlay.cli import FAILURE
+from parlay.cli.datastore import check_output
 from parlay.cli.flags import (
     add_draft_flags,
     add_model_flags,
@@ -99,8 +100,7 @@ def _add_decoding_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     floor, params = options_from(Floor, options), sampling_params(options)
-    if not options.output.absolute().parent.is_dir():
-        raise ValueError(f"no folder {options.output.parent} to write {options.output.name} to: make it first")
+    check_output(options.output)
     if [bool(options.strategies), options.small is not None, options.quality is not None].count(True) != 1:
         raise ValueError("name lossy strategies with --strategy, a file with --quality, or a model with --small")
     if options.fit is not None and len(options.strategies) != 1:
