@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import parlay
 from parlay.cli import COMMANDS, guarded
 from parlay.cli.flags import PYTHON_ONLY, SAMPLING_HELP, chosen_strategy
+from parlay.cli.listening import announce
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.types import SamplingParams
 from tests.cli.conftest import NO_MODEL, SNAPSHOTS, Cli
@@ -175,6 +177,65 @@ def test_a_full_disk_under_the_output_is_one_line() -> None:
         run = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, check=False)
     assert run.returncode == 1
     assert run.stderr == b"parlay: error: can't write the output: No space left on device\n"
+
+
+def without_python_flags() -> dict[str, str]:
+    """The environment, but output waits to be written as it usually does."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+@pytest.mark.parametrize("words", [["--help"], ["completion", "--help"], ["--version"]])
+def test_a_full_disk_under_the_help_is_one_line(words: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "parlay", *words],
+            env=without_python_flags(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert (run.returncode, run.stderr) == (1, b"parlay: error: can't write the output: No space left on device\n")
+
+
+@pytest.mark.parametrize("command", ["sys.exit(3)", "0", "1 / 0", "(_ for _ in ()).throw(KeyboardInterrupt)"])
+def test_a_reader_that_is_gone_hears_no_complaint(command: str) -> None:
+    """However the command ends, and where an error is told it is that one alone."""
+    program = f"import sys; from parlay.cli import guarded; sys.exit(guarded(lambda: print('x') or {command}))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env=without_python_flags(),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert run.returncode == (130 if "Keyboard" in command else 1)
+    assert b"ipe" not in run.stderr
+
+
+def test_streams_that_the_shell_closed_are_empty_and_no_file_gets_their_numbers(tmp_path: Path) -> None:
+    program = """import sys; from parlay.cli import guarded
+def command():
+    said = sys.stdin.read() + str(sys.stdin.isatty() or sys.stdout.isatty() or sys.stderr.isatty())
+    print(said, file=sys.stderr)
+    with open(sys.argv[1], "w") as file:
+        print(said, file=file)
+        return file.fileno()
+sys.exit(guarded(command))"""
+    words = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", program, str(tmp_path / "said")]
+    assert subprocess.run(words, check=False).returncode > 2
+    assert (tmp_path / "said").read_text() == "False\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_a_server_serves_though_nobody_can_read_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        announce("parlay at http://127.0.0.1:1")
+        announce("and again")
 
 
 def test_help_shows_no_empty_and_no_rounded_default() -> None:

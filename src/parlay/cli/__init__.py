@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import NoReturn, Protocol
+from typing import Literal, NoReturn, Protocol, TextIO
 
 from parlay import __version__
 from parlay.cli.other_programs import translated
@@ -140,16 +140,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def guarded(command: Callable[[], int]) -> int:
     """Call a command and return the exit code; an error that a user can act on becomes one line."""
+    _open_streams()
     _forgive_output()
     try:
-        code = command()
-        if sys.stdout is not None:  # a shell's >&- closes it
-            sys.stdout.flush()  # now, while a full disk still is an error of one line
-        return code
+        return _written(command)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader is gone, `parlay ... | head` say
-        _drop_output()
+        drop_output()
         return FAILURE
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps it where a class is made: at imports
@@ -164,6 +162,22 @@ def guarded(command: Callable[[], int]) -> int:
 
         print(f"parlay: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return mistake
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:  # which was told, or is not what went wrong
+            drop_output()
+
+
+def _written(command: Callable[[], int]) -> int:
+    """Call a command, and write what waits to be written while a full disk still is an error of one line."""
+    try:
+        code = command()
+    except SystemExit:  # argparse's way out, after help say
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+    return code
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -179,7 +193,7 @@ def _refusal_of_system(error: Exception) -> str:
     if not isinstance(error, OSError):
         return ""
     if error.errno in _FULL:
-        _drop_output()
+        drop_output()
         return f"can't write {error.filename or 'the output'}: {error.strerror}"
     if error.errno not in _REFUSED or error.filename is None:
         return ""
@@ -187,7 +201,7 @@ def _refusal_of_system(error: Exception) -> str:
     return f"can't use {name[:_LONGEST_NAME]}{'...' * (len(name) > _LONGEST_NAME)}: {error.strerror}"
 
 
-def _drop_output() -> None:
+def drop_output() -> None:
     """Send what waits to be written nowhere: Python would complain when it flushes that at exit."""
     with suppress(OSError):  # who calls `main` may have put something without a descriptor there
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -240,6 +254,20 @@ def _raised_here(error: Exception) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("parlay.")
+
+
+def _open_streams() -> None:
+    """Put the null device where the shell closed a stream, as `<&-` does.
+
+    Otherwise the next file that is opened would have its number, and what others write or read there.
+    """
+    sys.stdin = sys.stdin or _null("r")
+    sys.stdout = sys.stdout or _null("w")
+    sys.stderr = sys.stderr or _null("w")
+
+
+def _null(mode: Literal["r", "w"]) -> TextIO:
+    return os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8")
 
 
 def _forgive_output() -> None:

@@ -13,6 +13,7 @@ from parlay.cli.listening import (
     add_address_flags,
     add_key_flags,
     add_log_flags,
+    announce,
     check_packages,
     check_port,
     is_loopback,
@@ -77,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         count = len(options.replica)
         welcome = f"parlay gateway to {count} replica{'s' if count > 1 else ''} at {url_of(listener)}"
         accesses = options.log_level in ("debug", "info")
-        server = GracefulServer(gateway, lambda: print(welcome, flush=True), gateway.shut_down, access_log=accesses)
+        server = GracefulServer(gateway, lambda: announce(welcome), gateway.shut_down, access_log=accesses)
         server.run(sockets=[listener])
     return 0
 

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from parlay.cli import drop_output
 from parlay.cli.flags import whole
 from parlay.serve.observe.logs import JsonLines
 from parlay.serve.settings import KeyLimits
@@ -134,6 +135,14 @@ def listen(host: str, port: int) -> socket.socket:
             raise ParlayError(f"port {port} of {host} is taken: end what uses it, or choose one with --port") from None
         raise ParlayError(f"can't listen on port {port} of {host}: {error.strerror}") from None
     return listener
+
+
+def announce(line: str) -> None:
+    """Print what a server has to say. It serves where nobody reads that, too."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        drop_output()
 
 
 def url_of(listener: socket.socket) -> str:

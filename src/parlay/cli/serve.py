@@ -19,6 +19,7 @@ from parlay.cli.listening import (
     add_address_flags,
     add_key_flags,
     add_log_flags,
+    announce,
     check_packages,
     check_port,
     is_loopback,
@@ -209,7 +210,7 @@ def run(options: argparse.Namespace) -> int:
         if options.replicas > 1:
             find_models(options, models)
             return serve_replicas(options, allowed, listener, welcome)
-        serve_on(options, listener, lambda: print(welcome, flush=True))
+        serve_on(options, listener, lambda: announce(welcome))
     return 0
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from parlay.cli import FAILURE, USAGE
 from parlay.cli.flags import whole
+from parlay.cli.listening import announce
 from parlay.cli.replica_process import ReplicaProcess, end_process, fits_twice, run_replica
 from parlay.serve.settings import Settings
 
@@ -187,7 +188,7 @@ class Processes:
     def _watch(self) -> None:
         if not self._start_all():
             return
-        print(self._welcome, flush=True)
+        announce(self._welcome)
         while not self._stopping.is_set():
             try:
                 self._listen()
@@ -280,7 +281,7 @@ class Processes:
         if self._renew and self._next is None:
             self._renew = False
             self._to_renew = deque(self._running)
-            print(f"starting {len(self._running)} replicas anew, one after another", flush=True)
+            announce(f"starting {len(self._running)} replicas anew, one after another")
         if not self._to_renew:
             return
         place, old = self._to_renew[0], self._running[self._to_renew[0]]
@@ -305,7 +306,7 @@ class Processes:
                 old.let_go(self._patience)
             self._to_renew.popleft()
             left = f"{len(self._to_renew)} to go" if self._to_renew else "all are new"
-            print(f"replica {place + 1} is new, after {time.monotonic() - new.began:.1f} seconds: {left}", flush=True)
+            announce(f"replica {place + 1} is new, after {time.monotonic() - new.began:.1f} seconds: {left}")
             self._start_anew()
         elif not new.alive and not self._stopping.wait(_RESTART_SECONDS[0]):
             self._next, old.kill_at = None, None
