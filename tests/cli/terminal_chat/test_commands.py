@@ -75,6 +75,20 @@ def test_what_was_saved_can_be_loaded(state: State, tmp_path: Path) -> None:
     assert read_conversation(path).system == "Answer in French."
 
 
+def test_what_was_saved_before_stays_where_the_next_conversation_can_not_be_written(
+    state: State, tmp_path: Path
+) -> None:
+    path = tmp_path / "chat.json"
+    state.conversation.add("user", "Why?")
+    run_command(state, f"/save {path}")
+    saved = path.read_text()
+    state.conversation.system = "caf\udce9"  # a byte of the command line that is no text
+    with pytest.raises(ParlayError, match="/save"):
+        run_command(state, f"/save {path}")
+    assert path.read_text() == saved
+    assert [*tmp_path.iterdir()] == [path]
+
+
 @pytest.mark.parametrize("text", ["", "{}", '[{"role": "tool", "content": "x"}]', '[{"role": "user"}]', "[1]"])
 def test_a_file_that_is_no_conversation_is_refused_by_name(text: str, state: State, tmp_path: Path) -> None:
     path = tmp_path / "bad.json"

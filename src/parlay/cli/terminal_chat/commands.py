@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from parlay.cli.datastore import check_output
 from parlay.cli.flags import HOT, hot
 from parlay.cli.terminal_chat.conversation import ChatSettings, Conversation, read_conversation
 from parlay.options import nearest
@@ -113,9 +114,12 @@ _FRACTIONS = (
 def _save(state: State, argument: str) -> str:
     path = _path("save", argument)
     try:
+        check_output(path)
         state.conversation.save(path)
     except OSError as error:
         raise ParlayError(f"/save {path}: {error.strerror}") from None
+    except ValueError as error:  # a place that takes no file, or bytes that are no text
+        raise ParlayError(f"/save {path}: {error}") from None
     return f"saved in {path}"
 
 

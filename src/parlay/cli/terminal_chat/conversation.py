@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from parlay.system.user_cache import written_whole
 from parlay.types import ParlayError, SamplingParams
 
 Message = dict[str, str]
@@ -43,8 +44,12 @@ class Conversation:
         return True
 
     def save(self, path: Path) -> None:
-        """Write the messages as a JSON list. Raises OSError."""
-        path.write_text(json.dumps(self.whole(), ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        """Write the messages as a JSON list; what was saved there before stays until that is done. Raises OSError.
+
+        Nobody else may read it. A link stays, and what it names is replaced.
+        """
+        with written_whole(path.resolve(), mode=0o600) as part:
+            part.write_text(json.dumps(self.whole(), ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 def read_conversation(path: Path) -> Conversation:
