@@ -7,10 +7,9 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from parlay.engine.admission import DraftAdmission
 from parlay.engine.commit import collect_prompt_logprobs, commit
 from parlay.engine.denoise import fill, lay
-from parlay.engine.drafting import Drafting
+from parlay.engine.drafting import DraftAdmission, Drafting
 from parlay.engine.request_table import RequestTable
 from parlay.engine.scheduler import Limits, Scheduler
 from parlay.engine.sequence_step import SequenceStep, charge, isolated, named
