@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from parlay.structured.one_of import OneOf
+
 Schema = dict[str, Any]
 
 SPACE = r" |\n[ \t]{0,20}"
@@ -48,12 +50,19 @@ def restated(schema: Mapping[str, Any]) -> Schema:
 
     pydantic writes such schemas for ``bytes``, ``Path``, ``SecretStr`` and a dict whose keys are an enum, zod for each
     record. Objects that list their fields have no others, unless the schema says so or puts objects together: small
-    models add fields until something stops them, and other servers read schemas in that way, too.
+    models add fields until something stops them, and other servers read schemas in that way, too. A ``oneOf`` whose
+    parts may overlap is left to the compiler together with all fields, so that it is judged, and refused, as it is.
     """
     told: Schema = rewritten(dict(schema), partial(_restated, root=schema))
     joined: list[Schema] = []
     rewritten(told, lambda part: _noted(part, joined))
-    return told if joined else rewritten(told, _closed)
+    one_of = OneOf(schema, _as_it_is if joined else _closed, _followed)
+    told = rewritten(told, one_of.told_as_any)
+    return told if joined or one_of.unsure else rewritten(told, _closed)
+
+
+def _as_it_is(schema: Schema) -> Schema:
+    return schema
 
 
 def _noted(schema: Schema, joined: list[Schema]) -> Schema:

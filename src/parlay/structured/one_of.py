@@ -1,0 +1,140 @@
+"""`oneOf` in JSON schemas: no grammar counts which parts a text fits, so it must be plain that it fits one at most."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from itertools import permutations
+from typing import Any
+
+Schema = dict[str, Any]
+
+_KINDS = frozenset({"null", "boolean", "number", "string", "array", "object"})
+_MOST = 50_000
+"""Comparisons, about a tenth of a second. What is not compared is not known to be apart."""
+_DEEPEST = 32
+_UNREAD = frozenset({"patternProperties", "propertyNames", "unevaluatedProperties"})
+"""Words that say of fields that are not listed what this module does not read."""
+
+
+class OneOf:
+    """Finds out whether the parts of each ``oneOf`` are apart: by types, constants, and the fields of objects.
+
+    ``root`` is the document that references lead into. ``closed`` is how a text's objects are held to a schema, where
+    that is closer than the schema itself; ``follow`` looks up a reference.
+    """
+
+    def __init__(
+        self,
+        root: Mapping[str, Any],
+        closed: Callable[[Schema], Schema],
+        follow: Callable[[Any, Mapping[str, Any]], Any],
+    ) -> None:
+        self._root = root
+        self._closed = closed
+        self._follow = follow
+        self._left = _MOST
+        self.unsure = False
+        """Whether a ``oneOf`` has been left as it was."""
+
+    def told_as_any(self, schema: Schema) -> Schema:
+        """Write ``anyOf`` where no text can fit two parts: it is the same then."""
+        parts = schema.get("oneOf")
+        if not isinstance(parts, list) or not parts:
+            return schema
+        if "anyOf" in schema or not all(self._apart(one, other, 0) for one, other in permutations(parts, 2)):
+            self.unsure = True
+            return schema
+        return {("anyOf" if word == "oneOf" else word): value for word, value in schema.items()}
+
+    def _apart(self, text: Any, other: Any, depth: int) -> bool:
+        """Whether a text that is held to the schema ``text`` never fits ``other``. False where that is not plain."""
+        self._left -= 1
+        if text is False or other is False:
+            return True
+        if not isinstance(text, dict) or not isinstance(other, dict) or self._left < 0 or depth > _DEEPEST:
+            return False
+        return (
+            self._apart_by_words(text, other, depth + 1)
+            or any(all(self._apart(part, other, depth + 1) for part in parts) for parts in self._readings(text))
+            or any(all(self._apart(text, part, depth + 1) for part in parts) for parts in self._readings(other))
+        )
+
+    def _readings(self, schema: Schema) -> Iterator[list[Any]]:
+        """Lists of schemas, of each of which one holds for whatever fits the schema."""
+        followed = self._follow(schema, self._root)
+        if followed is not schema:
+            yield [followed]
+        for word in ("anyOf", "oneOf"):
+            if isinstance(schema.get(word), list):
+                yield schema[word]
+        every = schema.get("allOf")
+        yield from ([part] for part in every) if isinstance(every, list) else ()
+
+    def _apart_by_words(self, text: Schema, other: Schema, depth: int) -> bool:
+        ours, theirs = _values(text), _values(other)
+        self._left -= len(ours or ()) + len(theirs or ())
+        if ours is not None and theirs is not None and not ours & theirs:
+            return True
+        common = _kinds(text) & _kinds(other)
+        return not common or (common == {"object"} and self._apart_by_a_field(text, other, depth))
+
+    def _apart_by_a_field(self, text: Schema, other: Schema, depth: int) -> bool:
+        """Whether a field that one of two objects must have can't be in both."""
+        text = self._closed(text)
+        names = [*_required(text), *_required(other)]
+        return any(self._apart(_field(text, name), _field(other, name), depth) for name in names)
+
+
+def _values(schema: Schema) -> set[str] | None:
+    """All values of a schema that lists them, each as JSON."""
+    if "const" in schema:
+        return {_spelled(schema["const"])}
+    listed = schema.get("enum")
+    return {_spelled(value) for value in listed} if isinstance(listed, list) else None
+
+
+def _spelled(value: Any) -> str:
+    return json.dumps(_plain(value), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    """The same with whole numbers spelled in one way: 1.0 is 1 in JSON Schema."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return {name: _plain(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def _kinds(schema: Schema) -> frozenset[str]:
+    named = schema.get("type", [*_KINDS])
+    words = [named] if isinstance(named, str) else named
+    if not isinstance(words, list):
+        return _KINDS
+    kinds = frozenset("number" if word == "integer" else word for word in words if isinstance(word, str))
+    if "const" in schema:
+        return kinds & {_kind(schema["const"])}
+    listed = schema.get("enum")
+    return kinds & {_kind(value) for value in listed} if isinstance(listed, list) else kinds
+
+
+def _kind(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "boolean"
+    if isinstance(value, str):
+        return "string"
+    return "number" if isinstance(value, int | float) else "array" if isinstance(value, list) else "object"
+
+
+def _required(schema: Schema) -> list[str]:
+    names = schema.get("required")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _field(schema: Schema, name: str) -> Any:
+    """What a field's value is held to; True where that may be anything, False where there is no such field."""
+    fields = schema.get("properties")
+    if isinstance(fields, dict) and name in fields:
+        return fields[name]
+    return True if schema.keys() & _UNREAD else schema.get("additionalProperties", True)
