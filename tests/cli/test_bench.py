@@ -92,6 +92,7 @@ def test_it_measures_prints_and_goes_on(cli: Cli, tmp_path: Path, monkeypatch: p
     refused = cli(*words, "--max-tokens", "5")
     assert (refused.code, refused.out) == (2, "")
     assert "differs in settings" in refused.err
+    assert "differs in kernels, options:" in cli(*words, "--max-tokens", "6", "--kv-cache-dtype", "q8_0").err
 
     def broken(bench: Bench, tell: object) -> None:
         Results(out, header).add([Row(cell=rows[0].cell, requests=1, exactness="bits", same=0, of=1)])

@@ -104,6 +104,9 @@ def test_a_model_that_writes_in_order_has_its_exact_strategies_on_the_page(cli: 
     assert "parlay-mini: what each task allows" in page
     assert "| exact |" in page
     assert [path.name for path in folder.iterdir()] == ["quality.md"]  # nothing lossy was kept
+    other = cli("bench", "--quality", "--no-plots", *words, *MINI, "--quantize", "int8")
+    assert (other.code, other.out) == (2, "")
+    assert "options: give another --out" in other.err
 
 
 def test_a_diffusion_model_is_swept_and_nothing_is_kept_of_what_is_wrong(cli: Cli, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 import parlay
+from parlay.options import LoadOptions
 from parlay.system import threads
 from parlay.system.machine import cpu_model
 
@@ -38,6 +40,17 @@ def provenance(command: str, more: Mapping[str, Any] | None = None) -> dict[str,
         "command": command,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
     }
+
+
+def loading(load: LoadOptions, draft_model: str | None = None) -> dict[str, Any]:
+    """How models are loaded where that is not as usual, without folders. Threads are in every record."""
+    usual = {**asdict(LoadOptions()), "threads": load.threads, "draft_model": None}
+    given = {**asdict(load), "draft_model": draft_model}
+    return {name: _without_folders(value) for name, value in given.items() if value != usual[name]}
+
+
+def _without_folders(value: Any) -> Any:
+    return Path(value).resolve().name if isinstance(value, str) and Path(value).exists() else value
 
 
 def machine() -> dict[str, Any]:

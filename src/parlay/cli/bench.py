@@ -286,6 +286,7 @@ def _open(options: argparse.Namespace) -> LLM:
 def _conditions(options: argparse.Namespace, spec: RunnerSpec, plan: BenchPlan) -> dict[str, Any]:
     """Facts that all rows of one run have in common, and how busy others keep the machine."""
     from parlay.bench.host import busy_cores
+    from parlay.bench.provenance import loading
 
     return {
         "dtype": spec.dtype,
@@ -293,6 +294,7 @@ def _conditions(options: argparse.Namespace, spec: RunnerSpec, plan: BenchPlan) 
         "device": spec.device,
         "kernels": spec.kernels,
         "busy_cores": busy_cores(),
+        "options": loading(options_from(LoadOptions, options), options.draft_model),
         "settings": {
             "prompts": options.prompts or _preset(options.preset).prompts,
             "max_tokens": plan.max_tokens,

@@ -180,10 +180,15 @@ def _strategies(options: argparse.Namespace, llm: LLM) -> tuple[str, ...]:
 
 
 def _results(options: argparse.Namespace, writer: ModelWriter | OracleWriter) -> Results:
-    from parlay.bench.provenance import provenance
+    from parlay.bench.provenance import loading, provenance
     from parlay.bench.records import Results
 
-    settings = {"prompts": options.prompts, "max_tokens": options.max_tokens, "examples": options.examples}
+    settings = {
+        "prompts": options.prompts,
+        "max_tokens": options.max_tokens,
+        "examples": options.examples,
+        "options": loading(options_from(LoadOptions, options), options.draft_model),
+    }
     return Results(options.out or OUT, provenance(_command(options, writer.name), settings), fresh=options.fresh)
 
 

@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     _refuse_with(options)
 
     from parlay.bench import presets
-    from parlay.bench.provenance import provenance
+    from parlay.bench.provenance import loading, provenance
     from parlay.bench.records import Results
     from parlay.bench.replay.run import cell, lacking, read_texts, replayable
     from parlay.bench.replay.tokens import open_tokens
@@ -98,7 +98,8 @@ def run(options: argparse.Namespace) -> int:
     tokens = open_tokens(options.tokenizer or TOKENIZER)
     texts = [read_texts(Path(name), tokens, options.prompts) for name in options.replay.split(",")]
     strategies = chosen or tuple(replayable(tokens))
-    shared = {"tokenizer": tokens.name, "settings": {"prompts": options.prompts}}
+    timed = loading(options_from(LoadOptions, options)) if options.cost_model else {}
+    shared = {"tokenizer": tokens.name, "settings": {"prompts": options.prompts}, "options": timed}
     results = Results(options.out, provenance(_command(options), shared), fresh=options.fresh)
     prices = _prices(options, results)
     _decode(lacking(texts, strategies, results, prices), tokens, results, prices)
