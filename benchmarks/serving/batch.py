@@ -1,6 +1,6 @@
 """Plain decoding of many requests at once, against vLLM's CPU build: tokens per second, 128 tokens in and out.
 
-Both engines stay loaded and take turns. Without `--vllm` only Parlay is measured.
+Both engines stay loaded and take turns, and compute every prompt anew. Without `--vllm` only Parlay is measured.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from parlay.text.prompts import TokensPrompt
 from parlay.types import SamplingParams
 
 INPUT, OUTPUT = 128, 128
+VOCABULARY = 4096
+"""Prompts are random tokens below it."""
 GOAL = 1.0
 Decode = Callable[[int], float]
 """From a number of requests to tokens per second."""
@@ -39,13 +41,13 @@ def ours(model: Path) -> Decode:
     """Parlay through its Python API, drafting nothing."""
     llm = LLM(str(model), dtype="bfloat16", strategy="none", max_num_seqs=64)
     params = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
-    vocabulary = llm.runner.spec.vocab_size
 
     def decode(count: int) -> float:
         draw = random.Random(count)
         prompts = [
-            TokensPrompt(prompt_token_ids=[draw.randrange(5, vocabulary) for _ in range(INPUT)]) for _ in range(count)
+            TokensPrompt(prompt_token_ids=[draw.randrange(5, VOCABULARY) for _ in range(INPUT)]) for _ in range(count)
         ]
+        llm.reset_prefix_cache()  # prompts come again
         begin = time.perf_counter()
         outputs = llm.generate(prompts, params)
         return sum(len(output.outputs[0].token_ids) for output in outputs) / (time.perf_counter() - begin)
@@ -56,7 +58,7 @@ def ours(model: Path) -> Decode:
 @contextmanager
 def theirs(python: Path, model: Path, threads: int) -> Iterator[Decode]:
     """vLLM in its own environment and process, bound to as many cores."""
-    told = {"model": str(model), "input": INPUT, "output": OUTPUT, "vocabulary": 4096}
+    told = {"model": str(model), "input": INPUT, "output": OUTPUT, "vocabulary": VOCABULARY}
     command = [str(python), str(Path(__file__).with_name("vllm_worker.py")), json.dumps(told)]
     environment = os.environ | surroundings(VLLM, threads) | {"VLLM_CPU_KVCACHE_SPACE": "2"}
     with subprocess.Popen(
