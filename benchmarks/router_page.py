@@ -69,7 +69,7 @@ def _speed(found: Measurements, cell: Cell, name: str) -> float:
 
 def _of_best(found: Measurements, cell: Cell, names: Sequence[str]) -> float:
     """`auto` over the best of the others, plain decoding included: median over median."""
-    return _speed(found, cell, AUTO) / max(1.0, *(_speed(found, cell, name) for name in names))
+    return _speed(found, cell, AUTO) / max([1.0, *(_speed(found, cell, name) for name in names)])
 
 
 def _of_choice(found: Measurements, cell: Cell, names: Sequence[str]) -> float | None:

@@ -39,8 +39,10 @@ def ways(ngrams: NgramModel | None) -> dict[str, Write]:
 
 
 def _sampled(n: int, temperature: float) -> Write:
+    """The seed hangs on the prompt: with one for all cases they would share their luck."""
+
     def write(llm: LLM, prompt: tuple[int, ...], tokens: int) -> RequestOutput:
-        params = SamplingParams(n=n, temperature=temperature, max_tokens=tokens, ignore_eos=True, seed=len(prompt))
+        params = SamplingParams(n=n, temperature=temperature, max_tokens=tokens, ignore_eos=True, seed=sum(prompt))
         (output,) = llm.generate([TokensPrompt(prompt_token_ids=prompt)], params, False, strategy="none")
         return output
 

@@ -107,8 +107,9 @@ class Written(NamedTuple):
 
 
 def written(llm: LLM, sources: Sequence[str], strategy: str, at_once: int) -> Written:
-    """Translate sources, so many at once."""
+    """Translate sources, so many at once. Each is read anew: it comes again in every turn and case."""
     texts, tokens, steps = list[str](), 0, 0
+    llm.reset_prefix_cache()
     began = time.process_time()
     for first in range(0, len(sources), at_once):
         for output in llm.generate(list(sources[first : first + at_once]), PARAMS, False, strategy=strategy):

@@ -122,7 +122,8 @@ def rounds(source: str, count: int, requests: int) -> Iterator[Round]:
         with served(f"{name}={source}", "--api-key-file", str(keys)) as url:
             address = url.removeprefix("http://")
             for strategy in STRATEGIES:
-                stream(address, "modest", PROSE.text, strategy)  # warms up
+                for prompt in (PROSE, EDIT):  # warms up; from now on both are in the cache
+                    stream(address, "modest", prompt.text, strategy)
             for _ in range(count):
                 for strategy in STRATEGIES:
                     yield measure(address, name, strategy, requests)

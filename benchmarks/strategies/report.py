@@ -101,7 +101,10 @@ def timed(found: Measurements, strategy: str) -> list[Row]:
     return [row for row in found.rows if row.cell.strategy == strategy and row.decode_seconds]
 
 
-def gap_line(strategy: str, own: Sequence[Row], plain: Sequence[Row]) -> tuple[str, ...]:
+def gap_line(strategy: str, own: Sequence[Row], every: Sequence[Row]) -> tuple[str, ...]:
+    """``every`` are the rows of plain decoding, of which those count that were measured beside the strategy's."""
+    beside = {(row.cell.workload, row.round) for row in own}
+    plain = [row for row in every if (row.cell.workload, row.round) in beside]
     measured, ideal = rate(own) / rate(plain), ideal_rate(own) / ideal_rate(plain)
     mark = "" if abs(measured / ideal - 1) <= EXPLAIN else " (*)"
     drafts = sum(row.values[DRAFT_STEPS] for row in own)

@@ -39,6 +39,14 @@ def test_speed_stands_beside_what_the_formula_says() -> None:
     assert "| `prompt-lookup` | 4.00 | 5.00 | 2.00 | 4.00 | 0.50 (*) |" in page
 
 
+def test_the_formula_is_held_against_plain_decoding_of_the_same_texts_alone() -> None:
+    """A strategy that failed on one kind of text has no ratio of the others to all."""
+    slow = replace(PLAIN, cell=replace(PLAIN.cell, workload="prose"), decode_seconds=40.0)
+    failed = Row(cell=replace(LOOKUP.cell, workload="prose"), error="out of memory")
+    page = report(HEADER, [PLAIN, LOOKUP, slow, failed])
+    assert "| `prompt-lookup` | 4.00 | 5.00 | 2.00 | 4.00 | 0.50 (*) |" in page
+
+
 def test_recorded_answers_have_tokens_per_step_or_say_what_went_wrong() -> None:
     cell = Cell(part=REPLAY, model="recorded answers", strategy="jacobi", workload="code edits")
     rows = [

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.translation import Scored, cases, page, scores
+from benchmarks.translation import Scored, cases, page, scores, written
+from parlay import LLM
+from parlay.llm.outputs import RequestOutput
 
 
 def test_models_that_are_not_there_are_left_out(tmp_path: Path) -> None:
@@ -24,6 +27,23 @@ def test_texts_are_scored_against_all_references_of_a_source() -> None:
     chrf, bleu, signatures = scores([text, text], [["etwas ganz anderes", text], [text]])
     assert (chrf, bleu) == (pytest.approx(100), pytest.approx(100))
     assert all("version" in signature for signature in signatures)
+
+
+def test_no_turn_finds_its_sources_in_the_cache() -> None:
+    cached: list[int] = []
+
+    class Watched(LLM):
+        def generate(self, *arguments: Any, **options: Any) -> list[RequestOutput]:
+            outputs = super().generate(*arguments, **options)
+            cached.extend(output.outputs[0].metrics.cached_tokens for output in outputs)
+            return outputs
+
+    sources = ["The dog waits outside.", "Nobody asked why it rained until noon."]
+    with Watched("parlay-mini", max_model_len=128) as llm:
+        for at_once in (1, 2):
+            assert len(written(llm, sources, "none", at_once).texts) == 2
+    assert len(cached) == 4
+    assert max(cached) <= 1  # the token before every text
 
 
 def test_a_row_shows_quality_beside_time() -> None:
