@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from parlay.train.lm import Trainer, TrainOptions, train
-from parlay.train.optimizers import TrainingClock, learning_rate, row_length
+from parlay.train.optimizers import Optimizers, TrainingClock, learning_rate, row_length
 from parlay.types import ParlayError
 from tests.train.tiny_lm import tiny
 
@@ -43,6 +44,24 @@ def test_train_resume_and_distil(data: Path, tmp_path: Path) -> None:
 
     student = dataclasses.replace(first, out=tmp_path / "student", teacher=out)
     assert AutoModelForCausalLM.from_pretrained(train(student)).num_parameters() == model.num_parameters()
+
+
+def test_an_update_that_is_interrupted_is_saved_whole(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the state would have weights of an update that is made once more from there."""
+    step, updated = Optimizers.step, []
+
+    def interrupted(optimizers: Optimizers, factor: float) -> None:
+        signal.raise_signal(signal.SIGINT)
+        step(optimizers, factor)
+        updated.append(factor)
+
+    monkeypatch.setattr(Optimizers, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(dataclasses.replace(options(data, tmp_path), tokens=100_000))
+    state = torch.load(tmp_path / "work" / "state-tiny.pt", weights_only=True)
+    assert len(updated) == state["progress"]["step"] == 1
 
 
 def test_a_teacher_with_another_vocabulary_is_refused(data: Path, tmp_path: Path) -> None:

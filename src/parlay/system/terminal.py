@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Self, TextIO
 
@@ -89,16 +91,28 @@ class Interrupt:
         self.noted = False
 
     def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGINT, self._note)
+        self._hears = threading.current_thread() is threading.main_thread()  # no other one is interrupted
+        if self._hears:
+            self._before = signal.signal(signal.SIGINT, self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        if self._hears:
+            signal.signal(signal.SIGINT, self._before)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if self.noted:
             raise KeyboardInterrupt
         self.noted = True
+
+
+@contextmanager
+def undivided() -> Iterator[None]:
+    """Let a first Ctrl-C count after the block, so that what the block changes together is not half changed."""
+    with Interrupt() as interrupt:
+        yield
+    if interrupt.noted:
+        raise KeyboardInterrupt
 
 
 def printable(text: str) -> str:

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from parlay.options import Options, option
 from parlay.system.progress import above_bars
+from parlay.system.terminal import undivided
 from parlay.train.lm_data import HELDOUT, READY, TRAINING, Batches, load_stream, prepare, wrap_tokenizer
 from parlay.train.lm_model import CONTEXT, SHAPES, Loss, export, machine_record, make_loss, save_state, text_loss
 from parlay.train.optimizers import Optimizers, TrainingClock, learning_rate, row_length
@@ -156,9 +157,10 @@ class Trainer:
                 f"the loss became {value} at step {self.progress.step}: go on with --resume from the last state in "
                 f"{self.options.work}, or begin anew with another --seed"
             )
-        self.optimizers.step(learning_rate(self.share))
-        self.progress.step += 1
-        self.progress.tokens += ids.size
+        with undivided():
+            self.optimizers.step(learning_rate(self.share))
+            self.progress.step += 1
+            self.progress.tokens += ids.size
         return value
 
     def check(self) -> None:

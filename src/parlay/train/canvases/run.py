@@ -20,6 +20,7 @@ from parlay.models.fetch.resolving import resolve
 from parlay.models.gguf.tokenizer import load_tokenizer as load_gguf_tokenizer
 from parlay.options import UsageError
 from parlay.system import threads
+from parlay.system.terminal import undivided
 from parlay.train.canvases import cdlm, cllm
 from parlay.train.canvases.decoders import Decoder, load_decoder, mask_of, new_decoder
 from parlay.train.canvases.diffusion import Bd3, Mdlm
@@ -267,8 +268,9 @@ def fit(begun: Begun, options: CanvasTrainOptions, title: str = "Training") -> R
             while (share := options.share(updates, time.monotonic() - began)) < 1:
                 batch = drawn.batch(updates, options.rows)
                 recent.append(_update(recipe, batch, options, updates))
-                optimizer.step(learning_rate(share))
-                updates, tokens = updates + 1, tokens + int(batch.text_BT.sum())
+                with undivided():
+                    optimizer.step(learning_rate(share))
+                    updates, tokens = updates + 1, tokens + int(batch.text_BT.sum())
                 seconds = time.monotonic() - began
                 watch.step(share, seconds, tokens, recent[-1])
                 if not watch.shown and seconds > logged + _LOG_SECONDS:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from parlay.system.terminal import undivided
 from parlay.train.canvases.decoders import set_block_config
 from parlay.train.lm import anonymous, log, rounded
 from parlay.train.lm_model import export, machine_record
@@ -301,17 +302,18 @@ class Run:
         loss.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self.network.model.parameters(), MOST_GRADIENT)
         value = float(loss.detach())
-        if math.isfinite(value) and bool(norm.isfinite()):
-            self._optimizers.step(self._asked.rate * learning_rate(share))
-            self.losses.append(value)
-            self._odd = 0
-        else:
-            self.network.model.zero_grad(set_to_none=True)
-            self._odd += 1
+        with undivided():
+            if math.isfinite(value) and bool(norm.isfinite()):
+                self._optimizers.step(self._asked.rate * learning_rate(share))
+                self.losses.append(value)
+                self._odd = 0
+            else:
+                self.network.model.zero_grad(set_to_none=True)
+                self._odd += 1
+            self.updates += 1
+            self.tokens += sum(pair.size for pair, _ in batch)
         if self._odd == _MOST_ODD:
             raise ValueError(f"the loss was no number in {_MOST_ODD} updates in a row: train again with a lower --rate")
-        self.updates += 1
-        self.tokens += sum(pair.size for pair, _ in batch)
 
     def _loss(
         self, batch: Sequence[tuple[Pair, Laid]], batches: PairBatches, share: float, draw: torch.Generator
