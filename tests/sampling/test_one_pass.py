@@ -10,7 +10,8 @@ from torch import Tensor
 
 from parlay.compiled.build import NAMES
 from parlay.compiled.library import SWITCH
-from parlay.sampling import noise, one_pass, truncation
+from parlay.sampling import noise, truncation
+from parlay.sampling.sampler import draw_in_one_pass, leading_in_one_pass, likeliest_in_one_pass
 from parlay.types import SamplingParams
 
 PARAMS = {
@@ -62,7 +63,7 @@ WIDTHS = [name for name in NAMES if "_" not in name]
 def test_it_draws_what_the_steps_draw(params: str, size: int, switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On instruction sets of every width; and mostly without their help, unless a row is flat."""
     monkeypatch.setenv(SWITCH, switch)
-    found = [one_pass.draw(row_V, PARAMS[params], state) for state, row_V in enumerate(rows(size))]
+    found = [draw_in_one_pass(row_V, PARAMS[params], state) for state, row_V in enumerate(rows(size))]
     monkeypatch.setenv(SWITCH, "0")
     assert [token for token in found if token is not None] == [
         right for token, right in zip(found, all_by_steps(params, size), strict=True) if token is not None
@@ -76,22 +77,22 @@ def test_where_rounding_decides_the_steps_decide() -> None:
     params = SamplingParams(top_p=0.5)
     row_V = torch.full((64,), -torch.inf)
     row_V[[3, 9]] = 1.0
-    found = {one_pass.draw(row_V, params, state) for state in range(50)}
+    found = {draw_in_one_pass(row_V, params, state) for state in range(50)}
     assert found == {3, None}
 
 
 def test_a_row_that_it_does_not_read_is_left_to_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     row_V, params = torch.zeros(1000), SamplingParams(top_p=0.9)
-    assert one_pass.draw(row_V, params, 1) is not None
-    assert one_pass.draw(row_V.bfloat16(), params, 1) is None
-    assert one_pass.draw(torch.zeros(2000)[::2], params, 1) is None
+    assert draw_in_one_pass(row_V, params, 1) is not None
+    assert draw_in_one_pass(row_V.bfloat16(), params, 1) is None
+    assert draw_in_one_pass(torch.zeros(2000)[::2], params, 1) is None
     for wrong in (torch.nan, torch.inf):
-        assert one_pass.draw(row_V.index_fill(0, torch.tensor([7]), wrong), params, 1) is None
-    assert one_pass.draw(torch.full((1000,), -torch.inf), params, 1) is None
-    assert one_pass.draw(torch.full((1000,), 1e30), SamplingParams(temperature=1e-30), 1) is None, "they overflow"
-    assert one_pass.draw(row_V, SamplingParams(typical_p=0.9), 1) is None
+        assert draw_in_one_pass(row_V.index_fill(0, torch.tensor([7]), wrong), params, 1) is None
+    assert draw_in_one_pass(torch.full((1000,), -torch.inf), params, 1) is None
+    assert draw_in_one_pass(torch.full((1000,), 1e30), SamplingParams(temperature=1e-30), 1) is None, "they overflow"
+    assert draw_in_one_pass(row_V, SamplingParams(typical_p=0.9), 1) is None
     monkeypatch.setenv(SWITCH, "0")
-    assert one_pass.draw(row_V, params, 1) is None
+    assert draw_in_one_pass(row_V, params, 1) is None
 
 
 @pytest.mark.parametrize("switch", WIDTHS)
@@ -105,19 +106,19 @@ def test_the_likeliest_tokens_of_rows_come_with_their_chances(
     probs_RV = logits_RV.softmax(-1)
     order_RV = logits_RV.sort(dim=-1, descending=True, stable=True).indices
     for count in (1, 3, 20):
-        found = one_pass.leading(logits_RV, count)
+        found = leading_in_one_pass(logits_RV, count)
         assert found is not None
         for row, guesses in enumerate(found):
             there = min(count, int((logits_RV[row] > -torch.inf).sum()))
             wanted = order_RV[row, :there]
             assert [token for token, _ in guesses] == wanted.tolist()
             assert [chance for _, chance in guesses] == pytest.approx(probs_RV[row, wanted].tolist(), rel=1e-4)
-    assert one_pass.likeliest(logits_RV) == logits_RV.argmax(-1).tolist()
+    assert likeliest_in_one_pass(logits_RV) == logits_RV.argmax(-1).tolist()
 
 
 def test_barred_tokens_are_left_out_of_the_wanted_rows_alone() -> None:
     logits_RV = torch.tensor([[5.0, 4, 3, 1], [5, 4, 3, 1], [1, 3, 4, 5]])
-    found = one_pass.leading(logits_RV, 2, wanted=[1, 2], barred=(0, 3))
+    found = leading_in_one_pass(logits_RV, 2, wanted=[1, 2], barred=(0, 3))
     assert found is not None
     assert [[token for token, _ in guesses] for guesses in found] == [[1, 2], [2, 1]]
     assert found[0][0][1] + found[0][1][1] == pytest.approx(1)
@@ -130,7 +131,7 @@ def test_nothing_is_guessed_from_a_row_that_is_no_distribution(bad: float, place
     """The sampler then says what is wrong with it. Places in whole vectors of numbers, and behind them."""
     logits_RV = torch.zeros(3, 37)
     logits_RV[1, place], logits_RV[2] = bad, -torch.inf
-    found = one_pass.leading(logits_RV, 2)
+    found = leading_in_one_pass(logits_RV, 2)
     assert found is not None
     assert [len(guesses) for guesses in found] == [2, 0, 0]
-    assert one_pass.likeliest(logits_RV) is None
+    assert likeliest_in_one_pass(logits_RV) is None

@@ -9,8 +9,7 @@ from operator import mul
 import torch
 from torch import Tensor
 
-from parlay.sampling import one_pass
-from parlay.sampling.sampler import all_plain_greedy, ranked, rows
+from parlay.sampling.sampler import all_plain_greedy, leading_in_one_pass, ranked, rows
 from parlay.types import NO_DRAFT, Draft, SequenceView, trees
 
 Guess = tuple[int, float]
@@ -30,7 +29,7 @@ def best_guesses(
 
     Of the rows ``wanted``, which follow each other; None: of all. Logits of the tokens ``barred`` are overwritten.
     """
-    if all_plain_greedy(views, paths) and (found := one_pass.leading(logits_RV, width, wanted, barred)) is not None:
+    if all_plain_greedy(views, paths) and (found := leading_in_one_pass(logits_RV, width, wanted, barred)) is not None:
         return found
     own_RV = logits_RV if wanted is None else rows(logits_RV, wanted)
     if barred:

@@ -10,8 +10,8 @@ from typing import ClassVar, cast
 
 from torch import Tensor
 
-from parlay.sampling import fused_walk, one_pass
-from parlay.sampling.sampler import goes_together, greedy, is_plain_greedy, rows, sample
+from parlay.sampling import fused_walk
+from parlay.sampling.sampler import goes_together, greedy, is_plain_greedy, is_read_in_one_pass, rows, sample
 from parlay.types import AcceptRule, Draft, DraftKind, Exactness, Fault, SequenceView, Tree, Verdict, trees
 
 
@@ -184,7 +184,7 @@ def _walk_in_lockstep(walks: list[_Walk], logits_RV: Tensor) -> None:
 
     Only rows that are visited, or likely to be, are processed.
     """
-    alone = one_pass.is_read(logits_RV)
+    alone = is_read_in_one_pass(logits_RV)
     while walks:
         runs = [walk.ahead(alone=alone) for walk in walks]
         chosen = [row for run in runs for row, _ in run]
