@@ -1,0 +1,133 @@
+"""Few files lie between a call and its first token, and architecture.md names them: it is what a stranger opens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+import parlay
+from parlay import LLM, SamplingParams
+from parlay.aio import AsyncLLM
+from parlay.aio.stream import JobQueue, JobStream
+from parlay.drafters.stores.suffix_decoding import SuffixDecoding
+from parlay.engine.commit import commit
+from parlay.models.compiled.forward import CompiledForward
+from parlay.sampling.sampler import sample
+from parlay.serve.guard.body_route import read_json
+from parlay.serve.guard.connection import Connection
+from parlay.serve.openai.chat.to_request import chat_request
+from parlay.serve.protocol.answering import DataFrames
+from parlay.text.detokenizer import TextStream
+
+PACKAGE = Path(parlay.__file__).parent
+PAGE = Path(__file__).parents[2] / "docs" / "developers" / "architecture.md"
+MOST_GENERATE, MOST_CHAT = 22, 43
+"""The second counts the files of both tables."""
+
+EVENTS: frozenset[CodeType] = frozenset(
+    function.__code__
+    for function in (
+        *(read_json, chat_request, SuffixDecoding.propose, CompiledForward.run, sample, commit, TextStream.push),
+        *(TextStream.release, JobQueue.put, JobStream.take, DataFrames.encode),
+    )
+)
+"""Where a request becomes something else. Whoever follows it opens all files that are on the call stack there."""
+INTERFACES = {"models/forward.py"}
+"""Protocols whose own lines only call what implements them."""
+
+
+class Trace:
+    """Notes the package's files in which functions are entered, and those on the call stack at an event."""
+
+    def __init__(self) -> None:
+        self.entered: set[str] = set()
+        self.stacked: set[str] = set()
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        if event != "call" or (name := _name(frame)) is None:
+            return
+        self.entered.add(name)
+        if frame.f_code in EVENTS:
+            below: FrameType | None = frame
+            while below is not None:
+                self.stacked.update(filter(None, [_name(below)]))
+                below = below.f_back if below.f_code is not LLM.generate.__code__ else None
+
+
+def _name(frame: FrameType) -> str | None:
+    path = frame.f_code.co_filename
+    return path[len(str(PACKAGE)) + 1 :].replace(os.sep, "/") if path.startswith(f"{PACKAGE}{os.sep}") else None
+
+
+@contextmanager
+def traced(engine: AsyncLLM) -> Iterator[Trace]:
+    """Trace the engine's thread, and all threads that begin meanwhile."""
+    trace = Trace()
+    threading.setprofile(trace)
+    asyncio.run(engine.between_steps(lambda _: sys.setprofile(trace)))
+    try:
+        yield trace
+    finally:
+        asyncio.run(engine.between_steps(lambda _: sys.setprofile(None)))
+        threading.setprofile(None)
+
+
+def table(title: str) -> set[str]:
+    """The files that the first column of a section's table names."""
+    section = PAGE.read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, flags=re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+GENERATE, CHAT = table("A request in Python"), table("A request over HTTP")
+
+
+def test_the_walks_are_short() -> None:
+    assert len(GENERATE) <= MOST_GENERATE
+    assert len(GENERATE | CHAT) <= MOST_CHAT
+
+
+def test_generate_enters_the_files_of_its_walk(engine: AsyncLLM) -> None:
+    def generate(llm: LLM) -> None:
+        llm.generate("Hello", SamplingParams(max_tokens=8, ignore_eos=True))
+
+    with traced(engine) as trace:
+        asyncio.run(engine.between_steps(generate))
+    assert {name for name in GENERATE if name.endswith(".py")} - trace.entered == set(), "nothing happens there"
+    assert trace.stacked - INTERFACES - GENERATE == set(), "they lie on the way, and the table leaves them out"
+
+
+def test_a_chat_enters_the_files_of_its_walk(engine: AsyncLLM, make_app: Callable[..., FastAPI]) -> None:
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "ignore_eos": True, "stream": True}
+    with traced(engine) as trace, listening(make_app()) as address:
+        answer = httpx.post(f"{address}/v1/chat/completions", json={"model": "parlay-mini", **body}, timeout=300)
+    assert answer.status_code == 200, answer.text
+    wanted = {name for name in GENERATE | CHAT if name.endswith(".py")}
+    assert wanted - trace.entered == set(), "nothing happens there"
+    assert trace.stacked - INTERFACES - wanted == set(), "they lie on the way, and the tables leave them out"
+
+
+@contextmanager
+def listening(app: FastAPI) -> Iterator[str]:
+    """The application on a free port, with the connections that `parlay serve` has."""
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", http=Connection))
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
