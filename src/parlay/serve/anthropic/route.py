@@ -14,9 +14,9 @@ from parlay.serve.anthropic.to_request import NAMES, count_request, messages_req
 from parlay.serve.chat.job import ChatJob, chat_job
 from parlay.serve.errors import MessageErrorBody, responses
 from parlay.serve.guard.body_route import BodyRoute
-from parlay.serve.protocol.answering import answer_whole, described, in_thread
+from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread
 from parlay.serve.protocol.body import note_ignored
-from parlay.serve.protocol.resuming import answer_resumable
+from parlay.serve.protocol.resuming import resumable
 from parlay.serve.protocol.running import make_run
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
@@ -56,7 +56,8 @@ def _add_create(routes: APIRouter, registry: Registry, settings: Settings) -> No
         run = make_run(served, [chat.job], chat.names, request, settings)
         if body.stream:
             chunks = MessageChunks(chat.job, shape)
-            return await answer_resumable(request, run, chunks, body.resume, (shape.id, 0))
+            stream, headers = await resumable(request, run, chunks, body.resume, (shape.id, 0))
+            return await answer_streamed(request, run, stream, headers)
         return await answer_whole(request, run, lambda outputs: JSONResponse(message_reply(outputs[0], shape)))
 
 

@@ -19,10 +19,10 @@ from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.llama_server.body import InfillBody, LlamaBody, LlamaCompletionBody, SlotBody
 from parlay.serve.llama_server.reply import LlamaChunks, LlamaShape
-from parlay.serve.protocol.answering import answer_whole, in_thread
+from parlay.serve.protocol.answering import answer_streamed, answer_whole, in_thread
 from parlay.serve.protocol.body import check_extras, conflict, note_ignored
 from parlay.serve.protocol.fill_in_the_middle import Gap, GapFields, infill_prompt
-from parlay.serve.protocol.resuming import answer_resumable, going_on
+from parlay.serve.protocol.resuming import going_on, resumable
 from parlay.serve.protocol.running import Run, make_run
 from parlay.serve.protocol.sampling_from_body import (
     FieldNames,
@@ -193,7 +193,8 @@ async def _answer(
     )
     run = make_run(served, jobs, _NAMES, request, settings)
     if body.stream:
-        return await answer_resumable(request, run, LlamaChunks(shape, jobs[0].samples[0]), body.resume)
+        stream, headers = await resumable(request, run, LlamaChunks(shape, jobs[0].samples[0]), body.resume)
+        return await answer_streamed(request, run, stream, headers)
 
     def reply(outputs: list[RequestOutput]) -> Response:
         replies = [shape.reply(output) for output in outputs]

@@ -27,11 +27,11 @@ from parlay.serve.ollama.to_request import (
     ollama_options,
     ollama_params,
 )
-from parlay.serve.protocol.answering import answer_whole, described, in_thread
+from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread
 from parlay.serve.protocol.body import check_extras, note_ignored
 from parlay.serve.protocol.fill_in_the_middle import Gap, infill_prompt
 from parlay.serve.protocol.logprobs import Speller
-from parlay.serve.protocol.resuming import answer_resumable
+from parlay.serve.protocol.resuming import resumable
 from parlay.serve.protocol.running import make_run
 from parlay.serve.protocol.sampling_from_body import FieldNames, filling, prepare
 from parlay.serve.registry import Registry
@@ -138,7 +138,8 @@ async def _answer(
     )
     run = make_run(served, [chat.job], chat.names, request, settings)
     if body.streamed:
-        return await answer_resumable(request, run, OllamaChunks(chat.job, shape), body.resume)
+        stream, headers = await resumable(request, run, OllamaChunks(chat.job, shape), body.resume)
+        return await answer_streamed(request, run, stream, headers)
     return await answer_whole(request, run, lambda outputs: JSONResponse(ollama_reply(outputs[0], shape)))
 
 

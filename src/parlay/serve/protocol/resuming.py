@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from fastapi import Request
 from pydantic import Field
-from starlette.responses import Response
 
 from parlay.certificates.gate import rule_level
 from parlay.llm.input_processor import RequestOptions
@@ -21,7 +20,7 @@ from parlay.models.fetch.origin import build_fingerprint
 from parlay.serve.chat.job import chat_template
 from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Served
-from parlay.serve.protocol.answering import COMMENT, Chunk, Chunks, Frames, answer_streamed, in_thread
+from parlay.serve.protocol.answering import COMMENT, Chunk, Chunks, Frames, in_thread
 from parlay.serve.protocol.body import Body, TokenId, conflict
 from parlay.serve.protocol.json_values import ALL_WHOLE, WHOLE
 from parlay.serve.protocol.resume_comments import DONE, END, FAILED, HEADER, NO, OPENED, TOKENS
@@ -157,7 +156,7 @@ def renamed(shape: Shape, resume: Resume | None) -> Shape:
     return replace(shape, id=resume.id, created=resume.created)
 
 
-async def answer_resumable(
+async def resumable(
     request: Request,
     run: Run,
     chunks: Chunks,
@@ -165,27 +164,27 @@ async def answer_resumable(
     names: tuple[str, int] = ("-", 0),
     *,
     never: str = "",
-) -> Response:
-    """Start the run and stream it; where the body asks for it, as a stream that can be resumed, or the rest of one.
+) -> tuple[Chunks, dict[str, str]]:
+    """The chunks to stream, and their headers: where the body asks for it, of a stream that can be resumed.
 
-    ``names`` are the id and the time that the whole stream has; ``never`` says why it can't be resumed in any case.
-    Raises ApiError where a stream is to go on that began with other weights, in another build, or from another prompt,
-    and what `answer_streamed` raises. The first request for a model reads its weights.
+    They are the rest of a stream if the body says what there was of it. ``names`` are the id and the time that the
+    whole stream has; ``never`` says why it can't be resumed in any case. Raises ApiError where a stream is to go on
+    that began with other weights, in another build, or from another prompt. The first request for a model reads its
+    weights.
     """
     if resume is None:
-        return await answer_streamed(request, run, chunks)
+        return chunks, {}
     served, jobs = run.served, run.jobs
     reason = await in_thread(request, lambda: never or _why_not(served, jobs), heavy=False)
     if reason:
         if resume.token_ids is not None:
             raise ApiError(400, f"the stream can't be resumed: {reason}", "resume", "not_resumable")
-        return await answer_streamed(request, run, chunks, {HEADER: f"{NO} {reason}"})
+        return chunks, {HEADER: f"{NO} {reason}"}
     own = _fingerprint(served, jobs)
     if resume.fingerprint not in (None, own):
         message = "resume.fingerprint is another one than here: weights, build, settings or prompt differ"
         raise ApiError(400, f"{message}; ask the server that began the stream", "resume.fingerprint", "not_resumable")
-    header = {HEADER: " ".join(map(str, (own, *names)))}
-    return await answer_streamed(request, run, ResumableChunks(chunks, jobs, resume), header)
+    return ResumableChunks(chunks, jobs, resume), {HEADER: " ".join(map(str, (own, *names)))}
 
 
 def _why_not(served: Served, jobs: Sequence[Job]) -> str:

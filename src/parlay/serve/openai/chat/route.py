@@ -13,11 +13,11 @@ from parlay.serve.openai.chat.outlined import Outlined
 from parlay.serve.openai.chat.reply import ChatChunks, ChatReply, ChatShape, chat_reply
 from parlay.serve.openai.chat.to_request import NAMES, chat_request
 from parlay.serve.openai.chunks import WHOLE_VOTE
-from parlay.serve.protocol.answering import answer_whole, described, in_thread, read
+from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread, read
 from parlay.serve.protocol.body import note_ignored
 from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.outlining import outline_params
-from parlay.serve.protocol.resuming import Resume, answer_resumable, renamed
+from parlay.serve.protocol.resuming import Resume, renamed, resumable
 from parlay.serve.protocol.running import make_run
 from parlay.serve.protocol.steps_ahead import ROUNDS, drafted_ahead
 from parlay.serve.protocol.usage import StreamUsage
@@ -59,7 +59,8 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
             usage = StreamUsage(body.wants_usage, body.running_usage)
             chunks = ChatChunks(chat.job, shape, usage, (body.resume or Resume()).ended or ())
             never = WHOLE_VOTE if body.vote is not None else ROUNDS if body.reason_ahead is not None else ""
-            return await answer_resumable(request, run, chunks, body.resume, (shape.id, shape.created), never=never)
+            stream, headers = await resumable(request, run, chunks, body.resume, (shape.id, shape.created), never=never)
+            return await answer_streamed(request, run, stream, headers)
         return await answer_whole(request, run, lambda outputs: JSONResponse(chat_reply(outputs[0], shape)))
 
     return routes

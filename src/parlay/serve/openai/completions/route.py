@@ -25,10 +25,10 @@ from parlay.serve.openai.chat.to_request import read_schema, schema_field
 from parlay.serve.openai.chunks import WHOLE_VOTE
 from parlay.serve.openai.completions.body import DEFAULT_TOKENS, CompletionBody
 from parlay.serve.openai.completions.reply import CompletionChunks, CompletionReply, CompletionShape, completion_reply
-from parlay.serve.protocol.answering import answer_whole, answer_work, described, in_thread, read
+from parlay.serve.protocol.answering import answer_streamed, answer_whole, answer_work, described, in_thread, read
 from parlay.serve.protocol.body import check_extras
 from parlay.serve.protocol.fill_in_the_middle import Gap, infill_prompt
-from parlay.serve.protocol.resuming import Resume, answer_resumable, renamed
+from parlay.serve.protocol.resuming import Resume, renamed, resumable
 from parlay.serve.protocol.running import make_run
 from parlay.serve.protocol.sampling_from_body import (
     FieldNames,
@@ -72,7 +72,8 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
             usage = StreamUsage(body.wants_usage, body.running_usage)
             chunks = CompletionChunks(jobs, shape, usage, (body.resume or Resume()).ended or ())
             never = WHOLE_VOTE if body.vote is not None else ""
-            return await answer_resumable(request, run, chunks, body.resume, (shape.id, shape.created), never=never)
+            stream, headers = await resumable(request, run, chunks, body.resume, (shape.id, shape.created), never=never)
+            return await answer_streamed(request, run, stream, headers)
         return await answer_whole(request, run, lambda outputs: JSONResponse(completion_reply(outputs, shape)))
 
     return routes

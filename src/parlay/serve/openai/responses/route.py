@@ -20,10 +20,10 @@ from parlay.serve.openai.responses.body import ResponsesBody
 from parlay.serve.openai.responses.reply import ResponseChunks, ResponseReply, ResponseShape, whole_response
 from parlay.serve.openai.responses.response_store import ResponseStore, StoredResponse
 from parlay.serve.openai.responses.to_request import NAMES, joined, read_input, responses_request
-from parlay.serve.protocol.answering import answer_whole, described, in_thread
+from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread
 from parlay.serve.protocol.body import note_ignored
 from parlay.serve.protocol.logprobs import Speller
-from parlay.serve.protocol.resuming import answer_resumable, renamed
+from parlay.serve.protocol.resuming import renamed, resumable
 from parlay.serve.protocol.running import make_run
 from parlay.serve.protocol.steps_ahead import ROUNDS, drafted_ahead
 from parlay.serve.registry import Registry
@@ -72,7 +72,8 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
             never = _NO_LOGPROBS if body.logprobs is not None else ROUNDS if body.reason_ahead is not None else ""
             chunks = ResponseChunks(chat.job, shape)
             names = shape.id, shape.created
-            return await answer_resumable(request, run, chunks, body.resume, names, never=never)
+            stream, headers = await resumable(request, run, chunks, body.resume, names, never=never)
+            return await answer_streamed(request, run, stream, headers)
         return await answer_whole(request, run, lambda outputs: JSONResponse(whole_response(outputs[0], shape)))
 
     _add_count(routes, registry, settings)
