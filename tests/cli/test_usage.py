@@ -145,6 +145,23 @@ def test_an_interrupt_while_a_class_is_made_is_an_interrupt() -> None:
     assert guarded(importing) == 130
 
 
+def test_an_interrupt_that_a_library_would_lose_while_it_is_imported_ends_the_program(tmp_path: Path) -> None:
+    """As torch does where it looks for numpy."""
+    (tmp_path / "torch.py").write_text("""import signal
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    raise SystemExit("lost")""")
+    program = """import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also as a job in the background
+from parlay.cli import main
+sys.path.insert(0, sys.argv.pop())
+sys.exit(main())"""
+    words = [sys.executable, "-c", program, "models", str(tmp_path)]
+    run = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
 @pytest.mark.parametrize("words", [("bench", "--workloads"), ("bench", "--workloads", "humaneval", "--data")])
 def test_a_text_in_place_of_a_path_is_one_line(cli: Cli, words: tuple[str, ...]) -> None:

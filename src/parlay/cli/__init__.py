@@ -10,10 +10,12 @@ import errno
 import io
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
+from types import FrameType
 from typing import Literal, NoReturn, Protocol, TextIO
 
 from parlay import __version__
@@ -134,8 +136,24 @@ def _unknown(words: Sequence[str]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line, by default the process's own, and return the exit code; argparse may exit instead."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    return guarded(lambda: _dispatch(words))
+    if arguments is not None:
+        return guarded(lambda: _dispatch(list(arguments)))
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # jobs in the background of a shell ignore it
+        signal.signal(signal.SIGINT, _interrupt)
+    try:
+        return guarded(lambda: _dispatch(sys.argv[1:]))
+    finally:
+        if signal.getsignal(signal.SIGINT) is _interrupt:  # a server has left another
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # the end of Python would print a traceback
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """End at once amid an import, where libraries lose the exception, or abort with a dump of memory."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "importlib._bootstrap":
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def guarded(command: Callable[[], int]) -> int:
