@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import subprocess
 import sys
 from argparse import Namespace
@@ -145,21 +146,21 @@ def test_an_interrupt_while_a_class_is_made_is_an_interrupt() -> None:
     assert guarded(importing) == 130
 
 
-def test_an_interrupt_that_a_library_would_lose_while_it_is_imported_ends_the_program(tmp_path: Path) -> None:
-    """As torch does where it looks for numpy."""
-    (tmp_path / "torch.py").write_text("""import signal
+@pytest.mark.parametrize(("module", "code"), [("argparse", -signal.SIGINT), ("torch", 130)])
+def test_an_interrupt_amid_an_import_ends_the_program_without_a_word(module: str, code: int, tmp_path: Path) -> None:
+    """From the first module on, and also where a library loses the exception, as torch does when it looks for numpy."""
+    (tmp_path / f"{module}.py").write_text("""import signal
 try:
     signal.raise_signal(signal.SIGINT)
 except KeyboardInterrupt:
     raise SystemExit("lost")""")
-    program = """import signal, sys
+    program = """import runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also as a job in the background
-from parlay.cli import main
 sys.path.insert(0, sys.argv.pop())
-sys.exit(main())"""
+runpy.run_module("parlay", run_name="__main__", alter_sys=True)"""
     words = [sys.executable, "-c", program, "models", str(tmp_path)]
     run = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stdout, run.stderr) == (130, "", "")
+    assert (run.returncode, run.stdout, run.stderr) == (code, "", "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")

@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line, by default the process's own, and return the exit code; argparse may exit instead."""
     if arguments is not None:
         return guarded(lambda: _dispatch(list(arguments)))
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # jobs in the background of a shell ignore it
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as jobs in the background of a shell have it
         signal.signal(signal.SIGINT, _interrupt)
     try:
         return guarded(lambda: _dispatch(sys.argv[1:]))
