@@ -38,11 +38,15 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
+@pytest.fixture(scope="module")
+def locked(make_app: MakeApp) -> TestClient:
+    return TestClient(make_app(keys=KEYS))
+
+
 @pytest.mark.parametrize("key", KEYS)
-def test_each_key_opens_the_door(make_app: MakeApp, key: str) -> None:
-    client = TestClient(make_app(keys=KEYS))
-    assert client.get("/v1/models", headers=bearer(key)).status_code == 200
-    assert client.post("/tokenize", json={"prompt": "x"}, headers=bearer(key)).status_code == 200
+def test_each_key_opens_the_door(locked: TestClient, key: str) -> None:
+    assert locked.get("/v1/models", headers=bearer(key)).status_code == 200
+    assert locked.post("/tokenize", json={"prompt": "x"}, headers=bearer(key)).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -61,35 +65,31 @@ def test_each_key_opens_the_door(make_app: MakeApp, key: str) -> None:
         "Bearer s\xe9same",
     ],
 )
-def test_nothing_else_does(make_app: MakeApp, header: str) -> None:
-    client = TestClient(make_app(keys=KEYS))
+def test_nothing_else_does(locked: TestClient, header: str) -> None:
     headers = {"Authorization": header.encode("latin-1")} if header else {}
     for address in GUARDED:
-        response = client.get(address, headers=headers)
+        response = locked.get(address, headers=headers)
         assert (response.status_code, response.headers["WWW-Authenticate"]) == (401, "Bearer")
         assert response.json()["error"]["code"] == "invalid_api_key"
         assert "sesame" not in response.text
 
 
-def test_no_byte_of_a_body_is_read_before_the_key(make_app: MakeApp) -> None:
-    client = TestClient(make_app(keys=KEYS))
-    assert client.post("/tokenize", content=b"{", headers={"Content-Type": "application/json"}).status_code == 401
+def test_no_byte_of_a_body_is_read_before_the_key(locked: TestClient) -> None:
+    assert locked.post("/tokenize", content=b"{", headers={"Content-Type": "application/json"}).status_code == 401
 
 
-def test_health_and_page_are_open(make_app: MakeApp) -> None:
-    client = TestClient(make_app(keys=KEYS))
+def test_health_and_page_are_open(locked: TestClient) -> None:
     for address in (*OPEN, "/page/app.js"):
-        assert client.get(address).status_code == 200
+        assert locked.get(address).status_code == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "GET", "HEAD"])
 @pytest.mark.parametrize("body", [b"x", iter([b"x"])], ids=["whole", "in chunks"])
-def test_what_is_open_takes_no_body_without_a_key(make_app: MakeApp, method: str, body: Any) -> None:
+def test_what_is_open_takes_no_body_without_a_key(locked: TestClient, method: str, body: Any) -> None:
     """It would hold the memory, and a POST the place, of those who have keys."""
-    client = TestClient(make_app(keys=KEYS))
     for address in ("/health", "/page/app.js"):
-        assert client.request(method, address, content=body).status_code == 401
-    assert client.get("/health", headers={"Content-Length": "0"}).status_code == 200
+        assert locked.request(method, address, content=body).status_code == 401
+    assert locked.get("/health", headers={"Content-Length": "0"}).status_code == 200
 
 
 def test_nobody_without_a_key_takes_a_place(make_app: MakeApp) -> None:
@@ -206,6 +206,11 @@ def test_what_a_router_learns_of_one_key_stays_with_it_and_names_no_key(
 # --------------------------------------------------------------------------------------------------------- other sites
 
 
+@pytest.fixture(scope="module")
+def at_home(make_app: MakeApp) -> TestClient:
+    return TestClient(make_app(hosts=("localhost", "[::1]")))
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [
@@ -219,9 +224,8 @@ def test_what_a_router_learns_of_one_key_stays_with_it_and_names_no_key(
         ("localhost:80@evil.example", 403),
     ],
 )
-def test_a_foreign_host_name_is_turned_away(make_app: MakeApp, host: str, status: int) -> None:
-    client = TestClient(make_app(hosts=("localhost", "[::1]")))
-    assert client.get("/v1/models", headers={"Host": host}).status_code == status
+def test_a_foreign_host_name_is_turned_away(at_home: TestClient, host: str, status: int) -> None:
+    assert at_home.get("/v1/models", headers={"Host": host}).status_code == status
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])

@@ -71,7 +71,7 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def limited(make_app: Any) -> TestClient:
     return TestClient(make_app(max_tokens=64))
 

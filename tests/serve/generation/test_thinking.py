@@ -65,7 +65,7 @@ def engine(folder: Path) -> Iterator[AsyncLLM]:
     asyncio.run(engine.close(0))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(engine: AsyncLLM) -> TestClient:
     return TestClient(create_app({"thinker": engine}))
 
