@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,10 @@ from parlay.train.processes import Alone, processes
 from parlay.types import ParlayError
 
 ROOT = Path(__file__).parents[2]
-OWN = """
+SCRIPT = """
+import contextlib
+import io
+import runpy
 import sys
 from pathlib import Path
 from safetensors.torch import save_file
@@ -28,44 +32,57 @@ from tests.train.test_loop import TEXTS, Toy
 
 where, toy, folder = processes(), Toy(), Path(sys.argv[1])
 options = LoopOptions(updates=12, interval=3600.0, batch_tokens=16, slow_rate=0.01)
-with Watch("Training", wanted=False) as watch:
+with contextlib.redirect_stdout(io.StringIO()), Watch("Training", wanted=False) as watch:
     reached = Loop(toy, options, folder / "state.safetensors", where).run(TEXTS, TEXTS, watch)
 save_file({"weight": toy.module.weight.detach()}, folder / f"{where.rank}.safetensors")
 (folder / f"{where.rank}.txt").write_text(f"{reached.step} {reached.tokens}")
+del sys.argv[1]
+runpy.run_module("parlay", run_name="__main__", alter_sys=True)
 """
 
 
-def launched(*argv: str) -> subprocess.CompletedProcess[str]:
+@dataclass(frozen=True)
+class Trained:
+    """What two processes left in a folder, and what they said of the command."""
+
+    folder: Path
+    said: str
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """One pair of processes trains a toy and then runs the command: to start a pair takes longest."""
     pytest.importorskip("accelerate")
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "texts").mkdir()
+    (folder / "texts" / "a.md").write_text("The harbour was quiet before the storm. " * 300)
+    (folder / "own.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    argv = [
+        *(str(folder / "own.py"), str(folder), "train", "medusa", "--model", "parlay-mini"),
+        *("--texts", str(folder / "texts"), "--shards", "0", "--work", str(folder / "work")),
+        *("--out", str(folder / "head"), "--longest", "64", "--updates", "3"),
+    ]
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths}  # for a script that imports tests
-    return subprocess.run([*command, *argv], capture_output=True, text=True, timeout=300, env=environment)
-
-
-def test_all_processes_end_with_the_same_weights(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN)
-    done = launched(str(tmp_path / "own.py"), str(tmp_path))
+    done = subprocess.run([*command, *argv], capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
-    one, other = (load_file(tmp_path / f"{rank}.safetensors")["weight"] for rank in (0, 1))
+    return Trained(folder, done.stdout)
+
+
+def test_all_processes_end_with_the_same_weights(trained: Trained) -> None:
+    one, other = (load_file(trained.folder / f"{rank}.safetensors")["weight"] for rank in (0, 1))
     assert torch.equal(one, other)
-    told = {(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)}
+    told = {(trained.folder / f"{rank}.txt").read_text() for rank in (0, 1)}
     assert told == {f"12 {12 * 2 * 16}"}, "updates of both, and the tokens of both"
-    assert torch.equal(load_file(tmp_path / "state.safetensors")["module.weight"], one)
+    assert torch.equal(load_file(trained.folder / "state.safetensors")["module.weight"], one)
 
 
-def test_the_command_trains_a_head_in_two_processes(tmp_path: Path) -> None:
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.md").write_text("The harbour was quiet before the storm. " * 300)
-    done = launched(
-        *("-m", "parlay", "train", "medusa", "--model", "parlay-mini", "--texts", str(tmp_path / "texts")),
-        *("--shards", "0", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "head")),
-        *("--longest", "64", "--updates", "3"),
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"{tmp_path / 'head'}: step 3 " in done.stdout
-    assert done.stdout.count("held-out") == 2, "one process tells how far it is, and what it reached"
-    assert (tmp_path / "head" / "model.safetensors").exists()
+def test_the_command_trains_a_head_in_two_processes(trained: Trained) -> None:
+    head = trained.folder / "head"
+    assert f"{head}: step 3 " in trained.said
+    assert trained.said.count("held-out") == 2, "one process tells how far it is, and what it reached"
+    assert (head / "model.safetensors").exists()
 
 
 def test_one_process_needs_no_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
