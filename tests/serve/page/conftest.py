@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
@@ -38,9 +39,9 @@ def browser() -> Iterator[Browser]:
         yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
 
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[Open]:
-    """``open_page(url, **context)``: the page in a browser of its own.
+@contextmanager
+def opening(browser: Browser) -> Iterator[Open]:
+    """``open(url, **context)``: the page in a browser of its own.
 
     No script may fail in it, nothing may break its security policy, and no request may go to another host.
     """
@@ -62,6 +63,12 @@ def open_page(browser: Browser) -> Iterator[Open]:
     for context in contexts:
         context.close()
     assert not faults
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
+    with opening(browser) as open:
+        yield open
 
 
 @pytest.fixture

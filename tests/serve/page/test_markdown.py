@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from playwright.sync_api import Page, expect
+import pytest
+from playwright.sync_api import Browser, Page, expect
 
 from tests.serve.page.actions import press, send
+from tests.serve.page.conftest import opening
+from tests.serve.page.fake_server import Fake
 
 DOCUMENT = """\
 # Cats & dogs
@@ -99,13 +103,21 @@ WIDE = [
 ]
 
 
+@pytest.fixture(scope="module")
+def blank(browser: Browser, server: Fake) -> Iterator[Page]:
+    """A page in which nothing was said. What `draw` draws stands nowhere in it, and stays until nobody looks."""
+    server.reset()
+    with opening(browser) as open:
+        yield open(server.url)
+
+
 def draw(page: Page, text: str, *, steps: bool = False) -> dict[str, Any]:
     drawn: dict[str, Any] = page.evaluate(DRAW, [text, steps])
     return drawn
 
 
-def test_markdown_becomes_what_it_means(page: Page) -> None:
-    drawn = draw(page, DOCUMENT)
+def test_markdown_becomes_what_it_means(blank: Page) -> None:
+    drawn = draw(blank, DOCUMENT)
     assert drawn["names"] == OUTLINE
     assert drawn["links"] == ["https://example.org/a_(b)"]
     assert 'return "<b>"' in drawn["text"]
@@ -115,15 +127,15 @@ def test_markdown_becomes_what_it_means(page: Page) -> None:
     assert '<td class="right">' in drawn["html"]
 
 
-def test_what_comes_piece_by_piece_ends_as_the_whole_and_touches_no_complete_block(page: Page) -> None:
+def test_what_comes_piece_by_piece_ends_as_the_whole_and_touches_no_complete_block(blank: Page) -> None:
     """A block that is replaced would flicker, and take a selection with it."""
-    drawn = draw(page, DOCUMENT, steps=True)
-    assert drawn["html"] == draw(page, DOCUMENT)["html"]
+    drawn = draw(blank, DOCUMENT, steps=True)
+    assert drawn["html"] == draw(blank, DOCUMENT)["html"]
     assert drawn["kept"] == 1
 
 
-def test_a_mark_that_is_not_closed_yet_is_not_shown(page: Page) -> None:
-    shown = page.evaluate("""async () => {
+def test_a_mark_that_is_not_closed_yet_is_not_shown(blank: Page) -> None:
+    shown = blank.evaluate("""async () => {
       const { Markdown } = await import("/page/markdown.js");
       const host = document.createElement("div");
       const markdown = new Markdown(host);
@@ -135,18 +147,18 @@ def test_a_mark_that_is_not_closed_yet_is_not_shown(page: Page) -> None:
     assert shown == ["The bo", "The bold co", "The bold code"]
 
 
-def test_hostile_text_is_inert(page: Page) -> None:
+def test_hostile_text_is_inert(blank: Page) -> None:
     for text in HOSTILE:
-        drawn = draw(page, text)
+        drawn = draw(blank, text)
         assert set(drawn["names"].split(",")) <= ELEMENTS, text
         assert set(drawn["attributes"]) <= ATTRIBUTES, text
         assert all(link.startswith("https://") for link in drawn["links"]), text
-    assert page.evaluate("window.hacked") is None
+    assert blank.evaluate("window.hacked") is None
 
 
-def test_no_text_takes_long_to_draw(page: Page) -> None:
+def test_no_text_takes_long_to_draw(blank: Page) -> None:
     for text in WIDE:
-        assert draw(page, text)["milliseconds"] < 3000, text[:20]
+        assert draw(blank, text)["milliseconds"] < 3000, text[:20]
 
 
 def test_code_is_copied_as_it_was_written(page: Page) -> None:
