@@ -15,9 +15,10 @@ from parlay.engine.scheduler import Limits, Scheduler
 from parlay.engine.sequence_step import SequenceStep, charge, isolated, named
 from parlay.engine.tally import Clock, plausible, since
 from parlay.engine.target_layers import TargetLayers
-from parlay.engine.verify import Begun, accept, begin, finish, rank, verify
+from parlay.engine.verify import Begun, accept, begin, finish, is_spoilt, rank, verify
 from parlay.system.threads import torch_on_one
 from parlay.types import (
+    NO_DRAFT,
     NOTHING_SPENT,
     BesideDrafter,
     Cost,
@@ -246,7 +247,9 @@ class Engine:
         """Let accept rules decide drafts, and selectors places. Early prefill chunks have nothing to decide."""
         due = [step for step in _without_fault(steps) if step.at_root]
         canvases = [step for step in due if step.sequence.canvas is not None]
-        accept(_without_canvas(due) if canvases else due)
+        accept(drafting := _without_canvas(due) if canvases else due)
+        if spoilt := [step for step in drafting if is_spoilt(step)]:
+            self._accept_without_drafts(spoilt, seconds)
         if canvases:
             fill(canvases, self.max_context, self.limits.max_draft_rows)
         if wants_top_k := [step for step in due if step.watching and step.fault is None and step.wants_top_k]:
@@ -255,6 +258,14 @@ class Engine:
             ranking = since(began, self._clock)
             charge([(step, drafter) for step in wants_top_k for drafter in step.wants_top_k], ranking)
             seconds.draft += ranking
+
+    def _accept_without_drafts(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
+        """Run and decide steps anew as if nobody had drafted. What that costs is nobody's price of rows."""
+        seconds.whole = False
+        for step in steps:
+            step.fault, step.draft = None, NO_DRAFT
+        verify(self.runner, steps)
+        accept(_without_fault(steps))
 
     def _commit(self, steps: list[SequenceStep]) -> None:
         for step in _without_fault(steps):

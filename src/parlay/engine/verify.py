@@ -130,6 +130,15 @@ def accept(steps: list[SequenceStep]) -> None:
         _decide(escaping)
 
 
+def is_spoilt(step: SequenceStep) -> bool:
+    """Whether the root's logits are NaN, and a node of the draft may have made them so.
+
+    Attention gives what a row must not see the weight 0, and 0 times NaN is NaN.
+    """
+    drafted = step.fault is not None and bool(step.draft.tree.tokens)
+    return drafted and bool(step.out.logits_RV[step.root].isnan().any())
+
+
 def _decide(steps: list[SequenceStep]) -> None:
     for group in grouped(steps, lambda step: (id(step.sequence.rule), id(step.out))):
         isolated(_judge, group, lambda step, error: step.fail(named(error), error))
