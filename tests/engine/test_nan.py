@@ -14,10 +14,11 @@ from parlay.models.native import NativeRunner
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
+from parlay.testing.conformance.stage import Steady
 from parlay.testing.toy_drafters import ToyDrafter
 from parlay.types import Draft, NoiseKey, Request, SamplingParams, SequenceView, Strategy, Tree
 from tests.engine.test_step import run
-from tests.engine.toy_engine import PLAIN, Steady, committed
+from tests.engine.toy_engine import PLAIN, committed
 
 SICK = 7
 """The token whose embedding is NaN. Nobody chooses it."""

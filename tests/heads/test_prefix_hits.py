@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from parlay.drafters.heads import text_rows
 from parlay.drafters.heads.eagle3 import Eagle3
+from parlay.drafters.heads.text_rows import HeadSequences
 from parlay.engine.target_layers import TargetLayers
 from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact
@@ -130,4 +132,34 @@ def test_what_was_written_in_a_pause_is_left_out(
     assert drafted.token_ids == plain.token_ids
     assert len(drafts) > 3
     assert set(drafts) == {2}
+    assert asked == ([] if sees else [1] * len(drafts))
+
+
+@pytest.mark.parametrize("sees", [False, True])
+def test_no_number_of_pauses_makes_the_record_of_them_longer(
+    sees: bool, *, model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch, asked: list[int], drafts: list[int]
+) -> None:
+    """The head drafts on, and still nothing of the pauses is computed."""
+    plan, reserve, steps, lengths = Fixed.plan, HeadSequences.reserve, itertools.count(), list[int]()
+
+    def seldom(self: Fixed, views: Sequence[SequenceView]) -> Budgets:
+        step = next(steps) % 4
+        watching = [(0,)] * len(views) if sees and step == 2 else ()
+        return plan(self, views) if step == 3 else Budgets([0] * len(views), watching=watching)
+
+    def counted(self: HeadSequences, view: SequenceView, tokens: int, busy: set[int]) -> bool:
+        lengths.append(len(self.aligned(view).gaps))
+        return reserve(self, view, tokens, busy)
+
+    monkeypatch.setattr(Fixed, "plan", seldom)
+    monkeypatch.setattr(HeadSequences, "reserve", counted)
+    monkeypatch.setattr(text_rows, "GAPS", 4)
+    with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
+        params = SamplingParams(temperature=0, max_tokens=60)
+        prompt = [TokensPrompt(prompt_token_ids=_SHARED)]
+        drafted = llm.generate(prompt, params, strategy=strategy)[0].outputs[0]
+        plain = llm.generate(prompt, params, strategy="none")[0].outputs[0]
+    assert drafted.token_ids == plain.token_ids
+    assert len(drafts) > 9
+    assert max(lengths) == 4
     assert asked == ([] if sees else [1] * len(drafts))

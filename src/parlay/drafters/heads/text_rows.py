@@ -20,6 +20,9 @@ from parlay.types import Features, Observation, OutOfRoom, Runner, Segment, Sequ
 
 _CHUNK = 512  # rows of one sequence in one forward
 _FEW = 16  # rows that run with the last one: to run those before it first would take longer
+GAPS = 64
+"""Most gaps of one text, since each row is found by going through them. One more, and the text's later half of them
+becomes one: the rows between these go."""
 
 
 @dataclass(slots=True)
@@ -194,7 +197,9 @@ class HeadSequences:
         end = min(seen, len(view.tokens) - 2)
         if known >= end or (seen == len(view.tokens) - 1 and known < view.prompt_length):
             return False
-        held.gaps.append((known, end))
+        if len(held.gaps) == GAPS:
+            self._forget(held, held.rows_before(held.gaps[GAPS // 2][0]))
+        held.gaps.append((held.known, end))
         held.text.tokens += view.tokens[len(held.text.tokens) : end]
         self._join(held, view)
         return True
