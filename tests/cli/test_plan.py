@@ -8,13 +8,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
 from parlay import LLM, SamplingParams
 from parlay.bench.loops import first_loop
 from parlay.bench.plan import machine
 from parlay.bench.plan.acceptance import decoded
-from parlay.bench.plan.streaming import measure_disk
+from parlay.bench.plan.strategies import Models
+from parlay.bench.plan.streaming import measure_disk, sizes_of
 from parlay.bench.workloads import Item
+from parlay.cli import parser_of
+from parlay.cli.plan_machine import check_flags, ground_of, models_of
 from parlay.cost.calibrate import MachineCalibration
 from parlay.cost.devices import machine as known_machine
 from parlay.cost.fitting import TimedForward
@@ -23,6 +27,7 @@ from parlay.testing.checkpoints import save_random
 from parlay.types import ParlayError
 from tests.bench.plan.conftest import TINY, WORKS, config_only
 from tests.cli.conftest import MINI, Cli
+from tests.models import gguf_files
 
 __all__ = ["config_only"]  # the fixture
 
@@ -265,6 +270,10 @@ MISTAKES = {
     "weights that do not run here": (["--quantize", "q2_k"], "don't run here"),
     "rows that are no numbers": (["--device", "h200", "--rows", "1,many"], "--rows 1,many"),
     "no rows": (["--device", "h200", "--rows", "0"], "from 1"),
+    "more than the model holds": (
+        ["--device", "h200", "--context", "64,5000"],
+        "--context 5000: parlay-mini holds 4096",
+    ),
     "empty batch": (["--device", "h200", "--batch", ""], "--batch"),
     "acceptance": (["--device", "h200", "--acceptance", "2"], "--acceptance 2"),
     "unknown strategy": (["--calibrate", "--strategy", "prompt-lokup"], "did you mean prompt-lookup"),
@@ -291,6 +300,42 @@ def test_mistakes_are_one_line_and_exit_code_2(cli: Cli, case: str) -> None:
     assert result.err.startswith("parlay: error: ")
     assert result.err.count("\n") == 1
     assert named in result.err
+
+
+def test_models_known_by_name_hold_what_their_makers_say(cli: Cli) -> None:
+    words = ("--device", "h100", "--rows", "1", "--strategy", "none")
+    assert "llama-2-7b holds 4096 tokens" in cli("plan", "llama-2-7b", *words, "--context", "5000").err
+    assert "context 5,000" in cli("plan", "Qwen/Qwen3-8B", *words, "--context", "5000").out
+    assert "context 1,024" in cli("plan", "llama-2-7b", *words).out
+
+
+def planned(*words: str) -> Models:
+    options = parser_of("plan").parse([*words, "--device", "h100"])
+    check_flags(options)
+    return models_of(options, ground_of(options))
+
+
+def test_a_draft_model_has_its_own_bits(tmp_path: Path) -> None:
+    """It is not quantised with its target, and a GGUF file's weights stay as they are."""
+    save_random("llama-tied", tmp_path)
+    file = gguf_files.write(tmp_path / "draft.gguf", tmp_path, kind=Kind.Q8_0)
+    plain = planned("qwen2.5-7b", "--quantize", "q4_k_m", "--draft-model", "qwen2.5-0.5b").draft
+    stored = planned("qwen2.5-7b", "--draft-model", str(file)).draft
+    assert plain is not None
+    assert stored is not None
+    assert plain.weight_bytes == 2
+    assert 1 < stored.weight_bytes < 1.3
+
+
+def test_an_embedding_that_a_file_stores_twice_is_one_matrix_and_takes_twice_the_memory(tmp_path: Path) -> None:
+    matrix = save_random("llama-tied", tmp_path).get_input_embeddings().weight.detach().numpy()
+    once = gguf_files.write(tmp_path / "once.gguf", tmp_path, kind=Kind.Q8_0)
+    more = {"output.weight": (matrix, Kind.Q8_0)}
+    twice = gguf_files.write(tmp_path / "twice.gguf", tmp_path, kind=Kind.Q8_0, more=more)
+    one, two = (planned(str(file)).target for file in (once, twice))
+    assert one.parameters == two.parameters
+    assert two.stored_bytes - one.stored_bytes == pytest.approx(matrix.size * one.weight_bytes)
+    assert sizes_of(two).around == pytest.approx(2 * sizes_of(one).around, abs=1)
 
 
 def test_a_calibration_that_is_no_file_is_a_failure(cli: Cli, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from parlay.strategies.spelling import StrategySpec
 
 _MOST = 1 << 20
+_CONTEXT = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +42,9 @@ def _add_case_flags(parser: argparse.ArgumentParser) -> None:
     cases.add_argument(
         "--rows", default="1,2,4,8,16", metavar="N,...", help="rows of each sequence in a verify (default: 1,2,4,8,16)"
     )
-    cases.add_argument("--context", default="1024", metavar="N,...", help="tokens cached (default: 1024)")
+    cases.add_argument(
+        "--context", metavar="N,...", help="tokens cached (default: 1024, or as many as the model holds)"
+    )
     cases.add_argument("--batch", default="1", metavar="N,...", help="sequences at once (default: 1)")
     cases.add_argument(
         "--memory",
@@ -95,8 +98,9 @@ def run(options: argparse.Namespace) -> int:
             "--link is for --devices, the number of devices, or for --device NAME with --memory weights=SIZE, whose "
             "layers come over it, and not with --disk"
         )
-    rows, contexts, batches = (_counts(options, name) for name in ("rows", "context", "batch"))
+    rows, batches = (_counts(options, name) for name in ("rows", "batch"))
     check_flags(options)
+    contexts = _contexts(options)
     from parlay.bench.plan.report import case, with_kinds, with_offers
     from parlay.bench.plan.strategies import read_acceptance
     from parlay.cost.speed import Setting
@@ -252,6 +256,17 @@ def _has_weights(model: str) -> bool:
     except ParlayError:
         return False
     return found.is_file() or any(found.glob("*.safetensors"))
+
+
+def _contexts(options: argparse.Namespace) -> list[int]:
+    """The numbers of --context. Raises ValueError for more than the model holds."""
+    from parlay.bench.plan.shapes import read_model
+
+    wanted = _counts(options, "context") if options.context is not None else []
+    most = read_model(options.model).max_context
+    if wanted and max(wanted) > most:
+        raise ValueError(f"--context {max(wanted)}: {options.model} holds {most} tokens: give at most so many")
+    return wanted or [min(_CONTEXT, most)]
 
 
 def _counts(options: argparse.Namespace, name: str) -> list[int]:

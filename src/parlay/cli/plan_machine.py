@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from parlay.options import LoadOptions, UsageError
 if TYPE_CHECKING:
     from parlay.bench.plan.strategies import Models
     from parlay.bench.plan.weights import WeightType
-    from parlay.cost.roofline import Machine
+    from parlay.cost.roofline import Machine, ModelShape
 
 _BUSY = 0.5
 """Cores; with more of them busy during a calibration its page says so."""
@@ -35,7 +35,9 @@ def add_machine_flags(parser: argparse.ArgumentParser) -> None:
         f"(default: {DEFAULT_MODEL}, fetched at the first use)",
     )
     parser.add_argument("--model", help="the same as MODEL")
-    parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
+    parser.add_argument(
+        "--draft-model", metavar="MODEL", help="small model for strategies that draft with one, in the bits of its file"
+    )
     parser.add_argument(
         "--dtype", default="auto", help="number type of the weights: auto, float32, bfloat16, float16 or int8"
     )
@@ -105,33 +107,49 @@ def check_flags(options: argparse.Namespace) -> None:
 def models_of(options: argparse.Namespace, ground: Ground, *, experts: bool = False) -> Models:
     """Shapes of the model and of the one that drafts for it: the named one, or the one that goes with it.
 
+    A draft model is not quantised with its target: it has the bits of its file, or plain numbers.
+
     Raises UnsupportedModel for a mixture of experts without ``experts``.
     """
-    from parlay.bench.plan.shapes import CACHED_BYTES, read_model, shape_of
+    from parlay.bench.plan.shapes import CACHED_BYTES, read_model, shape_of, stores_twice
     from parlay.bench.plan.strategies import Models
     from parlay.models.fetch.resolving import BUILT_IN_DRAFTS
 
     draft = options.draft_model or BUILT_IN_DRAFTS.get(options.model)
     kv_bytes = CACHED_BYTES.get(options.kv_cache_dtype, ground.kv_bytes)
-    target, *drafts = [
-        shape_of(read_model(name), weight_bytes=ground.weights.bytes, kv_bytes=kv_bytes, experts=experts)
-        for name in (options.model, draft)
-        if name
-    ]
-    return Models(target, *drafts)
+
+    def shape(model: str, weight_bytes: float) -> ModelShape:
+        found = shape_of(read_model(model), weight_bytes=weight_bytes, kv_bytes=kv_bytes, experts=experts)
+        return replace(found, stored_twice=stores_twice(model))
+
+    drafting = None if draft is None else shape(draft, _draft_bytes(draft, ground))
+    return Models(shape(options.model, ground.weights.bytes), drafting)
+
+
+def _draft_bytes(draft: str, ground: Ground) -> float:
+    """Bytes of a draft model's weight. Plain numbers are those that are computed with, as keys and values are."""
+    stored = _stored_type(draft)
+    return ground.kv_bytes if stored is None else stored.bytes
+
+
+def _stored_type(model: str) -> WeightType | None:
+    """How a GGUF file stores its weights; None for plain numbers, and for what is no such file."""
+    from parlay.bench.plan.shapes import known_name
+    from parlay.bench.plan.weights import stored_type
+    from parlay.models.fetch.resolving import resolve_config
+
+    found = None if known_name(model) else resolve_config(model)
+    return stored_type(found) if found is not None and found.is_file() else None
 
 
 def _weights(options: argparse.Namespace) -> WeightType | None:
     """The type that flags name, else how the model's file stores its weights; None for plain numbers of any type."""
-    from parlay.bench.plan.shapes import known_name
-    from parlay.bench.plan.weights import stored_type, weight_type
-    from parlay.models.fetch.resolving import resolve_config
+    from parlay.bench.plan.weights import weight_type
 
     named = options.quantize or (options.dtype if options.dtype != "auto" else None)
     if named is not None:
         return weight_type(named)
-    found = None if known_name(options.model) else resolve_config(options.model)
-    return stored_type(found) if found is not None and found.is_file() else None
+    return _stored_type(options.model)
 
 
 def ground_of(options: argparse.Namespace) -> Ground:

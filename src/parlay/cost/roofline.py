@@ -73,6 +73,7 @@ class ModelShape:
 
     Weights in blocks of few bits have the mean of all matrices, their scales included. Of a text ``recent_layers`` keep
     the keys and values of ``recent_tokens`` at most. Where layers differ, ``sums`` has what they come to together.
+    ``stored_twice``: a tied embedding is in memory once more, as the LM head.
     With a ``split`` every forward reads some layers from disk. ``mixed`` layers have experts besides; a feed-forward
     that all rows run is among the others' sizes.
     """
@@ -87,6 +88,7 @@ class ModelShape:
     weight_bytes: float = 2
     kv_bytes: float = 2
     tie_embeddings: bool = False
+    stored_twice: bool = False
     recent_layers: int = 0
     recent_tokens: int = 0
     sums: LayerSums | None = None
@@ -139,7 +141,8 @@ class ModelShape:
     @property
     def stored_bytes(self) -> float:
         """All weights."""
-        return self.parameters * self.weight_bytes
+        again = self.vocab_size * self.hidden_size if self.stored_twice else 0
+        return (self.parameters + again) * self.weight_bytes
 
     @property
     def resident_bytes(self) -> float:

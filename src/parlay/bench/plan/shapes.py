@@ -44,6 +44,19 @@ KNOWN: Mapping[str, _Sizes] = {
 }
 """By name: hidden size, MLP, layers, heads, key and value heads, size of a head, vocabulary, and whether embedding and
 LM head are one. From the makers' config.json."""
+_CONTEXTS = {
+    "smollm2-": 8192,
+    "qwen2.5-0.5b": 32_768,
+    "qwen2.5-1.5b": 32_768,
+    "qwen2.5-3b": 32_768,
+    "qwen3-": 40_960,
+    "llama-2-": 4096,
+    "tinyllama-": 2048,
+    "mistral-7b": 32_768,
+}
+"""Most tokens of a text by how names begin, from the makers' config.json, of the variant that holds most; of all others
+`_LONGEST`."""
+_LONGEST = 1 << 17
 _SAME = {"llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b", "llama-3.3-70b": "llama-3-70b"}
 _MAKER = re.compile(r"^meta-")
 _KIND = re.compile(r"-(instruct|chat|base|hf|it|coder|math|v0\.\d|v1\.\d|\d{4}|4k|128k|gguf)(?=-|$)")
@@ -53,13 +66,26 @@ def known_shape(model: str) -> _Sizes | None:
     """The sizes of a model of `KNOWN`, also by its name on the Hub; None for any other."""
     if is_local(model):
         return None
+    return KNOWN.get(_plain_name(model))
+
+
+def _plain_name(model: str) -> str:
     name = _KIND.sub("", _MAKER.sub("", model.rpartition("/")[2].lower()))
-    return KNOWN.get(_SAME.get(name, name))
+    return _SAME.get(name, name)
 
 
 def known_name(model: str) -> bool:
     """Whether the name alone tells the model's shape."""
     return known_shape(model) is not None
+
+
+def stores_twice(model: str) -> bool:
+    """Whether a GGUF file has a tied embedding a second time: one matrix of the model, and two in memory."""
+    if known_name(model):
+        return False
+    from parlay.models.facts import ties_embeddings  # here, because it loads torch
+
+    return ties_embeddings(resolve_config(model))
 
 
 def read_model(model: str) -> DecoderConfig:
@@ -88,7 +114,10 @@ def read_model(model: str) -> DecoderConfig:
         head_dim=head_dim,
         tie_embeddings=tied,
     )
-    return config_of(shape, max_context=1 << 17)
+    name = _plain_name(model)
+    return config_of(
+        shape, max_context=next((most for start, most in _CONTEXTS.items() if name.startswith(start)), _LONGEST)
+    )
 
 
 CACHED_BYTES = {"float32": 4.0, "bfloat16": 2.0, "q8_0": Format.Q8_0.block_bytes / Format.Q8_0.block}

@@ -37,7 +37,8 @@ class WeightSizes(NamedTuple):
 
 def sizes_of(shape: ModelShape) -> WeightSizes:
     """Sizes by the model's shape: all layers are alike."""
-    around = shape.vocab_size * shape.hidden_size * (1 if shape.tie_embeddings else 2) * shape.weight_bytes
+    once = shape.tie_embeddings and not shape.stored_twice
+    around = shape.vocab_size * shape.hidden_size * (1 if once else 2) * shape.weight_bytes
     layers = shape.num_layers
     experts = 0 if shape.mixed is None else round(shape.mixed.all_weights * shape.weight_bytes)
     return WeightSizes(round(around), [round((shape.stored_bytes - around) / layers)] * layers, experts)
