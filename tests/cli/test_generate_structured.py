@@ -23,7 +23,9 @@ def test_the_text_is_what_was_asked_for(cli: Cli, tmp_path: Path) -> None:
     ]
     inline = cli("generate", "Fine?", *MINI, "--json-schema", (tmp_path / "schema.json").read_text())
     assert list(json.loads(inline.out)) == ["ok"]
-    assert cli("generate", "Fine?", *MINI, "--choice", "no", "--choice", "yes").out.strip() in ("no", "yes")
+    chosen = cli("generate", "Fine?", *MINI, "--choice", "no", "--choice", "yes")
+    assert chosen.out.strip() in ("no", "yes")
+    assert "--chat" not in chosen.err  # a choice of one token ends as it was asked to
     assert cli("generate", "Fine?", *MINI, "--regex", "[0-9]{4}").out.strip().isdigit()
 
 

@@ -126,7 +126,8 @@ def run(options: argparse.Namespace) -> int:
         _write(stream, interrupt, None if options.json else tint)
         output, sample = stream.output, stream.output.chosen
         room = llm.engine.longest - sample.metrics.prompt_tokens
-        wants_chat = bool(isinstance(prompt, str) and llm.tokenizer and llm.tokenizer.chat_template)
+        free = isinstance(prompt, str) and params.structured_outputs is None
+        wants_chat = bool(free and llm.tokenizer and llm.tokenizer.chat_template)
         explanation = explained(sample.metrics, _overlaps(llm, output, given)) if options.explain else None
     if options.json:
         print(json.dumps(_report(sample, output.vote, whole=options.explain)))
