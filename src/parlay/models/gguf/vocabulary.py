@@ -43,7 +43,7 @@ def tokenizer_keys(folder: Path, vocab_size: int, eos_ids: Sequence[int]) -> dic
         return _keys(folder, said, vocab_size, eos_ids)
     except (ValueError, KeyError, TypeError) as error:
         reason = error if isinstance(error, ValueError) else f"a part of it is not as expected ({error!r:.60})"
-        raise ParlayError(f"{path} can't be put into GGUF's words: {reason}") from None
+        raise ParlayError(f"the tokenizer {path} can't be written into a GGUF file: {reason}") from None
 
 
 def _keys(folder: Path, said: Said, vocab_size: int, eos_ids: Sequence[int]) -> dict[str, KeyValue]:

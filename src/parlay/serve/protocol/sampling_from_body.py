@@ -42,7 +42,10 @@ def read_strategy(text: str) -> StrategySpec:
     if colon and name.strip() not in {*catalogue(), *plugins.installed()}:
         raise _refused(f"{name.strip()[:100]!r} is no strategy of the catalogue, and a request may name no other")
     if ":" in rest:
-        raise _refused(f"strategy {name.strip()}: only the server's owner may name classes to import")
+        raise _refused(
+            f"strategy {name.strip()}: a class to import or a URL is set by the server's owner, not by a request: "
+            "leave it out"
+        )
     try:
         spec = parse(text)
     except ParlayError as error:
