@@ -182,7 +182,8 @@ def route_words(llm: LLM) -> Words:
         return words_of(llm)
     except ValueError:
         raise ValueError(
-            "the router can't ask this model yes or no, which are not one token each to it: use route=False"
+            "the router can't ask this model yes or no, which are not one token each to it: take another model, or "
+            'leave the router out by OutlineParams(route=False), or "route": false over HTTP'
         ) from None
 
 

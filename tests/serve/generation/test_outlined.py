@@ -96,6 +96,7 @@ def test_questions_whose_answers_build_up_are_answered_plainly(
     error = refusal("chat/completions", **{**ASKED, "outline": {}})
     assert error["param"] == "outline.route"
     assert "the router can't ask this model yes or no" in error["message"]
+    assert "take another model, or leave the router out" in error["message"]
     monkeypatch.setattr(outlined, "route_words", lambda model: Words(40, 41))
     (choice,) = post("chat/completions", **{**ASKED, "outline": {"outline_tokens": 8}})["choices"]
     assert choice["outline"]["note"].startswith("written plainly")
