@@ -192,6 +192,16 @@ def test_filler_makes_prompts_as_long_as_asked_and_what_has_no_room_is_left_out(
     assert {row.requests for row in rows} == {0}
 
 
+def test_no_filler_is_made_for_a_context_that_the_model_has_not(
+    tiny: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of 100,000,000 tokens, by a slip."""
+    monkeypatch.setattr("parlay.bench.prepare.book", None)
+    rows = measure(tiny, replace(PLAN, contexts=(100_000,), rounds=1), tmp_path / "rows.jsonl")
+    assert {row.note for row in rows} == {"3 of 3 prompts left out: no room in the context"}
+    assert {row.requests for row in rows} == {0}
+
+
 def test_a_text_that_differs_is_counted(tiny: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare = Preparation.prepare
 

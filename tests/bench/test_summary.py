@@ -52,6 +52,7 @@ def test_ratios_are_taken_within_rounds_and_rounds_without_plain_decoding_count_
     assert fast.speed.low == 10.0
     assert fast.tokens_per_step == 2.0
     assert fast.shares == (0.0, 0.75, 0.25)
+    assert replace(fast, rows=tuple(replace(row, verify_seconds=0.0) for row in fast.rows)).shares is None  # a replay
     assert fast.same == (7, 8)
     assert geometric_means([plain, fast]) == {"prompt-lookup": (pytest.approx(2.0), 1)}
     assert plain.ttft == pytest.approx(0.6)

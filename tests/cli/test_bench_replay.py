@@ -14,6 +14,7 @@ ANSWERS = '{"prompt": "Say one two three four.", "output": "one two three four."
 
 MISTAKES = {
     "no such file": (["--replay", "nowhere.jsonl"], "can't read nowhere.jsonl"),
+    "two files of one name": (["--replay", "a/x.jsonl,b/x.jsonl.zst"], "two files of --replay are called x: rename"),
     "no such tokenizer": (["--replay", "x", "--tokenizer", "mistral-common:v9"], "choose one of v1"),
     "unknown strategy": (["--replay", "x", "--strategies", "prompt-lokup"], "did you mean prompt-lookup"),
     "rounds of a replay": (["--replay", "x", "--rounds", "2"], "--rounds has no effect with --replay"),

@@ -69,6 +69,8 @@ class Preparation:
 
     def _ask(self, talk: _Talk, context: int) -> Ask | None:
         """None where the model has no room for prompt and answer."""
+        if context > self.llm.engine.longest:  # before so much filler is made
+            return None
         item = talk.item
         ids = text_ids(self.llm, item.prompt) if item.prompt else conversation_ids(self.llm, talk.messages)
         ids = padded(self.llm, ids, context)

@@ -105,12 +105,12 @@ class CellSummary:
 
     @property
     def shares(self) -> tuple[float, float, float] | None:
-        """Shares of the time after prefill: drafting, verifying, the rest."""
+        """Shares of the time after prefill: drafting, verifying, the rest; None where no forward was timed."""
         draft = sum(row.draft_seconds for row in self.rows)
         verify = sum(row.verify_seconds for row in self.rows)
         overhead = sum(row.overhead_seconds for row in self.rows)
         total = draft + verify + overhead
-        return (draft / total, verify / total, overhead / total) if total else None
+        return (draft / total, verify / total, overhead / total) if verify else None
 
     @property
     def peak_memory_bytes(self) -> int:

@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
     threads.settle(options.threads)
     chosen = presets.strategies(options.strategies) if options.strategies else ()
     tokens = open_tokens(options.tokenizer or TOKENIZER)
-    texts = [read_texts(Path(name), tokens, options.prompts) for name in options.replay.split(",")]
+    texts = [read_texts(path, tokens, options.prompts) for path in _files(options.replay)]
     strategies = chosen or tuple(replayable(tokens))
     timed = loading(options_from(LoadOptions, options)) if options.cost_model else {}
     shared = {"tokenizer": tokens.name, "settings": {"prompts": options.prompts}, "options": timed}
@@ -108,6 +108,18 @@ def run(options: argparse.Namespace) -> int:
     speed = f"; speeds are modelled, with forwards that cost what those of {prices.model} do" if prices else ""
     print(f"\nrecorded answers, tokens of {tokens.name}{speed}; rows in {options.out}")
     return 0
+
+
+def _files(text: str) -> list[Path]:
+    """The files. Raises ValueError for two of one name, whose rows could not be told apart."""
+    from parlay.bench.workloads.files import stem
+
+    paths = [Path(name) for name in text.split(",")]
+    names = [stem(path) for path in paths]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two files of --replay are called {name}: rename one, or replay it into another --out")
+    return paths
 
 
 def _decode(
