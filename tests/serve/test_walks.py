@@ -21,7 +21,6 @@ import parlay
 from parlay import LLM, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.aio.stream import JobQueue, JobStream
-from parlay.drafters.stores.suffix_decoding import SuffixDecoding
 from parlay.engine.commit import commit
 from parlay.models.compiled.forward import CompiledForward
 from parlay.sampling.sampler import sample
@@ -39,13 +38,15 @@ MOST_GENERATE, MOST_CHAT = 22, 42
 EVENTS: frozenset[CodeType] = frozenset(
     function.__code__
     for function in (
-        *(read_json, chat_request, SuffixDecoding.propose, CompiledForward.run, sample, commit, TextStream.push),
+        *(read_json, chat_request, CompiledForward.run, sample, commit, TextStream.push),
         *(TextStream.release, JobQueue.put, JobStream.take, DataFrames.encode),
     )
 )
 """Where a request becomes something else. Whoever follows it opens all files that are on the call stack there."""
 INTERFACES = {"models/forward.py"}
 """Protocols whose own lines only call what implements them."""
+BESIDE = ("drafters/", "models/beside.py")
+"""What drafters run is not on the way: prices of this machine decide which of them `auto` asks."""
 
 
 class Trace:
@@ -60,10 +61,13 @@ class Trace:
             return
         self.entered.add(name)
         if frame.f_code in EVENTS:
+            stack: set[str] = set()
             below: FrameType | None = frame
             while below is not None:
-                self.stacked.update(filter(None, [_name(below)]))
+                stack.update(filter(None, [_name(below)]))
                 below = below.f_back if below.f_code is not LLM.generate.__code__ else None
+            if not any(name.startswith(BESIDE) for name in stack):
+                self.stacked |= stack
 
 
 def _name(frame: FrameType) -> str | None:
