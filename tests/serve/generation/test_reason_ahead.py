@@ -41,7 +41,7 @@ def small() -> Iterator[AsyncLLM]:
     asyncio.run(model.close(0))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def both(engine: AsyncLLM, small: AsyncLLM) -> TestClient:
     app = create_app({"parlay-mini": engine, "small": small}, Settings())
     return TestClient(app, raise_server_exceptions=False)
