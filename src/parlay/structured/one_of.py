@@ -133,7 +133,7 @@ def _required(schema: Schema) -> list[str]:
 
 
 def _field(schema: Schema, name: str) -> Any:
-    """What a field's value is held to; True where that may be anything, False where there is no such field."""
+    """The schema of a field's value; True where that may be anything, False where there is no such field."""
     fields = schema.get("properties")
     if isinstance(fields, dict) and name in fields:
         return fields[name]
