@@ -126,8 +126,7 @@ def run(options: argparse.Namespace) -> int:
         _write(stream, interrupt, None if options.json else tint)
         output, sample = stream.output, stream.output.chosen
         room = llm.engine.longest - sample.metrics.prompt_tokens
-        free = isinstance(prompt, str) and params.structured_outputs is None
-        wants_chat = bool(free and llm.tokenizer and llm.tokenizer.chat_template)
+        wants_chat = bool(isinstance(prompt, str) and llm.tokenizer and llm.tokenizer.chat_template)
         explanation = explained(sample.metrics, _overlaps(llm, output, given)) if options.explain else None
     if options.json:
         print(json.dumps(_report(sample, output.vote, whole=options.explain)))
@@ -137,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
     if output.vote is not None:
         print(told(output, output.vote), file=sys.stderr)
     _note(explanation, params, room)
-    if wants_chat and len(sample.token_ids) < 2 and sample.finish_reason == "stop" and not params.stop:
+    if wants_chat and _ended_at_once(sample, params):
         print("parlay: note: the model ended at once: for an answer in its chat format add --chat", file=sys.stderr)
     cut = params.structured_outputs is not None and sample.finish_reason == "length"
     error = sample.error or (output.vote and output.vote.error) or (_CUT if cut else None)
@@ -145,6 +144,12 @@ def run(options: argparse.Namespace) -> int:
         print(f"parlay: error: {error}", file=sys.stderr)
         return FAILURE
     return INTERRUPTED if interrupt.noted else 0
+
+
+def _ended_at_once(sample: CompletionOutput, params: SamplingParams) -> bool:
+    """Whether the model ended with hardly a token, though neither a stop nor a form made it do so."""
+    free = not params.stop and params.structured_outputs is None
+    return free and len(sample.token_ids) < 2 and sample.finish_reason == "stop"
 
 
 _CUT = "the text is incomplete, because max_tokens cut it, so it does not have the form asked for: raise --max-tokens"
