@@ -324,14 +324,44 @@ def test_a_drafter_that_guesses_ahead_in_vain_costs_little() -> None:
             assert machine.run.speed > 0.98, (ahead, rate, tokens)
 
 
-def remembered(share: float) -> KeptArm:
-    """Of a drafter that was asked often, and this share of whose guesses were right."""
+def test_first_proposals_in_answers_show_that_a_drafter_became_cheaper() -> None:
+    """It was twenty times as dear. Each of its trials is the first in its answer, and takes less than that."""
+    head = replace(always(0.9), step_seconds=0.2, node_seconds=0.01, most=8)
+    machine = Machine([head])
+    machine.router = Router(machine.cost, [Arm("0", head.most)], {"0": remembered(0.5, seconds=4.0)})
+    for number in range(100):
+        machine.decode(40, first=number)
+    then = machine.run.tokens, machine.run.seconds
+    for number in range(100, 150):
+        machine.decode(40, first=number)
+    assert (machine.run.tokens - then[0]) / (machine.run.seconds - then[1]) > 2
+
+
+def test_a_drafter_that_is_remembered_as_poor_is_tried_again() -> None:
+    """What was remembered is right of another machine and other texts, where no trial of it would be worth its cost."""
+    cheap = replace(always(0.2), step_seconds=0.002, most=8)
+    head = replace(always(0.92), step_seconds=0.2, node_seconds=0.01, most=8, score=0.5)
+    there = Machine(
+        [replace(cheap, rate=lambda length: 0.6), replace(head, rate=lambda length: 0.6, step_seconds=0.6)],
+        TableCost(lambda rows: 1 + 0.4 * (rows - 1)),
+    )
+    for number in range(5):
+        there.decode(100, first=number)
+    here = Machine([cheap, head], TableCost(lambda rows: 1 + 0.1 * (rows - 1)))
+    here.router = Router(here.cost, [Arm("0", 8), Arm("1", 8)], there.router.kept())
+    for number in range(0, 96, 4):
+        here.decode(120, sequences=4, first=number)
+    assert here.run.verified["1"] > here.run.steps
+
+
+def remembered(share: float, seconds: float = AHEAD.step_seconds) -> KeptArm:
+    """Of a drafter that was asked often, and this share of whose guesses were right; its proposals took so long."""
     state = ArmState(Arm("0", AHEAD.most), 0)
     draft = trees.chain([0] * 2, "0", [share] * 2)
     for place in range(60):
         right = range(2) if place < 60 * share else range(0)
         state.calibration.learn([(draft, right, range(2) if right else range(1))])
         state.record.learn(len(right), not right, 2 if right else 1, 1.0)
-        state.seconds.learn(2, AHEAD.step_seconds, 1.0)
+        state.seconds.learn(2, seconds, 1.0)
     state.row = 1.0
     return state.kept()

@@ -20,6 +20,7 @@ _FIRST_OWN = 2  # the same, if each node may take it as long as a forward
 _TESTED = 8  # drafts after which it may read many prompts, if these are expected to pay
 _KNOWN = 50  # drafts after which the drafter counts as known
 _SLOWER, _SURELY = 2, 4  # slow proposals in a row after which a drafter counts as slow, and surely is
+_FORGOTTEN = 1024  # steps without a drafter after which it is tried again
 _PRIOR = 16.0  # tested levels for which those of other sequences of a kind count at most
 
 
@@ -72,6 +73,8 @@ class ArmState:
         """Rows that its latest draft with nodes added to these; see `Draft`."""
         self.row = 0.0
         """Seconds of a forward of one row when it was asked last; 0 before."""
+        self.unasked = 0
+        """Steps since it was asked last, in any sequence."""
         self.is_opening = False
         """Whether a sequence has it read a prompt in this step, while little is known of it."""
         self._slow = 0  # proposals in a row that took far longer than usual
@@ -81,6 +84,11 @@ class ArmState:
     def trial(self) -> int:
         """Nodes of a trial: as many as its probes are at least, so that it tests for at most twice what these cost."""
         return min(self.arm.most, max(TRIAL, self.probes))
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether it was asked so long ago that it is tried again, whatever is known of it: that may be wrong."""
+        return self.unasked >= _FORGOTTEN
 
     @property
     def price_key(self) -> tuple[int, float, int, int]:
@@ -154,6 +162,8 @@ class ArmState:
         """
         known = self._before or self.seconds
         usual = known.of(nodes)
+        if read and not seconds:  # near an answer's end a drafter that was chosen is not called
+            return
         if read:
             most = 4 * self.reading.of(read) + target
             self.reading.learn(read, min(seconds / slowdown - usual, most))

@@ -85,6 +85,7 @@ class Router(Policy):
             decoded += state.begin(token)
         for arm in self._arms:
             arm.is_opening = False
+            arm.unasked += decoded // len(states)
         self._trials.share = self._aim.effort.trials * _shared(len(views))
         self._earn(decoded * token)
         return self._next(states)
@@ -253,6 +254,8 @@ class Router(Policy):
                 for state in drafting:
                     nodes += state.requested[number]
                     read = max(read, state.arms[number].charge(each, state.length))
+                if count == 1 and 0 < seconds / slowdown < 0.5 * arm.seconds.of(nodes):
+                    read = 0  # with the prompt it took far less than a later one was thought to
                 target = self._cost.forward(read, read) if read else 0.0
                 arm.learn_seconds(nodes / count, each, slowdown, forward / count, read=read, target=target)
                 arm.row = self._cost.forward(1, 1)

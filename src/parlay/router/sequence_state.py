@@ -117,7 +117,7 @@ class SequenceState:
         """Note that an arm is asked for so many nodes."""
         self.requesting = arm = self.arms[number]
         self.requested[number] = nodes
-        arm.requested_at = self.length
+        arm.requested_at, arm.whole.unasked = self.length, 0
         seconds = arm.whole.seconds.of(nodes)
         arm.counts.asked += 1
         arm.counts.expected_seconds += seconds
@@ -221,7 +221,7 @@ class SequenceState:
             ready = arm.is_open or arm.whole.may_open(prices.token * prices.sequences, pays=False)
             if ready and not arm.is_lost and arm is not chosen.arm:
                 share = min(1.0, arm.record.share + _BONUS * math.sqrt(math.log(1 + self.steps) / (1 + arm.tested)))
-                bound = best_size(arm, prices, share).worth
+                bound = math.inf if arm.whole.is_forgotten else best_size(arm, prices, share).worth
                 if bound > worth:
                     likeliest, worth = arm, bound
         return likeliest
