@@ -31,6 +31,7 @@ from parlay.types import (
     Strategy,
     Tree,
     Verdict,
+    trees,
 )
 from tests.drafters.sight import Sight, no_runner, propose
 
@@ -137,3 +138,22 @@ def test_a_checkpoint_with_both_modes_writes_the_plain_text(name: str, tmp_path:
     drafted = llm.generate(prompts, params, strategy="set-block:policy=fixed,groups=3")
     assert [each.outputs[0].token_ids for each in drafted] == [each.outputs[0].token_ids for each in plain]
     assert drafted[0].outputs[0].metrics.draft_tokens > 0
+
+
+def test_masks_are_as_many_as_are_likely_to_be_read() -> None:
+    """Six at first; the whole block below the end of a draft that is surely right, and none below its inner nodes."""
+    runner = ToyRunner(counting, 512, canvas=CanvasSpec(511, block=12, shift=True))
+    drafter = SetBlock(Resources(512, no_runner, target=runner.spec), SetBlockOptions(width=1))
+    sight = Sight(tokens=[1])
+    draft = propose(drafter, sight, 3)
+    assert draft.probes == 6
+    for _ in range(20):
+        path = tuple(range(len(draft) - draft.probes))
+        committed = tuple(range(len(sight.tokens) + 1, len(sight.tokens) + 2 + len(path)))
+        sight = Sight(tokens=[*sight.tokens, *committed])
+        depths, after = trees.depths(draft.tree), len(sight.tokens) + 1
+        guesses = ((0, 0), *[(max(0, after + depth - len(path) - 1), 0) for depth in depths])
+        drafter.observe([Observation(sight, draft, Verdict(path, committed), top_k=guesses)])
+        draft = propose(drafter, sight, 3)
+    assert len(draft) - draft.probes == 3
+    assert (draft.probes, draft.tree.parents[3]) == (12, 2)

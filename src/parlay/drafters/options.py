@@ -294,7 +294,12 @@ class SetBlockOptions(Options):
         "folder of an adapter that mask rows alone run with (UNO); empty: the owner's, or the model's own weights",
         opens=True,
     )
-    masks: int = option(0, "mask rows below a node; 0: the model's block, at most 6", low=0, high=64)
+    masks: int = option(
+        0,
+        "mask rows below each node; 0: as many as are likely to be read, at most the model's block and 16",
+        low=0,
+        high=64,
+    )
     groups: int = option(2, "nodes, the root among them, below which masks stand: the likeliest", low=1, high=64)
     width: int = option(3, "best tokens of each place that may become nodes", low=1, high=64)
 

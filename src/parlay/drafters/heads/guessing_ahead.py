@@ -9,6 +9,8 @@ from parlay.drafters.draft_models.static_trees import Acceptance, FilledTree, be
 from parlay.drafters.per_sequence import History
 from parlay.types import NO_DRAFT, Draft, Features, Needs, Observation, SequenceView, Tree
 
+_READ = 0.05  # of steps: probes that are read less often are not worth their row
+
 
 class GuessingAhead(ABC):
     """The forward that verifies a draft also guesses the next one.
@@ -113,6 +115,20 @@ def group_counts(draft: Draft, groups: int, length: int) -> list[int]:
     ends = walk_ends(draft)
     chosen = set(sorted(range(len(ends)), key=lambda at: -ends[at])[:groups])
     return [length if at in chosen else 0 for at in range(len(ends))]
+
+
+def likely_counts(draft: Draft, groups: int, reach: Sequence[float], least: int) -> list[int]:
+    """Probes below the root and each node: below ``groups`` of them at most, where the walk is likeliest to end.
+
+    A node has as many as are read in one step out of twenty, at least ``least`` if it has any, and the likeliest one
+    has some. ``reach`` is how likely all guesses down to each probe's are right; it never rises.
+    """
+    ends = walk_ends(draft)
+    counts = [0] * len(ends)
+    for place, at in enumerate(sorted(range(len(ends)), key=lambda at: -ends[at])[:groups]):
+        read = sum([ends[at] * far >= _READ for far in reach])
+        counts[at] = max(read, min(least, len(reach))) if read or not place else 0
+    return counts
 
 
 def walk_ends(draft: Draft) -> list[float]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 
 from parlay.drafters.draft_models.static_trees import Acceptance, RankRecord
-from parlay.drafters.heads.guessing_ahead import GuessingAhead, group_counts, with_probes
+from parlay.drafters.heads.guessing_ahead import GuessingAhead, group_counts, likely_counts, with_probes
 from parlay.drafters.options import SET_BLOCK as SOURCE
 from parlay.drafters.options import SetBlockOptions
 from parlay.drafters.per_sequence import History
@@ -16,19 +18,20 @@ from parlay.models.lora import mask_of
 from parlay.options import UsageError
 from parlay.types import Adapter, CanvasSpec, Draft, Needs, Observation, RunnerSpec
 
-USUAL = 6
-"""Mask rows below a node where neither the options nor the model's block ask for fewer."""
+USUAL, MOST = 6, 16
+"""Mask rows below the likeliest node, where the options name no number and the model's block is as long: at least, and
+at most where guesses are mostly right."""
 
 
 class SetBlock(GuessingAhead):
     """TiDAR (Liu et al. 2025, arXiv:2511.08923) on models of set block decoding (Gat et al. 2025, arXiv:2509.04185).
 
     Below the ``groups`` nodes at which the walk is likeliest to end stand ``masks`` rows that read the mask token and
-    see each other. What the model says there of the tokens to come is the next draft, which its own causal rows then
-    verify. In TiDAR mask rows stand below every node of a chain and each guess is one token; here they stand where they
-    are likeliest to be read, and the guesses make a tree for the acceptance that was measured in this process. Scores
-    are that acceptance. Where a mask's row predicts its own place, sampled drafts are right less often: rows are ranked
-    with the noise of the place after theirs.
+    see each other; without a number, as many as are likely to be read. What the model says there of the tokens to come
+    is the next draft, which its own causal rows then verify. In TiDAR mask rows stand below every node of a chain and
+    each guess is one token; here they stand where they are likeliest to be read, and the guesses make a tree for the
+    acceptance that was measured in this process. Scores are that acceptance. Where a mask's row predicts its own place,
+    sampled drafts are right less often: rows are ranked with the noise of the place after theirs.
 
     With an ``adapter`` any causal target drafts so: mask rows alone run with it, as in UNO (K2's unified drafter) and
     in gated LoRA (Samragh et al. 2025, arXiv:2507.11851), and all that is verified and kept is the target's own.
@@ -42,11 +45,11 @@ class SetBlock(GuessingAhead):
             canvas = _own_canvas(resources.target)
         called = resources.target.name if resources.target else ""
         self._mask, self._skipped, self._ordered = canvas.mask_id, 0 if canvas.shift else 1, canvas.ordered
-        self._masks = options.masks or min(USUAL, canvas.block or USUAL)
-        if self._masks <= self._skipped:
+        self._masks, most = options.masks, options.masks or min(MOST, canvas.block or USUAL)
+        if most <= self._skipped:
             raise UsageError(f"strategy {SOURCE}: masks={options.masks} guesses nothing with {called}; give 2 or more")
         self._groups = options.groups
-        self._record = RankRecord(self._masks - self._skipped, options.width)
+        self._record = RankRecord(most - self._skipped, options.width)
         super().__init__(SOURCE, Needs(top_k=options.width + 1))
 
     @property
@@ -54,7 +57,12 @@ class SetBlock(GuessingAhead):
         return self._record.acceptance
 
     def _hang(self, draft: Draft) -> Draft:
-        counts = group_counts(draft, self._groups, self._masks)
+        if self._masks:
+            counts = group_counts(draft, self._groups, self._masks)
+        else:
+            rights = [min(1.0, sum(ranks)) for ranks in self.acceptance]
+            reach = [1.0] * self._skipped + list(accumulate(rights, mul))
+            counts = likely_counts(draft, self._groups, reach, USUAL)
         hung = with_probes(draft, counts, SOURCE, token=self._mask)
         return replace(hung, mask_adapter=self._adapter, together=0 if self._ordered else hung.together)
 

@@ -81,7 +81,7 @@ ENTRIES = (
         when="the target has both modes, as Nemotron-Labs-Diffusion and what parlay train set-block makes",
         reference="Liu et al. 2025 (TiDAR), arXiv:2511.08923; Gat et al. 2025, arXiv:2509.04185",
         options=SetBlockOptions,
-        k=8,
+        k=16,
         factory="parlay.drafters.self_speculation.set_block:SetBlock",
         toys=("", "groups=1,width=1"),
         fills=True,
