@@ -315,6 +315,15 @@ def test_a_drafter_that_guesses_ahead_is_used_by_several_at_once() -> None:
     assert machine.run.speed > 1.7 * 4 / machine.cost.forward(4, 0)
 
 
+def test_a_drafter_that_guesses_ahead_is_found_where_each_step_has_a_copy() -> None:
+    """It needs two steps in a row, so its trials take the place of copies, which are right half of the time."""
+    copy = replace(always(0.5), replayable=True, most=10, score=0.5)
+    machine = Machine([copy, replace(AHEAD, rate=lambda length: 0.98)])
+    for number in range(60):
+        machine.decode(30, first=number)
+    assert machine.run.verified["1"] > 2 * machine.run.verified["0"]
+
+
 def test_a_drafter_that_guesses_ahead_in_vain_costs_little() -> None:
     for ahead, rate in ((6, 0.1), (16, 0.1), (16, 0.3)):
         for tokens, requests in ((20, 60), (300, 10)):

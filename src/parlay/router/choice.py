@@ -46,6 +46,11 @@ class Offer:
         return self.draft.kind != "point"
 
     @property
+    def is_probes(self) -> bool:
+        """Whether it has nothing but probes, which guess what its arm drafts in the next step."""
+        return 0 < self.draft.probes == len(self.draft)
+
+    @property
     def fixed_rows(self) -> int:
         """Rows that are verified with it whatever nodes are left out."""
         return self.draft.probes if self.draft.kind == "point" else len(self.draft)

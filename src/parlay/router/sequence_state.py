@@ -170,13 +170,13 @@ class SequenceState:
         may = arm is None or arm.is_open or self._may_open(wanted, arm, prices)
         self.is_trial, self.forgone = False, 0.0
         if arm is not None and may and self.ledger.is_funded:
-            self.choice, self.reason, tries = wanted, WORTH_MOST, len(self.priced) > 1 and self.explored.is_paid_off
+            self.choice, self.reason, tries = wanted, WORTH_MOST, self.explored.is_paid_off
         else:
             self.choice, self.reason = NOTHING, self._why_nothing(wanted, may, prices)
             tries = self.ledger.trials.is_paid_off
         if self.laid is not None:
             self._go_on(self.laid, prices)
-        elif tries and self.trials.is_paid_off and self.choice.offer is None:
+        elif tries and self.trials.is_paid_off:
             self._try(prices)
         if self.history is not None:
             self.reasons[self.reason] += 1
@@ -196,9 +196,10 @@ class SequenceState:
             self.trials.debt = prices.of_drafting(tried.whole.seconds.of(nodes)) + prices.of_nodes(nodes)
 
     def _go_on(self, laid: Laid, prices: StepPrices) -> None:
-        """Try what was laid out in the step before, if nothing else is chosen."""
-        if self.choice is NOTHING and prices.room:
-            self.is_trial, self.reason, self.choice = True, TRIED, Choice(arm=laid.arm, nodes=laid.nodes)
+        """Try what was laid out in the step before, if that was a trial or nothing else is chosen."""
+        if laid.arm is not self.choice.arm and (laid.is_trial or self.choice is NOTHING) and prices.room:
+            self.is_trial, self.forgone, self.reason = True, self.choice.worth * prices.token, TRIED
+            self.choice = Choice(arm=laid.arm, nodes=laid.nodes)
 
     def _may_open(self, wanted: Choice, arm: ArmInSequence, prices: StepPrices) -> bool:
         """Whether the arm may read the prompt: the rest of the answer is expected to save the time that it takes."""
@@ -214,12 +215,16 @@ class SequenceState:
         return NO_CREDIT if may else NOT_OPEN
 
     def _worth_a_trial(self, prices: StepPrices) -> ArmInSequence | None:
-        """The arm that may be best, by an upper confidence bound; none if what is chosen is better than it may be."""
+        """The arm that may be best, by an upper confidence bound; none if what is chosen is better than it may be.
+
+        In place of a draft that lies here only one with probes is tried: it needs two steps without such drafts.
+        """
         likeliest, chosen = None, self.choice
         worth = chosen.worth if chosen.arm else -1.0
         for arm in self.priced:
             ready = arm.is_open or arm.whole.may_open(prices.token * prices.sequences, pays=False)
-            if ready and not arm.is_lost and arm is not chosen.arm:
+            rival = arm is not chosen.arm and (chosen.offer is None or arm.whole.probes)
+            if ready and not arm.is_lost and rival:
                 share = min(1.0, arm.record.share + _BONUS * math.sqrt(math.log(1 + self.steps) / (1 + arm.tested)))
                 bound = math.inf if arm.whole.is_forgotten else best_size(arm, prices, share).worth
                 if bound > worth:
@@ -269,6 +274,7 @@ class SequenceState:
         """Find the best proposal of the step, now that all are known.
 
         A drawn draft that was asked for is verified whatever was drawn: anything else would change the distribution.
+        Probes are, too: copies in every step would keep an arm that is worth more from ever drafting.
         That of the only arm is compared with nothing: nodes that do not pay are cut with those of other sequences.
         """
         arm, offers = self.choice.arm, self.offers
@@ -277,7 +283,7 @@ class SequenceState:
         if len(self.arms) == 1 and offers:
             return offers[0]
         own = next((offer for offer in offers if offer.arm is arm), None)
-        if self.is_trial or (own is not None and own.is_drawn):
+        if self.is_trial or (own is not None and (own.is_drawn or own.is_probes)):
             return own
         best = max([best_cut(offer, prices) for offer in offers], key=_worth, default=NOTHING).offer
         return own if best is None and own is not None and own.draft.probes else best
