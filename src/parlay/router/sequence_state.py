@@ -196,8 +196,8 @@ class SequenceState:
             self.trials.debt = prices.of_drafting(tried.whole.seconds.of(nodes)) + prices.of_nodes(nodes)
 
     def _go_on(self, laid: Laid, prices: StepPrices) -> None:
-        """Try what was laid out in the step before, if that was a trial or nothing else is chosen."""
-        if laid.arm is not self.choice.arm and (laid.is_trial or self.choice is NOTHING) and prices.room:
+        """Try what was laid out in the step before, if nothing else is chosen, or if that was a trial and a copy is."""
+        if prices.room and (self.choice is NOTHING or (laid.is_trial and self.choice.offer is not None)):
             self.is_trial, self.forgone, self.reason = True, self.choice.worth * prices.token, TRIED
             self.choice = Choice(arm=laid.arm, nodes=laid.nodes)
 
@@ -323,7 +323,7 @@ class SequenceState:
             loss = prices.of_drafting(drafting) + prices.of_nodes(nodes) - right * token
             if laid is not None:
                 loss, self.forgone = loss + laid.loss, self.forgone + laid.forgone
-                self.is_trial |= laid.is_trial
+                self.is_trial = laid.is_trial
             elif arm is not None and 0 < nodes == probes:
                 self.laid = Laid(arm, self.requested[arm.whole.number], loss, self.is_trial, self.forgone)
                 return
