@@ -21,7 +21,7 @@ from benchmarks.options import add_run_flags, add_study_flags
 from benchmarks.vote_rules import Chains, append
 from parlay import LLM, SamplingParams, VoteParams
 from parlay.bench.records import Cell, Results, Row
-from parlay.bench.summary import Interval
+from parlay.bench.summary import Interval, student_t
 from parlay.llm.outputs import RequestOutput
 from parlay.text.answers import NUMBER, find_answer
 
@@ -125,11 +125,11 @@ def measure(llm: LLM, options: argparse.Namespace, results: Results, model: str)
 
 
 def difference(pairs: Sequence[tuple[float, float]]) -> str:
-    """The mean of paired differences with its 95 % interval, in points."""
+    """The mean of paired differences with its 95 % interval by Student's t, in points."""
     apart = [100 * (one - other) for one, other in pairs]
     if len(apart) < 2:
         return "-"
-    away = 1.96 * stdev(apart) / math.sqrt(len(apart))
+    away = student_t(len(apart) - 1) * stdev(apart) / math.sqrt(len(apart))
     return f"{fmean(apart):+.1f} ({fmean(apart) - away:+.1f} to {fmean(apart) + away:+.1f})"
 
 

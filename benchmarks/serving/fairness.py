@@ -68,7 +68,7 @@ def per_token(streams: Sequence[Stream]) -> float:
 
 def stream(address: str, key: str, prompt: str, strategy: str) -> Stream:
     """Raises ValueError for an answer that is an error."""
-    asked = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    asked = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "store": False}
     body = json.dumps(asked | {"stream": True, "strategy": strategy})
     with closing(HTTPConnection(address, timeout=120)) as connection:
         connection.connect()

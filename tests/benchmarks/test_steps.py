@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from benchmarks import steps, suggestions, two_models
 from benchmarks.steps import WAYS, Written
+from parlay import LLM, SamplingParams
 from parlay.bench.records import Cell, Results, Row
 
 
@@ -14,6 +16,20 @@ def test_a_draft_counts_for_as_many_words_as_it_shares() -> None:
     assert suggestions.begins(drafts, "the dog ran home", 3)
     assert not suggestions.begins(drafts, "the dog ran home", 4)
     assert not suggestions.begins(drafts, "the", 2)
+
+
+def test_no_two_cases_share_the_luck_of_one_seed() -> None:
+    seeds: list[int | None] = []
+
+    class Noted:
+        def generate(self, prompts: object, params: SamplingParams, *rest: object, **more: object) -> list[str]:
+            seeds.append(params.seed)
+            return [""]
+
+    sample = suggestions.ways(None)["samples, temperature 1"]
+    for prompt in ((1, 2, 3), (1, 2, 4)):
+        sample(cast("LLM", Noted()), prompt, 4)
+    assert len(set(seeds)) == 2
 
 
 def test_a_page_holds_every_way_against_the_first(tmp_path: Path) -> None:
@@ -53,7 +69,7 @@ def test_a_page_of_two_models_holds_each_way_against_the_large_one(tmp_path: Pat
             )  # fmt: skip
     large, little = two_models.page(results).splitlines()[2:]
     assert large == "| the large model alone | 2 | 100.0 % |  | 50 % | 1.00 (2 problems) |"
-    assert little == "| big-little 0.6/2 | 2 | 50.0 % | -50.0 (-148.0 to +48.0) | 50 % | 0.75 (2 problems) |"
+    assert little == "| big-little 0.6/2 | 2 | 50.0 % | -50.0 (-685.5 to +585.5) | 50 % | 0.75 (2 problems) |"
     assert two_models.big_little(["0.4/3"]) == {
         "big-little 0.4/3": "big-little:fallback=0.4,rollback.nats=3,policy=fixed"
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.reasoning import difference
 from benchmarks.vote_rules import Chains, Replayed, append, read, replay
 from parlay import VoteParams
 
@@ -21,6 +22,11 @@ def test_a_replay_counts_the_tokens_that_chains_in_step_would_write() -> None:
     assert alone == Replayed("5", 2 + 3 + 4 + 9, 18)
     agreed = Chains(7, "5", ("5", "5", "5", "4"), (2, 3, 4, 9))
     assert replay(agreed, VoteParams(n=4)) == Replayed("5", 2 + 3 + 3 + 3, 3)
+
+
+def test_few_problems_have_a_wide_interval() -> None:
+    assert difference([(1, 0)]) == "-"
+    assert difference([(1, 0), (0, 0), (1, 1), (0, 0)]) == "+25.0 (-54.5 to +104.5)"
 
 
 def test_chains_are_read_as_they_were_written(tmp_path: Path) -> None:

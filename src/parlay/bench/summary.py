@@ -58,14 +58,14 @@ class Interval:
         if len(logs) < 2:
             return None
         middle = fmean(logs)
-        away = _t(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+        away = student_t(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
         return Interval(math.exp(middle), math.exp(middle - away), math.exp(middle + away), len(logs))
 
 
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 
 
-def _t(freedom: int) -> float:
+def student_t(freedom: int) -> float:
     """Student's t that 2.5 % exceed; above the table within 0.005."""
     return _T[freedom - 1] if freedom <= len(_T) else 1.96 + 2.5 / freedom
 

@@ -134,6 +134,11 @@ class RankRecord:
             self._depths[depth].learn(rank)
 
     @property
+    def is_known(self) -> bool:
+        """Whether as much was seen as the guess that it began with counts."""
+        return self._all.seen >= 2 * _WEIGHT
+
+    @property
     def acceptance(self) -> list[list[float]]:
         """Never better at a later rank than at an earlier one."""
         overall = self._all.shares([0.0] * len(self._all.right), 0.0)

@@ -9,7 +9,7 @@ from parlay.drafters.draft_models.static_trees import Acceptance, FilledTree, be
 from parlay.drafters.per_sequence import History
 from parlay.types import NO_DRAFT, Draft, Features, Needs, Observation, SequenceView, Tree
 
-_READ = 0.05  # of steps: probes that are read less often are not worth their row
+_READ = 0.1  # of steps: probes that are read less often are not worth their row
 
 
 class GuessingAhead(ABC):
@@ -120,7 +120,7 @@ def group_counts(draft: Draft, groups: int, length: int) -> list[int]:
 def likely_counts(draft: Draft, groups: int, reach: Sequence[float], least: int) -> list[int]:
     """Probes below the root and each node: below ``groups`` of them at most, where the walk is likeliest to end.
 
-    A node has as many as are read in one step out of twenty, at least ``least`` if it has any, and the likeliest one
+    A node has as many as are read in one step out of ten, at least ``least`` if it has any, and the likeliest one
     has some. ``reach`` is how likely all guesses down to each probe's are right; it never rises.
     """
     ends = walk_ends(draft)

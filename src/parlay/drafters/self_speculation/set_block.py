@@ -45,11 +45,11 @@ class SetBlock(GuessingAhead):
             canvas = _own_canvas(resources.target)
         called = resources.target.name if resources.target else ""
         self._mask, self._skipped, self._ordered = canvas.mask_id, 0 if canvas.shift else 1, canvas.ordered
-        self._masks, most = options.masks, options.masks or min(MOST, canvas.block or USUAL)
-        if most <= self._skipped:
+        self._masks, self._most = options.masks, options.masks or min(MOST, canvas.block or USUAL)
+        if self._most <= self._skipped:
             raise UsageError(f"strategy {SOURCE}: masks={options.masks} guesses nothing with {called}; give 2 or more")
         self._groups = options.groups
-        self._record = RankRecord(most - self._skipped, options.width)
+        self._record = RankRecord(self._most - self._skipped, options.width)
         super().__init__(SOURCE, Needs(top_k=options.width + 1))
 
     @property
@@ -57,8 +57,8 @@ class SetBlock(GuessingAhead):
         return self._record.acceptance
 
     def _hang(self, draft: Draft) -> Draft:
-        if self._masks:
-            counts = group_counts(draft, self._groups, self._masks)
+        if self._masks or not self._record.is_known:
+            counts = group_counts(draft, self._groups, self._masks or min(USUAL, self._most))
         else:
             rights = [min(1.0, sum(ranks)) for ranks in self.acceptance]
             reach = [1.0] * self._skipped + list(accumulate(rights, mul))
