@@ -52,7 +52,7 @@ SANITIZERS = {
     "threads": Sanitizer(
         ("-fsanitize=thread",),
         "libtsan.so",
-        {"TSAN_OPTIONS": f"die_after_fork=0:ignore_noninstrumented_modules=1:suppressions={KNOWN}"},
+        {"TSAN_OPTIONS": f"die_after_fork=0:ignore_noninstrumented_modules=1:history_size=7:suppressions={KNOWN}"},
         ("tests/models/test_pool.py", "tests/heads/test_growing.py", "tests/models/test_shelving.py"),
         without=("does_not_wait",),
     ),
