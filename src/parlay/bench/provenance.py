@@ -22,7 +22,7 @@ from parlay.system.machine import cpu_model
 ROOT = Path(__file__).parents[3]
 """The checkout that the package runs from, if it does."""
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
-SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PARLAY_COMPILED")
 MAY_DIFFER = ("command", "date", "busy_cores")
 """The fields in which two runs in one file may differ."""
 
