@@ -246,10 +246,10 @@ def texts(seed: int, count: int = 8) -> list[Text]:
 
 
 class World:
-    """An engine that writes texts one after another with one strategy."""
+    """An engine that writes texts one after another with one strategy. To look at the clock takes ``tick`` seconds."""
 
-    def __init__(self, prices: Prices) -> None:
-        self._prices = prices
+    def __init__(self, prices: Prices, tick: float = 0.0) -> None:
+        self._prices, self._tick = prices, tick
         self._runner = _Clocked(prices)
         self.cost = MeasuredCost(
             {rows: prices.forward(rows) / 1000 for rows in (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 128)}
@@ -262,7 +262,11 @@ class World:
         return self._runner.nodes / self._runner.steps
 
     def _open(self) -> Engine:
-        return Engine(self._runner, self.cost, clock=lambda: self._runner.now)
+        return Engine(self._runner, self.cost, clock=self._clock)
+
+    def _clock(self) -> float:
+        self._runner.now += self._tick
+        return self._runner.now
 
     def auto(self) -> Strategy:
         arms = [Arm("copy", 10, replayable=True), Arm("head", 8, expected=_Head.needs.expected, sees_first=True)]

@@ -52,6 +52,15 @@ def test_energy_uses_no_more_of_it_than_other_goals_and_than_plain_decoding(arm:
 
 
 @pytest.mark.parametrize("many", [1, 4])
+@pytest.mark.parametrize("probes", [3, 6, 16])
+def test_probes_count_below_the_limit_of_power(probes: int, many: int) -> None:
+    arm = replace(HEAD, ahead=probes, rate=lambda length: 0.95)
+    for watts in (40.0, 60.0, 120.0):
+        assert max(decoded(arm, DEAR_ROWS, watts=watts, many=many).watts) <= watts
+    assert decoded(arm, DEAR_ROWS, watts=120.0, many=1).verified["0"] > 10, "where there is room for them they pay"
+
+
+@pytest.mark.parametrize("many", [1, 4])
 @pytest.mark.parametrize("arm", [COPY, HEAD], ids=["copy", "head"])
 def test_no_step_draws_more_than_the_limit_and_below_it_drafts_still_pay(arm: SimulatedArm, many: int) -> None:
     limit = DEAR_ROWS.mean(3 * many, TableCost().forward(3 * many, 0))

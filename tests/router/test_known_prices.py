@@ -8,6 +8,8 @@ from statistics import geometric_mean
 
 import pytest
 
+from parlay.router.prices import DraftSeconds
+from parlay.router.router import Router
 from parlay.types import Strategy
 from tests.router.known_prices import (
     BUSY,
@@ -80,3 +82,15 @@ def test_budgets_follow_what_the_rows_of_a_draft_read_of_experts() -> None:
         drafted.append(world.drafted)
         assert len(taken) * prices.forward(1) / 1000 / sum(taken) > 0.98
     assert drafted[0] > 2 * drafted[1] > 2 * drafted[2]
+
+
+def test_a_drafter_that_is_not_called_where_an_answer_ends_does_not_seem_free() -> None:
+    """It is chosen there, but a draft has no room; all that was done took microseconds."""
+    for prices, count in ((IDLE, 1), (LARGE, 8)):
+        world, known = World(prices, tick=1e-6), DraftSeconds()
+        strategy = world.auto()
+        for first in (6000, 7000):
+            world.seconds_at_once([Text.of(first + number, (PROSE,)) for number in range(count)], strategy)
+        assert isinstance(strategy.policy, Router)
+        known.restore(strategy.policy.kept()["head"].seconds)
+        assert known.of(2) > (prices.draft + prices.level) / 1000

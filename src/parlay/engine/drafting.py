@@ -126,6 +126,8 @@ class Drafting:
             began, needs = self._clock(), drafter.needs
             sound = [step for step in group if step.budget > 0 and number not in step.sequence.lost]
             ready = [step for step in sound if self._lend_layers(step, needs)] if needs.layers or needs.taps else sound
+            for step in ready:
+                step.called = (*step.called, number)
             if ready:
                 isolated(partial(propose, drafter), ready, partial(_fail, number))
             if needs.beside and isinstance(drafter, BesideDrafter):
@@ -135,7 +137,7 @@ class Drafting:
                 self._layers.reclaim()
             offers |= {step: step.draft for step in ready}
             offers |= {step: None for step in group if number in step.sequence.lost}
-            charge([(step, number) for step in group], since(began, self._clock))
+            charge([(step, number) for step in ready], since(began, self._clock))
         return offers
 
     def _lend_layers(self, step: SequenceStep, needs: Needs) -> bool:
@@ -207,8 +209,9 @@ def _learn(policy: Policy, spent: Spent, steps: list[SequenceStep]) -> None:
         seeing = [step for step in steps if step.watching]
         seconds = sum([step.draft_seconds for step in seeing]) / len(seeing) if seeing else 0.0
         by_drafter = tuple([sum(each) for each in zip(*[step.seconds for step in seeing if step.seconds], strict=True)])
+        called = tuple([any(number in step.called for step in seeing) for number in range(len(by_drafter))])
         planning = sum([step.planning_seconds for step in seeing])
-        spent = Spent(seconds, spent.verify_seconds, spent.rows, spent.context, by_drafter, planning)
+        spent = Spent(seconds, spent.verify_seconds, spent.rows, spent.context, by_drafter, planning, called)
         policy.learn(views, drafts, accepted, spent)
 
 

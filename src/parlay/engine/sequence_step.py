@@ -73,6 +73,8 @@ class SequenceStep:
     """Propose: how many nodes the drafter asked last may draft, probes not counted. With 0 none is asked."""
     watching: tuple[int, ...] = ()
     """The drafters that may see the step: the policy gave them a budget, which limits may have cut to 0, or said so."""
+    called: tuple[int, ...] = ()
+    """Those of them that were called to propose."""
     draft: Draft = NO_DRAFT
     """The draft of the drafter asked last, in the end what the policy made of it."""
 

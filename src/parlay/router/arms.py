@@ -12,7 +12,7 @@ from parlay.router.saved_state import KeptArm
 from parlay.types import trees
 
 _log = logging.getLogger(__name__)
-TRIAL = 2  # nodes of a trial, at least
+_TRIAL = 2  # nodes of a trial, at least
 _GAIN_DECAY = 0.9  # of what asking gains, per request in a sequence
 _WHOLE_DECAY = 0.98  # the same over all sequences
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
@@ -83,7 +83,12 @@ class ArmState:
     @property
     def trial(self) -> int:
         """Nodes of a trial: as many as its probes are at least, so that it tests for at most twice what these cost."""
-        return min(self.arm.most, max(TRIAL, self.probes))
+        return min(self.arm.most, max(_TRIAL, self.probes))
+
+    @property
+    def trial_rows(self) -> int:
+        """Rows of a trial: its nodes and their probes."""
+        return self.trial + self.probes
 
     @property
     def is_forgotten(self) -> bool:
@@ -162,8 +167,6 @@ class ArmState:
         """
         known = self._before or self.seconds
         usual = known.of(nodes)
-        if read and not seconds:  # near an answer's end a drafter that was chosen is not called
-            return
         if read:
             most = 4 * self.reading.of(read) + target
             self.reading.learn(read, min(seconds / slowdown - usual, most))

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from parlay.router.acceptance import Outcome, matched
 from parlay.router.arms import Arm, ArmInSequence, ArmState, restored
-from parlay.router.choice import Choice
+from parlay.router.choice import Choice, Offer
 from parlay.router.choice_history import ChoiceHistory
 from parlay.router.goals import USUAL, Aim
 from parlay.router.ledger import AT_ONCE, TRIALS, Account, Gains, Ledger
@@ -181,23 +181,25 @@ class Router(Policy):
     def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
         prices, shares = self._prices, self._goal.shares
         states = [self._states[view.sequence] for view in views]
-        offers = [state.to_verify(prices) for state in states]
+        offers: list[Offer | None] = []
         candidates: list[Candidates] = []
         ranked: list[float] = []
-        fixed, trials, drafting = 0, 0, 0.0
-        for state, offer in zip(states, offers, strict=True):
+        fixed, room, drafting = 0, prices.room, 0.0
+        for state in states:
             drafting += state.seconds
-            if offer is None:
+            offer = state.to_verify(prices)
+            rows = 0 if offer is None else offer.fixed_rows + (offer.arm.whole.trial if state.is_trial else 0)
+            if offer is None or (rows > room and not offer.is_drawn):  # probes alone may draw more than the limit
+                offers.append(None)
                 candidates.append(NO_CANDIDATES)
                 continue
-            trials += offer.arm.whole.trial if state.is_trial else 0
             shared = shares(offer.path_probs)
+            offers.append(offer)
             candidates.append((offer.nodes, shared))
             ranked += shared
-            fixed += offer.fixed_rows
+            fixed, room = fixed + offer.fixed_rows, room - rows
         ranked.sort(reverse=True)
-        room = max(0, prices.room - fixed - trials)
-        kept = best(candidates, ranked, self._count(ranked[:room], drafting, fixed))
+        kept = best(candidates, ranked, self._count(ranked[: max(0, room)], drafting, fixed))
         return [
             NO_DRAFT if offer is None else state.verified(offer, nodes)
             for state, offer, nodes in zip(states, offers, kept, strict=True)
@@ -249,12 +251,12 @@ class Router(Policy):
         for arm, seconds in zip(self._arms, spent.by_drafter, strict=False):
             number = arm.number
             drafting = [state for state in states if number in state.requested and state.has_run(number)]
-            if drafting:
+            if drafting and (not spent.called or spent.called[number]):
                 count, each, nodes, read = len(drafting), seconds / len(drafting), 0, 0
                 for state in drafting:
                     nodes += state.requested[number]
                     read = max(read, state.arms[number].charge(each, state.length))
-                if count == 1 and 0 < seconds / slowdown < 0.5 * arm.seconds.of(nodes):
+                if count == 1 and seconds / slowdown < 0.5 * arm.seconds.of(nodes):
                     read = 0  # with the prompt it took far less than a later one was thought to
                 target = self._cost.forward(read, read) if read else 0.0
                 arm.learn_seconds(nodes / count, each, slowdown, forward / count, read=read, target=target)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from parlay.router.acceptance import matched
-from parlay.router.arms import TRIAL, ArmInSequence
+from parlay.router.arms import ArmInSequence
 from parlay.router.choice import LEAST, NOTHING, Choice, Offer, best_cut, best_size, offered
 from parlay.router.choice_history import ChoiceHistory
 from parlay.router.ledger import Account, Ledger
@@ -186,7 +186,7 @@ class SequenceState:
 
     def _try(self, prices: StepPrices) -> None:
         """Choose a trial of the arm that may be best; one that has to see a step first is tried in the next."""
-        tried = self._worth_a_trial(prices) if prices.room >= TRIAL * prices.sequences else None
+        tried = self._worth_a_trial(prices)
         if tried is not None and not tried.is_ready:
             self.tried_next = tried
         elif tried is not None:
@@ -197,7 +197,8 @@ class SequenceState:
 
     def _go_on(self, laid: Laid, prices: StepPrices) -> None:
         """Try what was laid out in the step before, if nothing else is chosen, or if that was a trial and a copy is."""
-        if prices.room and (self.choice is NOTHING or (laid.is_trial and self.choice.offer is not None)):
+        free = self.choice is NOTHING or (laid.is_trial and self.choice.offer is not None)
+        if free and prices.room >= laid.arm.whole.trial_rows * prices.sequences:
             self.is_trial, self.forgone, self.reason = True, self.choice.worth * prices.token, TRIED
             self.choice = Choice(arm=laid.arm, nodes=laid.nodes)
 
@@ -222,7 +223,8 @@ class SequenceState:
         likeliest, chosen = None, self.choice
         worth = chosen.worth if chosen.arm else -1.0
         for arm in self.priced:
-            ready = arm.is_open or arm.whole.may_open(prices.token * prices.sequences, pays=False)
+            room = prices.room >= arm.whole.trial_rows * prices.sequences
+            ready = room and (arm.is_open or arm.whole.may_open(prices.token * prices.sequences, pays=False))
             rival = arm is not chosen.arm and (chosen.offer is None or arm.whole.probes)
             if ready and not arm.is_lost and rival:
                 share = min(1.0, arm.record.share + _BONUS * math.sqrt(math.log(1 + self.steps) / (1 + arm.tested)))

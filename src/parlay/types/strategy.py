@@ -193,6 +193,8 @@ class Spent:
     ``draft_seconds`` go to planning, proposing, ranking what drafters want to see, and showing it. ``context`` is the
     mean length of the batch's texts in that forward, before it committed anything. ``by_drafter`` are the seconds of
     each of the strategy's drafters, and ``planning_seconds`` those of its policy, for all its sequences together.
+    ``called`` says which drafters were called, empty: all that were asked. One that was asked where there is no room
+    for a draft is not.
     """
 
     draft_seconds: float
@@ -201,6 +203,7 @@ class Spent:
     context: int
     by_drafter: tuple[float, ...] = ()
     planning_seconds: float = 0.0
+    called: tuple[bool, ...] = ()
 
 
 NOTHING_SPENT = Spent(0.0, 0.0, 0, 0)
