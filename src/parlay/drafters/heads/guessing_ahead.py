@@ -113,7 +113,7 @@ def probe_counts(draft: Draft, reach: Sequence[float], most: int) -> list[int]:
 def group_counts(draft: Draft, groups: int, length: int) -> list[int]:
     """``length`` probes below each of the ``groups`` nodes, root among them, at which the walk is likeliest to end."""
     ends = walk_ends(draft)
-    chosen = set(sorted(range(len(ends)), key=lambda at: -ends[at])[:groups])
+    chosen = set(_likeliest(ends, groups))
     return [length if at in chosen else 0 for at in range(len(ends))]
 
 
@@ -125,10 +125,15 @@ def likely_counts(draft: Draft, groups: int, reach: Sequence[float], least: int)
     """
     ends = walk_ends(draft)
     counts = [0] * len(ends)
-    for place, at in enumerate(sorted(range(len(ends)), key=lambda at: -ends[at])[:groups]):
+    for place, at in enumerate(_likeliest(ends, groups)):
         read = sum([ends[at] * far >= _READ for far in reach])
         counts[at] = max(read, min(least, len(reach))) if read or not place else 0
     return counts
+
+
+def _likeliest(ends: Sequence[float], groups: int) -> list[int]:
+    """The root, as 0, and the nodes at which the walk is likeliest to end: so many, the likeliest first."""
+    return sorted(range(len(ends)), key=lambda at: -ends[at])[:groups]
 
 
 def walk_ends(draft: Draft) -> list[float]:
