@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.translation import Scored, cases, page, scores, written
-from parlay import LLM
-from parlay.llm.outputs import RequestOutput
+from tests.benchmarks.cached import noting_llm
 
 
 def test_models_that_are_not_there_are_left_out(tmp_path: Path) -> None:
@@ -30,16 +28,9 @@ def test_texts_are_scored_against_all_references_of_a_source() -> None:
 
 
 def test_no_turn_finds_its_sources_in_the_cache() -> None:
-    cached: list[int] = []
-
-    class Watched(LLM):
-        def generate(self, *arguments: Any, **options: Any) -> list[RequestOutput]:
-            outputs = super().generate(*arguments, **options)
-            cached.extend(output.outputs[0].metrics.cached_tokens for output in outputs)
-            return outputs
-
+    noting, cached = noting_llm()
     sources = ["The dog waits outside.", "Nobody asked why it rained until noon."]
-    with Watched("parlay-mini", max_model_len=128) as llm:
+    with noting("parlay-mini", max_model_len=128) as llm:
         for at_once in (1, 2):
             assert len(written(llm, sources, "none", at_once).texts) == 2
     assert len(cached) == 4

@@ -111,25 +111,35 @@ def test_a_head_that_lacks_two_stretches_drafts_at_once(
     assert asked == [1]
 
 
+def drafts_seldom(monkeypatch: pytest.MonkeyPatch, every: int, sees: bool) -> None:
+    """Let the policy draft in the last of so many steps, and show the head the one before only if it ``sees`` it."""
+    plan, steps = Fixed.plan, itertools.count()
+
+    def seldom(self: Fixed, views: Sequence[SequenceView]) -> Budgets:
+        step = next(steps) % every
+        watching = [(0,)] * len(views) if sees and step == every - 2 else ()
+        return plan(self, views) if step == every - 1 else Budgets([0] * len(views), watching=watching)
+
+    monkeypatch.setattr(Fixed, "plan", seldom)
+
+
+def check_text(model: Path, strategy: str, tokens: int) -> None:
+    """Decode with the strategy, and plainly: the text is the same."""
+    with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
+        params = SamplingParams(temperature=0, max_tokens=tokens)
+        prompt = [TokensPrompt(prompt_token_ids=_SHARED)]
+        drafted = llm.generate(prompt, params, strategy=strategy)[0].outputs[0]
+        plain = llm.generate(prompt, params, strategy="none")[0].outputs[0]
+    assert drafted.token_ids == plain.token_ids
+
+
 @pytest.mark.parametrize("sees", [False, True])
 def test_what_was_written_in_a_pause_is_left_out(
     sees: bool, *, model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch, asked: list[int], drafts: list[int]
 ) -> None:
     """It drafts in every eighth step. If it does not see the step before that, one state is computed, never more."""
-    plan, steps = Fixed.plan, itertools.count()
-
-    def seldom(self: Fixed, views: Sequence[SequenceView]) -> Budgets:
-        step = next(steps) % 8
-        watching = [(0,)] * len(views) if sees and step == 6 else ()
-        return plan(self, views) if step == 7 else Budgets([0] * len(views), watching=watching)
-
-    monkeypatch.setattr(Fixed, "plan", seldom)
-    with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
-        params = SamplingParams(temperature=0, max_tokens=40)
-        prompt = [TokensPrompt(prompt_token_ids=_SHARED)]
-        drafted = llm.generate(prompt, params, strategy=strategy)[0].outputs[0]
-        plain = llm.generate(prompt, params, strategy="none")[0].outputs[0]
-    assert drafted.token_ids == plain.token_ids
+    drafts_seldom(monkeypatch, 8, sees)
+    check_text(model, strategy, 40)
     assert len(drafts) > 3
     assert set(drafts) == {2}
     assert asked == ([] if sees else [1] * len(drafts))
@@ -140,26 +150,16 @@ def test_no_number_of_pauses_makes_the_record_of_them_longer(
     sees: bool, *, model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch, asked: list[int], drafts: list[int]
 ) -> None:
     """The head drafts on, and still nothing of the pauses is computed."""
-    plan, reserve, steps, lengths = Fixed.plan, HeadSequences.reserve, itertools.count(), list[int]()
-
-    def seldom(self: Fixed, views: Sequence[SequenceView]) -> Budgets:
-        step = next(steps) % 4
-        watching = [(0,)] * len(views) if sees and step == 2 else ()
-        return plan(self, views) if step == 3 else Budgets([0] * len(views), watching=watching)
+    reserve, lengths = HeadSequences.reserve, list[int]()
 
     def counted(self: HeadSequences, view: SequenceView, tokens: int, busy: set[int]) -> bool:
         lengths.append(len(self.aligned(view).gaps))
         return reserve(self, view, tokens, busy)
 
-    monkeypatch.setattr(Fixed, "plan", seldom)
     monkeypatch.setattr(HeadSequences, "reserve", counted)
     monkeypatch.setattr(text_rows, "GAPS", 4)
-    with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
-        params = SamplingParams(temperature=0, max_tokens=60)
-        prompt = [TokensPrompt(prompt_token_ids=_SHARED)]
-        drafted = llm.generate(prompt, params, strategy=strategy)[0].outputs[0]
-        plain = llm.generate(prompt, params, strategy="none")[0].outputs[0]
-    assert drafted.token_ids == plain.token_ids
+    drafts_seldom(monkeypatch, 4, sees)
+    check_text(model, strategy, 60)
     assert len(drafts) > 9
     assert max(lengths) == 4
     assert asked == ([] if sees else [1] * len(drafts))

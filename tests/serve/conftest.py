@@ -88,9 +88,9 @@ def tell(capfd: pytest.CaptureFixture[str]) -> Callable[[str], None]:
 
 
 @contextmanager
-def listening(app: FastAPI) -> Iterator[str]:
-    """The application on a free port of this machine; its models stay open afterwards."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+def listening(app: FastAPI, http: type[asyncio.Protocol] | None = None) -> Iterator[str]:
+    """The application on a free port of this machine; its models stay open afterwards. ``http``: its connections."""
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", http=http or "auto"))
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         bound.listen()  # who comes before the server is up waits

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 import httpx
-import uvicorn
 from fastapi import FastAPI
 
 import parlay
@@ -29,6 +27,7 @@ from parlay.serve.guard.connection import Connection
 from parlay.serve.openai.chat.to_request import chat_request
 from parlay.serve.protocol.answering import DataFrames
 from parlay.text.detokenizer import TextStream
+from tests.serve.conftest import listening
 
 PACKAGE = Path(parlay.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "developers" / "architecture.md"
@@ -115,23 +114,9 @@ def test_generate_enters_the_files_of_its_walk(engine: AsyncLLM) -> None:
 
 def test_a_chat_enters_the_files_of_its_walk(engine: AsyncLLM, make_app: Callable[..., FastAPI]) -> None:
     body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "ignore_eos": True, "stream": True}
-    with traced(engine) as trace, listening(make_app()) as address:
+    with traced(engine) as trace, listening(make_app(), Connection) as address:
         answer = httpx.post(f"{address}/v1/chat/completions", json={"model": "parlay-mini", **body}, timeout=300)
     assert answer.status_code == 200, answer.text
     wanted = {name for name in GENERATE | CHAT if name.endswith(".py")}
     assert wanted - trace.entered == set(), "nothing happens there"
     assert trace.stacked - INTERFACES - wanted == set(), "they lie on the way, and the tables leave them out"
-
-
-@contextmanager
-def listening(app: FastAPI) -> Iterator[str]:
-    """The application on a free port, with the connections that `parlay serve` has."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", http=Connection))
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from parlay.certificates.requirement import Floor
 from parlay.cli import FAILURE
-from parlay.cli.datastore import check_output
 from parlay.cli.flags import (
     add_draft_flags,
     add_model_flags,
@@ -25,6 +24,7 @@ from parlay.cli.flags import (
 )
 from parlay.cli.opening import open_llm
 from parlay.options import LoadOptions
+from parlay.system.user_cache import check_output
 from parlay.types import SamplingParams
 
 if TYPE_CHECKING:

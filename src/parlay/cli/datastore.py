@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
+from parlay.system.user_cache import check_output
 from parlay.types import ParlayError, Tokenizer
 
 _CACHED = 4096
@@ -109,16 +110,6 @@ def _write_states(output: Path, names: list[str], model: str, tokenizer: Tokeniz
         f"{folder_of(output)}: {header.states:,} states of {header.hidden_size:,} numbers\n"
         f"Use them: parlay generate --nest {output}"
     )
-
-
-def check_output(path: Path) -> None:
-    """Raises ValueError now for what would otherwise fail after a long time."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: name a file to write")
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no regular file, and would be replaced by one: name another")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"no folder {path.parent} to write {path.name} to: make it first")
 
 
 def _make(sources: list[CorpusSource], tokenizer: Tokenizer, name: str) -> tuple[Datastore, list[str]]:

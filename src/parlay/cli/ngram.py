@@ -78,8 +78,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _build(options: argparse.Namespace) -> int:
-    from parlay.cli.datastore import check_output
     from parlay.ngrams import arpa
+    from parlay.system.user_cache import check_output
 
     declared = options_from(NgramOptions, options)
     output: Path = options.output

@@ -24,6 +24,16 @@ def user_cache() -> Path:
         raise ParlayError("there is no home folder: set XDG_CACHE_HOME to one for what Parlay keeps") from None
 
 
+def check_output(path: Path) -> None:
+    """Raises ValueError now for what would otherwise fail after a long time."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name a file to write")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no regular file, and would be replaced by one: name another")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"no folder {path.parent} to write {path.name} to: make it first")
+
+
 @contextmanager
 def written_whole(path: Path, mode: int = 0o644) -> Iterator[Path]:
     """A file to write to, which becomes ``path`` when all went well and goes away otherwise.

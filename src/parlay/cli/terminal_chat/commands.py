@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from parlay.cli.datastore import check_output
 from parlay.cli.flags import HOT, hot
 from parlay.cli.terminal_chat.conversation import ChatSettings, Conversation, read_conversation
 from parlay.options import nearest
+from parlay.system.user_cache import check_output
 from parlay.types import ParlayError, SamplingParams
 
 
