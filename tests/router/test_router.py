@@ -324,6 +324,16 @@ def test_a_drafter_that_guesses_ahead_is_found_where_each_step_has_a_copy() -> N
     assert machine.run.verified["1"] > 2 * machine.run.verified["0"]
 
 
+def test_a_drafter_that_guesses_ahead_drafts_enough_from_the_first_to_pay_for_its_rows() -> None:
+    """Beside copies that are mostly right a draft of a few nodes could not, and an answer is over before it grows."""
+    copy = replace(always(0.65), replayable=True, most=10, score=0.65)
+    ahead = replace(AHEAD, most=16, rate=lambda length: 0.99)
+    machine = Machine([copy, ahead], TableCost(lambda rows: 1 + 0.12 * (rows - 1)))
+    for number in range(90):
+        machine.decode(17, first=number)
+    assert machine.run.speed > 2.1
+
+
 def test_a_drafter_that_guesses_ahead_in_vain_costs_little() -> None:
     for ahead, rate in ((6, 0.1), (16, 0.1), (16, 0.3)):
         for tokens, requests in ((20, 60), (300, 10)):

@@ -240,7 +240,7 @@ class ArmInSequence:
         known = whole.of_kind(kind)
         tested = _PRIOR if whole.arm.expected else min(_PRIOR, known.record.weight)
         first = _FIRST_OWN if whole.arm.layers and not whole.seconds.is_known else _FIRST
-        limit = whole.arm.most if whole.calibration.drafts >= _KNOWN else min(first, whole.arm.most)
+        limit = whole.arm.most if whole.calibration.drafts >= _KNOWN else min(max(first, whole.trial), whole.arm.most)
         return ArmInSequence(whole, known, limit, known.record.of_sequence(), known.gain, tested=tested)
 
     def stake(self, token: float) -> float:
