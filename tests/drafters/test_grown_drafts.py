@@ -70,6 +70,27 @@ def test_a_chain_has_the_tokens_of_the_loop_over_forwards(params: SamplingParams
             view.tokens += [*draft.tree.tokens[:accepted], 11]
 
 
+ENDS = frozenset(range(0, VOCAB, 5))
+
+
+@pytest.mark.parametrize("params", SAMPLINGS, ids=["greedy", "sampled", "top-p", "top-k"])
+def test_nothing_is_drafted_below_a_token_that_ends_the_text(params: SamplingParams) -> None:
+    """By chains in one call, by the loop over forwards, and by trees, whose other branches go on."""
+    one, loop = drafter_on(tiny(), "min_p=0,tokens=0"), by_the_loop("min_p=0")
+    tree = drafter_on(tiny(), "min_p=0,tokens=0,shape=tree,width=3")
+    views = [Sight(number, [number, 5, 9], replace(GREEDY, params=params, stop_ids=ENDS)) for number in range(4)]
+    ended = 0
+    for accepted in (8, 1, 0, 3):
+        drafts = one.propose(views, [8] * 4)
+        assert [draft.tree for draft in drafts] == [draft.tree for draft in loop.propose(views, [8] * 4)]
+        for draft in (*drafts, *tree.propose(views, [8] * 4)):
+            assert not ENDS & {draft.tree.tokens[parent] for parent in draft.tree.parents if parent >= 0}
+            ended += not ENDS.isdisjoint(draft.tree.tokens)
+        for view, draft in zip(views, drafts, strict=True):
+            view.tokens += [*[token for token in draft.tree.tokens[:accepted] if token not in ENDS], 11]
+    assert ended
+
+
 def test_a_model_whose_layers_differ_drafts_as_the_loop_over_forwards() -> None:
     """Its layers see others' keys, and read numbers of each token that is drafted; what stays changes nothing."""
     one, loop = drafter_on(tiny(config=DIFFERING), "min_p=0,tokens=0"), by_the_loop("min_p=0", DIFFERING)

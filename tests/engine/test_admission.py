@@ -90,6 +90,20 @@ def test_a_draft_keeps_to_its_budget_and_its_probes_come_on_top() -> None:
     assert seen == Tree((1, 2, 7), (-1, -1, -1))
 
 
+def test_nothing_is_verified_below_a_token_that_ends_the_text() -> None:
+    """Neither nodes nor probes: their rows would be computed for nobody."""
+    probed = Draft(Tree((1, 2, 3, 7, 7), (-1, 0, 1, 1, 0)), sources=("me",) * 5, probes=2)
+    for stops, seen in (
+        (frozenset[int](), probed.tree),
+        (frozenset({9}), probed.tree),
+        (frozenset({2}), Tree((1, 2, 7), (-1, 0, 0))),
+        (frozenset({7}), probed.tree),  # what a probe reads ends no text
+    ):
+        runner = Watched()
+        steps(runner, [replace(ask(), stop_ids=stops)], proposing(lambda view, budget: probed, Fixed(3)), 1)
+        assert runner.drafts == [seen]
+
+
 def test_the_policy_sees_what_the_budget_and_the_runner_leave() -> None:
     policy = Cutting(budget=4, keep=2)
     seen = first_draft(proposing(lambda view, budget: TREE, policy), Watched(tree="chain"))

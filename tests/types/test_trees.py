@@ -124,6 +124,16 @@ def test_first_keeps_a_prefix_of_the_nodes_and_the_probes_that_hang_on_it(draft:
     assert part.probes == len(stay)
 
 
+@given(drafts(), st.frozensets(st.integers(0, 4)))
+def test_an_ended_draft_has_every_node_above_which_no_text_ends(draft: Draft, stops: frozenset[int]) -> None:
+    part = trees.ended(draft, stops)
+    real = len(draft) - draft.probes
+    ends = {node for node in range(real) if draft.tree.tokens[node] in stops}
+    stay = [node for node in range(len(draft)) if ends.isdisjoint(trees.path_to(draft.tree, node)[:-1])]
+    assert part.tree == trees.subtree(draft, stay).tree
+    assert part.probes == sum(node >= real for node in stay)
+
+
 @given(drafts())
 def test_without_probes_a_draft_is_its_other_nodes(draft: Draft) -> None:
     part = trees.without_probes(draft)

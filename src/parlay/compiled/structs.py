@@ -160,6 +160,7 @@ class GrowthStruct(Structure):
         *((name, c_int64) for name in ("levels", "width", "most", "embedded")),
         ("least", c_double),
         *((name, c_void_p) for name in ("tokens", "budgets", "first", "features", "streams", "samplings")),
+        *((name, c_void_p) for name in ("ends", "ends_from")),
         *((name, c_void_p) for name in ("drafted", "parents", "chances", "ran", "counts", "memory", "stop")),
     ]
 

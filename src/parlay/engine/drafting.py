@@ -231,15 +231,16 @@ class DraftAdmission:
 
     1. sound: a draft that no forward or no accept rule could take is the drafter's fault
     2. budget: no more nodes than its drafter was allowed, probes not counted
-    3. constraint: no node that the request's constraint forbids
-    4. branches: the best chain, for a runner that can't run trees
-    5. policy: the nodes that pay
-    6. forced: the tokens that a constraint leaves no alternative to are added
-    7. rows: all drafts of the step share one budget of rows
-    8. memory: the context and the cache must hold it
+    3. end: nothing below a token that ends the text
+    4. constraint: no node that the request's constraint forbids
+    5. branches: the best chain, for a runner that can't run trees
+    6. policy: the nodes that pay
+    7. forced: the tokens that a constraint leaves no alternative to are added
+    8. rows: all drafts of the step share one budget of rows
+    9. memory: the context and the cache must hold it
 
-    `admit` takes one drafter's drafts through 1 to 4, `trim` those of one strategy through 5, `add_forced` and `settle`
-    take all drafts of the step through 6 and then 7 and 8. What raises in 1 to 6 costs its requests their drafts. A
+    `admit` takes one drafter's drafts through 1 to 5, `trim` those of one strategy through 6, `add_forced` and `settle`
+    take all drafts of the step through 7 and then 8 and 9. What raises in 1 to 7 costs its requests their drafts. A
     draft that was drawn from a distribution is cut only in ways that do not depend on what was drawn.
     """
 
@@ -256,30 +257,32 @@ class DraftAdmission:
         return min(self._share, self._before_end(step))
 
     def admit(self, rule: AcceptRule, steps: list[SequenceStep]) -> None:
-        """Steps 1 to 4, for the drafts of one drafter. Raises ValueError for a draft that is not sound."""
+        """Steps 1 to 5, for the drafts of one drafter. Raises ValueError for a draft that is not sound."""
         for step in steps:
             check(step.draft, rule, self._spec)
             step.draft = trees.first(step.draft, step.budget)
+            if step.draft.kind == "point":
+                step.draft = trees.ended(step.draft, step.sequence.request.stop_ids)
             if step.sequence.request.constraint is not None:
                 step.draft = legal(step.draft, step.sequence.request.constraint)
             if self._spec.tree == "chain":
                 step.draft = trees.best_chain(step.draft)
 
     def trim(self, policy: Policy, steps: list[SequenceStep]) -> None:
-        """Step 5, for the drafts of one strategy."""
+        """Step 6, for the drafts of one strategy."""
         trimmed = policy.trim([step.sequence for step in steps], [step.draft for step in steps])
         for step, draft in zip(steps, trimmed, strict=True):
             step.draft = draft
 
     def add_forced(self, steps: list[SequenceStep]) -> None:
-        """Step 6, for the drafts of the whole step. Doing it again changes nothing."""
+        """Step 7, for the drafts of the whole step. Doing it again changes nothing."""
         for step in steps:
             constraint = step.sequence.request.constraint
             if constraint is not None and step.sequence.strategy.drafters:  # without a drafter decoding stays plain
                 self._add_forced(step, constraint)
 
     def settle(self, steps: list[SequenceStep]) -> None:
-        """Steps 7 and 8, for the drafts of the whole step."""
+        """Steps 8 and 9, for the drafts of the whole step."""
         drafted = [step for step in steps if step.draft.tree.tokens]
         rows = self._scheduler.draft_rows(self._max_draft_rows)
         copies = sum([step.sequence.request.copies for step in drafted])

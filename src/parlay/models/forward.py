@@ -204,7 +204,8 @@ class TreeRequest(NamedTuple):
     """The draft of one text: its ``nodes``, at most.
 
     Where the request samples, its temperature and truncation, and the noise's stream at the place of each level's
-    tokens. ``unread`` are those tokens of the text that a short list of a draft model's tokens should have.
+    tokens. ``unread`` are those tokens of the text that a short list of a draft model's tokens should have. Below
+    ``ends``, the tokens that end the text, nothing grows.
     """
 
     nodes: int
@@ -214,6 +215,7 @@ class TreeRequest(NamedTuple):
     top_p: float = 1.0
     min_p: float = 0.0
     unread: Sequence[int] = ()
+    ends: Collection[int] = ()
 
 
 class HeadRows(NamedTuple):

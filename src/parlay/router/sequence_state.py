@@ -131,8 +131,8 @@ class SequenceState:
         if draft is None:
             arm.is_lost = True
         elif draft.tree.tokens:
-            if len(draft.tree.tokens) > draft.probes or not arm.whole.probes:
-                arm.whole.probes = draft.probes
+            if draft.probes and (len(draft) > draft.probes or not arm.whole.probes):
+                arm.whole.probes = draft.probes  # where a text may end none are laid out, which says nothing of others
             self.offers.append(offered(arm, draft, self.requested[arm.whole.number], prices))
 
     def has_run(self, number: int) -> bool:

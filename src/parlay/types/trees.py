@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -198,6 +198,21 @@ def first(draft: Draft, budget: int) -> Draft:
     Probes are no part of a budget: they stay with what they hang on.
     """
     return draft if len(draft) - draft.probes <= budget else prune(draft, range(budget))
+
+
+def ended(draft: Draft, stops: Set[int]) -> Draft:
+    """The draft without what hangs below a token of ``stops``, probes included: no text goes on after one."""
+    tokens, real = draft.tree.tokens, len(draft) - draft.probes
+    if stops.isdisjoint(tokens[:real]):
+        return draft
+    kept: list[int] = []
+    over: set[int] = set()
+    for node, parent in enumerate(draft.tree.parents):
+        if parent not in over:
+            kept.append(node)
+        if parent in over or (node < real and tokens[node] in stops):
+            over.add(node)
+    return subtree(draft, kept)
 
 
 def lengthened(chain: Draft, tokens: Sequence[int], source: str) -> Draft:

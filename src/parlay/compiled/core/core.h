@@ -220,6 +220,8 @@ typedef struct {
     const float *features;       /* [rows][in] that this product reads */
     const uint64_t *streams;     /* [segments][levels]: of the noise at the places of each level's tokens, see noise.h */
     const Sampling *samplings;   /* [segments] */
+    const int64_t *ends;         /* tokens that end texts, below which nothing grows: those of each segment in turn */
+    const int64_t *ends_from;    /* [segments + 1]: where those of each begin */
     int64_t *drafted;            /* [segments][most]: tokens */
     int64_t *parents;            /* [segments][most]: places in the draft, -1 for the root */
     double *chances;             /* [segments][most]: of a token below its parent */

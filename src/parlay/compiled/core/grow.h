@@ -105,14 +105,22 @@ static double worst_drafted(const Grown *tree, int64_t budget, double *best)
     return kept < budget ? 0 : best[kept - 1];
 }
 
-/* The candidates of the latest level that run next: the likeliest, in the order in which they were offered. What stands
- * below one that is no likelier than the worst drafted can't join the draft. */
-static int64_t choose_newest(const Growth *growth, const Grown *tree, int64_t budget, double worst, int32_t *chosen)
+static int ends_text(const Growth *growth, int64_t segment, int64_t token)
 {
+    for (int64_t i = growth->ends_from[segment]; i < growth->ends_from[segment + 1]; i++)
+        if (growth->ends[i] == token) return 1;
+    return 0;
+}
+
+/* The candidates of the latest level that run next: the likeliest, in the order in which they were offered. What stands
+ * below one that is no likelier than the worst drafted can't join the draft, and what stands below an end the text. */
+static int64_t choose_newest(const Growth *growth, const Grown *tree, int64_t segment, double worst, int32_t *chosen)
+{
+    int64_t budget = growth->budgets[segment];
     int64_t kept = 0, left = growth->embedded ? budget - tree->count : growth->width;
     int64_t most = growth->width < left ? growth->width : left;
     for (int64_t i = tree->latest; most > 0 && i < tree->offered; i++) {
-        if (tree->all[i].path <= worst) continue;
+        if (tree->all[i].path <= worst || ends_text(growth, segment, tree->all[i].token)) continue;
         int64_t least = 0;
         for (int64_t k = 1; kept == most && k < kept; k++)
             if (tree->all[chosen[k]].path <= tree->all[chosen[least]].path) least = k;
@@ -197,9 +205,9 @@ static void lay_out_next(const Levels *levels, const Level *latest, Level *next)
     next->batch.segment = next->segment;
     for (int64_t s = 0; s < latest->batch.segments; s++) {
         Grown *tree = latest->growing[s];
-        int64_t budget = levels->growth->budgets[tree - levels->trees];
-        double worst = worst_drafted(tree, budget, best);
-        int64_t newest = choose_newest(levels->growth, tree, budget, worst, chosen);
+        int64_t segment = tree - levels->trees;
+        double worst = worst_drafted(tree, levels->growth->budgets[segment], best);
+        int64_t newest = choose_newest(levels->growth, tree, segment, worst, chosen);
         if (newest) join(levels, tree, latest->batch.segment[s], chosen, newest, next);
     }
     next->pass = pass_of(levels->model, &next->batch, &next->space);

@@ -23,7 +23,7 @@ class LeastOf:
 
 
 class BestChains:
-    """One continuation of each sequence, token by token, up to a token of ``ends``.
+    """One continuation of each sequence, token by token, up to a token of ``ends``, or one that ends the text.
 
     It ends before a token where the path's probability falls below ``min_p``, or the token's below ``least``.
     """
@@ -60,7 +60,8 @@ class BestChains:
         return [plan.draft(self._source) for plan in plans]
 
     def _whole(self, plan: TreeDraft) -> bool:
-        return len(plan.tokens) >= plan.budget or plan.tokens[-1] in self._ends
+        ends = plan.tokens[-1] in self._ends or plan.tokens[-1] in plan.view.request.stop_ids
+        return ends or len(plan.tokens) >= plan.budget
 
 
 class BestTrees:

@@ -60,7 +60,8 @@ def tree_request(job: DraftJob) -> TreeRequest:
     unread = view.tokens[sequence.listed :]
     sequence.listed = len(view.tokens)
     if params.greedy:
-        return TreeRequest(job.budget, unread=unread)
+        return TreeRequest(job.budget, unread=unread, ends=view.request.stop_ids)
     place = len(view.tokens)
     streams = [noise.stream(view.request.key, place + level) for level in range(job.budget)]
-    return TreeRequest(job.budget, params.temperature, streams, params.top_k, params.top_p, params.min_p, unread)
+    cuts = params.temperature, streams, params.top_k, params.top_p, params.min_p
+    return TreeRequest(job.budget, *cuts, unread, view.request.stop_ids)

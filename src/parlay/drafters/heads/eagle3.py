@@ -74,4 +74,4 @@ def _wish(job: TreeJob, levels: int) -> TreeRequest:
     view = job.text.view
     temperature, place = view.request.params.temperature, len(view.tokens)
     streams = [noise.stream(view.request.key, place + level) for level in range(levels)] if temperature else ()
-    return TreeRequest(job.budget, temperature, streams)
+    return TreeRequest(job.budget, temperature, streams, ends=view.request.stop_ids)

@@ -121,7 +121,7 @@ class LayerHeadDrafter(Watched, ABC):
                 before = job.tree.newest
                 job.tree.offer(guesses[row : row + count])
                 row, first = row + count, first + ran
-                if level + 1 < self._limits.levels and job.tree.expand():
+                if level + 1 < self._limits.levels and job.tree.expand(job.text.view.request.stop_ids):
                     above_KH = hidden_NH[first - count : first][job.tree.rows_above(before)]
                     job.inputs_KH = self._from_itself(above_KH, [job.tree.token(node) for node in job.tree.newest])
                     growing.append(job)

@@ -7,7 +7,7 @@ A tree has a fixed shape, grows where the head is surest (Li et al. 2024, EAGLE-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from torch import Tensor
 
@@ -44,12 +44,12 @@ class LevelTree(ABC):
         """At most ``budget`` nodes."""
 
     @abstractmethod
-    def _next(self) -> list[int]:
-        """Which of the nodes offered last run next."""
+    def _next(self, ends: Collection[int]) -> list[int]:
+        """Which of the nodes offered last run next. Nothing follows ``ends``, the tokens that end the text."""
 
-    def expand(self) -> bool:
-        """Choose the nodes that run next; whether there are any."""
-        self.newest = self._next()
+    def expand(self, ends: Collection[int]) -> bool:
+        """Choose the nodes that run next; whether there are any. None of them reads one of ``ends``."""
+        self.newest = self._next(ends)
         self.ran += self.newest
         return bool(self.newest)
 
@@ -94,9 +94,9 @@ class RankTree(LevelTree):
         """The whole tree: its shape was chosen for the budget."""
         return self._filled.draft(source)
 
-    def _next(self) -> list[int]:
+    def _next(self, ends: Collection[int]) -> list[int]:
         self._levels += 1
-        return self._filled.inner(self._levels)
+        return [node for node in self._filled.inner(self._levels) if self.token(node) not in ends]
 
 
 class DynamicTree(LevelTree):
@@ -146,9 +146,13 @@ class DynamicTree(LevelTree):
         )
         return Draft(tree, sources=(source,) * len(nodes), scores=tuple([self._scores[node] for node in nodes]))
 
-    def _next(self) -> list[int]:
+    def _next(self, ends: Collection[int]) -> list[int]:
         worst = self._worst_drafted()
-        latest = [node for node in range(self._offered, len(self._tokens)) if self._path_probs[node] > worst]
+        latest = [
+            node
+            for node in range(self._offered, len(self._tokens))
+            if self._path_probs[node] > worst and self._tokens[node] not in ends
+        ]
         return sorted(sorted(latest, key=self._order)[: self._width])
 
     def _worst_drafted(self) -> float:
@@ -161,7 +165,10 @@ class DynamicTree(LevelTree):
 
 
 class BeamTree(DynamicTree):
-    """Beam search: each level keeps the ``width`` likeliest paths. The draft merges those that are left at the end."""
+    """Beam search: each level keeps the ``width`` likeliest paths. The draft merges those that are left at the end.
+
+    A path that ends the text is followed like all others: else the draft would lose it.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__(width, 0.0, 0)
@@ -169,10 +176,13 @@ class BeamTree(DynamicTree):
     def _worst_drafted(self) -> float:
         return 0.0  # each level's beams stand for themselves
 
+    def _next(self, ends: Collection[int]) -> list[int]:
+        return super()._next(())
+
     def draft(self, budget: int, source: str) -> Draft:
         """The beams from the likeliest on, as long as there is room; the last of them may be cut."""
         kept: set[int] = set()
-        for leaf in sorted(self._next(), key=self._order):
+        for leaf in sorted(self._next(()), key=self._order):
             path = []
             node = leaf
             while node >= 0 and node not in kept:

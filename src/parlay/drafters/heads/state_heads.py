@@ -102,7 +102,7 @@ class StateHeadDrafter(Watched, ABC):
                 before = job.tree.newest
                 job.tree.offer(guesses[row : row + len(before)])
                 row += len(before)
-                if level + 1 < self._levels and job.tree.expand():
+                if level + 1 < self._levels and job.tree.expand(job.view.request.stop_ids):
                     job.above = job.tree.rows_above(before)
                     growing.append(job)
             active = growing

@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -23,6 +24,8 @@ class TreeRequests:
     nodes: ctypes.Array[ctypes.c_int64]
     samplings: ctypes.Array[structs.Sampling]
     streams: ctypes.Array[ctypes.c_uint64]
+    ends: ctypes.Array[ctypes.c_int64]
+    ends_from: ctypes.Array[ctypes.c_int64]
 
     @staticmethod
     def of(requests: Sequence[TreeRequest], levels: int) -> TreeRequests:
@@ -31,16 +34,20 @@ class TreeRequests:
         streams = (ctypes.c_uint64 * (texts * levels))()
         for text, request in enumerate(requests):
             streams[text * levels : text * levels + len(request.streams)] = list(request.streams)
+        ends = [token for request in requests for token in request.ends]
         return TreeRequests(
             (ctypes.c_int64 * texts)(*[request.nodes for request in requests]),
             (structs.Sampling * texts)(*[_sampling(request) for request in requests]),
             streams,
+            (ctypes.c_int64 * len(ends))(*ends),
+            (ctypes.c_int64 * (texts + 1))(0, *accumulate(len(request.ends) for request in requests)),
         )
 
     def fill(self, call: structs.GrowthStruct) -> None:
         """Point the call at these requests."""
         call.budgets, call.streams = ctypes.addressof(self.nodes), ctypes.addressof(self.streams)
         call.samplings = ctypes.addressof(self.samplings)
+        call.ends, call.ends_from = ctypes.addressof(self.ends), ctypes.addressof(self.ends_from)
 
 
 def _sampling(request: TreeRequest) -> structs.Sampling:
