@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parlay.drafters.heads.guessing_ahead import with_probes
 from parlay.router.ledger import LENT
 from parlay.router.policies import Fixed, Plain, adaptive, make_policy
 from parlay.router.router import Router
@@ -504,6 +505,26 @@ def test_an_unsure_draft_after_sure_ones_is_weighed() -> None:
 
     assert [step(0.97) for _ in range(30)][-1] == 16
     assert step(0.2) < 8
+
+
+@pytest.mark.parametrize(("score", "stays"), [(0.9, True), (0.8, False)])
+def test_nodes_that_do_not_pay_stay_above_probes_that_do(score: float, *, stays: bool) -> None:
+    """The last nodes of a chain cost more than they may bring. Below them hang probes, without which the next step has
+    no draft: they are worth more than their rows, unless the walk hardly ever ends there.
+    """
+    policy, view = adaptive(TableCost(lambda rows: 1 + 0.2 * (rows - 1)), 16), SequenceView(0)
+    for _ in range(40):
+        budget = policy.plan([view]).nodes[0]
+        kept = trimmed(policy, view, trees.chain([7] * budget, "toy", [0.97] * budget))
+        view.tokens += [7] * len(kept) + [1]
+        policy.learn([view], [kept], [len(kept)], spent(0.0, 1.0, 1 + len(kept), view))
+    chain = trees.chain([1] * 10, "toy", [score] * 10)
+    probed = with_probes(chain, [0] * 10 + [2], "toy")
+    policy.plan([view])
+    assert len(trimmed(policy, view, chain)) < 9
+    policy.plan([view])
+    left = trimmed(policy, view, probed)
+    assert left.tree == probed.tree if stays else left.probes == 0
 
 
 def test_drawn_drafts_and_probe_rows_are_never_trimmed() -> None:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from operator import add
 
 from parlay.router.acceptance import MOST_SHARE, expected_accepted
 from parlay.router.arms import ArmInSequence, ArmState
 from parlay.router.prices import Drafts, KnownSizes, Size, StepPrices
-from parlay.router.ranking import best_of
-from parlay.types import Draft
+from parlay.router.ranking import Candidates, best_of
+from parlay.types import Draft, trees
 
 _SLOTS = 8  # about so many lengths of a draft are compared
 _MARGIN = 0.05  # tokens that a draft must seem to bring beyond its price before it is asked for: records err
@@ -40,6 +41,8 @@ class Offer:
     gains: list[float] = field(default_factory=list)
     worths: list[float] = field(default_factory=list)
     """What these are worth by the goal."""
+    bearing: Set[int] = frozenset()
+    """Nodes that stay, because the probes below them are worth their rows."""
 
     @property
     def is_drawn(self) -> bool:
@@ -53,7 +56,15 @@ class Offer:
     @property
     def fixed_rows(self) -> int:
         """Rows that are verified with it whatever nodes are left out."""
-        return self.draft.probes if self.draft.kind == "point" else len(self.draft)
+        return self.draft.probes + len(self.bearing) if self.draft.kind == "point" else len(self.draft)
+
+    @property
+    def candidates(self) -> Candidates:
+        """The nodes that may be left out."""
+        if not self.bearing:
+            return self.nodes, self.path_probs
+        free = [pair for pair in zip(self.nodes, self.path_probs, strict=True) if pair[0] not in self.bearing]
+        return [node for node, _ in free], [path_prob for _, path_prob in free]
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +101,24 @@ def offered(arm: ArmInSequence, draft: Draft, requested: int, prices: StepPrices
         nodes = best_of((nodes, path_probs), arm.limit)
         path_probs = [likely[node] for node in nodes]
     return Offer(arm, draft, requested, nodes, path_probs, gains, worths)
+
+
+def bearing(offer: Offer, prices: StepPrices) -> Set[int]:
+    """The nodes above those probes that are worth their rows: without them, none of these can be computed.
+
+    Where the walk ends above probes, the next step has a draft, which should gain as many tokens as this one.
+    """
+    draft = offer.draft
+    first, parents = len(draft) - draft.probes, draft.tree.parents
+    ends = dict(zip(offer.nodes, offer.path_probs, strict=True))  # how likely the walk ends at each
+    for node, path_prob in zip(offer.nodes, offer.path_probs, strict=True):
+        if parents[node] >= 0:
+            ends[parents[node]] -= path_prob
+    kept: set[int] = set()
+    for anchor, probes in Counter(trees.anchors(draft.tree, draft.probes)).items():
+        if 0 <= anchor < first and ends.get(anchor, 0.0) * offer.gains[-1] > prices.rate * prices.of_nodes(probes):
+            kept.update(trees.path_to(draft.tree, anchor))
+    return kept
 
 
 def best_cut(offer: Offer, prices: StepPrices) -> Choice:

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from parlay.router.acceptance import Outcome, matched
 from parlay.router.arms import Arm, ArmInSequence, ArmState, restored
-from parlay.router.choice import Choice, Offer
+from parlay.router.choice import Choice, Offer, bearing
 from parlay.router.choice_history import ChoiceHistory
 from parlay.router.goals import USUAL, Aim
 from parlay.router.ledger import AT_ONCE, TRIALS, Account, Gains, Ledger
@@ -188,14 +188,17 @@ class Router(Policy):
         for state in states:
             drafting += state.seconds
             offer = state.to_verify(prices)
+            if offer is not None and offer.draft.probes and not offer.is_drawn:
+                offer.bearing = bearing(offer, prices)
             rows = 0 if offer is None else offer.fixed_rows + (offer.arm.whole.trial if state.is_trial else 0)
             if offer is None or (rows > room and not offer.is_drawn):  # probes alone may draw more than the limit
                 offers.append(None)
                 candidates.append(NO_CANDIDATES)
                 continue
-            shared = shares(offer.path_probs)
+            nodes, path_probs = offer.candidates
+            shared = shares(path_probs)
             offers.append(offer)
-            candidates.append((offer.nodes, shared))
+            candidates.append((nodes, shared))
             ranked += shared
             fixed, room = fixed + offer.fixed_rows, room - rows
         ranked.sort(reverse=True)
