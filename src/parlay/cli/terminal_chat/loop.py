@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TextIO
 
+from parlay.cli import Terminated
 from parlay.cli.ensemble_flags import quoted
 from parlay.cli.terminal_chat.commands import AnswerAgain, Leave, State, run_command
 from parlay.cli.terminal_chat.screen import Screen
@@ -47,6 +48,8 @@ class Chat:
                     self._say(line)
             except (Leave, EOFError):
                 return
+            except Terminated:
+                raise
             except KeyboardInterrupt:
                 self._note("(/exit or Ctrl-D leaves)")
 

@@ -71,13 +71,13 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Where a run ended. ``stopped``: the user ended it."""
+    """Where a run ended. ``stopped``: the interrupt by which the user ended it."""
 
     updates: int
     tokens: int
     seconds: float
     loss: float
-    stopped: bool
+    stopped: KeyboardInterrupt | None
 
 
 def begin_diffusion(options: MdlmTrainOptions) -> Begun:
@@ -247,7 +247,7 @@ def train(method: str, options: CanvasTrainOptions) -> str:
     begun.recipe.save(options.out, begun.tokenizer, card)
     if reached.stopped:
         print(f"stopped after {reached.updates} updates: {options.out} has the model as it was then", flush=True)
-        raise KeyboardInterrupt
+        raise reached.stopped
     return f"{options.out}: {reached.updates} updates, loss {reached.loss:.3f}, held out {_said(figures['after'])}"
 
 
@@ -263,6 +263,7 @@ def fit(begun: Begun, options: CanvasTrainOptions, title: str = "Training") -> R
     recent: deque[float] = deque(maxlen=_RECENT)
     began = time.monotonic()
     logged, check = 0.0, _CHECK_SECONDS
+    stopped = None
     try:
         with Watch(title) as watch:
             while (share := options.share(updates, time.monotonic() - began)) < 1:
@@ -280,10 +281,11 @@ def fit(begun: Begun, options: CanvasTrainOptions, title: str = "Training") -> R
                     check *= 2
                     print(f"{share:6.1%}  held out: {_said(measured(begun, options))}", flush=True)
                     recipe.decoder.train()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         if not updates:  # there is nothing to keep
             raise
-    return Reached(updates, tokens, time.monotonic() - began, fmean(recent or (0.0,)), stopped=share < 1)
+        stopped = interrupt if share < 1 else None
+    return Reached(updates, tokens, time.monotonic() - began, fmean(recent or (0.0,)), stopped)
 
 
 def _update(recipe: CanvasRecipe, batch: RowBatch, options: CanvasTrainOptions, step: int) -> float:
