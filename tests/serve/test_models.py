@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import time
@@ -14,12 +15,14 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from fastapi import Request
 from starlette.testclient import TestClient
 
 from parlay import LLM
 from parlay.aio import AsyncLLM
-from parlay.serve.app import create_app
+from parlay.serve.app import create_app, shut_down
 from parlay.serve.hosted import ModelLoader
+from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 
 PROMPT = "The tide turns twice a day, and the ferry"
@@ -133,6 +136,78 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_error_and_the_server_lives()
         assert client.get("/health").status_code == 200
         text(ask(client, "good"))
     until(lambda: not engine_threads() - before)
+
+
+def test_who_waits_for_a_model_when_the_server_closes_is_told_at_once() -> None:
+    loads = {"one": Loads(), "two": Loads()}
+    for each in loads.values():
+        each.go_on.clear()
+    app = create_app(dict(loads), Settings())
+
+    async def closed() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            body = {"prompt": PROMPT, "max_tokens": 1}
+            asked = [
+                asyncio.create_task(client.post("/v1/completions", json={"model": name, **body})) for name in loads
+            ]
+            while not loads["one"].count:
+                await asyncio.sleep(0.01)
+            await shut_down(app)
+            answers = await asyncio.gather(*asked)
+            loads["one"].go_on.set()
+            loading = [model.task for model in app.state.registry if model.task is not None]
+            await asyncio.wait_for(asyncio.gather(*loading), 600)
+            return answers
+
+    for answer in asyncio.run(closed()):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+    assert loads["two"].count == 0  # it was next, and nobody waits for it any more
+
+
+def test_a_request_that_has_a_model_when_the_server_closes_may_use_it(engine: AsyncLLM) -> None:
+    """Its jobs come later than the signal: a long prompt takes time to encode, and some answers are several rounds."""
+
+    class Watched(AsyncLLM):
+        alive = True
+
+        def __init__(self) -> None:
+            self.llm = engine.llm
+            self.closed_after: list[float | None] = []
+
+        async def close(self, drain_seconds: float | None = None) -> None:
+            self.closed_after.append(drain_seconds)
+
+    async def closing(drain_seconds: float) -> float | None:
+        registry, request = Registry({"one": (llm := Watched())}), Request({"type": "http", "state": {"in_use": []}})
+        await registry.use("one", request)
+        task = asyncio.create_task(registry.close(drain_seconds))
+        await asyncio.sleep(0.01)
+        if drain_seconds:
+            assert not llm.closed_after
+            request.state.in_use.pop().leave()
+        await task
+        return llm.closed_after.pop()
+
+    assert 0 < (asyncio.run(closing(600)) or 0) < 600
+    assert asyncio.run(closing(0)) == 0
+
+
+def test_a_server_that_closes_says_of_no_model_that_it_is_unloaded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("parlay.serve.registry._SWEEP_SECONDS", 0.01)
+
+    async def closed() -> None:
+        registry = Registry({"one": Loads()})
+        registry.load_now("one")
+        sweep = asyncio.create_task(registry.sweep())
+        await asyncio.sleep(0)
+        await registry.close(600)
+        await asyncio.wait_for(sweep, 600)
+
+    with caplog.at_level("INFO"):
+        asyncio.run(closed())
+    assert "is unloaded" not in caplog.text
 
 
 def test_what_could_not_be_loaded_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import httpx
@@ -116,6 +119,42 @@ def test_a_second_signal_does_not_wait(engine: AsyncLLM) -> None:
         server.handle_exit(signal.SIGINT, None)
         server.handle_exit(signal.SIGINT, None)
         thread.join(DEADLINE / 3)
+        assert not thread.is_alive()
+
+
+def test_nobody_waits_for_the_rest_of_a_body(engine: AsyncLLM) -> None:
+    with running(engine, drain_seconds=0.1) as (server, thread, url):
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
+            client.sendall(b"POST /v1/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{")
+            app = server.config.app
+            while not app.state.limiter.active:
+                time.sleep(0.01)
+            server.handle_exit(signal.SIGTERM, None)
+            head, _, body = client.makefile("rb").read().partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nretry-after: 1\r\n" in head
+        assert json.loads(body)["error"]["type"] == "overloaded_error"  # Anthropic's shape
+        thread.join(DEADLINE)
+        assert not thread.is_alive()
+
+
+def test_a_request_that_is_given_up_hears_why(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parlay.serve.graceful._LAST_WORDS", 0.1)
+    with running(engine, drain_seconds=0) as (server, thread, url):
+        asked = threading.Event()
+
+        @server.config.app.post("/endless")
+        async def endless() -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(httpx.post, f"{url}/endless", timeout=DEADLINE)
+            assert asked.wait(DEADLINE)
+            server.handle_exit(signal.SIGTERM, None)
+            assert (answer.result().status_code, answer.result().headers["Retry-After"]) == (503, "1")
+            assert answer.result().json()["error"]["code"] == "unavailable"
+        thread.join(DEADLINE)
         assert not thread.is_alive()
 
 

@@ -107,6 +107,6 @@ class GracefulServer(uvicorn.Server):
             self._draining = asyncio.create_task(self._shut_down())
         if self._signals > 1 and self._cutting is None:
             self._cutting = asyncio.create_task(self._shut_down(at_once=True))
-        if self._draining is not None and self._draining.done():
+        if any(task is not None and task.done() for task in (self._draining, self._cutting)):
             self.should_exit = True
         return await super().on_tick(counter)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -111,7 +112,8 @@ class HostedModel:
         self._loss = ""
         self._failure: tuple[float, ApiError] | None = None
         self._arrivals: deque[asyncio.Future[Served]] = deque()
-        self._left: asyncio.Event | None = None
+        self._left = asyncio.Event()
+        """Set when its last user leaves."""
 
     @property
     def status(self) -> Literal["loaded", "loading", "unloaded"]:
@@ -201,18 +203,21 @@ class HostedModel:
         """A request that had the model has handed over its jobs, or needs it no more."""
         self.users -= 1
         self.used = time.monotonic()
-        if not self.users and self._left is not None:
+        if not self.users:
             self._left.set()
 
     async def retire(self, drain_seconds: float | None = None) -> None:
         """Let no further request have it, let those under way finish (for so long), and free its memory."""
-        self.leaving = True
+        self.leaving, began = True, time.monotonic()
         try:
-            while self.users and drain_seconds is None:
-                self._left = asyncio.Event()
-                await self._left.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(drain_seconds):
+                    while self.users:
+                        self._left.clear()
+                        await self._left.wait()
             if self.served is not None:
-                await self.served.llm.close(drain_seconds)
+                over = time.monotonic() - began
+                await self.served.llm.close(None if drain_seconds is None else max(0.0, drain_seconds - over))
         finally:
             if self.loader is not None:
                 self.served = None

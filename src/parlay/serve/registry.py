@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,6 +22,7 @@ from parlay.serve.hosted import HostedModel, Loader, Served
 from parlay.types import ParlayError
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _SHOWN = 100  # characters of an unknown name that the error repeats
 LATEST = ":latest"
@@ -53,7 +55,7 @@ class Registry:
         self._max_loaded = max_loaded
         self._idle_seconds = idle_seconds
         self._retry_after = retry_after
-        self._closing = False
+        self._closing = asyncio.Event()
         self._turn = asyncio.Lock()
         self.adapters = NamedAdapters()
         for name, source in models.items():
@@ -114,7 +116,7 @@ class Registry:
         return served if adapter is None else await asyncio.to_thread(adapter.on, served)
 
     async def _take(self, model: HostedModel) -> Served:
-        if self._closing:
+        if self._closing.is_set():
             raise unavailable(self._retry_after)
         if model.dead or model.loss:
             await self.unload(model)
@@ -147,8 +149,10 @@ class Registry:
 
     async def sweep(self) -> None:
         """Unload what is idle for too long, and what has died, until the server closes. What was lost returns."""
-        while not self._closing:
+        while True:
             await asyncio.sleep(_SWEEP_SECONDS)
+            if self._closing.is_set():
+                return
             for model in self:
                 if model.task is not None:
                     continue
@@ -176,20 +180,18 @@ class Registry:
         try:
             async with self._turn:
                 await self._make_room()
+                if self._closing.is_set():
+                    return model.fail(unavailable(self._retry_after), 0)
                 began = time.monotonic()
-                thread = EngineThread()  # of those that don't keep a server from ending, as the usual ones do
-                loading = thread.call(model.loader)
-                thread.end()
-                llm = await asyncio.wrap_future(loading)
+                llm = await _aside(model.loader)
         except Exception as error:
             logger.error("model %s can't be loaded: %s", model.name, error)
             message = f"model {model.name} can't be loaded; the server's log says why"
             model.fail(ApiError(503, message, "model", "model_load_failed"), _FAILED_SECONDS)
         else:
             logger.info("model %s was loaded in %.1f s", model.name, time.monotonic() - began)
-            if self._closing:
+            if self._closing.is_set():
                 await llm.close(0)
-                model.fail(unavailable(self._retry_after), 0)
             else:
                 model.arrive(llm)
         finally:
@@ -206,10 +208,34 @@ class Registry:
             model.task = None
             self._want(model)
 
+    async def unless_closing(self, task: asyncio.Future[T]) -> T:
+        """What comes of a task. Raises ApiError 503 as soon as the server closes; nobody waits for the task then."""
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            await asyncio.wait((task, closing), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise unavailable(self._retry_after)
+        finally:
+            closing.cancel()
+
     async def close(self, drain_seconds: float) -> None:
-        """Take no more requests; those under way have that long to finish. May be called again."""
-        self._closing = True
-        await asyncio.gather(*(served.llm.close(drain_seconds) for served in self.loaded))
+        """Take no more requests; those that have a model have that long to finish. May be called again.
+
+        Who waits for a model to be loaded is told at once that it will not be.
+        """
+        self._closing.set()
+        for model in self:
+            model.fail(unavailable(self._retry_after), 0)
+        await asyncio.gather(*(model.retire(drain_seconds) for model in self if model.served is not None))
+
+
+async def _aside(function: Callable[[], T]) -> T:
+    """Call a function in a thread of those that don't keep a server from ending, as the usual ones do."""
+    thread = EngineThread()
+    called = thread.call(function)
+    thread.end()
+    return await asyncio.wrap_future(called)
 
 
 def keep_in_use(request: Request) -> Callable[[], None]:
@@ -259,9 +285,6 @@ class Leases:
             give_back()
 
 
-logger = logging.getLogger(__name__)
-
-
 class Puller:
     """Brings what `parlay pull` can, one model at a time, and serves it from then on. Lives in one event loop."""
 
@@ -274,7 +297,7 @@ class Puller:
         """``progress`` is called in a thread. Raises ApiError for a model that can't be brought."""
         async with self._turn:
             try:
-                await asyncio.to_thread(bring, name, progress)
+                await self._registry.unless_closing(asyncio.ensure_future(_aside(lambda: bring(name, progress))))
             except (ParlayError, ValueError) as error:
                 logger.warning("%s was not pulled: %s", name, error)
                 raise ApiError(400, f"{name[:100]} can't be pulled; the server's log says why", "model") from None

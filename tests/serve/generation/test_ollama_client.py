@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import httpx
 import ollama
 import pytest
 from fastapi import FastAPI
@@ -14,7 +17,7 @@ from ollama import Client
 from starlette.testclient import TestClient
 
 from parlay.aio import AsyncLLM
-from parlay.serve.app import create_app
+from parlay.serve.app import create_app, shut_down
 from parlay.serve.ollama.body import seconds
 
 PROMPT = "Repeat this line: the ferry leaves at ten past seven."
@@ -166,6 +169,30 @@ def test_what_is_pulled_is_told_of_and_served(engine: AsyncLLM, monkeypatch: pyt
         (_, failed) = client.post("/api/pull", json={"model": "other"}).text.splitlines()
         assert "can't be pulled" in json.loads(failed)["error"]
         assert "secret" not in failed
+
+
+def test_a_pull_does_not_keep_the_server_from_ending(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def bring(name: str, progress: Callable[[int, int], object]) -> None:
+        begun.set()
+        assert go_on.wait(600)
+
+    monkeypatch.setattr("parlay.serve.registry.bring", bring)
+    app = create_app({"mini": engine}, pulled=lambda name: lambda: engine)
+
+    async def closed() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            asked = asyncio.create_task(client.post("/api/pull", json={"model": "new"}))
+            while not begun.is_set():
+                await asyncio.sleep(0.01)
+            await shut_down(app)
+            return await asked
+
+    assert json.loads(asyncio.run(closed()).text.splitlines()[-1]) == {
+        "error": "this server is shutting down: try again"
+    }
+    go_on.set()
 
 
 @pytest.mark.parametrize(("text", "value"), [("5m", 300), ("1h30m", 5400), ("90", 90), (0, 0), ("1.5s", 1.5)])

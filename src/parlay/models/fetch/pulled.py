@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from parlay.system.user_cache import user_cache, written_whole
 from parlay.types import ParlayError
 
 _BLOCK = 1 << 20
+_LAST_SECONDS = 5.0
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 PIP = [sys.executable, "-P", "-m", "pip"]
 Progress = Callable[[int, int], object]
@@ -136,9 +139,16 @@ def _progress_flags() -> list[str]:
 
 
 def _run(command: list[str], errors: Path, progress: Progress) -> tuple[int, str]:
-    """pip's exit code and what it wrote to standard error. It ends when we are interrupted."""
+    """pip's exit code and what it wrote to standard error. It ends when we are interrupted, or Python ends."""
+    caller = threading.current_thread()
+
+    def end() -> None:
+        process.kill()
+        caller.join(_LAST_SECONDS)  # it is one that nobody waits for, and has to clear up
+
     with errors.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
+        atexit.register(end)
         try:
             assert process.stdout is not None
             for line in process.stdout:
@@ -146,6 +156,7 @@ def _run(command: list[str], errors: Path, progress: Progress) -> tuple[int, str
                     progress(int(match[1]), int(match[2]))
             code = process.wait()
         finally:
+            atexit.unregister(end)
             process.kill()
             process.communicate()
     return code, errors.read_text(encoding="utf-8", errors="replace")

@@ -8,9 +8,10 @@ import resource
 from collections.abc import Callable
 from typing import Any
 
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from parlay.serve.errors import ApiError
+from parlay.serve.errors import ApiError, unavailable
 
 HEADER_BYTES = 64 * 1024
 """Most bytes of a head, of a body's trailers, and of what frames the chunks of a body beyond `FRAMING`."""
@@ -64,6 +65,11 @@ class Parts:
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
 
+    @property
+    def begun(self) -> bool:
+        """Whether the head has gone out."""
+        return self._cycle.response_started
+
     def write(self, data: bytes) -> bool:
         """Write a part of some bytes, if the head has gone out, the answer is chunked, and its client reads.
 
@@ -76,6 +82,22 @@ class Parts:
         return True
 
 
+class _LastWord:
+    """ASGI middleware: a request whose answer has not begun when the server gives it up hears why."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            parts: Parts = scope["state"][PARTS]
+            if parts.begun:
+                raise
+            await unavailable(1).response(scope["path"])(scope, receive, send)
+
+
 class Connection(HttpToolsProtocol):
     """uvicorn's connection, with bounds that it lacks.
 
@@ -83,11 +105,13 @@ class Connection(HttpToolsProtocol):
     - Trailers and the framing of chunks are bounded, and trailers are not kept.
     - After an answer that came before the end of the body, the rest is dropped and the connection closes.
     - A client that half-closes after its request gets the answer.
+    - A request of which the body is still coming when the server ends gets 503.
     - Where `most_connections` are open, the one that waits for its client, and has waited longest, is closed.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.app = _LastWord(self.app)
         self._size = 0
         """Bytes of the part that is being read; see `_count`."""
         self._body = 0
@@ -191,7 +215,7 @@ class Connection(HttpToolsProtocol):
             self._expect_head()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "this is no HTTP request that the server can read")
+        self._refuse(ApiError(400, "this is no HTTP request that the server can read"))
 
     # --------------------------------------------------------------------------------------------------------- bounds
 
@@ -206,7 +230,7 @@ class Connection(HttpToolsProtocol):
             self._size = max(0, self._size + size - (1 + FRAMING) * self._body)
             if self._size >= HEADER_BYTES:
                 what = "what frames the body is" if self._reading_body else "the headers are"
-                self._refuse(431, f"{what} larger than {HEADER_BYTES} bytes: send less")
+                self._refuse(ApiError(431, f"{what} larger than {HEADER_BYTES} bytes: send less"))
 
     def _drop(self, size: int) -> None:
         assert self._dropping is not None
@@ -214,18 +238,18 @@ class Connection(HttpToolsProtocol):
         if self._dropping < 0:
             self.transport.abort()
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, error: ApiError) -> None:
         """Answer with an error and close. There is no answer where no request has begun, or another one is answered."""
         if self.cycle is not None and not self.cycle.response_complete:
             if self.cycle.response_started or not self._reading_body:
                 return self.transport.abort()
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        elif not self._reading_head and status == 408:
+        elif not self._reading_head and error.status == 408:
             return self.close()
-        body = bytes(ApiError(status, message).response("").body)
-        head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        answer = error.response(self.scope["path"] if self._reading_body else "")
+        head = b"".join(b"%b: %b\r\n" % header for header in answer.raw_headers)
+        self.transport.write(b"HTTP/1.1 %d \r\n%bconnection: close\r\n\r\n" % (error.status, head) + bytes(answer.body))
         self._close_gently()
 
     # --------------------------------------------------------------------------------------------------- ends of waits
@@ -238,7 +262,7 @@ class Connection(HttpToolsProtocol):
         return math.inf if self._reading_body else None
 
     def _expect_head(self) -> None:
-        self._start_timer(HEADER_SECONDS, self._refuse, 408, "the headers took too long to arrive")
+        self._start_timer(HEADER_SECONDS, self._refuse, ApiError(408, "the headers took too long to arrive"))
 
     def _expect_reading(self) -> None:
         self._stop_unread()
@@ -257,6 +281,13 @@ class Connection(HttpToolsProtocol):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+
+    def shutdown(self) -> None:
+        """Close after the answer that is under way. Nobody waits for the rest of a body whose answer has not begun."""
+        if self._reading_body and not self.cycle.response_started:
+            self._refuse(unavailable(1))
+        else:
+            super().shutdown()
 
     def close(self) -> None:
         """Close once the answer has been sent; where the request is not whole, once the client could read it."""
