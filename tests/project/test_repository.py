@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"cache", "cost", "energy", "router", "sampling", "engine", "models", "ranks", "structured", "heads", "drafters"}
     | {"ngrams"},
     "transformers": frozenset({"types", "options", "cost", "engine", "models", "drafters", "strategies"}),
-    "aio": frozenset({"types", "system", "text", "engine", "ngrams", "llm"}),
+    "aio": frozenset({"types", "system", "text", "engine", "ngrams", "strategies", "llm"}),
     "testing": frozenset(
         {"types", "sampling", "router", "engine", "models", "heads", "ngrams", "drafters", "strategies"}
     ),

@@ -7,16 +7,17 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import torch
 
-from parlay.aio.stream import Busy, Closed, Message, OutputQueue, PendingJob
+from parlay.aio.building import StrategyBuilds
+from parlay.aio.stream import CLOSED, Busy, Closed, Message, OutputQueue, PendingJob
 from parlay.llm.jobs import Sample
 from parlay.llm.llm import LLM
 from parlay.llm.outputs import StreamEvent
@@ -38,6 +39,14 @@ class EngineThread:
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=self._run, name="parlay-engine", daemon=True).start()
+
+    @classmethod
+    def once(cls, function: Callable[[], T]) -> Future[T]:
+        """Make one call in a thread of its own, which keeps no process from ending; the future has what it gives."""
+        thread = cls()
+        future = thread.call(function)
+        thread.end()
+        return future
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Queue a call in the thread; the future has what it returns or raises."""
@@ -93,6 +102,7 @@ class Worker:
         self._under_way = 0
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._done: Future[None] = Future()
+        self._builds = StrategyBuilds(llm, EngineThread.once, self._inbox.put, self._built)
         # What follows belongs to the engine thread.
         self._owners: dict[str, tuple[PendingJob, Sample]] = {}
         self._deadlines: dict[PendingJob, float] = {}
@@ -145,13 +155,13 @@ class Worker:
 
     def _require_open(self) -> None:
         if self._closing:
-            raise Closed("the service has been closed: it takes no more requests")
+            raise Closed(CLOSED)
 
     # ------------------------------------------------------------------------------------------------ engine thread
 
     def _run(self) -> None:
         try:
-            while self._until is None or (self._owners and time.monotonic() < self._until):
+            while self._until is None or (self._busy and time.monotonic() < self._until):
                 self._obey()
                 self._expire()
                 if self._owners:
@@ -165,6 +175,10 @@ class Worker:
             logger.exception("the engine thread failed; all requests end")
         self._end()
 
+    @property
+    def _busy(self) -> bool:
+        return bool(self._owners) or self._builds.holding
+
     def _obey(self) -> None:
         """Make the calls that have come in; with nothing else to do, wait for one.
 
@@ -173,6 +187,8 @@ class Worker:
         if not self._owners and self._until is None:
             self._next_call()()
             self._stats_due = 0.0
+        elif not self._owners:
+            time.sleep(_WAITING_SECONDS)
         for _ in range(self._inbox.qsize()):
             self._inbox.get()()
             self._stats_due = 0.0
@@ -197,17 +213,33 @@ class Worker:
 
     def _add(self, pending: PendingJob) -> None:
         try:
+            if self._builds.hold(pending):
+                return
             self._llm.add(pending.job)
         except BaseException as error:
-            self._leave(len(pending.job.samples))
-            self._post(pending, for_future(error))
+            self._refuse(pending, error)
             return
         self._owners.update({sample.request.id: (pending, sample) for sample in pending.job.samples})
         if pending.deadline is not None:
             self._deadlines[pending] = pending.deadline
         self._post(pending, None)
 
+    def _refuse(self, pending: PendingJob, error: BaseException) -> None:
+        self._leave(len(pending.job.samples))
+        self._post(pending, for_future(error))
+
+    def _built(self, held: Sequence[PendingJob], error: BaseException | None) -> None:
+        """Go on with jobs that waited for their strategy, or tell them why they can't have it."""
+        for pending in held:
+            if error is None:
+                self._add(pending)
+            else:
+                self._refuse(pending, error)
+
     def _abort(self, pending: PendingJob) -> None:
+        if self._builds.leave(pending):
+            self._leave(len(pending.job.samples))
+            return
         for sample in pending.job.samples:
             self._stop(sample.request.id)
 
@@ -333,6 +365,8 @@ class Worker:
     def _end(self) -> None:
         with self._lock:
             self._closing = True
+        for pending in self._builds.refuse():
+            self._refuse(pending, Closed(CLOSED))
         while not self._inbox.empty():
             self._inbox.get()()
         for name in list(self._owners):
@@ -341,7 +375,9 @@ class Worker:
             self._stats = self._engine.stats()
         self._deliver()
         try:
-            self._llm.close()
+            with ExitStack() as closing:
+                closing.callback(self._llm.close)
+                self._builds.close()
         except BaseException as error:
             self._done.set_exception(for_future(error))
         else:

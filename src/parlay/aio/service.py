@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from parlay.aio.engine_loop import EngineThread, Worker, for_future
-from parlay.aio.stream import Busy, Closed, JobQueue, JobStream, PendingJob
+from parlay.aio.stream import CLOSED, Busy, Closed, JobQueue, JobStream, PendingJob
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Audit, Job
 from parlay.llm.llm import LLM
@@ -44,9 +44,9 @@ class AsyncLLM:
 
     ``llm`` is a model's name (None: the default model of `LLM`), or an LLM, of which nothing but `LLM.job` may be used
     elsewhere from then on. Any thread and event loop may submit. ``max_num_seqs`` samples of the LLM run at once, up to
-    ``max_waiting`` more wait, and further ones are refused with `Busy`. If a strategy loads a model, the engine thread
-    does so at the first request that names it, and the other requests wait. ``when_idle`` is called once, in the engine
-    thread, in the first second without a request.
+    ``max_waiting`` more wait, and further ones are refused with `Busy`. What the first request for a strategy needs,
+    say a draft model, is loaded in another thread: those that name it wait, the others go on. ``when_idle`` is called
+    once, in the engine thread, in the first second without a request.
 
         async with AsyncLLM("smollm2-135m") as llm:
             async for event in llm.stream("Once upon a time", SamplingParams(max_tokens=64)):
@@ -210,7 +210,7 @@ class AsyncLLM:
     ) -> Job:
         """In another thread: a long prompt takes time to encode, and the event loop has others to serve."""
         if not self.alive:
-            raise Closed("the service has been closed: it takes no more requests")
+            raise Closed(CLOSED)
         return await asyncio.to_thread(self.llm.job, prompt, params, options)
 
 

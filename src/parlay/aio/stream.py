@@ -19,6 +19,8 @@ quarter of a millisecond of a core that the decoder could use; a reader does not
 Message = StreamEvent | Exception | None
 """Something new; why there is nothing or nothing more; or, first of all, that the engine has taken the job."""
 
+CLOSED = "the service has been closed: it takes no more requests"
+
 
 class Closed(ParlayError):
     """The service is shutting down, or has."""

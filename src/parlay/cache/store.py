@@ -35,9 +35,9 @@ class Store(Holdings):
         self, shape: CacheShape, max_tokens: int, budget: Budget | None = None, recent: RecentShape | None = None
     ) -> None:
         """``max_tokens`` is the share that the store adds to the budget, or without a budget all that it may hold."""
-        super().__init__(shape, max_tokens, budget, recent)
         self._live: dict[int, CachedText] = {}
         self.index = PrefixIndex()
+        super().__init__(shape, max_tokens, budget, recent)  # last: it joins the budget, and may be asked for room
 
     def match_prefix(self, tokens: Sequence[int], salt: str = "") -> int:
         """How many of ``tokens``, fewer than all, `open` would find cached."""

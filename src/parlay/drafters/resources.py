@@ -35,6 +35,11 @@ class NestedStrategy:
     build: Callable[[], Drafter | None]
 
 
+def at_once(call: Callable[[], None]) -> None:
+    """Make the call now."""
+    call()
+
+
 @dataclass(frozen=True, slots=True)
 class Resources:
     """Everything a drafter gets when it is built; ``target`` says what the target is and can do.
@@ -48,6 +53,7 @@ class Resources:
     ``mask_adapter`` is the folder of the one with which mask rows run where the strategy names none; empty: none.
     ``round_weights`` packs the target's weights in so many bits for drafts; None where it can't.
     ``spare_threads`` is how many of the target's threads may draft while it verifies on the others.
+    ``prove`` is given each proof of a head, which runs the target: so it may be put off until nothing else does.
     ``closing`` runs when the drafter goes: a drafter that writes files registers its last write there. ``rule`` is the
     accept rule that judges the drafts, and ``nested`` are the strategies that the drafter's own options name, in the
     order of their text. ``room`` bounds what drafters keep of requests under way.
@@ -69,6 +75,7 @@ class Resources:
     mask_adapter: str = ""
     round_weights: Callable[[int], None] | None = None
     spare_threads: int = 0
+    prove: Callable[[Callable[[], None]], None] = at_once
     closing: ExitStack = field(default_factory=ExitStack)
     rule: str = "shared-noise"
     nested: tuple[NestedStrategy, ...] = ()

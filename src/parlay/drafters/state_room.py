@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import ref
@@ -31,13 +32,15 @@ class StateRoom:
     def __init__(self, budget: MemoryBudget | None = None, most: int = MOST_BYTES) -> None:
         self.most = most
         self._counted: tuple[ref[StateBytes[Any]], ...] = ()  # replaced as a whole: other threads ask what is held
+        self._joining = threading.Lock()
         self._budget = budget
         if budget is not None:
             budget.join(self, most, 0)
 
     def join(self, counted: StateBytes[Any]) -> None:
-        """Count these states too, for as long as their drafter is there."""
-        self._counted = (*(each for each in self._counted if each() is not None), ref(counted))
+        """Count these states too, for as long as their drafter is there. Any thread may call this."""
+        with self._joining:
+            self._counted = (*(each for each in self._counted if each() is not None), ref(counted))
 
     @property
     def held(self) -> int:

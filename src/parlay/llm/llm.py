@@ -30,6 +30,7 @@ from parlay.models.sampling_defaults import usual_params
 from parlay.options import LoadOptions, RankOptions, override
 from parlay.ranks.starting import ALONE, end_ranks, loss_of, ranks_ended_on_error
 from parlay.strategies.building import offered
+from parlay.strategies.built import StrategyCache
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.strategies.spelling import StrategySpec
 from parlay.system.progress import Progress, bar
@@ -334,6 +335,11 @@ class LLM:
             for name in added:
                 self.engine.abort(name)
             raise
+
+    @property
+    def strategies(self) -> StrategyCache:
+        """The strategies of requests, for whoever builds one before `add` needs it."""
+        return self._strategies
 
     @property
     def draft_models(self) -> tuple[str, ...]:

@@ -183,7 +183,7 @@ class Registry:
                 if self._closing.is_set():
                     return model.fail(unavailable(self._retry_after), 0)
                 began = time.monotonic()
-                llm = await _aside(model.loader)
+                llm = await asyncio.wrap_future(EngineThread.once(model.loader))
         except Exception as error:
             logger.error("model %s can't be loaded: %s", model.name, error)
             message = f"model {model.name} can't be loaded; the server's log says why"
@@ -228,14 +228,6 @@ class Registry:
         for model in self:
             model.fail(unavailable(self._retry_after), 0)
         await asyncio.gather(*(model.retire(drain_seconds) for model in self if model.served is not None))
-
-
-async def _aside(function: Callable[[], T]) -> T:
-    """Call a function in a thread of those that don't keep a server from ending, as the usual ones do."""
-    thread = EngineThread()
-    called = thread.call(function)
-    thread.end()
-    return await asyncio.wrap_future(called)
 
 
 def keep_in_use(request: Request) -> Callable[[], None]:
@@ -297,7 +289,8 @@ class Puller:
         """``progress`` is called in a thread. Raises ApiError for a model that can't be brought."""
         async with self._turn:
             try:
-                await self._registry.unless_closing(asyncio.ensure_future(_aside(lambda: bring(name, progress))))
+                bringing = EngineThread.once(lambda: bring(name, progress))
+                await self._registry.unless_closing(asyncio.wrap_future(bringing))
             except (ParlayError, ValueError) as error:
                 logger.warning("%s was not pulled: %s", name, error)
                 raise ApiError(400, f"{name[:100]} can't be pulled; the server's log says why", "model") from None

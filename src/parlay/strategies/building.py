@@ -6,10 +6,11 @@ import importlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn, cast
 
 from parlay.drafters.heads.proving import ProvedHeads
-from parlay.drafters.resources import NestedStrategy, Resources
+from parlay.drafters.resources import NestedStrategy, Resources, at_once
 from parlay.options import Options, UsageError, options_of
 from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import catalogue, find
@@ -30,7 +31,7 @@ def build(spec: StrategySpec, resources: Resources) -> Drafter | None:
     factory = resolve(entry.factory)
     drafter = factory(own) if entry.options is Options else factory(own, options(spec))
     if heads is not None:
-        heads.prove(str(spec), drafter)
+        resources.prove(partial(heads.prove, str(spec), drafter))
     return drafter
 
 
@@ -119,6 +120,7 @@ def works(name: str, resources: Resources, check: Callable[[str, Needs], None] =
             open_runner=_stop,
             open_tokenizer=_stop,
             find_head=lambda method, name: _stop_if(resources, method, name),
+            prove=at_once,
             closing=closing,
         )
         try:

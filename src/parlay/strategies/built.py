@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
@@ -72,6 +73,34 @@ class _Built:
     apart: OrderedDict[str, Strategy] = field(default_factory=OrderedDict)
 
 
+@dataclass(slots=True)
+class UnbuiltStrategy:
+    """A strategy whose drafters are not there yet: `build` makes them, and `StrategyCache.take` the rest.
+
+    Drafters may take long to build: they open models, and pack weights. ``proofs`` of their heads run the target, so
+    they wait for `StrategyCache.take`, too.
+    """
+
+    spec: StrategySpec
+    aim: Aim | None
+    resources: Resources
+    proofs: Sequence[Callable[[], None]]
+    wanted: tuple[StrategySpec, ...] = ()
+    drafters: tuple[Drafter, ...] = ()
+
+    def build(self) -> None:
+        """Build the drafters, in any thread. Raises UsageError or ParlayError, and then leaves nothing behind."""
+        with ExitStack() as failing:
+            failing.enter_context(self.resources.closing)
+            self.wanted = drafters_of(self.spec, self.resources)
+            self.drafters = build_all(self.wanted, self.resources)
+            failing.pop_all()
+
+    def close(self) -> None:
+        """Drop the drafters: nobody takes them."""
+        self.resources.closing.close()
+
+
 class StrategyCache:
     """Strategies, each built at its first request and then shared by all that name it.
 
@@ -117,7 +146,7 @@ class StrategyCache:
         The adapter for mask rows that it names is from now on that of each `set-block` that names none, so requests
         may set other options of it, and `auto` tries it. Raises UsageError as `get` does.
         """
-        spec = for_target(asked if isinstance(asked, StrategySpec) else self._read(asked), self._resources.target)
+        spec = self._read_for_target(asked)
         self._resources = replace(self._resources, mask_adapter=_mask_adapter(spec))
         self.get(spec)
         self._owners = spec
@@ -130,14 +159,19 @@ class StrategyCache:
 
         Raises UsageError for a name or parameter that does not exist, or a drafter that can't be built.
         """
-        spec = for_target(asked if isinstance(asked, StrategySpec) else self._read(asked), self._resources.target)
+        spec = self._read_for_target(asked)
         if spec not in self._built:
-            self._built[spec] = self._build(spec)
+            unbuilt = self._begin(spec)
+            unbuilt.build()
+            self.take(unbuilt)
         self._built.move_to_end(spec)
         if len(self._built) > self._kept:
             self._forget(self._in_use())
         built = self._built[spec]
         return self._own(spec, built, owner) if owner and self._memory.apart and built.arms else built.strategy
+
+    def _read_for_target(self, asked: str | StrategySpec) -> StrategySpec:
+        return for_target(asked if isinstance(asked, StrategySpec) else self._read(asked), self._resources.target)
 
     def _own(self, spec: StrategySpec, built: _Built, owner: str) -> Strategy:
         """The strategy with the owner's own router."""
@@ -156,16 +190,38 @@ class StrategyCache:
                 closing.push(built.closing)
         self._built.clear()
 
-    def _build(self, spec: StrategySpec) -> _Built:
-        """Raises UsageError or ParlayError, and then leaves nothing behind."""
-        aim = self._aim(spec) if find(spec.name).routes else None  # first, because drafters may take long to build
+    def unbuilt(self, asked: str | StrategySpec) -> UnbuiltStrategy | None:
+        """Begin a strategy for another thread to build; None: it is there, or has no drafters.
+
+        Raises UsageError as `get` does.
+        """
+        spec = self._read_for_target(asked)
+        entry = find(spec.name)
+        return self._begin(spec) if spec not in self._built and (entry.factory or entry.routes) else None
+
+    def take(self, unbuilt: UnbuiltStrategy) -> None:
+        """Make a strategy of drafters that are built, and keep it, unless there is one by now.
+
+        Raises UsageError where it can't be made, and then leaves nothing behind.
+        """
+        if unbuilt.spec in self._built:
+            unbuilt.close()
+            return
         with ExitStack() as failing:
-            closing = failing.enter_context(ExitStack())
-            resources = replace(self._resources, closing=closing)
-            wanted = drafters_of(spec, resources)
-            drafters = build_all(wanted, resources)
+            failing.callback(unbuilt.close)
+            for prove in unbuilt.proofs:
+                prove()
+            self._built[unbuilt.spec] = self._finished(unbuilt)
             failing.pop_all()
-        arms = () if aim is None else as_arms(wanted, drafters, aim.effort.size)
+
+    def _begin(self, spec: StrategySpec) -> UnbuiltStrategy:
+        aim = self._aim(spec) if find(spec.name).routes else None  # first, because drafters may take long to build
+        proofs: list[Callable[[], None]] = []
+        return UnbuiltStrategy(spec, aim, replace(self._resources, closing=ExitStack(), prove=proofs.append), proofs)
+
+    def _finished(self, unbuilt: UnbuiltStrategy) -> _Built:
+        spec, aim, drafters = unbuilt.spec, unbuilt.aim, unbuilt.drafters
+        arms = () if aim is None else as_arms(unbuilt.wanted, drafters, aim.effort.size)
         rule = build_rule(spec)
         known = (built.strategy.rule for built in self._built.values())
         rule = next((each for each in known if each == rule), rule)  # one rule judges all its sequences at once
@@ -173,7 +229,7 @@ class StrategyCache:
         strategy = Strategy(
             str(spec), drafters, rule, policy, build_escape(spec), build_selector(spec), build_layout(spec)
         )
-        return _Built(strategy, closing, arms)
+        return _Built(strategy, unbuilt.resources.closing, arms)
 
     def _forget(self, in_use: Collection[str]) -> None:
         """Drops the oldest until no more than ``kept`` are left, or the others are in use; the newest stays."""
@@ -209,10 +265,10 @@ class StrategyCache:
 
 
 class RunnerCache:
-    """Loads each draft model once."""
+    """Loads each draft model once, one at a time. Any thread may ask."""
 
     def __init__(self, load: Callable[[str], Runner]) -> None:
-        self._load = load
+        self._load, self._lock = load, threading.Lock()
         self._runners: dict[str, Runner] = {}
 
     @property
@@ -220,6 +276,7 @@ class RunnerCache:
         return tuple(self._runners)
 
     def __call__(self, name: str) -> Runner:
-        if name not in self._runners:
-            self._runners[name] = self._load(name)
-        return self._runners[name]
+        with self._lock:
+            if name not in self._runners:
+                self._runners[name] = self._load(name)
+            return self._runners[name]
