@@ -79,6 +79,7 @@ class StrategyBuilds:
         """Wait for what is being built, and drop it."""
         if self._building is not None and self._building.exception() is None:
             next(iter(self._asked.values())).strategy.close()
+        self._over = _nobody_waits  # else this and its owner kept each other, and the LLM, until a collection
 
     def _build(self) -> None:
         """Begin with the strategy that was asked for first, if none is being built."""
@@ -99,3 +100,7 @@ class StrategyBuilds:
             error = failure
         self._over(asked.jobs, error)
         self._build()
+
+
+def _nobody_waits(jobs: Sequence[PendingJob], error: BaseException | None) -> None:
+    """Take the place of a call to the owner, who is gone."""
