@@ -209,7 +209,7 @@ class Registry:
             self._want(model)
 
     async def unless_closing(self, task: asyncio.Future[T]) -> T:
-        """What comes of a task. Raises ApiError 503 as soon as the server closes; nobody waits for the task then."""
+        """Wait for a task, and return its result. Raises ApiError 503 as soon as the server closes."""
         closing = asyncio.ensure_future(self._closing.wait())
         try:
             await asyncio.wait((task, closing), return_when=asyncio.FIRST_COMPLETED)
