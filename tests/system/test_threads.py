@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,26 @@ def test_forwards_of_torch_have_all_threads() -> None:
         with threads.torch_on_all():
             assert torch.get_num_threads() == 2
         assert torch.get_num_threads() == 1
+
+
+def test_whoever_is_interrupted_waits_for_what_has_begun_and_for_little_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packing a large model is minutes of such jobs, and Ctrl-C should not take as long."""
+    monkeypatch.setattr(threads, "count", lambda: 2)
+    done: list[int] = []
+    jobs = [partial(done.append, number) for number in range(100)]
+    running = threads.run(jobs)
+    assert next(running) == 1
+    del running  # as an error does that comes between two of them
+    assert len(done) <= 4
+
+
+def failing() -> None:
+    raise ZeroDivisionError
+
+
+def test_all_jobs_run_and_what_one_raises_is_raised() -> None:
+    done: list[int] = []
+    assert [*threads.run([partial(done.append, number) for number in range(40)])] == [*range(1, 41)]
+    assert sorted(done) == [*range(40)]
+    with pytest.raises(ZeroDivisionError):
+        [*threads.run([failing])]

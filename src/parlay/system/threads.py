@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -154,6 +156,22 @@ def using(threads: int | None) -> Iterator[None]:
         yield
     finally:
         use(before)
+
+
+def run(jobs: Sequence[Callable[[], object]]) -> Iterator[int]:
+    """Run jobs on as many threads as decode; yields how many are over. Raises what one of them raises.
+
+    Few wait for a thread at a time: whoever is interrupted, or ends with the program, waits for these alone.
+    """
+    left, over, under_way = iter(jobs), 0, set[Future[object]]()
+    with ThreadPoolExecutor(size := count()) as pool:
+        while over < len(jobs):
+            under_way |= {pool.submit(job) for job in islice(left, 2 * size - len(under_way))}
+            done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            for each in done:
+                each.result()
+                over += 1
+                yield over
 
 
 def processors(system: Path = Path("/sys"), process: Path = Path("/proc/self")) -> Processors:

@@ -180,12 +180,25 @@ def encode(
 
 
 def _encode(texts: Sequence[Document], tokenizer: Tokenizer) -> Iterator[NDArray[np.uint32]]:
-    """Pieces of all the texts at once, put together again."""
+    """Pieces of all the texts, put together again."""
     pieces = [list(cut(text)) for text, _ in texts]
     flat = [piece for parts in pieces for piece in parts]
-    encoded = iter(encode_all(tokenizer, flat, special=False))
+    encoded = (ids for some in _some(flat) for ids in encode_all(tokenizer, some, special=False))
     for parts in pieces:
         yield np.array([token for _ in parts for token in next(encoded)], np.uint32)
+
+
+def _some(pieces: Sequence[str]) -> Iterator[list[str]]:
+    """As many at once as keep all threads busy: nobody can interrupt a call that tokenizes them."""
+    some: list[str] = []
+    size = 0
+    for piece in pieces:
+        some.append(piece)
+        size += len(piece)
+        if size >= _BATCH:
+            yield some
+            some, size = [], 0
+    yield some
 
 
 def cut(text: str) -> Iterator[str]:

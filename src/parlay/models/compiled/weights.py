@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -74,10 +73,8 @@ class Weights:
             _log.warning("%d matrices are multiplied as numbers, for each has an order of inputs of its own", alone)
         if ahead is not None:
             jobs = [*ahead.jobs(), *jobs]
-        with ThreadPoolExecutor(threads.count()) as pool:  # begun now, because Python runs one thread at a time
-            for done, job in enumerate([pool.submit(job) for job in jobs], start=1):
-                job.result()
-                packed(done, len(jobs))
+        for done in threads.run(jobs):  # begun now, because Python runs one thread at a time
+            packed(done, len(jobs))
         self._matrices.forget_uses()
 
     @property
