@@ -192,6 +192,26 @@ def test_a_request_that_has_a_model_when_the_server_closes_may_use_it(engine: As
     assert asyncio.run(closing(0)) == 0
 
 
+def test_a_step_that_does_not_end_keeps_no_server_from_ending(
+    engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rank that hangs holds the engine's thread."""
+    monkeypatch.setattr("parlay.serve.registry._STEP_SECONDS", 0.01)
+
+    class Hanging(AsyncLLM):
+        def __init__(self) -> None:
+            self.llm = engine.llm
+
+        async def close(self, drain_seconds: float | None = None) -> None:
+            await asyncio.Event().wait()
+
+    async def closed() -> None:
+        await asyncio.wait_for(Registry({"one": Hanging()}).close(0), 600)
+
+    asyncio.run(closed())
+    assert "a step has not ended in 0.01 s" in caplog.text
+
+
 def test_a_server_that_closes_says_of_no_model_that_it_is_unloaded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -120,7 +120,8 @@ def _application() -> Application:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(app.state.registry.sweep()), asyncio.create_task(_release_memory(app.state.limiter))]
     yield
-    await shut_down(app)
+    if not app.state.limiter.shut:  # a server that drains has done it
+        await shut_down(app)
     for task in tasks:
         task.cancel()
 

@@ -27,6 +27,8 @@ T = TypeVar("T")
 _SHOWN = 100  # characters of an unknown name that the error repeats
 LATEST = ":latest"
 _SWEEP_SECONDS = 0.5
+_STEP_SECONDS = 5.0
+"""How long the last step may take after the time to finish is over. A rank that hangs would hold it up for a minute."""
 _FAILED_SECONDS = 5.0
 
 
@@ -222,12 +224,16 @@ class Registry:
     async def close(self, drain_seconds: float) -> None:
         """Take no more requests; those that have a model have that long to finish. May be called again.
 
-        Who waits for a model to be loaded is told at once that it will not be.
+        Who waits for a model to be loaded is told at once that it will not be. A step that does not end is left alone.
         """
         self._closing.set()
         for model in self:
             model.fail(unavailable(self._retry_after), 0)
-        await asyncio.gather(*(model.retire(drain_seconds) for model in self if model.served is not None))
+        try:
+            async with asyncio.timeout(drain_seconds + _STEP_SECONDS):
+                await asyncio.gather(*(model.retire(drain_seconds) for model in self if model.served is not None))
+        except TimeoutError:
+            logger.warning("a step has not ended in %g s: nobody waits for it any more", drain_seconds + _STEP_SECONDS)
 
 
 def keep_in_use(request: Request) -> Callable[[], None]:

@@ -189,7 +189,7 @@ def _encode(texts: Sequence[Document], tokenizer: Tokenizer) -> Iterator[NDArray
 
 
 def _some(pieces: Sequence[str]) -> Iterator[list[str]]:
-    """As many at once as keep all threads busy: nobody can interrupt a call that tokenizes them."""
+    """Give as many at once as keep all threads busy: nobody can interrupt a call that tokenizes them."""
     some: list[str] = []
     size = 0
     for piece in pieces:
