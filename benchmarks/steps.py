@@ -59,18 +59,21 @@ class Written:
 
 
 def write(llm: LLM, small: LLM, question: str, way: Way, tokens: int) -> Written:
-    """Answer greedily. On one thread, other work counts little in the seconds."""
+    """Answer greedily. On one thread, other work counts little in the seconds.
+
+    No store keeps the answer: the next way would find its own text there.
+    """
     params = SamplingParams(temperature=0, max_tokens=tokens)
     messages = [{"role": "user", "content": ASK.format(question=question)}]
     llm.reset_prefix_cache()
     small.reset_prefix_cache()
     began = time.process_time()
     if way.ahead is None:
-        (output,) = llm.chat(messages, params, False, strategy=way.strategy)
+        (output,) = llm.chat(messages, params, False, strategy=way.strategy, store=False)
         seconds, one = time.process_time() - began, output.chosen
         steps, drafted, accepted = one.metrics.steps, one.metrics.draft_tokens, one.metrics.accepted_tokens
         return Written(one.text, one.token_ids, one.finish_reason == "stop", steps, drafted, accepted, seconds)
-    ahead = llm.reason_ahead(messages, params, way.ahead, drafter=small, strategy=way.strategy)
+    ahead = llm.reason_ahead(messages, params, way.ahead, drafter=small, strategy=way.strategy, store=False)
     seconds, ended = time.process_time() - began, ahead.finish_reason == "stop"
     return Written(ahead.text, ahead.token_ids, ended, ahead.rounds, ahead.drafted, ahead.accepted, seconds)
 

@@ -47,6 +47,8 @@ MODES: Mapping[str, tuple[str, ...]] = {
 }
 """Flags of llama-server for each of its modes; the last one is given the draft model."""
 WORKLOADS = ("spec-bench", "humaneval", "editeval", "bfcl-simple")
+ALL_TOKENS: Mapping[str, object] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""So both engines draw from all tokens: without these, llama-server draws from the likeliest alone."""
 READY = 120.0
 """Seconds that a server may take until it answers."""
 INTRO = (
@@ -80,7 +82,7 @@ class Asked(OverHttp):
         body = super()._body(strategy, ask)
         salt = f"{strategy} {next(self._numbers)}"
         more = {"ignore_eos": False, "cache_prompt": False, "cache_salt": salt, "seed": 1}
-        return body | more | {"temperature": self._temperature}
+        return body | more | ALL_TOKENS | {"temperature": self._temperature}
 
 
 @contextmanager

@@ -65,6 +65,22 @@ def test_all_steps_of_a_drafter_that_is_the_model_itself_stand(llm: LLM) -> None
     assert output.rounds <= 3
 
 
+def test_a_text_that_is_not_to_be_stored_teaches_no_strategy(llm: LLM, small: LLM) -> None:
+    strategy = "suffix-decoding:policy=fixed"
+    prompt = "A song that nobody else asks for: "
+
+    def steps() -> int:
+        (output,) = llm.generate(prompt, GREEDY, strategy=strategy, store=False)
+        return output.chosen.metrics.steps
+
+    found = [steps()]
+    for store in (False, True):
+        llm.reason_ahead(prompt, GREEDY, SHORT, drafter=small, strategy=strategy, store=store)
+        found.append(steps())
+    before, private, stored = found
+    assert stored < private == before
+
+
 def test_what_a_judge_lets_stand_is_the_drafters(llm: LLM, small: LLM) -> None:
     asked: list[tuple[str, str]] = []
 

@@ -219,18 +219,20 @@ def reason_ahead(
     drafter: LLM,
     judge: Judge | None = None,
     strategy: str | StrategySpec | None = None,
+    store: bool = True,
 ) -> AheadOutput:
     """Write one text while ``drafter``, a smaller model of the same tokenizer, writes steps of it ahead.
 
     A ``judge`` of your own takes the place of that in ``params``; the text is then lossy. ``strategy`` drafts tokens of
-    the target's steps; left out, they follow the drafted step. Raises what `generate` raises, and ValueError for
-    parameters that can't be honoured, for a drafter of another tokenizer, and for a model that can't judge.
+    the target's steps; left out, they follow the drafted step. ``store=False``: no strategy of either model
+    learns from this text. Raises what `generate` raises, and ValueError for parameters that can't be honoured, for a
+    drafter of another tokenizer, and for a model that can't judge.
     """
     began, params = time.perf_counter(), params or AheadParams()
     asked = sampling_params or self.get_default_sampling_params()
     check_sampling(asked)
     check_drafter(self, drafter)
-    text = begin_ahead(self, drafter, self.job(prompt, asked), params, RequestOptions(strategy=strategy))
+    text = begin_ahead(self, drafter, self.job(prompt, asked), params, RequestOptions(strategy=strategy, store=store))
     if judge is None and params.judge == "model":
         judge = model_judge(self)
     text.lossy = judge is not None
