@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parlay.bench.records import Results
-from parlay.bench.summary import Interval, whole_rate
+from parlay.bench.summary import Interval, student_t, whole_rate
 from parlay.bench.trial import Candidate, Trial, choose, run, usual_strategies, without_training
 from parlay.bench.wave import Ask, OutOfTime, Waves
 from parlay.bench.workloads import Item
@@ -58,6 +58,7 @@ def test_time_bounds_how_many_prompts_and_strategies_are_tried(tiny: LLM, tmp_pa
     assert len(found.candidates) == 2
     assert found.left_out == names[2:]
     assert {each.prompts for each in found.candidates} == {1}
+    assert (found.best, found.lacking, found.unreached) == (None, 4, len(PROMPTS) - 1)
 
 
 def test_what_was_done_before_counts_and_answers_are_shortened(tiny: LLM, tmp_path: Path) -> None:
@@ -94,6 +95,7 @@ def test_only_a_sure_gain_with_equal_texts_is_recommended_and_the_default_where_
     usual = candidate("auto", 1.48, 1.1)
     assert choose([fast, usual]) is usual
     assert choose([]) is None
+    assert choose([replace(fast, prompts=4), replace(fast, prompts=4, low=None, high=None)]) is None, "too few prompts"
 
 
 def test_a_gain_that_the_prompt_eats_up_is_not_recommended(tiny: LLM, tmp_path: Path) -> None:
@@ -121,6 +123,16 @@ def test_an_interval_is_students_t_on_logarithms_and_needs_two_prompts() -> None
     assert many is not None
     assert 1.95 < many.low < 2.0 < many.high < 2.05
     assert Interval.of([1.5]) is None
+
+
+def test_intervals_that_hold_together_are_as_wide_as_student_and_bonferroni_say() -> None:
+    """Against the tables: 5 % on both sides together, and a fifth of that."""
+    known = {(1, 1): 12.706, (2, 1): 4.303, (5, 1): 2.571, (30, 1): 2.042, (4, 5): 4.604, (9, 5): 3.250}
+    assert {case: round(student_t(*case), 3) for case in known} == known
+    alone, among = Interval.of([1.1, 1.2, 1.3]), Interval.of([1.1, 1.2, 1.3], 15)
+    assert alone is not None
+    assert among is not None
+    assert among.low < alone.low < among.mean == alone.mean
 
 
 def test_the_default_a_draft_model_and_ones_own_drafters_are_tried_first(tiny: LLM) -> None:

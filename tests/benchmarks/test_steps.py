@@ -69,7 +69,7 @@ def test_a_page_of_two_models_holds_each_way_against_the_large_one(tmp_path: Pat
             )  # fmt: skip
     large, little = two_models.page(results).splitlines()[2:]
     assert large == "| the large model alone | 2 | 100.0 % |  | 50 % | 1.00 (2 problems) |"
-    assert little == "| big-little 0.6/2 | 2 | 50.0 % | -50.0 (-685.5 to +585.5) | 50 % | 0.75 (2 problems) |"
+    assert little == "| big-little 0.6/2 | 2 | 50.0 % | -50.0 (-685.3 to +585.3) | 50 % | 0.75 (2 problems) |"
     assert two_models.big_little(["0.4/3"]) == {
         "big-little 0.4/3": "big-little:fallback=0.4,rollback.nats=3,policy=fixed"
     }

@@ -52,22 +52,36 @@ class Interval:
     count: int
 
     @staticmethod
-    def of(ratios: Iterable[float]) -> Interval | None:
-        """None for fewer than two prompts, which show no spread."""
+    def of(ratios: Iterable[float], among: int = 1) -> Interval | None:
+        """Wide enough to hold for so many intervals together, by Bonferroni's correction.
+
+        None for fewer than two prompts, which show no spread.
+        """
         logs = [math.log(ratio) for ratio in ratios if ratio > 0]
         if len(logs) < 2:
             return None
         middle = fmean(logs)
-        away = student_t(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+        away = student_t(len(logs) - 1, among) * stdev(logs) / math.sqrt(len(logs))
         return Interval(math.exp(middle), math.exp(middle - away), math.exp(middle + away), len(logs))
 
 
-_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+def student_t(freedom: int, among: int = 1) -> float:
+    """Student's t beyond which, on either side, lie 5 % over ``among`` so many intervals."""
+    low, high = 0.0, math.pi / 2  # of the angle whose tangent is t over the root of the degrees of freedom
+    for _ in range(60):
+        angle = (low + high) / 2
+        low, high = (angle, high) if 1 - _within(angle, freedom) > 0.05 / among else (low, angle)
+    return math.sqrt(freedom) * math.tan(low)
 
 
-def student_t(freedom: int) -> float:
-    """Student's t that 2.5 % exceed; above the table within 0.005."""
-    return _T[freedom - 1] if freedom <= len(_T) else 1.96 + 2.5 / freedom
+def _within(angle: float, freedom: int) -> float:
+    """How likely Student's t lies within this angle: the closed form for whole degrees of freedom."""
+    odd = freedom % 2
+    term, total = math.sin(angle) * math.cos(angle) ** odd, 0.0
+    for power in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (power - 1) / power
+    return 2 / math.pi * (angle + total) if odd else total
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ FINALISTS = 4
 """So many strategies are measured again after the first round."""
 FEWEST = 3
 """Prompts after which the first strategies may leave the race."""
+ENOUGH = 5
+"""Prompts without which nothing is recommended."""
 EQUAL = 1.02
 """A strategy less than so many times as fast as another counts as equal to it."""
 _FIRST_SHARE = 0.4
@@ -60,9 +62,9 @@ class Candidate:
     """A strategy as it was measured on so many ``prompts``, in at most so many ``rounds``.
 
     ``speed`` is how many times as fast as plain decoding, the geometric mean over prompts; None where nothing was
-    timed. ``low`` and ``high`` bound its 95 % interval; None for a single prompt. ``whole`` is the same with the time
-    before the first token, in which a model that drafts reads the prompt too. ``same`` texts of ``of`` were those of
-    plain decoding.
+    timed. ``low`` and ``high`` bound its 95 % interval, in a result that for all strategies together; None for a single
+    prompt. ``whole`` is the speed with the time before the first token, in which a model that drafts reads the prompt
+    too. ``same`` texts of ``of`` were those of plain decoding.
     """
 
     strategy: str
@@ -87,16 +89,25 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """All candidates, the best first; ``plain`` in tokens per second; what there was no time for at all."""
+    """All candidates, the best first; ``plain`` in tokens per second; what there was no time for at all.
+
+    ``unreached`` prompts are those that came too late to be decoded.
+    """
 
     plain: float
     candidates: tuple[Candidate, ...]
     left_out: tuple[str, ...] = ()
+    unreached: int = 0
 
     @property
     def best(self) -> Candidate | None:
         """The recommended candidate; None where none is surely quicker than plain decoding."""
         return next((each for each in self.candidates if each.recommended), None)
+
+    @property
+    def lacking(self) -> int:
+        """How many prompts more a recommendation needs."""
+        return max(0, ENOUGH - max((each.prompts for each in self.candidates if each.sound), default=0))
 
 
 def without_training(llm: LLM) -> tuple[str, ...]:
@@ -229,7 +240,8 @@ class _Race:
         best = f"best so far {standing[0].strategy}, {standing[0].speed:.2f} times plain; " if standing else ""
         return f"{best}{len(field)} strategies left, {max(0.0, self._ends - time.monotonic()):.0f} s at most"
 
-    def _candidate(self, strategy: str) -> Candidate:
+    def _candidate(self, strategy: str, among: int = 1) -> Candidate:
+        """The strategy as far as it was measured; its interval is one of so many that hold together."""
         rows: list[Row] = []
         ratios: list[float] = []
         wholes: list[float] = []
@@ -240,7 +252,7 @@ class _Race:
             ratios += [found.median] if found is not None else []
             found = ratio(own, plain, whole_rate)
             wholes += [found.median] if found is not None else []
-        interval = Interval.of(ratios)
+        interval = Interval.of(ratios, among)
         steps = sum(row.steps for row in rows)
         return Candidate(
             strategy=strategy,
@@ -264,21 +276,22 @@ class _Race:
     def _result(self, left_out: tuple[str, ...]) -> TrialResult:
         plain = _rate([row for setting in self._settings for row in self._rows(setting, PLAIN)])
         tried = [each for each in self._trial.strategies if each not in left_out]
-        found = sorted(map(self._candidate, tried), key=_place, reverse=True)
+        found = sorted((self._candidate(each, len(tried)) for each in tried), key=_place, reverse=True)
         best = choose(found)
-        return TrialResult(plain, tuple(replace(each, recommended=each is best) for each in found), left_out)
+        unreached = sum(not self._rows(setting, PLAIN) for setting in self._settings)
+        return TrialResult(plain, tuple(replace(each, recommended=each is best) for each in found), left_out, unreached)
 
 
 def choose(ranked: Sequence[Candidate]) -> Candidate | None:
     """The quickest of those that were measured longest, the default if it equals it; None if no gain is sure.
 
-    One that takes longer with the prompt than plain decoding is no gain.
+    One that takes longer with the prompt than plain decoding is no gain. On fewer than `ENOUGH` prompts none is sure.
     """
     longest = [each for each in ranked if each.sound and (each.rounds, each.prompts) == _length(ranked[0])]
     sure = [
         each
         for each in longest
-        if (each.low if each.low is not None else _speed(each) / EQUAL) > 1 and (each.whole is None or each.whole > 1)
+        if each.low is not None and each.low > 1 and each.prompts >= ENOUGH and (each.whole is None or each.whole > 1)
     ]
     best = max(sure, key=_speed, default=None)
     usual = next((each for each in sure if each.strategy == DEFAULT_STRATEGY), None)

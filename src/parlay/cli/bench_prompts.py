@@ -59,6 +59,10 @@ def run(options: argparse.Namespace, files: list[Path]) -> int:
 
     prompts = tuple(islice((item for file in files for item in read_prompts(file)), options.prompts or PROMPTS))
     named = strategies(options.strategies) if options.strategies is not None else None
+    if named is not None and set(named) <= {"none"}:
+        raise ValueError(
+            "--strategies none: plain decoding runs beside all others anyway; name another, or leave it out"
+        )
     model = options.model or default_model()
     with ExitStack() as stack:
         load = options_from(LoadOptions, options)
@@ -160,6 +164,7 @@ def _document(model: str, found: TrialResult) -> dict[str, object]:
         "plain_tokens_per_second": found.plain,
         "strategies": [asdict(each) for each in found.candidates],
         "left_out": found.left_out,
+        "prompts_lacking": found.lacking,
     }
 
 
@@ -195,6 +200,8 @@ def _verdict(found: TrialResult, model: str) -> list[str]:
     sound = [each for each in found.candidates if each.sound]
     if not sound:
         return ["No strategy could be measured: write --strategy none."]
+    if found.lacking:
+        return [_too_few(found)]
     usual = next((each for each in sound if each.strategy == DEFAULT_STRATEGY), None)
     slower = usual is not None and usual.high is not None and usual.high < 1
     flag = "write --strategy none" if slower else "leave --strategy out: the default drafts only where it pays"
@@ -204,10 +211,19 @@ def _verdict(found: TrialResult, model: str) -> list[str]:
     ]
 
 
+def _too_few(found: TrialResult) -> str:
+    """What is missing for a recommendation, and what to do until then."""
+    from parlay.bench.trial import ENOUGH
+
+    more = "give more time (--minutes)" if found.unreached else f"give {found.lacking} more"
+    return (
+        f"Too few prompts for a recommendation: {ENOUGH - found.lacking} of {ENOUGH} could be timed, so {more}. "
+        "Until then leave --strategy out: the default drafts only where it pays."
+    )
+
+
 def _how_fast(each: Candidate) -> str:
     rounds = f"{each.rounds} round{'s' * (each.rounds > 1)}"
     whole = "" if each.whole is None else f", {each.whole:.2f} times with the prompt's time"
-    fast = f"{each.speed:.2f} times as fast as plain decoding{whole}"
-    if each.low is None:
-        return f"{fast}, on one prompt ({rounds}), which shows no spread"
-    return f"{fast} (95 % interval {each.low:.2f} to {each.high:.2f}, from {each.prompts} prompts, {rounds})"
+    interval = f"95 % interval {each.low:.2f} to {each.high:.2f}, from {each.prompts} prompts, {rounds}"
+    return f"{each.speed:.2f} times as fast as plain decoding{whole} ({interval})"
