@@ -120,7 +120,7 @@ class Line:
 
 
 class Fake:
-    """A replica that is ready, and answers every POST with the same bytes. It says who it is once it is ``hashed``."""
+    """A replica that answers every POST with the same bytes, is ready while ``awake``, and says who once ``hashed``."""
 
     def __init__(self, answer: bytes, ready: bytes = READY) -> None:
         self._answer = answer
@@ -128,7 +128,8 @@ class Fake:
         self.posts: list[bytes] = []
         self.looks = 0
         """How often it was asked whether it is ready."""
-        self.hashed = asyncio.Event()
+        self.awake, self.hashed = asyncio.Event(), asyncio.Event()
+        self.awake.set()
         self.hashed.set()
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -136,7 +137,9 @@ class Fake:
             if data := await reader.read(65536):
                 if data.startswith(b"POST"):
                     self.posts.append(data)
-                self.looks += data.startswith(b"GET /ready")
+                if data.startswith(b"GET /ready"):
+                    self.looks += 1
+                    await self.awake.wait()
                 if data.startswith(b"GET /identity"):
                     await self.hashed.wait()
                 writer.write(self.answer_to(data))

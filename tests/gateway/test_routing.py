@@ -265,6 +265,27 @@ def test_a_server_that_hashes_its_weights_for_long_is_looked_after_meanwhile(beh
     behind(fakes, test, ready=1, health_seconds=0.5, probe_seconds=0.05)
 
 
+def test_the_log_tells_that_a_replica_is_lost_or_back_and_not_that_it_starts(
+    behind: Behind, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = Fake(READY)
+    fake.awake.clear()
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        replica = gateway.fleet.replicas[0]
+        while fake.looks < 2:
+            await asyncio.sleep(0.01)
+        assert (replica.state, replica.losses) == ("starting", 0)
+        for state in ("ready", "lost", "ready"):
+            (fake.awake.set if state == "ready" else fake.awake.clear)()
+            while replica.state != state:
+                await asyncio.sleep(0.01)
+
+    behind([fake], test, ready=0, health_seconds=0.5)
+    words = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [word for line in words for word in ("is lost", "is ready") if word in line] == ["is lost", "is ready"]
+
+
 def test_other_builds_may_be_mixed_and_other_weights_may_not(behind: Behind) -> None:
     fakes = [Fake(READY), Fake(READY, ready_as(IDENTITY.replace(b'"b"', b'"c"')))]
 

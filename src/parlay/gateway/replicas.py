@@ -216,12 +216,12 @@ class Replica:
             self._ask_no_more()  # nothing is known of it: it stays what it was
         except ReplicaLost as error:
             self._ask_no_more()
-            self._change("starting" if self.state == "starting" else "lost", str(error))
+            self._miss(str(error))
         except TimeoutError:
             self._ask_no_more()
             most = self._settings.health_seconds
             if time.monotonic() - began < (1 + _OWN_DELAY) * most:  # else its answer may lie here, unread
-                self._change("lost", f"it did not answer within {most:g} seconds")
+                self._miss(f"it did not answer within {most:g} seconds")
                 self.abandon()
         else:
             refusal = self._refusal(ready, found) or objection
@@ -295,10 +295,15 @@ class Replica:
         finally:
             connection.abort()
 
+    def _miss(self, reason: str) -> None:
+        """It is lost, unless it was never there."""
+        if self.state != "starting":
+            self._change("lost", reason)
+
     def _change(self, state: State, reason: str) -> None:
         if state == self.state:
             return
-        log = logger.info if state == "ready" else logger.warning
+        log = logger.info if (self.state, state) == ("starting", "ready") else logger.warning
         log("replica %d at %s is %s: %s", self.number, self.address.url, state, reason)
         self.epoch += state == "ready"
         self.losses += state == "lost"
