@@ -41,7 +41,7 @@ from parlay.cli.reasoning import (
     write_by_outline,
 )
 from parlay.cli.structured import add_structured_flags, naming_the_schema, structured_outputs
-from parlay.system.terminal import Interrupt, Tint, wants_colour
+from parlay.system.terminal import Interrupt, Tint, speed, wants_colour
 from parlay.types import Metrics, SamplingParams
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ def _summarise(sample: CompletionOutput, params: SamplingParams, tint: Tint) -> 
 
     metrics = sample.metrics
     seed = "" if params.greedy else f"; seed {sample.seed}"
-    pace = f", {metrics.tokens_per_second:.0f} tokens/s" if metrics.tokens_per_second else ""  # none of a single step
+    pace = f", {speed(metrics.tokens_per_second)}" if metrics.tokens_per_second else ""  # none of a single step
     print(
         f"{_counted(metrics.completion_tokens, 'token')} in {_counted(metrics.steps, 'step')} "
         f"({metrics.tokens_per_step:.2f} a step){pace} after {metrics.prefill_seconds:.2f} s of prefill; "

@@ -119,6 +119,11 @@ def undivided() -> Iterator[None]:
         signal.raise_signal(interrupt.noted)
 
 
+def speed(tokens_per_second: float) -> str:
+    """Tokens per second, to a tenth where there are few."""
+    return f"{tokens_per_second:.{1 if tokens_per_second < 9.95 else 0}f} tokens/s"
+
+
 def printable(text: str) -> str:
     """Somebody else's text without what a terminal would obey: escape sequences and other control characters."""
     return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)

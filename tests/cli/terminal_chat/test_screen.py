@@ -39,7 +39,7 @@ def test_a_terminal_shows_the_speed_and_erases_it(monkeypatch: pytest.MonkeyPatc
     for text in ("One ", "two"):
         screen.write([Piece(text, "target")], 3)
     screen.end()
-    speed = "  3 tokens/s"
+    speed = "  3.0 tokens/s"
     assert out.getvalue() == f"One two\x1b[2m{speed}\x1b[22m\x1b[{len(speed)}D\x1b[K\n"
 
 

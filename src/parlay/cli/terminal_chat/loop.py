@@ -16,7 +16,7 @@ from parlay.cli.terminal_chat.screen import Screen
 from parlay.llm.jobs import Stream
 from parlay.llm.llm import LLM
 from parlay.llm.outputs import CompletionOutput
-from parlay.system.terminal import Interrupt, Tint
+from parlay.system.terminal import Interrupt, Tint, speed
 from parlay.types import ParlayError, SamplingParams
 
 _CHUNK = '"""'
@@ -98,7 +98,7 @@ class Chat:
         ends = {"length": "; cut by max_tokens, /set max_tokens N allows more", "abort": "; interrupted"}
         self._note(
             f"[{metrics.completion_tokens} tokens, {metrics.tokens_per_step:.2f} a step, "
-            f"{metrics.tokens_per_second:.0f} tokens/s, {sample.strategy}{ends.get(sample.finish_reason, '')}]"
+            f"{speed(metrics.tokens_per_second)}, {sample.strategy}{ends.get(sample.finish_reason, '')}]"
         )
         if sample.error is not None:
             self._note(f"error: {sample.error}")

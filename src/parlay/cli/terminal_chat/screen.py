@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from parlay.llm.outputs import Piece
-from parlay.system.terminal import Tint, wants_colour
+from parlay.system.terminal import Tint, speed, wants_colour
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
 _EVERY = 0.1
@@ -43,7 +43,7 @@ class Screen:
             self._advance(text)
         if self._live and self._tokens and now - self._updated > _EVERY:
             self._updated = now
-            self._show(f"  {self._tokens / (now - self._began):.0f} tokens/s")
+            self._show(f"  {speed(self._tokens / (now - self._began))}")
         self._out.flush()
 
     def end(self) -> None:
