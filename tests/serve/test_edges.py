@@ -21,6 +21,7 @@ from parlay.serve.guard.connection import Connection
 
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "Hi"}
+NOWHERE = "there is nothing under this address: GET /openapi.json lists what there is"
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}
 
 
@@ -101,7 +102,8 @@ def test_a_base_url_with_a_part_too_few_or_too_many(client: TestClient, path: st
 
 def test_an_address_like_none_gets_no_advice(client: TestClient) -> None:
     for path in ("/v1/moderations", "/v1/api/", "/v1" * 100):
-        assert client.get(path).json()["error"]["message"] == "there is nothing under this address"
+        assert client.get(path).json()["error"]["message"] == NOWHERE
+    assert client.get(CHAT).json()["error"]["message"].endswith("GET /openapi.json lists what it takes")
 
 
 def test_values_are_refused_in_words(client: TestClient) -> None:

@@ -167,6 +167,6 @@ def _plainly(error: HTTPException) -> str:
 
 _PLAINLY = {
     400: "the body can't be read: is it JSON in UTF-8?",
-    404: "there is nothing under this address",
-    405: "this address does not take that method",
+    404: "there is nothing under this address: GET /openapi.json lists what there is",
+    405: "this address does not take that method: GET /openapi.json lists what it takes",
 }
