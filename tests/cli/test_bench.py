@@ -34,6 +34,7 @@ MISTAKES = {
     "prompts and workloads": (["x.txt", "--workloads", "edit"], "--workloads has no use beside files of prompts"),
     "prompts together": (["x.txt", "--concurrency", "4"], "leave out --concurrency"),
     "prompts that are not there": (["x.txt"], "can't read x.txt"),
+    "a model for prompts": (["llama.gguf"], "to measure a model, write --model llama.gguf"),
     "report of nothing": (["report", "-o", "x"], "needs RESULTS"),
     "report without the word": (["--force"], "--force works only with parlay bench report"),
     "loops of prompts": (["x.txt", "--keep-loops"], "--keep-loops has no use beside files of prompts"),

@@ -48,6 +48,7 @@ def run(options: argparse.Namespace, files: list[Path]) -> int:
     """Race strategies on the prompts of ``files``, and print a table and what to take."""
     began = time.monotonic()
     _check(options)
+    _check_files(files)
     from parlay.bench.presets import strategies  # here, because these load torch
     from parlay.bench.trial import run as race
     from parlay.bench.trial import usual_strategies
@@ -91,6 +92,12 @@ def _check(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} {','.join(map(str, flags[name]))}: give one value beside files of prompts")
     if flags["concurrency"] != (1,) or flags["context"] != (0,):
         raise ValueError("prompts of your own run one at a time and as they are: leave out --concurrency and --context")
+
+
+def _check_files(files: list[Path]) -> None:
+    for file in files:
+        if not file.exists() or file.is_dir() or file.suffix == ".gguf":
+            raise ValueError(f"can't read {file}: it is no file of prompts (to measure a model, write --model {file})")
 
 
 def _trial(options: argparse.Namespace, strategies: tuple[str, ...], prompts: tuple[Item, ...], began: float) -> Trial:
