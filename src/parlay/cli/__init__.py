@@ -26,7 +26,7 @@ FAILURE, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 COMMANDS = {
     "generate": "continue a prompt, and print the text as it is decoded",
-    "suggest": "write several drafts of what comes next, to pick from, in the time of one",
+    "suggest": "write several continuations to pick from, in the time of one",
     "chat": "chat with a model in the terminal",
     "run": "the same as chat --model MODEL",
     "serve": "serve models over HTTP, with OpenAI's, Anthropic's and Ollama's APIs",
@@ -42,7 +42,7 @@ COMMANDS = {
     "export": "write a trained drafter in the layout of another program",
     "bench": "find the best strategy for your prompts, or measure strategies on workloads",
     "score": "measure a model's perplexity on texts, and its accuracy on multiple-choice questions",
-    "calibrate": "test lossy strategies on your prompts, and certify those that keep a floor",
+    "calibrate": "test how well lossy strategies answer your prompts, and certify those that answer well enough",
     "plan": "predict how fast a model would be on a machine, and which strategy to take",
     "simulate": "predict what a server or a fleet would do under given traffic: latencies, cost, failures",
     "strategies": "list the decoding strategies and their parameters",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "parlay plan --calibrate measures how fast this machine is."
     parser.add_argument(
         "prompts",
         type=Path,
