@@ -41,14 +41,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """All flags but the model's."""
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     parser.add_argument("--load", type=Path, metavar="FILE", help="continue a conversation that /save wrote")
-    add_rank_flags(parser)
-    add_ensemble_flags(parser)
     add_context_flag(parser)
     add_tokenizer_flag(parser)
     add_strategy_flags(parser, "decoding strategy; parlay strategies lists them (default: auto)")
     add_router_memory_flag(parser)
     parser.set_defaults(certificates=[])
     add_sampling_flags(parser, DEFAULTS, "values that the model's makers recommend take the place of these defaults")
+    add_ensemble_flags(parser)
+    add_rank_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:

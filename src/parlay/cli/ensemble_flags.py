@@ -23,16 +23,17 @@ if TYPE_CHECKING:
     from parlay.llm.outputs import CompletionOutput
 
 
-def add_ensemble_flags(parser: argparse._ActionsContainer) -> None:
+def add_ensemble_flags(parser: argparse.ArgumentParser) -> None:
     """Which other models, or which datastore, write with the model, for `chosen_ensemble`."""
-    parser.add_argument(
+    group = parser.add_argument_group("several models", "other models write the text together with the model")
+    group.add_argument(
         "--ensemble",
         action="append",
         default=[],
         metavar="MODEL",
         help="another model that writes with the model; may be given several times (default: none)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--ensemble-rule",
         choices=ENSEMBLE_RULES,
         default=ENSEMBLE_RULES[0],
@@ -40,25 +41,25 @@ def add_ensemble_flags(parser: argparse._ActionsContainer) -> None:
         "majority's likeliest token, that of the surest model, the contrast to a weaker model, or that of the model "
         f"that a trained head chooses (default: {ENSEMBLE_RULES[0]})",
     )
-    parser.add_argument(
+    group.add_argument(
         "--ensemble-weights",
         default="",
         metavar="W,W",
         help="a weight for each model, --model's own first (default: equal)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--ensemble-drop-failed",
         action="store_true",
         help="where a model of the ensemble fails, go on without it; the result says so (default: end the request)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--ensemble-deadline",
         type=float,
         metavar="SECONDS",
         help="a text goes on without a model whose forward takes longer; the result says so (default: all are awaited)",
     )
-    _add_flags_of_rules(parser)
-    _add_nest_flags(parser)
+    _add_flags_of_rules(group)
+    _add_nest_flags(parser.add_argument_group("datastore", "the model quotes texts, and says which"))
 
 
 def _add_nest_flags(parser: argparse._ActionsContainer) -> None:

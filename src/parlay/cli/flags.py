@@ -141,9 +141,9 @@ def add_loading_flags(parser: argparse._ActionsContainer) -> None:
     add_option_flags(parser, LoadOptions, {name: text for name, text in _LOADING.items() if name != "draft_quantize"})
 
 
-def add_rank_flags(parser: argparse._ActionsContainer) -> None:
+def add_rank_flags(parser: argparse.ArgumentParser) -> None:
     """Over how many processes the model is spread."""
-    add_option_flags(parser, RankOptions)
+    add_option_flags(parser.add_argument_group("ranks", "several processes run the model together"), RankOptions)
 
 
 def add_context_flag(parser: argparse._ActionsContainer) -> None:

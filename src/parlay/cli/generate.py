@@ -65,8 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--explain", action="store_true", help="say what auto chose in each step, and why; with --json as data"
     )
     add_model_flags(parser)
-    add_rank_flags(parser)
-    add_ensemble_flags(parser)
     add_context_flag(parser)
     add_tokenizer_flag(parser)
     add_strategy_flags(parser, "decoding strategy; parlay strategies lists them (default: auto)")
@@ -79,6 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_outline_flags(parser)
     add_ahead_flags(parser)
     add_structured_flags(parser)
+    add_ensemble_flags(parser)
+    add_rank_flags(parser)
 
 
 def _add_text_flags(parser: argparse.ArgumentParser) -> None:

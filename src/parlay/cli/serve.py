@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from parlay.cli import serve_drafter
-from parlay.cli.flags import whole
+from parlay.cli.ensemble_flags import add_ensemble_flags
+from parlay.cli.flags import add_rank_flags, whole
 from parlay.cli.listening import (
     LOOPBACK_NAMES,
     PACKAGES,
@@ -90,11 +91,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="n-gram model by which superposed drafts are scored (parlay suggest)",
     )
+    add_ensemble_flags(parser)
+    add_rank_flags(parser)
 
 
 def _add_infill_flags(parser: argparse.ArgumentParser) -> None:
     """Add what decides how fill-in-the-middle lays out a file, and what it reads anew."""
-    parser.add_argument(
+    group = parser.add_argument_group("fill in the middle")
+    group.add_argument(
         "--infill-order",
         choices=get_args(InfillOrder),
         default="psm",
@@ -102,14 +106,14 @@ def _add_infill_flags(parser: argparse.ArgumentParser) -> None:
         "that typing on leaves the suffix cached; within a word that suits /infill alone. psm: nowhere; line: at the "
         "start of the line; spm: at the start of the text, for models trained on it (default: psm)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--infill-suffix",
         type=whole,
         metavar="TOKENS",
         help="how many tokens of the text behind the cursor fill-in-the-middle reads at most; with psm they are read "
         "again at each keystroke (default: all)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--cache-reuse",
         type=whole,
         default=0,

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.certificates.requirement import AUDIT_SHARE
-from parlay.cli.ensemble_flags import add_ensemble_flags, chosen_ensemble
+from parlay.cli.ensemble_flags import chosen_ensemble
 from parlay.cli.flags import (
     add_certificate_flag,
     add_loading_flags,
     add_prefix_cache_flags,
-    add_rank_flags,
     add_router_memory_flag,
     add_strategy_flags,
     add_tokenizer_flag,
@@ -82,8 +81,6 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_prefix_cache_flags(group)
     add_loading_flags(group)
-    add_rank_flags(group)
-    add_ensemble_flags(group)
     _add_adapter_flags(group)
 
 
