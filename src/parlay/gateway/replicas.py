@@ -296,7 +296,7 @@ class Replica:
             connection.abort()
 
     def _miss(self, reason: str) -> None:
-        """It is lost, unless it was never there."""
+        """Call it lost, unless it was never there."""
         if self.state != "starting":
             self._change("lost", reason)
 
