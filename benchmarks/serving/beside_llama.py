@@ -82,7 +82,7 @@ class Asked(OverHttp):
         body = super()._body(strategy, ask)
         salt = f"{strategy} {next(self._numbers)}"
         more = {"ignore_eos": False, "cache_prompt": False, "cache_salt": salt, "seed": 1}
-        return body | more | ALL_TOKENS | {"temperature": self._temperature}
+        return {**body, **more, **ALL_TOKENS, "temperature": self._temperature}
 
 
 @contextmanager
