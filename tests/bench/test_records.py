@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from parlay.bench.records import Cell, Results, Row, dump, parse, read
+from parlay.bench.records import Cell, Results, Row, dump, fingerprint, parse, read
 
 HEADER: dict[str, Any] = {"machine": {"cpu": "a"}, "commit": "1", "command": "x", "date": "today"}
 CELL = Cell(model="m", strategy="prompt-lookup", workload="edit", concurrency=8, temperature=1)
@@ -50,6 +50,15 @@ def test_a_run_goes_on_where_the_last_one_was_interrupted(tmp_path: Path) -> Non
     assert [row.round for row in again.of(CELL)] == [2, 4]
     assert again.of(replace(CELL, context=4096)) == ()
     assert [row.round for row in read(path)[1]] == [2, 4]
+
+
+def test_rows_of_other_texts_of_the_same_name_are_not_taken_for_ones_own(tmp_path: Path) -> None:
+    path, texts = tmp_path / "rows.jsonl", {"edit": fingerprint(["a"])}
+    Results(path, HEADER, texts=texts).add([ROW])
+    assert Results(path, HEADER, texts={**texts, "prose": fingerprint(["b"])}).rows[0].texts == texts["edit"]
+    with pytest.raises(ValueError, match=r"holds rows of other texts called edit: give another --out, or --fresh"):
+        Results(path, HEADER, texts={"edit": fingerprint(["b"])})
+    assert not Results(path, HEADER, texts={"edit": fingerprint(["b"])}, fresh=True).rows
 
 
 def test_a_line_that_was_cut_within_a_letter_is_dropped(tmp_path: Path) -> None:

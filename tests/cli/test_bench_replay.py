@@ -61,6 +61,13 @@ def test_answers_are_replayed_once_priced_and_reported(cli: Cli, tmp_path: Path)
     assert [row.cell.strategy for row in rows] == ["none", "prompt-lookup", "jacobi"]
     assert cli(*words).code == 0
     assert read(out)[1] == rows  # nothing was measured again
+    answers.write_text(ANSWERS.replace("four", "five"))
+    changed = cli(*words)
+    assert (changed.code, changed.out) == (2, "")
+    assert "holds rows of other texts called mine: give another --out, or --fresh" in changed.err
+    answers.write_text(ANSWERS)
+    failed = cli(*words[:3], "--strategies", "jacobi", "--out", str(tmp_path / "failed.jsonl"))
+    assert (failed.code, "jacobi: looks at what the target prefers" in failed.out) == (1, True)
 
     priced = cli(*words, "--cost-model", "parlay-mini")
     assert "speeds are modelled" in priced.out

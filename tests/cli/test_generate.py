@@ -388,6 +388,8 @@ def test_steps_ahead_print_the_text_of_plain_decoding(cli: Cli) -> None:
     result = cli("generate", PROMPT, *MINI, *STEPS)
     assert (result.code, result.out) == (0, plain.out), result.err
     assert "drafted steps stood" in result.err
+    one = cli("generate", PROMPT, *MINI, *STEPS[:-1], "1")
+    assert one.err.startswith("1 token in 1 round, "), one.err
     told = json.loads(cli("generate", PROMPT, *MINI, *STEPS, "--steps-ahead", "2", "--json").out)
     assert told["text"].rstrip() == plain.out.rstrip()
     assert told["drafted"] >= told["rounds"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -240,10 +241,16 @@ def test_states_of_long_documents_are_read_in_windows_and_short_ones_together(
 
 @pytest.mark.parametrize("added", [1000, 1 << 16])
 def test_many_states_are_found_through_lists(
-    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: int
+    shelf: Shelf,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    added: int,
 ) -> None:
-    """Also where the lists of parts are merged on disk. Where a state is one of the datastore's own, the index finds
-    it, and the distance is measured exactly."""
+    """Also where the lists of parts are merged on disk, of which nothing is printed.
+
+    Where a state is one of the datastore's own, the index finds it, and the distance is measured exactly.
+    """
     monkeypatch.setattr("parlay.drafters.stores.state_building._ADDED", added)
     monkeypatch.setattr("parlay.drafters.stores.state_building._FLAT", 200)
     monkeypatch.setattr("parlay.drafters.stores.state_building._LEARNED", added * 200)
@@ -251,6 +258,8 @@ def test_many_states_are_found_through_lists(
     learned, train = list[int](), faiss.IndexIVF.train
     monkeypatch.setattr(faiss.IndexIVF, "train", lambda index, rows: learned.append(rows.nbytes) or train(index, rows))
     made = built(shelf.model, tmp_path / "many.store", documents)
+    ctypes.CDLL(None).fflush(None)
+    assert capfd.readouterr().out == ""
     assert 0 < learned[0] <= added * 200
     runner = runner_of(shelf.model)
     states = MappedStates.open(made.path, made.model, runner.spec)

@@ -5,10 +5,11 @@ One row per cell and round. Rows are stored flat, the cell's fields beside the o
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,6 +106,8 @@ class Row:
     """Numbers that only one kind of measurement has, by name."""
     note: str = ""
     error: str = ""
+    texts: str = ""
+    """The `fingerprint` of the prompts, so that those of another file of the same name are told apart."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -138,19 +141,23 @@ class Results:
     Rows that are added together are written in one call, all or none.
     """
 
-    def __init__(self, path: Path, header: Record, *, fresh: bool = False) -> None:
-        """Opens ``path`` to go on where it ends; ``fresh`` starts it anew.
+    def __init__(
+        self, path: Path, header: Record, *, fresh: bool = False, texts: Mapping[str, str] | None = None
+    ) -> None:
+        """Opens ``path`` to go on where it ends; ``fresh`` starts it anew. ``texts``: the fingerprints of workloads.
 
-        Raises ValueError when its rows come from another machine, version or commit, or are no rows, and when it can't
-        be written: now, and not when the first round is over.
+        Raises ValueError when its rows come from another machine, version or commit, from other texts of the same name,
+        or are no rows, and when it can't be written: now, and not when the first round is over.
         """
         self.path = path
         self.header = header
         self.rows: list[Row] = []
+        self._texts = texts or {}
         self._by_cell: dict[Cell, list[Row]] = {}
         if path.exists() and not fresh:
             self.header, found = read(path)
             _check_same_origin(path, self.header, header)
+            _check_same_texts(path, found, self._texts)
             _drop_cut_line(path)
             self._sort(found)
         else:
@@ -158,6 +165,7 @@ class Results:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows in one write. Raises ValueError where the file takes no more."""
+        rows = [replace(row, texts=self._texts.get(row.cell.workload, row.texts)) for row in rows]
         lines = [json.dumps(dump(row), ensure_ascii=False) + "\n" for row in rows]
         with _writing(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write("".join(lines))
@@ -214,6 +222,23 @@ def _check_same_origin(path: Path, stored: Mapping[str, Any], now: Mapping[str, 
             f"{path} holds rows of another run that differs in {', '.join(different)}: "
             "give another --out, or --fresh to start it anew"
         )
+
+
+def _check_same_texts(path: Path, rows: Sequence[Row], texts: Mapping[str, str]) -> None:
+    """Raise ValueError if rows of a workload come from other texts."""
+    name = next((row.cell.workload for row in rows if texts.get(row.cell.workload, row.texts) != row.texts), None)
+    if name is not None:
+        raise ValueError(
+            f"{path} holds rows of other texts called {name}: give another --out, or --fresh to start it anew"
+        )
+
+
+def fingerprint(texts: Iterable[object]) -> str:
+    """A short hash of texts, by all that their ``repr`` says."""
+    whole = hashlib.sha256()
+    for each in texts:
+        whole.update(f"{each!r}\n".encode(errors="surrogatepass"))
+    return whole.hexdigest()[:16]
 
 
 @contextmanager

@@ -308,7 +308,7 @@ def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
     from parlay.bench.forwards import add_missing, weight_bytes
     from parlay.bench.host import busy_note
     from parlay.bench.provenance import provenance
-    from parlay.bench.records import OURS, Results
+    from parlay.bench.records import OURS, Results, fingerprint
     from parlay.bench.runner import Bench
     from parlay.bench.wave import Waves
     from parlay.energy import choose_meter
@@ -317,7 +317,8 @@ def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
 
     spec = llm.runner.spec
     conditions = _conditions(options, spec, plan)
-    results = Results(options.out, provenance(_command(options), conditions), fresh=options.fresh)
+    texts = {each.name: fingerprint(each.items) for each in plan.workloads}
+    results = Results(options.out, provenance(_command(options), conditions), fresh=options.fresh, texts=texts)
     if options.forwards:
         weights = weight_bytes(resolve(options.model), options.quantize or spec.dtype)
         add_missing(llm.runner, plan.model, results, weights)

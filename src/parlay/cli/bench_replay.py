@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parlay.cli import FAILURE
 from parlay.cli.flags import options_from
 from parlay.options import LoadOptions
 
@@ -86,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
     from parlay.bench import presets
     from parlay.bench.provenance import loading, provenance
-    from parlay.bench.records import Results
+    from parlay.bench.records import Results, fingerprint
     from parlay.bench.replay.run import cell, lacking, read_texts, replayable
     from parlay.bench.replay.tokens import open_tokens
     from parlay.bench.summary import summarise
@@ -100,14 +101,15 @@ def run(options: argparse.Namespace) -> int:
     strategies = chosen or tuple(replayable(tokens))
     timed = loading(options_from(LoadOptions, options)) if options.cost_model else {}
     shared = {"tokenizer": tokens.name, "settings": {"prompts": options.prompts}, "options": timed}
-    results = Results(options.out, provenance(_command(options), shared), fresh=options.fresh)
+    prints = {each.name: fingerprint(each.records) for each in texts}
+    results = Results(options.out, provenance(_command(options), shared), fresh=options.fresh, texts=prints)
     prices = _prices(options, results)
     _decode(lacking(texts, strategies, results, prices), tokens, results, prices)
     cells = [cell(strategy, each, prices) for each in texts for strategy in strategies]
     print(table(summarise(results.rows, cells)))
     speed = f"; speeds are modelled, with forwards that cost what those of {prices.model} do" if prices else ""
     print(f"\nrecorded answers, tokens of {tokens.name}{speed}; rows in {options.out}")
-    return 0
+    return 0 if any(row.requests for one in cells for row in results.of(one)) else FAILURE
 
 
 def _files(text: str) -> list[Path]:

@@ -222,9 +222,10 @@ def write_ahead(
     with LLM(options.steps_model, load=load, router_memory="off") as small:
         output = llm.reason_ahead(prompt, params, ahead, drafter=small, strategy=chosen_strategy(options))
     print(json.dumps(_told_ahead(output)) if options.json else output.text)
-    count = len(output.token_ids)
+    tokens, rounds = len(output.token_ids), output.rounds
     print(
-        f"{count} tokens in {output.rounds} rounds, {output.accepted} of {output.drafted} drafted steps stood; "
+        f"{tokens} token{'s' * (tokens != 1)} in {rounds} round{'s' * (rounds != 1)}, "
+        f"{output.accepted} of {output.drafted} drafted steps stood; "
         f"{output.seconds:.2f} s, {output.draft_seconds:.2f} of them drafting [{output.exactness}]",
         file=sys.stderr,
     )

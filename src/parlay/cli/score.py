@@ -60,7 +60,8 @@ def _tell(options: argparse.Namespace, file: Path, numbers: dict[str, float]) ->
         print(json.dumps({"file": str(file), **numbers}), flush=True)
         return
     parts = [
-        f"{name} {value:.4f}" if isinstance(value, float) else f"{value} {name}" for name, value in numbers.items()
+        f"{name} {value:.4f}" if isinstance(value, float) else f"{value} {name.removesuffix('s' * (value == 1))}"
+        for name, value in numbers.items()
     ]
     shown = ", ".join(parts)
     print(f"{file}: {shown}", flush=True)
