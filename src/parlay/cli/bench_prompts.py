@@ -219,7 +219,7 @@ def _verdict(found: TrialResult, model: str) -> list[str]:
 
 
 def _too_few(found: TrialResult) -> str:
-    """What is missing for a recommendation, and what to do until then."""
+    """Say what is missing for a recommendation, and what to do until then."""
     from parlay.bench.trial import ENOUGH
 
     more = "give more time (--minutes)" if found.unreached else f"give {found.lacking} more"

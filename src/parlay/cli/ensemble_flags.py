@@ -59,7 +59,7 @@ def add_ensemble_flags(parser: argparse.ArgumentParser) -> None:
         help="a text goes on without a model whose forward takes longer; the result says so (default: all are awaited)",
     )
     _add_flags_of_rules(group)
-    _add_nest_flags(parser.add_argument_group("datastore", "the model quotes texts, and says which"))
+    _add_nest_flags(parser.add_argument_group("quoted texts", "the model quotes texts, and says which"))
 
 
 def _add_nest_flags(parser: argparse._ActionsContainer) -> None:
