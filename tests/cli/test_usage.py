@@ -137,6 +137,19 @@ def test_every_sampling_parameter_is_a_flag_or_known_to_be_none() -> None:
     assert not set(SAMPLING_HELP) & PYTHON_ONLY
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["generate x", "chat", "plan", "bench --workloads prose", "datastore build {text} -o {out}"],
+)
+def test_a_model_without_a_name_is_no_default(cli: Cli, words: str, tmp_path: Path) -> None:
+    """It is what `--model "$MODEL"` says where the variable is not set."""
+    (text := tmp_path / "text.txt").write_text("some text")
+    result = cli(*words.format(text=text, out=tmp_path / "out").split(), "--model", "")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("parlay: error: the model's name is empty: name a local folder, ")
+    assert result.err.count("\n") == 1
+
+
 def test_an_interrupt_while_a_class_is_made_is_an_interrupt() -> None:
     """Before Python 3.12 it arrives as the cause of a RuntimeError, which is a traceback otherwise."""
 

@@ -213,7 +213,7 @@ def _report(options: argparse.Namespace) -> int:
 def _measure(options: argparse.Namespace) -> int:
     from parlay.bench import workloads  # here, because these load torch and transformers
     from parlay.bench.presets import strategies
-    from parlay.models.fetch.pulled import default_model
+    from parlay.models.fetch.pulled import named_or_default
     from parlay.strategies.spelling import all_with_effort
 
     preset = _preset(options.preset)
@@ -223,7 +223,7 @@ def _measure(options: argparse.Namespace) -> int:
         chosen = all_with_effort(chosen, options.effort)
     names = preset.workloads if options.workloads is None else options.workloads.split(",")
     found = workloads.load(names, options.prompts or preset.prompts, options.data)
-    options.model = options.model or default_model()
+    options.model = named_or_default(options.model)
     with _open(options) as llm:
         plan = _plan(options, preset, chosen, found)
         return _run(options, llm, plan)

@@ -54,7 +54,7 @@ def run(options: argparse.Namespace, files: list[Path]) -> int:
     from parlay.bench.trial import usual_strategies
     from parlay.bench.workloads import read_prompts
     from parlay.llm.llm import LLM
-    from parlay.models.fetch.pulled import default_model
+    from parlay.models.fetch.pulled import named_or_default
     from parlay.strategies.spelling import all_with_effort
     from parlay.system.progress import Ticker, above_bars
 
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, files: list[Path]) -> int:
         raise ValueError(
             "--strategies none: plain decoding runs beside all others anyway; name another, or leave it out"
         )
-    model = options.model or default_model()
+    model = named_or_default(options.model)
     with ExitStack() as stack:
         load = options_from(LoadOptions, options)
         llm = stack.enter_context(LLM(model, load=load, draft_model=options.draft_model, router_memory="off"))

@@ -144,9 +144,9 @@ def _model(
     from parlay.bench.quality import tasks
     from parlay.bench.quality.writers import ModelWriter
     from parlay.llm.llm import LLM
-    from parlay.models.fetch.pulled import default_model
+    from parlay.models.fetch.pulled import named_or_default
 
-    model = options.model or default_model()
+    model = named_or_default(options.model)
     load = options_from(LoadOptions, options)
     llm = stack.enter_context(LLM(model, load=load, draft_model=options.draft_model, router_memory="off"))
     chosen = _strategies(options, llm)

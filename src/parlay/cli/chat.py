@@ -55,13 +55,13 @@ def run(options: argparse.Namespace) -> int:
     strategy = chosen_strategy(options)
     from parlay.cli.terminal_chat.commands import State
     from parlay.cli.terminal_chat.conversation import ChatSettings, Conversation, read_conversation
-    from parlay.models.fetch.pulled import default_model
+    from parlay.models.fetch.pulled import named_or_default
     from parlay.models.fetch.resolving import resolve
 
     conversation = read_conversation(options.load) if options.load else Conversation()
     if options.system:
         conversation.system = options.system
-    options.model = options.model or default_model()
+    options.model = named_or_default(options.model)
     resolve(options.model)  # says that a model is not there before torch is loaded, which takes seconds
     from parlay.models.sampling_defaults import sampling_defaults
 

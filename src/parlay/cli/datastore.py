@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
+from parlay.models.fetch.pulled import DEFAULT_MODEL, named_or_default
 from parlay.system.user_cache import check_output
 from parlay.types import ParlayError, Tokenizer
 
@@ -66,7 +66,7 @@ def _build(options: argparse.Namespace) -> int:
     output: Path = options.output
     check_output(output)
     sources = corpus.sources(options.corpus)
-    name = options.tokenizer or options.model or default_model()
+    name = named_or_default(options.tokenizer, options.model)
     if options.states:
         _check_states(output, options.tokenizer)
     tokenizer = load_tokenizer(resolve_tokenizer(name))

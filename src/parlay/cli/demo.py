@@ -20,10 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from parlay.cli.race import demonstrate  # here, because it loads torch and transformers
     from parlay.llm.llm import LLM
-    from parlay.models.fetch.pulled import NotPulled, default_model
+    from parlay.models.fetch.pulled import NotPulled, named_or_default
 
     try:
-        model = options.model or default_model()
+        model = named_or_default(options.model)
     except NotPulled as error:
         model = BUILT_IN
         print(f"{error}\n{BUILT_IN} takes its place, a test model whose speeds say little.", file=sys.stderr)

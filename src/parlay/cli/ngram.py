@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.cli.flags import add_option_flags, options_from, whole
-from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
+from parlay.models.fetch.pulled import DEFAULT_MODEL, named_or_default
 from parlay.ngrams.building import Built, NgramOptions
 from parlay.options import UsageError
 
@@ -106,8 +106,8 @@ def _from_texts(options: argparse.Namespace, declared: NgramOptions) -> Built:
     from parlay.text import corpus
 
     sources = corpus.sources(options.corpus)
-    name = None if options.words else options.tokenizer or options.model or default_model()
-    tokenizer, vocabulary = opened(name) if name else (None, None)
+    name = None if options.words else named_or_default(options.tokenizer, options.model)
+    tokenizer, vocabulary = (None, None) if name is None else opened(name)
     skipped: list[CorpusSource] = []
     documents = (document for source in sources for document in corpus.streams(source, skipped))
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.cli.ngram_texts import opened, refuse
-from parlay.models.fetch.pulled import default_model
+from parlay.models.fetch.pulled import named_or_default
 from parlay.options import UsageError
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ def _info_of_text(options: argparse.Namespace) -> int:
     longest = _LONGEST if options.longest is None else options.longest
     if not 1 <= longest <= LIMIT:
         raise UsageError(f"--longest {longest}: give 1 to {LIMIT}")
-    name = None if options.words else options.tokenizer or options.model or default_model()
+    name = None if options.words else named_or_default(options.tokenizer, options.model)
     sources = corpus.sources([options.file])
-    tokenizer, vocabulary = opened(name) if name else (None, None)
+    tokenizer, vocabulary = (None, None) if name is None else opened(name)
     most = _MOST // longest
     tokens = list(islice((token for source in sources for token in _tokens(source, tokenizer)), most + 1))
     if not tokens:

@@ -66,12 +66,12 @@ def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
 
     Raises ValueError for a draft model that a named strategy does not use.
     """
-    from parlay.models.fetch.pulled import default_model
+    from parlay.models.fetch.pulled import named_or_default
     from parlay.models.fetch.resolving import resolve
 
     load, ranks = options_from(LoadOptions, options), options_from(RankOptions, options)
     ensemble = chosen_ensemble(options)
-    options.model = options.model or default_model()
+    options.model = named_or_default(options.model)
     for name in filter(None, (options.model, options.draft_model, *(ensemble.models if ensemble else ()))):
         resolve(name)  # says that a model is not there before torch is loaded, which takes seconds
     with _announced(options.model), ExitStack() as stack:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from parlay.cli.flags import add_option_flags
 from parlay.cost.devices import BANDWIDTH_SHARE, DEVICES, RATE_SHARE, find_device
 from parlay.cost.devices import machine as known_machine
-from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
+from parlay.models.fetch.pulled import DEFAULT_MODEL, named_or_default
 from parlay.options import LoadOptions, UsageError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def check_flags(options: argparse.Namespace) -> None:
         find_device(options.device)
     if options.named and options.model:
         raise UsageError(f"{options.named} and --model {options.model} name two models: give one")
-    options.model = options.named or options.model or default_model()
+    options.model = named_or_default(options.named, options.model)
     for model in (options.model, options.draft_model):
         if model is not None and not known_name(model):
             resolve_config(model)

@@ -92,6 +92,12 @@ def default_model() -> str:
     return DEFAULT_MODEL
 
 
+def named_or_default(*names: str | None) -> str:
+    """Return the first of the names that was given, an empty one too; where none was, that of `default_model`."""
+    given = next((name for name in names if name is not None), None)
+    return default_model() if given is None else given
+
+
 def find(name: str) -> Path:
     """The file of a model that was pulled before. Raises NotPulled otherwise."""
     path = place_of(name)

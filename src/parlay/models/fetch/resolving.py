@@ -45,9 +45,9 @@ def resolve_config(model: str) -> Path:
 def resolve_tokenizer(model: str) -> Path:
     """The folder or GGUF file of a model, or of a tokenizer alone."""
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model.strip() and path.is_dir():
         return path
-    if is_local(model):
+    if not model.strip() or is_local(model):
         return _find(model, ())
     repo, quantization = _hub_name(model)
     return hub.fetch_gguf(repo, quantization) if quantization else hub.fetch_folder(repo, _TOKENIZER_FILES)
