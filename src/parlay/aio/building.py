@@ -23,19 +23,14 @@ class _Asked:
 class StrategyBuilds:
     """Builds strategies, one at a time, for jobs that wait here meanwhile; others go on.
 
-    The engine thread makes all calls, and alone touches what is built. ``beside`` makes a call in another thread, and
-    ``later``, which any thread may call, leaves one to the engine thread. ``over`` is called with the jobs that waited
-    for a strategy, and why they can't have it, or None.
+    The engine thread makes all calls, and alone touches what is built. ``beside`` makes a call in another thread, from
+    which ``wake`` is called when a strategy is built: then `take` has something.
     """
 
     def __init__(
-        self,
-        llm: LLM,
-        beside: Callable[[Callable[[], None]], Future[None]],
-        later: Callable[[Callable[[], None]], None],
-        over: Callable[[Sequence[PendingJob], BaseException | None], None],
+        self, llm: LLM, beside: Callable[[Callable[[], None]], Future[None]], wake: Callable[[], None]
     ) -> None:
-        self._llm, self._beside, self._later, self._over = llm, beside, later, over
+        self._llm, self._beside, self._wake = llm, beside, wake
         self._asked: dict[StrategySpec, _Asked] = {}  # the first is being built
         self._building: Future[None] | None = None
         self._closed = False
@@ -70,27 +65,13 @@ class StrategyBuilds:
         """Whether jobs wait here."""
         return any(asked.jobs for asked in self._asked.values())
 
-    def refuse(self) -> list[PendingJob]:
-        """Build nothing more from now on. Returns the jobs that waited."""
-        self._closed = True
-        return [job for asked in self._asked.values() for job in asked.jobs]
+    def take(self) -> tuple[Sequence[PendingJob], BaseException | None]:
+        """Take what has been built since, if anything, and build the next. Returns the jobs that waited for it.
 
-    def close(self) -> None:
-        """Wait for what is being built, and drop it."""
-        if self._building is not None and self._building.exception() is None:
-            next(iter(self._asked.values())).strategy.close()
-        self._over = _nobody_waits  # else this and its owner kept each other, and the LLM, until a collection
-
-    def _build(self) -> None:
-        """Begin with the strategy that was asked for first, if none is being built."""
-        if self._building is None and self._asked:
-            self._building = self._beside(next(iter(self._asked.values())).strategy.build)
-            self._building.add_done_callback(lambda _: self._later(self._built))
-
-    def _built(self) -> None:
-        if self._closed:
-            return
-        assert self._building is not None, "it is over"
+        Beside them stands why they can't have it, or None.
+        """
+        if self._building is None or not self._building.done():
+            return (), None
         asked, error = self._asked.pop(next(iter(self._asked))), self._building.exception()
         self._building = None
         try:
@@ -98,9 +79,27 @@ class StrategyBuilds:
                 self._llm.strategies.take(asked.strategy)
         except BaseException as failure:
             error = failure
-        self._over(asked.jobs, error)
         self._build()
+        return asked.jobs, error
 
+    def refuse(self) -> list[PendingJob]:
+        """Build nothing more from now on. Returns the jobs that waited."""
+        self._closed = True
+        jobs = [job for asked in self._asked.values() for job in asked.jobs]
+        for asked in self._asked.values():
+            asked.jobs.clear()
+        return jobs
 
-def _nobody_waits(jobs: Sequence[PendingJob], error: BaseException | None) -> None:
-    """Take the place of a call to the owner, who is gone."""
+    def close(self) -> None:
+        """Wait for what is being built, and drop it."""
+        building, self._building = self._building, None
+        if building is not None and building.exception() is None:
+            next(iter(self._asked.values())).strategy.close()
+        self._asked.clear()
+
+    def _build(self) -> None:
+        """Begin with the strategy that was asked for first, if none is being built."""
+        if self._building is None and self._asked:
+            wake, first = self._wake, next(iter(self._asked.values()))
+            self._building = self._beside(first.strategy.build)
+            self._building.add_done_callback(lambda _: wake())

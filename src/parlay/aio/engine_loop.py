@@ -7,10 +7,11 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -102,7 +103,7 @@ class Worker:
         self._under_way = 0
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._done: Future[None] = Future()
-        self._builds = StrategyBuilds(llm, EngineThread.once, self._inbox.put, self._built)
+        self._builds = StrategyBuilds(llm, EngineThread.once, partial(self._inbox.put, _go_on))
         # What follows belongs to the engine thread.
         self._owners: dict[str, tuple[PendingJob, Sample]] = {}
         self._deadlines: dict[PendingJob, float] = {}
@@ -161,8 +162,9 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            while self._until is None or (self._busy and time.monotonic() < self._until):
+            while self._until is None or ((self._owners or self._builds.holding) and time.monotonic() < self._until):
                 self._obey()
+                self._add_held()
                 self._expire()
                 if self._owners:
                     self._step()
@@ -174,10 +176,6 @@ class Worker:
         except BaseException:  # a thread that ended without a word would leave everyone waiting
             logger.exception("the engine thread failed; all requests end")
         self._end()
-
-    @property
-    def _busy(self) -> bool:
-        return bool(self._owners) or self._builds.holding
 
     def _obey(self) -> None:
         """Make the calls that have come in; with nothing else to do, wait for one.
@@ -217,8 +215,7 @@ class Worker:
                 return
             self._llm.add(pending.job)
         except BaseException as error:
-            self._refuse(pending, error)
-            return
+            return self._refuse(pending, error)
         self._owners.update({sample.request.id: (pending, sample) for sample in pending.job.samples})
         if pending.deadline is not None:
             self._deadlines[pending] = pending.deadline
@@ -228,8 +225,9 @@ class Worker:
         self._leave(len(pending.job.samples))
         self._post(pending, for_future(error))
 
-    def _built(self, held: Sequence[PendingJob], error: BaseException | None) -> None:
-        """Go on with jobs that waited for their strategy, or tell them why they can't have it."""
+    def _add_held(self) -> None:
+        """Go on with jobs that waited for a strategy which is there now, or tell them why they can't have it."""
+        held, error = self._builds.take()
         for pending in held:
             if error is None:
                 self._add(pending)
@@ -238,8 +236,7 @@ class Worker:
 
     def _abort(self, pending: PendingJob) -> None:
         if self._builds.leave(pending):
-            self._leave(len(pending.job.samples))
-            return
+            return self._leave(len(pending.job.samples))
         for sample in pending.job.samples:
             self._stop(sample.request.id)
 
@@ -382,6 +379,10 @@ class Worker:
             self._done.set_exception(for_future(error))
         else:
             self._done.set_result(None)
+
+
+def _go_on() -> None:
+    """Do nothing: whoever waited for a call looks at what else there is."""
 
 
 def for_future(error: BaseException) -> Exception:
