@@ -23,6 +23,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.commands import one_line_errors
 from benchmarks.serving.served import served
 from parlay import LLM, SamplingParams
 from parlay.text.chat_template import render
@@ -257,6 +258,7 @@ def _answers(llm: LLM, rows: list[dict[str, Any]], params: SamplingParams, strat
     return llm.generate([row["prompt"] for row in rows], params, strategy=strategy)
 
 
+@one_line_errors("canvases")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results
 from parlay.system import threads
+from parlay.types import ParlayError
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -29,10 +30,13 @@ def begin(options: argparse.Namespace) -> None:
 
 @contextmanager
 def one_line_errors(name: str) -> Iterator[None]:
-    """A ValueError ends the program with its message and exit status 1. ``name`` is the command's module."""
+    """End the program with one line and exit status 1 where a model, a file or an option is not as it must be.
+
+    ``name`` is the command's module.
+    """
     try:
         yield
-    except ValueError as error:
+    except (ValueError, ParlayError, FileNotFoundError) as error:
         sys.exit(f"benchmarks.{name}: {error}")
 
 

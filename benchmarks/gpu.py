@@ -24,6 +24,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from benchmarks.commands import one_line_errors
 from parlay.bench import workloads
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results
@@ -257,6 +258,7 @@ def parts(model: str, device: torch.device, data: Path | None) -> list[Part]:
     ]
 
 
+@one_line_errors("gpu")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the page and keep it; 1 where a part failed, 2 without a GPU."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.commands import RESULTS
+from benchmarks.commands import RESULTS, one_line_errors
 from benchmarks.pages import about, table
 from parlay import models
 from parlay.bench.provenance import provenance
@@ -98,6 +98,7 @@ def by_text(found: Sequence[Drift]) -> Iterator[tuple[str, ...]]:
         )
 
 
+@one_line_errors("kv_cache")
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kv_cache", description=__doc__)

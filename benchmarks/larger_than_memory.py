@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.commands import RESULTS
+from benchmarks.commands import RESULTS, one_line_errors
 from benchmarks.pages import about, table
 from parlay import LLM, SamplingParams
 from parlay.bench.plan.streaming import measure_disk
@@ -96,6 +96,7 @@ def page(found: Sequence[Forwards], copied: Sequence[Copied], streamed: int) -> 
     ]
 
 
+@one_line_errors("larger_than_memory")
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.larger_than_memory", description=__doc__)

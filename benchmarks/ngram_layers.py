@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks.commands import RESULTS
+from benchmarks.commands import RESULTS, one_line_errors
 from benchmarks.pages import about, table
 from parlay import models
 from parlay.bench.provenance import provenance
@@ -268,6 +268,7 @@ def lines(found: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
         yield (one.name, str(one.seed), f"{one.perplexity:.1f}", *hits, *sizes, *micros)
 
 
+@one_line_errors("ngram_layers")
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ngram_layers", description=__doc__)

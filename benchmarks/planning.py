@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.commands import one_line_errors
 from benchmarks.pages import table
 from parlay.bench.provenance import provenance
 from parlay.router.arms import Arm
@@ -115,6 +116,7 @@ def measure(arms: Sequence[Arm], sequences: int, steps: int = STEPS) -> float:
     return statistics.median(batch.seconds[WARM:])
 
 
+@one_line_errors("planning")
 def main() -> None:
     """Measure and print."""
     argparse.ArgumentParser(prog="python -m benchmarks.planning", description=__doc__).parse_args()

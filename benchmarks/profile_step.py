@@ -15,6 +15,7 @@ import pstats
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from benchmarks.commands import one_line_errors
 from benchmarks.figures.overhead import PARAMS, PROMPT_TOKENS, open_strategy, request, split, step_until_decoding
 from benchmarks.figures.phases import TimedEngine
 from benchmarks.figures.stub import StubCost, StubRunner
@@ -67,6 +68,7 @@ def by_function(engine: TimedEngine, steps: int, lines: int) -> None:
         print(f"{1e6 * entry.tottime / steps:12.1f} {calls:8.1f}   {name} ({place}:{entry.line_number})")
 
 
+@one_line_errors("profile_step")
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile_step", description=__doc__.splitlines()[0])

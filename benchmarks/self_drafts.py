@@ -19,7 +19,7 @@ from pathlib import Path
 
 import zstandard
 
-from benchmarks.commands import RESULTS
+from benchmarks.commands import RESULTS, one_line_errors
 from benchmarks.pages import about, table
 from parlay import LLM, RequestOutput, SamplingParams
 from parlay.bench.provenance import provenance
@@ -95,6 +95,7 @@ def by_strategy(found: Sequence[Answer]) -> Iterator[tuple[str, ...]]:
         yield strategy, str(len(own)), f"{accepted} / {drafted}", share, f"{tokens / steps:.2f}", f"{speed:.2f}"
 
 
+@one_line_errors("self_drafts")
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.self_drafts", description=__doc__)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commands import one_line_errors
 from benchmarks.options import add_threads_flag
 from parlay.bench import workloads
 from parlay.bench.provenance import provenance
@@ -65,6 +66,7 @@ def failures(bounds: Bounds, summaries: Sequence[CellSummary]) -> list[str]:
     return found
 
 
+@one_line_errors("smoke")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and judge; 1 when anything failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.smoke", description=__doc__)

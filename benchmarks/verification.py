@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commands import RESULTS
+from benchmarks.commands import RESULTS, one_line_errors
 from benchmarks.options import add_cache_flag, add_threads_flag
 from benchmarks.pages import about, table
 from benchmarks.setup import FULL, SMOLLM2_BF16, Setup
@@ -95,6 +95,7 @@ def page(record: dict[str, Any], seconds: Seconds) -> str:
     return "\n".join([*parts, *table(floor, list(against_floor(seconds)))])
 
 
+@one_line_errors("verification")
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verification", description=__doc__)

@@ -126,7 +126,7 @@ def plan_of(setup: Setup, options: argparse.Namespace) -> BenchPlan:
         strategies=tuple(spec(name, nodes, named.get(name, "")) for name in options.methods for nodes in NODES),
         workloads=texts(SMOLLM2, setup, [SPEC_BENCH], options.prompts),
         rounds=1,
-        max_tokens=options.tokens,
+        max_tokens=min(options.tokens, QUICK.tokens) if options.quick else options.tokens,
     )
 
 

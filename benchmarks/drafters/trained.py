@@ -89,7 +89,7 @@ def plan_of(model: str, texts: tuple[Workload, ...], options: argparse.Namespace
         workloads=texts,
         temperatures=tuple(options.temperatures),
         rounds=options.rounds,
-        max_tokens=options.tokens,
+        max_tokens=min(options.tokens, QUICK.tokens) if options.quick else options.tokens,
     )
 
 

@@ -25,7 +25,7 @@ from tokenizers import models as kinds
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.commands import RESULTS
+from benchmarks.commands import RESULTS, one_line_errors
 from benchmarks.pages import about, table
 from benchmarks.serving.beside_llama import llama_served
 from parlay import models
@@ -176,6 +176,7 @@ def page(found: Sequence[Found], title: Sequence[str]) -> str:
     )
 
 
+@one_line_errors("gguf.families")
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf.families", description=__doc__)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.commands import RESULTS
+from benchmarks.commands import RESULTS, one_line_errors
 from benchmarks.pages import about, table
 from parlay.bench.provenance import provenance
 from parlay.models.config import DecoderConfig, Experts, LayerForm
@@ -141,6 +141,7 @@ def active_bytes(weights: Mapping[str, Weight]) -> int:
     return int(total)
 
 
+@one_line_errors("gguf.mixtures")
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf.mixtures", description=__doc__)

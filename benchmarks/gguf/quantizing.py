@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 import gguf
-from benchmarks.commands import RESULTS
+from benchmarks.commands import RESULTS, one_line_errors
 from benchmarks.gguf.families import qwen2_splits
 from benchmarks.pages import about, table
 from parlay import models
@@ -194,6 +194,7 @@ def page(rows: Sequence[Rounded], matrices: Sequence[Weighed], title: Sequence[s
     )
 
 
+@one_line_errors("gguf.quantizing")
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf.quantizing", description=__doc__)

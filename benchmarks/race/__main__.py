@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from benchmarks.commands import one_line_errors
 from benchmarks.race.picture import picture
 from benchmarks.race.record import read, record, write
 from benchmarks.setup import SMOLLM2
@@ -19,6 +20,7 @@ RESULT = Path("benchmarks/results/race.json")
 PICTURE = Path("docs/pictures/race.svg")
 
 
+@one_line_errors("race")
 def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.race", description=__doc__)
     parser.add_argument("--draw", action="store_true", help="draw the last recording, measure nothing")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.commands import RESULTS, show_log
+from benchmarks.commands import RESULTS, one_line_errors, show_log
 from benchmarks.options import add_cache_flag, add_threads_flag
 from benchmarks.pages import about, table
 from benchmarks.peers.catalogue import VLLM
@@ -115,6 +115,7 @@ def rows(rates: dict[int, dict[str, list[float]]]) -> Iterator[tuple[str, ...]]:
         )
 
 
+@one_line_errors("serving.batch")
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.batch", description=__doc__)

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.commands import RESULTS
+from benchmarks.commands import RESULTS, one_line_errors
 from benchmarks.pages import about, table
 from benchmarks.serving.served import served
 from parlay.bench.provenance import provenance
@@ -166,6 +166,7 @@ def _shown(values: Sequence[float], places: int = 2) -> str:
     return f"{median(values):.{places}f} ({min(values):.{places}f}-{max(values):.{places}f})"
 
 
+@one_line_errors("serving.fairness")
 def main(arguments: list[str] | None = None) -> int:
     """Run it; 1 when the goal is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.fairness", description=HOW)

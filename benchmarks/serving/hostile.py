@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commands import RESULTS
+from benchmarks.commands import RESULTS, one_line_errors
 from benchmarks.pages import about, table
 from benchmarks.serving.hostile_bodies import Hostile, Maker
 from benchmarks.serving.hostile_connections import KINDS, Stream
@@ -226,6 +226,7 @@ def page(header: dict[str, Any], result: dict[str, Any]) -> str:
     return "\n".join(["# Hostile bodies", "", about(header), "", *lines]).rstrip() + "\n"
 
 
+@one_line_errors("serving.hostile")
 def main(arguments: list[str] | None = None) -> int:
     """Run it; 1 when a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.hostile", description=__doc__)

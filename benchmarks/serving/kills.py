@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.commands import RESULTS, write_page
+from benchmarks.commands import RESULTS, one_line_errors, write_page
 from benchmarks.pages import about, table
 from benchmarks.serving.fleet import MINI, STREAMS, Fleet, fleet, told
 from parlay.bench.provenance import provenance
@@ -134,6 +134,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@one_line_errors("serving.kills")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Soak, and write rows and page."""
     options = parse(arguments)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commands import RESULTS
+from benchmarks.commands import RESULTS, one_line_errors
 from benchmarks.pages import about, table
 from benchmarks.serving.served import served
 from parlay.bench.provenance import ROOT, provenance
@@ -152,6 +152,7 @@ def version_of(executable: Path) -> str:
     return done.stdout.strip()
 
 
+@one_line_errors("serving.lm_eval_run")
 def main(words: Sequence[str] | None = None) -> int:
     """Ask, compare, write the page; 1 when anything differs."""
     parser = argparse.ArgumentParser(

@@ -58,7 +58,12 @@ class Planned(NamedTuple):
 def plan(options: argparse.Namespace) -> Iterator[Planned]:
     """All of them, in the order in which they are measured."""
     for number, load, strategy in product(range(options.rounds), options.loads, options.strategies):
-        yield Planned(number, load, Cell(model=options.model, strategy=strategy, workload=f"{load:g}"))
+        yield Planned(number, load, Cell(model=shown(options.model), strategy=strategy, workload=f"{load:g}"))
+
+
+def shown(model: str) -> str:
+    """The model without the folders of this machine."""
+    return Path(model).resolve().name if Path(model).exists() else model
 
 
 def lacking(options: argparse.Namespace, results: Results) -> list[Planned]:
@@ -204,9 +209,10 @@ def measure(options: argparse.Namespace, results: Results, talks: Sequence[Talk]
         return
     ends = time.monotonic() + 60 * options.minutes
     directory = Setup(FULL, options.data, options.cache).directory(options.model)
-    with served(f"{options.model}={directory}", "--router-memory", "off") as url:
+    name = shown(options.model)
+    with served(f"{name}={directory}", "--router-memory", "off") as url:
         try:
-            Measurement(results, url, options.model, talks, options.tokens).run(left, ends)
+            Measurement(results, url, name, talks, options.tokens).run(left, ends)
         except httpx.HTTPError as error:
             raise ValueError(f"the server answers no more ({error!r}): run this again to go on") from error
 
@@ -219,7 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # for the server's process
     if options.quick:
         options.talks, options.tokens, options.rounds = 8, 24, 1
-    command = f"python -m benchmarks.serving.mixed{' --data DIR' if options.data else ''} --model {options.model}"
+    data = " --data DIR" if options.data else ""
+    command = f"python -m benchmarks.serving.mixed{data} --model {shown(options.model)}"
     with one_line_errors("serving.mixed"):
         if not options.page:
             talks = trace(options.data, options.talks)

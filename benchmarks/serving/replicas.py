@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from benchmarks.commands import RESULTS, write_page
+from benchmarks.commands import RESULTS, one_line_errors, write_page
 from benchmarks.pages import about, table
 from benchmarks.serving.cutting import cut_lines
 from benchmarks.serving.fleet import MINI, STREAMS, Fleet, fleet, gateway, told
@@ -210,6 +210,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@one_line_errors("serving.replicas")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and write rows and page."""
     options = parse(arguments)

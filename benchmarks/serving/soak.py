@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commands import RESULTS, show_log
+from benchmarks.commands import RESULTS, one_line_errors, show_log
 from benchmarks.options import add_threads_flag
 from benchmarks.serving.cases import SAMPLING, Case, cases, prompts
 from benchmarks.serving.tally import Tally, report, summary
@@ -209,6 +209,7 @@ async def soak(count: int, concurrency: int, seed: int, quick: bool) -> dict[str
     return result
 
 
+@one_line_errors("serving.soak")
 def main(arguments: list[str] | None = None) -> int:
     """Run the soak; 1 when a promise was broken."""
     parser = argparse.ArgumentParser(

@@ -26,7 +26,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.commands import RESULTS
+from benchmarks.commands import RESULTS, one_line_errors
 from benchmarks.serving.cases import FAILING, INEXACT, SHARES, drawn_kinds
 from benchmarks.serving.endpoints import ENDPOINTS, OTHERS, SAMPLING, WRONG, Endpoint, Json, continued
 from benchmarks.serving.served import served
@@ -211,6 +211,7 @@ def soak(address: str, count: int, seed: int, clients: int) -> dict[str, Any]:
     return {**result, "drafter_faults": int(faults), "endpoints": Counter(case.endpoint.path for case in planned)}
 
 
+@one_line_errors("serving.soak_endpoints")
 def main(arguments: list[str] | None = None) -> int:
     """Run the soak; 1 when a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.soak_endpoints", description=__doc__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,23 @@ def test_each_kind_has_its_own_thresholds(llm: LLM) -> None:
     output = llm.generate(STORIES[0], GREEDY, strategy=strategy)[0]
     assert output.chosen.strategy == str(strategy)
     assert parse(str(strategy)) == strategy
+
+
+def test_each_lossy_answer_is_timed_beside_the_exact_one(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first turn of each setting, which is not kept, warms up."""
+    asked: list[str] = []
+    generate = LLM.generate
+
+    def noted(self: LLM, prompts: list[int], *rest: Any, **more: Any) -> list[RequestOutput]:
+        asked.append(str(more["strategy"]))
+        return generate(self, prompts, *rest, **more)
+
+    monkeypatch.setattr(LLM, "generate", noted)
+    prompts = [llm.token_ids(text) for text in SUMS]
+    params = replace(GREEDY, max_tokens=2)
+    fit(llm, prompts, parse("big-little"), FLOOR, params, is_good=lambda one, other: False, progress=False)
+    first = str(asked[0])
+    assert asked[: 2 * 9] == [first, "none", "none", first] * 4 + [first, "none"]
 
 
 def test_a_kind_is_decoded_by_its_thresholds(llm: LLM) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.larger_than_memory import Copied, Forwards, page
+import pytest
+
+from benchmarks.larger_than_memory import Copied, Forwards, main, page
 
 
 def test_ratios_are_of_medians() -> None:
@@ -12,3 +14,9 @@ def test_ratios_are_of_medians() -> None:
     assert "0.60 GB are read in every forward; direct reads alone give 2.00 GB/s." in text
     assert "| 8 | 550 | 1.10 | 1.09 | 0.55 |" in text
     assert "| auto | 9.00 | 4.50 | NO |" in text
+
+
+def test_a_model_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["larger_than_memory", "--model", "nowhere.gguf"])
+    with pytest.raises(SystemExit, match=r"^benchmarks\.larger_than_memory: .*nowhere\.gguf'$"):
+        main()

@@ -114,7 +114,7 @@ def _spelled(learned: Sequence[Learned], name: str) -> tuple[str, ...]:
 
 
 class _Trials:
-    """Answers to the examples under each setting that is asked for, decoded once, beside the exact ones."""
+    """Answers to the examples under each setting that is asked for, each decoded beside the exact one."""
 
     def __init__(
         self, llm: LLM, prompts: Sequence[Ids], params: SamplingParams, is_good: IsGood, progress: Progress
@@ -124,8 +124,7 @@ class _Trials:
         self._params = [replace(params, n=1, seed=seed + place) for place in range(len(prompts))]
         classifier = PromptClassifier(llm.tokenizer)
         self._kinds = [classifier.of(prompt, params) for prompt in prompts]
-        self._exact = dict(enumerate(self._decoded(range(len(prompts)), None)))
-        self._found: dict[tuple[str, int], RequestOutput] = {}
+        self._found: dict[tuple[str, int], tuple[RequestOutput, RequestOutput]] = {}
 
     def kinds(self) -> list[str]:
         """All, and each that has enough examples."""
@@ -135,25 +134,27 @@ class _Trials:
     def of(self, kind: str, strategy: StrategySpec) -> tuple[int, int, float]:
         """How many answers of a kind are good, of how many, and the speed as a multiple of exact decoding's."""
         places = [place for place, own in enumerate(self._kinds) if kind in (ALL, own)]
-        missing = [place for place in places if (str(strategy), place) not in self._found]
-        for place, output in zip(missing, self._decoded(missing, strategy), strict=True):
-            self._found[str(strategy), place] = output
-        lossy = [self._found[str(strategy), place] for place in places]
-        exact = [self._exact[place] for place in places]
-        good = sum(self._is_good(one, other) for one, other in zip(lossy, exact, strict=True))
-        return good, len(places), speed(counts(lossy), counts(exact))
+        self._decode([place for place in places if (str(strategy), place) not in self._found], strategy)
+        pairs = [self._found[str(strategy), place] for place in places]
+        good = sum(self._is_good(lossy, exact) for lossy, exact in pairs)
+        return good, len(places), speed(counts([lossy for lossy, _ in pairs]), counts([exact for _, exact in pairs]))
 
-    def _decoded(self, places: Sequence[int], strategy: StrategySpec | None) -> list[RequestOutput]:
-        """All of these, one at a time as for a certificate. What is exact is decoded without drafts."""
-        found: list[RequestOutput] = []
+    def _decode(self, places: Sequence[int], strategy: StrategySpec) -> None:
+        """Decode these with and without drafts, in turns, so that both have alike times; a turn before warms up."""
+        with bar(2 * len(places[:1]) + 2 * len(places), f"Decoding {strategy}", "answer", self._progress) as shown:
+            for turn, place in enumerate((*places[:1], *places)):
+                step = -1 if turn % 2 else 1
+                lossy, exact = [self._answer(place, way) for way in (strategy, None)[::step]][::step]
+                self._found[str(strategy), place] = lossy, exact
+                shown.update(2)
+
+    def _answer(self, place: int, strategy: StrategySpec | None) -> RequestOutput:
+        """One alone, as for a certificate. What is exact is decoded without drafts."""
+        self._llm.reset_prefix_cache()
+        prompt, own = list(self._prompts[place]), self._params[place]
         exactness = Exactness.SEED if strategy is None else None
-        with bar(len(places), f"Decoding {strategy or 'exactly'}", "answer", self._progress) as shown:
-            for place in places:
-                self._llm.reset_prefix_cache()
-                prompt, own = list(self._prompts[place]), self._params[place]
-                found += self._llm.generate(prompt, own, False, strategy=strategy or "none", exactness=exactness)
-                shown.update()
-        return found
+        (output,) = self._llm.generate(prompt, own, False, strategy=strategy or "none", exactness=exactness)
+        return output
 
 
 def _learned(tried: _Trials, kind: str, strategy: StrategySpec, floor: float) -> Learned:
