@@ -26,7 +26,7 @@ def test_a_replay_counts_the_tokens_that_chains_in_step_would_write() -> None:
 
 def test_few_problems_have_a_wide_interval() -> None:
     assert difference([(1, 0)]) == "-"
-    assert difference([(1, 0), (0, 0), (1, 1), (0, 0)]) == "+25.0 (-54.5 to +104.5)"
+    assert difference([(1, 0), (0, 0), (1, 1), (0, 0)]) == "+25.0 (-54.6 to +104.6)"
 
 
 def test_chains_are_read_as_they_were_written(tmp_path: Path) -> None:

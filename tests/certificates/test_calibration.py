@@ -112,6 +112,14 @@ def test_a_place_that_takes_no_certificate_is_told_before_the_calibration(
         assert wrong in capsys.readouterr().err
 
 
+def test_too_few_prompts_are_told_before_a_model_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(PROMPTS[:2]))
+    asked = ["--model", str(tmp_path / "nowhere"), "--strategy", RIGHT, "--floor", "0.95"]
+    assert main(["calibrate", str(prompts), *asked, "-o", str(tmp_path / "out.json")]) == 2
+    assert "takes at least 59 different prompts" in capsys.readouterr().err
+
+
 def test_thresholds_are_not_tested_on_what_they_were_learned_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

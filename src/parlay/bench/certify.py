@@ -92,7 +92,7 @@ def calibrate_cascade(
     `calibrate`.
     """
     unique = list(dict.fromkeys(prompts))
-    _check_request(floor, params, len(unique))
+    check_request(floor, params, len(unique))
     if not params.greedy or large.tokenizer is None:
         raise ValueError("a cascade is for greedy requests (temperature=0) and models with a tokenizer")
     first = small.generate([list(ids) for ids, _ in unique], replace(params, logprobs=0), exactness=Exactness.SEED)
@@ -132,10 +132,11 @@ def _check(strategies: Sequence[StrategySpec], floor: Floor, params: SamplingPar
     for strategy in strategies:
         if rule_level(strategy) is not Exactness.LOSSY:
             raise ValueError(f"strategy {strategy} is {rule_level(strategy)}, not lossy: it needs no certificate")
-    _check_request(floor, params, prompts)
+    check_request(floor, params, prompts)
 
 
-def _check_request(floor: Floor, params: SamplingParams, prompts: int) -> None:
+def check_request(floor: Floor, params: SamplingParams, prompts: int) -> None:
+    """Raises ValueError for parameters that no certificate covers, and for too few prompts."""
     if prompts < fewest(floor):
         raise ValueError(
             f"a floor of {floor.floor:g} with confidence {floor.confidence:g} takes at least {fewest(floor)} different "

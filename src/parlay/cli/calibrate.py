@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--fit learns the thresholds of one strategy: name it with --strategy")
     if options.answer is not None and options.fit is None:
         raise ValueError("--answer says which examples of --fit have good answers: add --fit FILE")
-    from parlay.bench.certify import calibrate
+    from parlay.bench.certify import calibrate, check_request
     from parlay.bench.workloads import read_prompts
     from parlay.certificates.certificate import write
     from parlay.strategies.spelling import parse
@@ -116,6 +116,7 @@ def run(options: argparse.Namespace) -> int:
     found = _candidates(options.quality) if options.quality is not None else None
     chosen = options.strategies if found is None else [parse(name) for name in found.candidates()]
     items = list(islice(read_prompts(options.prompts), options.most))
+    check_request(floor, params, len(items))  # before a model is loaded
     if options.small is not None:
         return _cascade(options, items, floor, params)
     with open_llm(options, chosen[0]) as llm:
