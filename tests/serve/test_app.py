@@ -209,7 +209,9 @@ def test_shutting_down_drains_every_model_and_turns_latecomers_away(engine: Asyn
     client = TestClient(create_app(engines, Settings(drain_seconds=7, retry_after=3)))
     with client:
         assert client.get("/ready").status_code == 200
-    assert [engine.closed for engine in engines.values()] == [[7.0], [7.0]]
+    for closed in (engine.closed for engine in engines.values()):
+        assert len(closed) == 1
+        assert 0 < (closed[0] or 0) <= 7, "seven seconds, with what users of the model took of them"
     late = client.post("/tokenize", json={"prompt": "x"})
     assert (late.status_code, late.headers["Retry-After"]) == (503, "3")
     assert error_of(late)["code"] == "unavailable"
