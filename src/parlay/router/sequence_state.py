@@ -292,9 +292,10 @@ class SequenceState:
 
     def verified(self, offer: Offer, nodes: Sequence[int]) -> Draft:
         """Cut the offer to these nodes; a trial has some whatever they cost, and a drawn draft stays whole."""
-        nodes = sorted({*nodes, *offer.bearing}) if offer.bearing else nodes
         if self.is_trial and len(nodes) < offer.arm.whole.trial:
             nodes = best_of((offer.nodes, offer.path_probs), offer.arm.whole.trial)
+        if offer.bearing:
+            nodes = sorted({*nodes, *offer.bearing})
         self.verifying, self.expected = offer.arm, offer.gains[len(nodes)]
         draft = offer.draft
         whole = draft.kind != "point" or len(nodes) == len(draft.tree.tokens) - draft.probes
