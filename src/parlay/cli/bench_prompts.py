@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from parlay.cli import FAILURE
 from parlay.cli.flags import options_from
 from parlay.options import LoadOptions
-from parlay.system.terminal import aligned
+from parlay.system.terminal import aligned, counted
 
 if TYPE_CHECKING:
     from parlay.bench.records import Results, Row
@@ -230,7 +230,7 @@ def _too_few(found: TrialResult) -> str:
 
 
 def _how_fast(each: Candidate) -> str:
-    rounds = f"{each.rounds} round{'s' * (each.rounds > 1)}"
+    rounds = counted(each.rounds, "round")
     whole = "" if each.whole is None else f", {each.whole:.2f} times with the prompt's time"
     interval = f"95 % interval {each.low:.2f} to {each.high:.2f}, from {each.prompts} prompts, {rounds}"
     return f"{each.speed:.2f} times as fast as plain decoding{whole} ({interval})"

@@ -41,7 +41,7 @@ from parlay.cli.reasoning import (
     write_by_outline,
 )
 from parlay.cli.structured import add_structured_flags, naming_the_schema, structured_outputs
-from parlay.system.terminal import Interrupt, Tint, speed, wants_colour
+from parlay.system.terminal import Interrupt, Tint, counted, speed, wants_colour
 from parlay.types import Metrics, SamplingParams
 
 if TYPE_CHECKING:
@@ -297,17 +297,13 @@ def _summarise(sample: CompletionOutput, params: SamplingParams, tint: Tint) -> 
     seed = "" if params.greedy else f"; seed {sample.seed}"
     pace = f", {speed(metrics.tokens_per_second)}" if metrics.tokens_per_second else ""  # none of a single step
     print(
-        f"{_counted(metrics.completion_tokens, 'token')} in {_counted(metrics.steps, 'step')} "
+        f"{counted(metrics.completion_tokens, 'token')} in {counted(metrics.steps, 'step')} "
         f"({metrics.tokens_per_step:.2f} a step){pace} after {metrics.prefill_seconds:.2f} s of prefill; "
         f"{_ENDS[sample.finish_reason]}\n"
-        f"{metrics.strategy} [{metrics.exactness}], {_counted(threads.count(), 'thread')}: "
+        f"{metrics.strategy} [{metrics.exactness}], {counted(threads.count(), 'thread')}: "
         f"{_drafts(metrics, tint)}{seed}",
         file=sys.stderr,
     )
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 _ENDS = {"stop": "came to an end", "length": "length reached", "abort": "interrupted", "error": "failed"}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from parlay.cli import FAILURE
 from parlay.cli.flags import DEFAULTS, chosen_strategy, options_from, whole
 from parlay.options import LoadOptions, UsageError
+from parlay.system.terminal import counted
 
 if TYPE_CHECKING:
     from parlay.llm.llm import LLM
@@ -224,7 +225,7 @@ def write_ahead(
     print(json.dumps(_told_ahead(output)) if options.json else output.text)
     tokens, rounds = len(output.token_ids), output.rounds
     print(
-        f"{tokens} token{'s' * (tokens != 1)} in {rounds} round{'s' * (rounds != 1)}, "
+        f"{counted(tokens, 'token')} in {counted(rounds, 'round')}, "
         f"{output.accepted} of {output.drafted} drafted steps stood; "
         f"{output.seconds:.2f} s, {output.draft_seconds:.2f} of them drafting [{output.exactness}]",
         file=sys.stderr,

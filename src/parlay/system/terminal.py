@@ -124,6 +124,11 @@ def speed(tokens_per_second: float) -> str:
     return f"{tokens_per_second:.{1 if tokens_per_second < 9.95 else 0}f} tokens/s"
 
 
+def counted(count: int, word: str) -> str:
+    """A number of things, in the singular where it is one."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
 def printable(text: str) -> str:
     """Somebody else's text without what a terminal would obey: escape sequences and other control characters."""
     return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
