@@ -14,6 +14,7 @@ from parlay.calibration import calibrate, fewest
 from parlay.certificates.requirement import Floor
 from parlay.cli import main
 from parlay.strategies.spelling import parse
+from parlay.testing.diffusion import save_diffusion
 from parlay.types import Exactness, Metrics
 from tests.certificates.conftest import GREEDY, PROMPTS
 from tests.certificates.wrong import WRONG, WRONG_ALONE
@@ -49,6 +50,23 @@ def test_nothing_is_certified_where_the_first_fails(llm: LLM) -> None:
 def test_what_is_lossy_for_a_request_alone_is_not_certified_by_answers_that_were_decoded_together(llm: LLM) -> None:
     result = calibrate(llm, ids(llm), [parse(WRONG_ALONE)], FOUR, GREEDY, progress=False)
     assert (result.shown[0].good, result.certificate) == (0, None)
+
+
+def test_the_speed_of_canvases_is_that_of_requests_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside others rows cost what they take, so canvases would seem slow to whoever asks for one answer at a time."""
+    save_diffusion("nemotron", tmp_path / "both")
+    with LLM(str(tmp_path / "both")) as llm:
+        together, generate = list[int](), llm.generate
+
+        def counted(prompts: list[list[int]], *rest: object, **named: object) -> object:
+            together.append(len(prompts))
+            return generate(prompts, *rest, **named)
+
+        monkeypatch.setattr(llm, "generate", counted)
+        prompts = [(5, 9, 11 + number) for number in range(30)]
+        floor, params = Floor(floor=0.1), SamplingParams(temperature=0, max_tokens=4)
+        calibrate(llm, prompts, [parse("denoise:k=4,selector=confidence")], floor, params, progress=False)
+    assert together == [14, 14, 14, 14, *[1] * 32], "one turn to warm up; then each prompt in both ways"
 
 
 def test_an_escape_makes_a_bad_strategy_good_enough(llm: LLM) -> None:

@@ -22,6 +22,8 @@ from parlay.types import Exactness, Metrics, SamplingParams
 
 _TOGETHER = 16
 """Prompts whose canvases are filled together."""
+_ALONE = 16
+"""Prompts of which each is decoded alone, for the speed, where the others are decoded together."""
 
 Ids = tuple[int, ...]
 
@@ -65,7 +67,8 @@ def calibrate(
     Those before the first that fails are certified. Over independent draws of the prompts, the probability is at most
     1 - ``floor.confidence`` that any of them is certified though fewer than ``floor.floor`` of its answers are good.
     Equal prompts count once. Both answers to a prompt have the same seed. Each is decoded alone: policies draft most
-    then, so rules of loss have most to accept. A diffusion model is compared with itself at one place per forward.
+    then, so rules of loss have most to accept. Canvases are filled several at once, which changes no text, but for the
+    last prompts, which tell the speed. A diffusion model is compared with itself at one place per forward.
 
     Raises ValueError for a strategy that is not lossy, parameters that no certificate covers, and too few prompts.
     """
@@ -74,7 +77,10 @@ def calibrate(
     seed = params.seed or 0
     each = [replace(params, n=1, seed=seed + place) for place in range(len(unique))]
     exact, *lossy = _decoded(llm, unique, each, strategies, progress)
-    shown = [_shown(strategy, answers, exact, floor) for strategy, answers in zip(strategies, lossy, strict=True)]
+    alone = _alone(strategies, len(unique))
+    shown = [
+        _shown(strategy, answers, exact, floor, alone) for strategy, answers in zip(strategies, lossy, strict=True)
+    ]
     certified = fixed_sequence([at_least(one.good, one.answers, floor.floor) for one in shown], floor.confidence)
     found = tuple(replace(one, certified=place < certified) for place, one in enumerate(shown))
     return Calibration(found, _certificate(llm, unique, found, floor, params) if certified else None)
@@ -163,8 +169,9 @@ def _decoded(
     ways: list[StrategySpec | None] = [None, *strategies]
     reference = llm.gate.reference
     found: list[list[RequestOutput]] = [[] for _ in ways]
-    size = together(strategies)
-    turns = [slice(start, start + size) for start in range(0, len(prompts), size)]
+    at_once = len(prompts) - _alone(strategies, len(prompts))
+    batches = [slice(start, min(start + _TOGETHER, at_once)) for start in range(0, at_once, _TOGETHER)]
+    turns = [*batches, *(slice(place, place + 1) for place in range(at_once, len(prompts)))]
     with bar(len(prompts) * len(ways), "Calibrating", "answer", progress) as shown:
         for turn in (turns[0], *turns):
             for way, answers in zip(ways, found, strict=True):
@@ -177,16 +184,16 @@ def _decoded(
     return [answers[len(prompts[turns[0]]) :] for answers in found]
 
 
-def together(strategies: Iterable[StrategySpec]) -> int:
-    """How many prompts may be decoded together without other answers: only if all strategies fill canvases, several.
+def _alone(strategies: Iterable[StrategySpec], prompts: int) -> int:
+    """How many of the prompts, the last ones, are decoded alone: few, only if all strategies fill canvases.
 
     With several sequences fewer drafts pay, so fewer tokens are accepted that plain decoding would not write.
     """
-    return _TOGETHER if all(find(strategy.name).selects for strategy in strategies) else 1
+    return min(_ALONE, prompts) if all(find(strategy.name).selects for strategy in strategies) else prompts
 
 
 def _shown(
-    strategy: StrategySpec, lossy: Sequence[RequestOutput], exact: Sequence[RequestOutput], floor: Floor
+    strategy: StrategySpec, lossy: Sequence[RequestOutput], exact: Sequence[RequestOutput], floor: Floor, alone: int
 ) -> Shown:
     pairs = zip(lossy, exact, strict=True)
     scores = [agreement(one.outputs[0].token_ids, other.outputs[0].token_ids) for one, other in pairs]
@@ -198,7 +205,7 @@ def _shown(
         lower_bound(good, len(scores), floor.confidence),
         sum(scores) / len(scores),
         sum(one.outputs[0].metrics.escaped_at is not None for one in lossy),
-        speed(counts(lossy), counts(exact)),
+        speed(counts(lossy[-alone:]), counts(exact[-alone:])),
         certified=False,
     )
 
