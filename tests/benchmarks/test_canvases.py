@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.canvases import Played, _served, main, mixture
+from benchmarks.canvases.__main__ import main
+from benchmarks.canvases.trace import Played, _served, mixture
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
@@ -46,25 +47,30 @@ def test_the_mixed_trace_has_one_right_answer_each(tmp_path: Path, monkeypatch: 
                 assert step == f"{total} + {addend} = {total + addend}"
                 total += addend
         else:
-            given, names = row["prompt"].removeprefix("record: ").removesuffix(":").split(". find ")
+            given, asked_for = row["prompt"].removeprefix("record: ").removesuffix(":").split(". ")
+            verb, names = asked_for.split(" ", 1)
             record = dict(field.split(" ") for field in given.split(", "))
-            assert row["answer"] == f" {', '.join(record[name] for name in names.split(', '))}."
+            if row["kind"] == "json":
+                said = json.loads(row["answer"])
+                assert (verb, list(said)) == ("json", names.split(", "))
+                assert said == record
+            else:
+                assert row["answer"] == f" {', '.join(record[name] for name in names.split(', '))}."
     asked = {json.loads(line)["prompt"] for line in (tmp_path / "held.jsonl").read_text().splitlines()}
     calibrated = {json.loads(line)["prompt"] for line in (tmp_path / "calibrate.jsonl").read_text().splitlines()}
     assert calibrated
     assert not asked & calibrated
 
 
-def test_the_trace_has_two_look_ups_for_each_sum() -> None:
-    rows = [
-        {"kind": kind, "prompt": f"{kind} {n}"} for n in range(9) for kind in ("lookup", "lookup", "sums", "lookup")
-    ]
-    trace, others = mixture(rows, 9)
+def test_kinds_follow_each_other_in_the_trace() -> None:
+    rows = [{"kind": kind, "prompt": f"{kind} {n}"} for n in range(9) for kind in ("lookup", "lookup", "sums", "json")]
+    trace, others = mixture(rows, 10, ["lookup", "lookup", "sums"])
     assert [row["kind"] for row in trace] == ["lookup", "lookup", "sums"] * 3
-    assert len(others) == (27 - 6) + (9 - 3)
+    assert len(others) == (18 - 6) + (9 - 3)
     assert not {id(row) for row in trace} & {id(row) for row in others}
-    with pytest.raises(ValueError, match="27 look-ups and 9 sums are too few for 30 requests"):
-        mixture(rows, 30)
+    assert [row["kind"] for row in mixture(rows, 3, ["json", "sums", "lookup"])[0]] == ["json", "sums", "lookup"]
+    with pytest.raises(ValueError, match="9 rows of kind sums are too few for 30 requests"):
+        mixture(rows, 30, ["lookup", "sums"])
 
 
 def test_a_way_is_compared_with_the_first_one_round_by_round() -> None:

@@ -1,0 +1,1 @@
+"""Models with canvases: texts to train and to ask them on, and what their ways to decode come to."""

@@ -1,0 +1,85 @@
+"""Tokens per step, texts and right answers of models with canvases: `python -m benchmarks.canvases`.
+
+``tasks DIR`` writes texts to train on and to ask: copy, reverse, sort, or replace letters. ``answers`` lets a model
+answer prompts greedily, for what is to be trained on its own texts. ``measure`` decodes prompts under each strategy and
+prints a JSON line for each. ``mixed DIR`` writes texts of three kinds: fields that are looked up and fields that are
+written as JSON, for which a request may be lossy under a floor, and sums that are worked out step by step, for which it
+may not. ``serve`` sends such requests to a server: all decoded in one way, and each as it allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.canvases.decoding import measure, write_answers
+from benchmarks.canvases.texts import TOKENS, write_mixed, write_tasks
+from benchmarks.canvases.trace import serve
+from benchmarks.commands import one_line_errors
+
+
+@one_line_errors("canvases")
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_texts(commands)
+    _add_serve(commands)
+    _add_decoding(commands)
+    options = parser.parse_args()
+    options.run(options)
+
+
+def _add_texts(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    tasks = commands.add_parser("tasks")
+    tasks.add_argument("folder", type=Path)
+    tasks.add_argument("--count", type=int, default=4000)
+    tasks.add_argument("--held", type=int, default=200)
+    tasks.add_argument("--seed", type=int, default=0)
+    tasks.set_defaults(run=lambda options: write_tasks(options.folder, options.count, options.held, options.seed))
+    mixing = commands.add_parser("mixed")
+    mixing.add_argument("folder", type=Path)
+    mixing.add_argument("--count", type=int, default=30_000)
+    mixing.add_argument("--held", type=int, default=1200)
+    mixing.add_argument("--seed", type=int, default=0)
+    mixing.set_defaults(run=lambda options: write_mixed(options.folder, options.count, options.held, options.seed))
+
+
+def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    serving = commands.add_parser("serve")
+    serving.add_argument("--model", required=True)
+    serving.add_argument("--data", type=Path, required=True)
+    serving.add_argument("--certificate", type=Path, help="of parlay calibrate; without one nothing may be lossy")
+    serving.add_argument("--strategies", nargs="+", default=["none", "auto"], help="the first one's texts are exact")
+    serving.add_argument("--usual", default="auto", help="the server's strategy, for requests that name none")
+    serving.add_argument("--floor", default="lossy:floor=0.95")
+    serving.add_argument("--prompts", type=int, default=60, help="some others are asked before, unmeasured")
+    serving.add_argument("--kinds", nargs="+", default=[*TOKENS], choices=TOKENS, help="kinds of requests, in turn")
+    serving.add_argument("--clients", type=int, default=1, help="requests at once")
+    serving.add_argument("--rounds", type=int, default=5)
+    serving.add_argument("--audit-share", type=float, default=0.02)
+    serving.set_defaults(run=serve)
+
+
+def _add_decoding(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    answering = commands.add_parser("answers")
+    answering.add_argument("--model", required=True)
+    answering.add_argument("--data", type=Path, required=True)
+    answering.add_argument("--out", type=Path, required=True)
+    answering.add_argument("--prompts", type=int, default=1000)
+    answering.add_argument("--tokens", type=int, default=112)
+    answering.set_defaults(run=write_answers)
+    measuring = commands.add_parser("measure")
+    measuring.add_argument("--model", required=True)
+    measuring.add_argument("--data", type=Path, required=True)
+    measuring.add_argument("--strategies", nargs="+", default=["none"])
+    measuring.add_argument("--prompts", type=int, default=100)
+    measuring.add_argument("--tokens", type=int, default=64)
+    measuring.add_argument("--temperature", type=float, default=0.0)
+    measuring.add_argument("--dtype", default="float32")
+    measuring.add_argument("--together", type=int, default=32, help="prompts at once: many leave each few draft rows")
+    measuring.add_argument("--chat", action="store_true", help="ask in the model's chat template")
+    measuring.set_defaults(run=measure)
+
+
+if __name__ == "__main__":
+    main()

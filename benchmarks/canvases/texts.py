@@ -1,0 +1,99 @@
+"""Texts with one right answer: letters that are copied, reversed, sorted or replaced; fields of records; sums."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+LETTERS = "abcdefghijkl"
+LENGTH = 6
+KINDS = ("copy", "reverse", "sort", "replace")
+FIELDS = {
+    "name": ("anna", "peter", "maria", "john", "lucy", "mark"),
+    "city": ("rome", "paris", "london", "berlin", "madrid", "vienna"),
+    "color": ("red", "blue", "green", "black", "white", "brown"),
+    "animal": ("horse", "mouse", "dog", "cat", "cow", "sheep"),
+    "month": ("june", "march", "april", "may", "july", "october"),
+    "food": ("bread", "rice", "soup", "cheese", "apple", "cake"),
+    "metal": ("gold", "iron", "silver", "copper", "zinc", "lead"),
+    "tree": ("oak", "pine", "elm", "birch", "maple", "willow"),
+}
+ADDENDS = 4
+TOKENS = {"lookup": 20, "json": 64, "sums": 48}
+"""The most that an answer of the mixed trace has, by its kind."""
+EXACT = "sums"
+"""The kind whose requests allow no other text."""
+
+
+def task(chance: random.Random) -> dict[str, str]:
+    """One question with its only right answer."""
+    kind, letters = chance.choice(KINDS), chance.choices(LETTERS, k=LENGTH)
+    said = {
+        "copy": letters,
+        "reverse": letters[::-1],
+        "sort": sorted(letters),
+        "replace": ["m" if letter == letters[0] else letter for letter in letters],
+    }
+    return {"kind": kind, "prompt": f"{kind}: {' '.join(letters)} =", "answer": " " + " ".join(said[kind])}
+
+
+def extraction(chance: random.Random, kind: str) -> dict[str, str]:
+    """Fields of a record to be said in another order, as values (lookup) or as JSON: an answer that can be given all at
+    once.
+    """
+    record = {name: chance.choice(FIELDS[name]) for name in chance.sample(sorted(FIELDS), len(FIELDS))}
+    wanted = chance.sample(sorted(FIELDS), len(FIELDS))
+    given, asked = ", ".join(f"{name} {value}" for name, value in record.items()), ", ".join(wanted)
+    found = {name: record[name] for name in wanted}
+    said = json.dumps(found) if kind == "json" else f"{', '.join(found.values())}."
+    verb = "json" if kind == "json" else "find"
+    return {"kind": kind, "prompt": f"record: {given}. {verb} {asked}:", "answer": f" {said}"}
+
+
+def sums(chance: random.Random) -> dict[str, str]:
+    """A sum that is worked out one number at a time, each of which hangs on the one before it."""
+    first, *others = [chance.randint(1, 9) for _ in range(ADDENDS)]
+    steps = list[str]()
+    total = first
+    for other in others:
+        steps.append(f"{total} + {other} = {total + other}")
+        total += other
+    asked = " + ".join(map(str, (first, *others)))
+    return {"kind": "sums", "prompt": f"sum: {asked}:", "answer": f" {', '.join(steps)}."}
+
+
+def write_mixed(folder: Path, count: int, held: int, seed: int) -> None:
+    """As many of each kind; and ``calibrate.jsonl``, prompts of further extractions."""
+    chance = random.Random(seed)
+    kinds = sorted(TOKENS)
+
+    def make() -> dict[str, str]:
+        kind = chance.choice(kinds)
+        return sums(chance) if kind == EXACT else extraction(chance, kind)
+
+    write_rows(folder, count, held, make)
+    known = (folder / "train.jsonl").read_text() + (folder / "held.jsonl").read_text()
+    others = (extraction(chance, ("lookup", "json")[n % 2])["prompt"] for n in range(400))
+    prompts = [each for each in others if json.dumps(each) not in known]
+    lines = [json.dumps({"prompt": each}) + "\n" for each in prompts[:300]]
+    (folder / "calibrate.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def write_tasks(folder: Path, count: int, held: int, seed: int) -> None:
+    """Write questions of all kinds."""
+    chance = random.Random(seed)
+    write_rows(folder, count, held, lambda: task(chance))
+
+
+def write_rows(folder: Path, count: int, held: int, make: Callable[[], dict[str, str]]) -> None:
+    """Write ``train.jsonl`` and ``held.jsonl``, which have no question in common."""
+    seen = dict[str, dict[str, str]]()
+    while len(seen) < count + held:
+        each = make()
+        seen[each["prompt"]] = each
+    rows = list(seen.values())
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in (("train", rows[:count]), ("held", rows[count:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
