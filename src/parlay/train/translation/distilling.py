@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from parlay.models.fetch.origin import weights_fingerprint
 from parlay.system.progress import Ticker
 from parlay.system.user_cache import saved_whole
 from parlay.train.translation.options import TranslatorTrainOptions
@@ -24,14 +25,14 @@ def distilled(pairs: Sequence[Texts], teacher: Path, asked: TranslatorTrainOptio
     """Each source once, with the teacher's greedy translation in place of those of people.
 
     They are kept in ``asked.work`` as they come, so that a run that was stopped goes on, and written anew for another
-    teacher, file, length or number of sources. Raises ValueError for a teacher whose translations reach no end.
+    teacher, length or other sources. Raises ValueError for a teacher whose translations reach no end.
     """
     sources = list(dict.fromkeys(source for source, _ in pairs))
     order = torch.randperm(len(sources), generator=torch.Generator().manual_seed(0)).tolist()
     chosen = [sources[at] for at in order][: asked.distilled or len(sources)]
     file = asked.work / "distilled.json"
-    files = [(path.stat().st_mtime_ns, path.stat().st_size) for path in (teacher / "config.json", asked.data)]
-    stamp = [str(teacher), str(asked.data), asked.longest, len(chosen), *itertools.chain.from_iterable(files)]
+    texts = hashlib.sha256("\0".join(chosen).encode()).hexdigest()
+    stamp = [weights_fingerprint(str(teacher)), texts, asked.longest]
     before, found = _kept(file, stamp)
     for done, more in _translated(chosen[before:], teacher, asked):
         found += more
