@@ -172,8 +172,9 @@ def _decoded(
     at_once = len(prompts) - _alone(strategies, len(prompts))
     batches = [slice(start, min(start + _TOGETHER, at_once)) for start in range(0, at_once, _TOGETHER)]
     turns = [*batches, *(slice(place, place + 1) for place in range(at_once, len(prompts)))]
-    with bar(len(prompts) * len(ways), "Calibrating", "answer", progress) as shown:
-        for turn in (turns[0], *turns):
+    every = (turns[0], *turns)
+    with bar(sum(len(prompts[turn]) for turn in every) * len(ways), "Calibrating", "answer", progress) as shown:
+        for turn in every:
             for way, answers in zip(ways, found, strict=True):
                 llm.reset_prefix_cache()
                 batch = [list(ids) for ids in prompts[turn]]
