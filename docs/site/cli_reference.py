@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from parlay.cli import COMMANDS, parser_of
+from parlay.cli import parser_of
+from parlay.cli.commands import COMMANDS
 
 
 def reference(level: int = 2) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from parlay.cli import COMMANDS, parser_of
+from parlay.cli import parser_of
+from parlay.cli.commands import COMMANDS
 from parlay.cli.other_programs import LLAMA_CPP, VLLM, translated
 from parlay.options import UsageError
 from tests.cli.conftest import Cli

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from parlay.cli import COMMANDS
+from parlay.cli.commands import COMMANDS
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "site" / "cli_reference.py"
 

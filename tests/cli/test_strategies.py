@@ -4,6 +4,7 @@ import json
 
 from parlay.strategies.accept_rules import RULES
 from parlay.strategies.catalogue import catalogue
+from parlay.strategies.entry import DEFAULT_STRATEGY
 from tests.cli.conftest import Cli
 
 
@@ -12,6 +13,7 @@ def test_people_see_every_strategy_and_what_it_promises(cli: Cli) -> None:
     assert result.code == 0
     assert all(f"\n  {name} " in f"\n{result.out}" for name in [*catalogue(), *RULES])
     assert all(len(line) <= 80 for line in result.out.splitlines())
+    assert result.out.splitlines()[1].split()[0] == DEFAULT_STRATEGY, "who only wants speed may stop reading here"
 
 
 def test_people_see_all_parameters_of_what_they_name(cli: Cli) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import parlay
-from parlay.cli import COMMANDS, guarded
+from parlay.cli import guarded, parser_of
+from parlay.cli.commands import COMMANDS, ELSEWHERE, EVERYDAY
 from parlay.cli.flags import PYTHON_ONLY, SAMPLING_HELP, chosen_strategy
 from parlay.cli.listening import announce
 from parlay.strategies.entry import DEFAULT_STRATEGY
@@ -119,6 +120,26 @@ def test_flags_change_only_on_purpose(cli: Cli, command: str, monkeypatch: pytes
     result = cli(*filter(None, [command]), "--help")
     assert result.code == 0
     assert result.out == (SNAPSHOTS / f"{command or 'parlay'}.txt").read_text()
+
+
+@pytest.mark.parametrize("command", EVERYDAY)
+def test_the_short_help_shows_what_most_people_need_and_how_to_see_the_rest(cli: Cli, command: str) -> None:
+    short, whole = (cli(command, flag).out for flag in ("-h", "--help"))
+    flags = set(parser_of(command)._option_string_actions)
+    assert flags >= EVERYDAY[command]
+    assert all(f"  {flag}" in short for flag in EVERYDAY[command])
+    assert f"parlay {command} --help lists all" in short
+    assert short.count("\n") < min(60, whole.count("\n"))
+    assert whole.startswith(f"usage: parlay {command}")
+
+
+def test_commands_of_other_programs_name_what_does_the_same_here(cli: Cli) -> None:
+    assert not ELSEWHERE.keys() & COMMANDS.keys()
+    for word, told in ELSEWHERE.items():
+        found = cli(word)
+        assert (found.code, found.out) == (2, "")
+        assert told in found.err
+    assert "did you mean serve?" in cli("serv").err
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "run", "serve"])

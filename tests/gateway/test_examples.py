@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from parlay.cli import COMMANDS, parser_of
+from parlay.cli import parser_of
+from parlay.cli.commands import COMMANDS
 
 yaml = pytest.importorskip("yaml")
 

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from parlay import LLM
-from parlay.cli import COMMANDS, Command, Parser
+from parlay.cli import Command
+from parlay.cli.commands import COMMANDS
+from parlay.cli.parser import Parser
 from parlay.models.fetch.resolving import resolve
 
 ROOT = Path(__file__).parents[2]

@@ -9,50 +9,20 @@ import argparse
 import errno
 import io
 import os
-import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from types import FrameType
-from typing import Literal, NoReturn, Protocol, TextIO
+from typing import Literal, Protocol, TextIO
 
 from parlay import __version__
-from parlay.cli.other_programs import translated
-from parlay.options import close_to, nearest
+from parlay.cli.commands import COMMANDS, ELSEWHERE, EVERYDAY, GROUPS
+from parlay.cli.parser import USAGE, Parser
+from parlay.options import nearest
 
-FAILURE, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
-
-COMMANDS = {
-    "generate": "continue a prompt, and print the text as it is decoded",
-    "suggest": "write several continuations to pick from, in the time of one",
-    "chat": "chat with a model in the terminal",
-    "run": "the same as chat --model MODEL",
-    "serve": "serve models over HTTP, with OpenAI's, Anthropic's and Ollama's APIs",
-    "gateway": "put one address in front of several servers: retries, and streams that outlive a server",
-    "rank": "run one rank: one of several processes that run a model together",
-    "demo": "race plain decoding against the default strategy, on a small model",
-    "pull": "download a model",
-    "models": "list the models on this machine",
-    "rm": "remove a model that was pulled",
-    "quantize": "write a model as a GGUF file in fewer bits",
-    "prune": "write a smaller model without training it: zeros, narrower layers, fewer layers",
-    "drafters": "list, add, share and compare trained drafters",
-    "export": "write a trained drafter in the layout of another program",
-    "bench": "find the best strategy for your prompts, or measure strategies on workloads",
-    "score": "measure a model's perplexity on texts, and its accuracy on multiple-choice questions",
-    "calibrate": "test how well lossy strategies answer your prompts, and certify those that answer well enough",
-    "plan": "predict how fast a model would be on a machine, and which strategy to take",
-    "simulate": "predict what a server or a fleet would do under given traffic: latencies, cost, failures",
-    "strategies": "list the decoding strategies and their parameters",
-    "router": "show or reset what auto has learned on this machine: how good drafters are, and what steps cost",
-    "datastore": "make and inspect datastores: files of texts that a strategy drafts from",
-    "ngram": "build n-gram language models, score texts with them, write by them",
-    "train": "train a language model or a draft head",
-    "completion": "print a script that completes commands and flags in a shell",
-}
-"""Each is the module of that name here, a `Command`."""
+FAILURE, INTERRUPTED, TERMINATED = 1, 130, 143
 
 
 class Terminated(KeyboardInterrupt):
@@ -65,77 +35,6 @@ class Command(Protocol):
     def run(self, options: argparse.Namespace) -> int:
         """Do it and return the exit code. ParlayError and our own ValueErrors become one line."""
         ...
-
-
-class Parser(argparse.ArgumentParser):
-    """Reports a usage error in one line, and takes no abbreviated flags, so that new flags break no script."""
-
-    def __init__(self, prog: str, description: str, color: object = None) -> None:  # color: from Python 3.14
-        super().__init__(prog=prog, description=description, allow_abbrev=False)
-
-    def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse a command line, flags of llama.cpp and vLLM included; an unknown flag's error names the closest one."""
-        self._refuse_early_flag(words)
-        found, extra = self.parse_known_args(translated(words, self._option_string_actions, self.prog))
-        if extra:
-            parser = next((part for name, part in self._subcommands() if name in vars(found).values()), self)
-            flags = [word.partition("=")[0] for word in extra if word.startswith("--")]
-            hint = close_to(flags[0], parser._option_string_actions) if flags else ""
-            parser.error(f"{_unknown(extra)}{hint and f': {hint}'}")
-        return found
-
-    def _refuse_early_flag(self, words: Sequence[str]) -> None:
-        """Where there are subcommands, argparse would take the word after a flag that is not known for one of them."""
-        parts = dict(self._subcommands())
-        first = words[0].partition("=")[0] if words else ""
-        if not parts or not first.startswith("--") or first in self._option_string_actions:
-            return
-        homes = [name for name, part in parts.items() if first in part._option_string_actions]
-        if not homes:
-            hint = close_to(first, self._option_string_actions)
-            self.error(f"{_unknown([first])}{hint and f': {hint}'}")
-        home = next((name for name in homes if name in words), homes[0])
-        usual = " ".join(word for word in words if word != home)
-        self.error(f"{first} stands after the subcommand: {self.prog} {home} {usual}")
-
-    def _subcommands(self) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                yield from action.choices.items()
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"parlay: error: {self._plain(message)} (see {self.prog} --help)\n")
-
-    def _plain(self, message: str) -> str:
-        """Say argparse's own messages in the form that all others have: value, limit, remedy."""
-        if choice := _CHOICE.fullmatch(message):
-            names = [name.strip(" '") for name in choice[3].split(",")]
-            return f"{choice[1]} {choice[2]}: {nearest(choice[2], names)}"
-        for pattern, words in _ARGPARSE:
-            message = pattern.sub(words, message)
-        parts = [name for name, _ in self._subcommands()]
-        return f"{message}: choose one of {', '.join(parts)}" if parts and message.endswith("is missing") else message
-
-
-_CHOICE = re.compile(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from (.*)\)")
-_ARGPARSE = [
-    (re.compile(pattern), words)
-    for pattern, words in (
-        (r"argument (\S+?)(?:/\S+)?: invalid int value: '(.*)'", r"\1 \2: give a whole number"),
-        (r"argument (\S+?)(?:/\S+)?: invalid float value: '(.*)'", r"\1 \2: give a number"),
-        (r"argument (\S+?)(?:/\S+)?: expected one argument", r"\1 needs a value"),
-        (r"argument (\S+): not allowed with argument (\S+)", r"\1 does not go with \2: leave out one of them"),
-        (r"the following arguments are required: (.*)", r"\1 is missing"),
-        (r"argument (?:--strategy|--exactness): ", ""),
-    )
-]
-
-
-def _unknown(words: Sequence[str]) -> str:
-    """Name a flag that no command line of the parser has, or words that are too many."""
-    if words[0].startswith("-"):
-        return f"there is no flag {words[0].partition('=')[0]}"
-    return f"{' '.join(words)}: more words than the command takes; put a text of several words into quotes"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -247,7 +146,7 @@ def parser_of(name: str) -> Parser:
     """Make the parser of a command. Raises ParlayError if the command needs a package that is not installed."""
     command: Command = import_module(f"parlay.cli.{name}")
     summary = COMMANDS[name]
-    parser = Parser(f"parlay {name}", f"{summary[0].upper()}{summary[1:]}.")
+    parser = Parser(f"parlay {name}", f"{summary[0].upper()}{summary[1:]}.", everyday=EVERYDAY.get(name, ()))
     command.add_arguments(parser)
     return parser
 
@@ -255,12 +154,17 @@ def parser_of(name: str) -> Parser:
 def _top_level(words: list[str]) -> int:
     parser = Parser("parlay", "Parallel decoding for LLMs: several tokens per forward pass, the same text.")
     parser.add_argument("--version", action="version", version=f"parlay {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=argparse.ArgumentParser)
-    for name, summary in COMMANDS.items():
-        commands.add_parser(name, help=summary)
-    parser.epilog = "`parlay COMMAND --help` lists a command's options."
+    parser.usage = "parlay [-h] [--version] COMMAND ..."
+    for title, commands in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for name, summary in commands.items():
+            group.add_argument(name, nargs="?", help=summary)  # for the help alone: no command comes here
+    parser.epilog = (
+        "Begin with `parlay run` or `parlay serve`: the default strategy, auto, chooses in each step what to draft by. "
+        "`parlay COMMAND -h` lists the options that most people need, and --help all of them."
+    )
     if words and not words[0].startswith("-"):
-        parser.error(f"there is no command {words[0]}: {nearest(words[0], COMMANDS)}")
+        parser.error(f"there is no command {words[0]}: {ELSEWHERE.get(words[0]) or nearest(words[0], COMMANDS)}")
     if words and words[0] not in parser._option_string_actions:
         parser.error(f"a command comes before the flags, as in parlay generate {' '.join(words)}")
     parser.parse(words)

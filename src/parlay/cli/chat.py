@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from parlay.cli.ensemble_flags import add_ensemble_flags
 from parlay.cli.flags import (
+    MODEL,
     add_context_flag,
-    add_model_flags,
+    add_loading_flags,
     add_rank_flags,
     add_router_memory_flag,
     add_sampling_flags,
@@ -20,7 +21,7 @@ from parlay.cli.flags import (
     chosen_strategy,
     sampling_params,
 )
-from parlay.cli.opening import open_llm
+from parlay.cli.opening import named_model, open_llm
 from parlay.system.terminal import Tint
 from parlay.text.chat_template import SAMPLING
 
@@ -33,12 +34,9 @@ DEFAULTS: Mapping[str, object] = {"max_tokens": 1024, **SAMPLING}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_flags(parser)
-    add_flags(parser)
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """All flags but the model's."""
+    parser.add_argument("named", nargs="?", metavar="MODEL", help=MODEL)
+    parser.add_argument("--model", help="the same as MODEL")
+    add_loading_flags(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     parser.add_argument("--load", type=Path, metavar="FILE", help="continue a conversation that /save wrote")
     add_context_flag(parser)
@@ -61,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     conversation = read_conversation(options.load) if options.load else Conversation()
     if options.system:
         conversation.system = options.system
-    options.model = named_or_default(options.model)
+    options.model = named_or_default(named_model(options))
     resolve(options.model)  # says that a model is not there before torch is loaded, which takes seconds
     from parlay.models.sampling_defaults import sampling_defaults
 

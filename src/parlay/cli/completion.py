@@ -6,7 +6,8 @@ import argparse
 from contextlib import suppress
 from importlib import import_module
 
-from parlay.cli import COMMANDS, Command
+from parlay.cli import Command
+from parlay.cli.commands import COMMANDS
 from parlay.types import ParlayError
 
 

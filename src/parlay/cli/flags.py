@@ -126,13 +126,15 @@ _READERS: Mapping[str, tuple[Callable[[str], object], str]] = {"int": (whole, "N
 _LOADING = {name: option.help for name, option in options_of(LoadOptions).items()}
 
 
+MODEL = (
+    "name that parlay models lists, local folder or GGUF file, or Hugging Face Hub id, with :QUANTISATION for a GGUF "
+    f"file there (default: {DEFAULT_MODEL}, fetched at the first use)"
+)
+
+
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """Which model, and how to run it: the same for every command that decodes. None: `pulled.default_model`."""
-    parser.add_argument(
-        "--model",
-        help="name that parlay models lists, local folder or GGUF file, or Hugging Face Hub id, with :QUANTISATION for "
-        f"a GGUF file there (default: {DEFAULT_MODEL}, fetched at the first use)",
-    )
+    parser.add_argument("--model", help=MODEL)
     add_loading_flags(parser)
 
 

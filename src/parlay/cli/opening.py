@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from parlay.cli.ensemble_flags import chosen_ensemble
 from parlay.cli.flags import options_from
-from parlay.options import LoadOptions, RankOptions
+from parlay.options import LoadOptions, RankOptions, UsageError
 from parlay.system.progress import watched
 
 if TYPE_CHECKING:
@@ -59,6 +59,14 @@ def pack_ahead(model: str, options: argparse.Namespace) -> AbstractContextManage
     if "weights" in str(options.memory):  # some layers may have to stay on disk
         return nullcontext()
     return packing_ahead(resolve(model))
+
+
+def named_model(options: argparse.Namespace) -> str | None:
+    """Return the model that a line names, by MODEL (``named``) or ``--model``. Raises UsageError for two."""
+    if None not in (options.named, options.model):
+        raise UsageError(f"{options.named} and --model {options.model} name two models: give one")
+    name: str | None = options.model if options.named is None else options.named
+    return name
 
 
 def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:

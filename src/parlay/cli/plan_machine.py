@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.cli.flags import add_option_flags
+from parlay.cli.opening import named_model
 from parlay.cost.devices import BANDWIDTH_SHARE, DEVICES, RATE_SHARE, find_device
 from parlay.cost.devices import machine as known_machine
 from parlay.models.fetch.pulled import DEFAULT_MODEL, named_or_default
-from parlay.options import LoadOptions, UsageError
+from parlay.options import LoadOptions
 
 if TYPE_CHECKING:
     from parlay.bench.plan.strategies import Models
@@ -96,9 +97,7 @@ def check_flags(options: argparse.Namespace) -> None:
         raise ValueError("--device names a machine that is not measured here: leave out --calibrate and --calibration")
     if options.device:
         find_device(options.device)
-    if options.named and options.model:
-        raise UsageError(f"{options.named} and --model {options.model} name two models: give one")
-    options.model = named_or_default(options.named, options.model)
+    options.model = named_or_default(named_model(options))
     for model in (options.model, options.draft_model):
         if model is not None and not known_name(model):
             resolve_config(model)

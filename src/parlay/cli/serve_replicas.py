@@ -21,9 +21,10 @@ from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parlay.cli import FAILURE, USAGE
+from parlay.cli import FAILURE
 from parlay.cli.flags import whole
 from parlay.cli.listening import announce
+from parlay.cli.parser import USAGE
 from parlay.cli.replica_process import ReplicaProcess, end_process, fits_twice, run_replica
 from parlay.serve.settings import Settings
 

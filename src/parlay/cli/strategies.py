@@ -11,7 +11,7 @@ from itertools import groupby
 from parlay.options import Option, options_of
 from parlay.strategies.accept_rules import RULES, RuleEntry
 from parlay.strategies.catalogue import catalogue, find, listing
-from parlay.strategies.entry import StrategyEntry
+from parlay.strategies.entry import DEFAULT_STRATEGY, StrategyEntry
 from parlay.types import Exactness
 
 WIDTH = 80
@@ -48,7 +48,10 @@ def _find(name: str) -> str:
 
 
 def _overview(entries: list[StrategyEntry]) -> None:
-    """A line or two for each strategy, by family, and for each accept rule."""
+    """A line or two for each strategy, by family, and for each accept rule; the default one first."""
+    default = find(DEFAULT_STRATEGY)
+    print(f"the default, which needs no choice of yours:\n{_brief_entry(default)}\n")
+    entries = [entry for entry in entries if entry is not default]
     for family, members in groupby(entries, key=lambda entry: entry.family):
         print(f"{family}:")
         print("\n".join(map(_brief_entry, members)), end="\n\n")

@@ -1,0 +1,122 @@
+"""Parses a command line: usage errors of one line, and two helps, a short one and the whole."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from typing import NoReturn
+
+from parlay.cli.other_programs import translated
+from parlay.options import close_to, nearest
+
+USAGE = 2
+
+
+class _ShortHelp(argparse._HelpAction):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, Parser)
+        parser._print_message(parser.short_help(), sys.stdout)
+        parser.exit()
+
+
+def _spelled(action: argparse.Action) -> str:
+    """An argument as a usage line has it; empty for a flag that may be left out."""
+    name = str(action.metavar or action.dest.upper())
+    if action.option_strings:
+        return f"{action.option_strings[0]} {name}" if action.required else ""
+    return {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} [{name} ...]"}.get(str(action.nargs), name)
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a usage error in one line, and takes no abbreviated flags, so that new flags break no script."""
+
+    def __init__(
+        self, prog: str, description: str, color: object = None, *, everyday: Collection[str] = ()
+    ) -> None:  # color: from Python 3.14
+        """``everyday``: the flags that ``-h`` shows; none: the same as ``--help``."""
+        super().__init__(prog=prog, description=description, allow_abbrev=False, add_help=not everyday)
+        self._everyday = frozenset(everyday)
+        if everyday:
+            self.add_argument("-h", action=_ShortHelp, help="show the options that most people need")
+            self.add_argument("--help", action="help", help="show all options")
+
+    def short_help(self) -> str:
+        """Name what most people need, and how to see the rest."""
+        shown = [action for action in self._actions if not self._everyday.isdisjoint(action.option_strings)]
+        places = [action for action in self._actions if not action.option_strings]
+        said = self._get_formatter()
+        said.add_usage(" ".join(filter(None, [self.prog, "[OPTIONS]", *map(_spelled, [*shown, *places])])), [], [])
+        said.add_text(self.description)
+        for title, actions in (("positional arguments", places), ("options", shown)):
+            said.start_section(title)
+            said.add_arguments(actions)
+            said.end_section()
+        flags = sum(bool(action.option_strings) and action.help != argparse.SUPPRESS for action in self._actions)
+        said.add_text(f"{self.prog} --help lists all {flags} options.")
+        return said.format_help()
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parse a command line, flags of llama.cpp and vLLM included; an unknown flag's error names the closest one."""
+        self._refuse_early_flag(words)
+        found, extra = self.parse_known_args(translated(words, self._option_string_actions, self.prog))
+        if extra:
+            parser = next((part for name, part in self._subcommands() if name in vars(found).values()), self)
+            flags = [word.partition("=")[0] for word in extra if word.startswith("--")]
+            hint = close_to(flags[0], parser._option_string_actions) if flags else ""
+            parser.error(f"{_unknown(extra)}{hint and f': {hint}'}")
+        return found
+
+    def _refuse_early_flag(self, words: Sequence[str]) -> None:
+        """Where there are subcommands, argparse would take the word after a flag that is not known for one of them."""
+        parts = dict(self._subcommands())
+        first = words[0].partition("=")[0] if words else ""
+        if not parts or not first.startswith("--") or first in self._option_string_actions:
+            return
+        homes = [name for name, part in parts.items() if first in part._option_string_actions]
+        if not homes:
+            hint = close_to(first, self._option_string_actions)
+            self.error(f"{_unknown([first])}{hint and f': {hint}'}")
+        home = next((name for name in homes if name in words), homes[0])
+        usual = " ".join(word for word in words if word != home)
+        self.error(f"{first} stands after the subcommand: {self.prog} {home} {usual}")
+
+    def _subcommands(self) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                yield from action.choices.items()
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"parlay: error: {self._plain(message)} (see {self.prog} --help)\n")
+
+    def _plain(self, message: str) -> str:
+        """Say argparse's own messages in the form that all others have: value, limit, remedy."""
+        if choice := _CHOICE.fullmatch(message):
+            names = [name.strip(" '") for name in choice[3].split(",")]
+            return f"{choice[1]} {choice[2]}: {nearest(choice[2], names)}"
+        for pattern, words in _ARGPARSE:
+            message = pattern.sub(words, message)
+        parts = [name for name, _ in self._subcommands()]
+        return f"{message}: choose one of {', '.join(parts)}" if parts and message.endswith("is missing") else message
+
+
+_CHOICE = re.compile(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from (.*)\)")
+_ARGPARSE = [
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"argument (\S+?)(?:/\S+)?: invalid int value: '(.*)'", r"\1 \2: give a whole number"),
+        (r"argument (\S+?)(?:/\S+)?: invalid float value: '(.*)'", r"\1 \2: give a number"),
+        (r"argument (\S+?)(?:/\S+)?: expected one argument", r"\1 needs a value"),
+        (r"argument (\S+): not allowed with argument (\S+)", r"\1 does not go with \2: leave out one of them"),
+        (r"the following arguments are required: (.*)", r"\1 is missing"),
+        (r"argument (?:--strategy|--exactness): ", ""),
+    )
+]
+
+
+def _unknown(words: Sequence[str]) -> str:
+    """Name a flag that no command line of the parser has, or words that are too many."""
+    if words[0].startswith("-"):
+        return f"there is no flag {words[0].partition('=')[0]}"
+    return f"{' '.join(words)}: more words than the command takes; put a text of several words into quotes"
