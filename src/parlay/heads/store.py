@@ -19,7 +19,7 @@ from parlay.models.fetch.hub import hash_of
 from parlay.options import UsageError, nearest
 from parlay.system.user_cache import user_cache
 
-SHIPPED = Path(__file__).parents[1] / "checkpoints" / "heads"
+SHIPPED = Path(__file__).parents[1] / "models" / "checkpoints" / "heads"
 """Drafters that come with the package: a folder for each method, in it a folder for each target."""
 
 _DOMAIN = re.compile(r"[a-z0-9][a-z0-9.-]*")

@@ -15,7 +15,7 @@ from parlay.types import ParlayError
 BUILT_IN = ("parlay-mini", "parlay-mini-draft", "smollm2-135m-draft")
 BUILT_IN_DRAFTS = {"parlay-mini": "parlay-mini-draft", "smollm2-135m": "smollm2-135m-draft"}
 """The draft model that goes with a target, where none is named."""
-_CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
+_CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 _WANTED_FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "*.model", "*.spm", "*.tiktoken")
 _SECOND_COPIES = ("*/*.safetensors", "consolidated*.safetensors")
 """The weights once more, in their makers' own layout (Mistral's, gpt-oss's original/): as many bytes again."""
