@@ -18,7 +18,7 @@ from parlay.bench.summary import summarise
 from parlay.bench.table import table
 from parlay.bench.wave import Ask, Wave, Waves
 from parlay.bench.workloads import Item, Message, Workload
-from parlay.energy import Counter, EnergyMeter
+from parlay.cost.energy import Counter, EnergyMeter
 from parlay.llm import LLM
 from parlay.types import PowerModel
 from tests.bench.conftest import LETTERS

@@ -28,7 +28,7 @@ FILE_LINES = 400
 BODY_LINES = 40
 """Of a function, without its docstring."""
 STEP_STATEMENTS = 15
-ALIASES = frozenset({"calibration", "trees"})
+ALIASES = frozenset({"calibration", "energy", "trees"})
 
 RUN = frozenset({"types", "options", "system", "strategies", "certificates", "text"})
 """What runs a model."""
@@ -38,9 +38,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "system": frozenset({"types"}),
     "options": frozenset({"types"}),
     "cache": frozenset({"types"}),
-    "cost": frozenset({"types"}),
+    "cost": frozenset({"types", "options"}),
     "router": frozenset({"types"}),
-    "energy": frozenset({"types", "options", "cost"}),
     "simulate": frozenset({"types", "options", "cost"}),
     "sampling": frozenset({"types", "compiled"}),
     "engine": frozenset({"types", "sampling", "system"}),
@@ -54,7 +53,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "strategies": frozenset({"types", "options", "text", "router", "drafters"}),
     "certificates": frozenset({"types", "options", "system", "models", "drafters", "strategies"}),
     "llm": RUN
-    | {"cache", "cost", "energy", "router", "sampling", "engine", "models", "ranks", "structured", "heads", "drafters"}
+    | {"cache", "cost", "router", "sampling", "engine", "models", "ranks", "structured", "heads", "drafters"}
     | {"ngrams"},
     "transformers": frozenset({"types", "options", "cost", "engine", "models", "drafters", "strategies"}),
     "aio": frozenset({"types", "system", "text", "engine", "ngrams", "strategies", "llm"}),
@@ -62,8 +61,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {"types", "sampling", "router", "engine", "models", "heads", "ngrams", "drafters", "strategies"}
     ),
     "train": RUN | {"llm", "models", "heads", "drafters", "sampling", "bench"},
-    "bench": RUN | {"llm", "cache", "cost", "energy", "router", "sampling", "engine", "models", "ranks", "drafters"},
-    "serve": RUN | {"llm", "energy", "sampling", "models", "structured", "ngrams", "drafters", "aio"},
+    "bench": RUN | {"llm", "cache", "cost", "router", "sampling", "engine", "models", "ranks", "drafters"},
+    "serve": RUN | {"llm", "cost", "sampling", "models", "structured", "ngrams", "drafters", "aio"},
     "vllm": frozenset({"types", "options", "cost", "models", "drafters", "strategies"}),
     "sglang": frozenset({"types", "options", "drafters", "vllm"}),
     "gateway": frozenset({"types", "serve"}),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from parlay.aio import AsyncLLM
-from parlay.energy import Counter, CounterError, EnergyMeter
+from parlay.cost.energy import Counter, CounterError, EnergyMeter
 from parlay.serve.observe.energy import ServerEnergy
 from parlay.serve.registry import Registry
 from parlay.types import PowerModel

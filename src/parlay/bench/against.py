@@ -13,7 +13,7 @@ from parlay.bench.records import System
 from parlay.bench.stopwatch import Stopwatch
 from parlay.bench.transformers_generate import PROMPT_LOOKUP, compiled, generate, load
 from parlay.bench.wave import UNMETERED, Answer, Ask, Gauges, Wave, lone_wave
-from parlay.energy import EnergyMeter
+from parlay.cost.energy import EnergyMeter
 from parlay.types import ParlayError
 
 NAME = "transformers"

@@ -18,7 +18,7 @@ from typing import Protocol
 from parlay.bench.host import forget_peak, peak_bytes
 from parlay.bench.records import MEASURED, MODELLED
 from parlay.bench.stopwatch import Reading, Stopwatch
-from parlay.energy import EnergyMeter, TooShort, Window
+from parlay.cost.energy import EnergyMeter, TooShort, Window
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
 from parlay.llm.llm import LLM

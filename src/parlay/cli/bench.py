@@ -311,8 +311,8 @@ def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
     from parlay.bench.records import OURS, Results, fingerprint
     from parlay.bench.runner import Bench
     from parlay.bench.wave import Waves
-    from parlay.energy import choose_meter
-    from parlay.energy.power_model import modelled_power
+    from parlay.cost.energy import choose_meter
+    from parlay.cost.energy.power_model import modelled_power
     from parlay.models.fetch.resolving import resolve
 
     spec = llm.runner.spec

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from parlay.cache import Budget
+from parlay.cost.energy.power_model import PowerOf
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import StateRoom
 from parlay.drafters.stores.state_store import MappedStates
-from parlay.energy.power_model import PowerOf
 from parlay.engine import Engine, Limits
 from parlay.heads.opening import heads_of
 from parlay.llm.router_file import RememberedBy, cost_of, memory_of

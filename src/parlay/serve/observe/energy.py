@@ -12,8 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from parlay.aio import AsyncLLM
-from parlay.energy import CounterError, EnergyMeter, choose_meter
-from parlay.energy.power_model import modelled_power
+from parlay.cost.energy import CounterError, EnergyMeter, choose_meter
+from parlay.cost.energy.power_model import modelled_power
 from parlay.serve.hosted import Served
 from parlay.serve.registry import Registry
 from parlay.types import PowerModel

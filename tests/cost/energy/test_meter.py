@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from parlay.energy import Counter, Energy, EnergyMeter, TooShort, joules_per_token
+from parlay.cost.energy import Counter, Energy, EnergyMeter, TooShort, joules_per_token
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
 from parlay.testing.conformance.stage import StageRequest, decode

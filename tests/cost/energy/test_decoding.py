@@ -7,7 +7,7 @@ import random
 import pytest
 
 from parlay.cost.devices import DEVICES, power
-from parlay.energy import Counter, CounterError, EnergyMeter, MeasurementFailed, measure_power
+from parlay.cost.energy import Counter, CounterError, EnergyMeter, MeasurementFailed, measure_power
 from parlay.types import ParlayError
 
 WATTS, ROW_JOULES = 80.0, 0.05

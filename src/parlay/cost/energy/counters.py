@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from parlay.energy.meter import Counter, CounterError, EnergyMeter
-from parlay.energy.system_files import SYSTEM, machine_counters, package_counters
+from parlay.cost.energy.meter import Counter, CounterError, EnergyMeter
+from parlay.cost.energy.system_files import SYSTEM, machine_counters, package_counters
 
 _MILLIJOULE = 1e-3
 

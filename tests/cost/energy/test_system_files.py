@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from parlay.cost.devices import DECODING_SHARE
-from parlay.energy import CounterError, choose_meter
-from parlay.energy.power_model import modelled_power, power_of
-from parlay.energy.system_files import package_limit
+from parlay.cost.energy import CounterError, choose_meter
+from parlay.cost.energy.power_model import modelled_power, power_of
+from parlay.cost.energy.system_files import package_limit
 from parlay.testing.conformance.stage import Steady
 from parlay.testing.toys import RandomLogits, ToyRunner
-from tests.energy.trees import (
+from tests.cost.energy.trees import (
     AMD_DESKTOP,
     AMD_SERVER_OF_OLD,
     INTEL_LAPTOP,
@@ -94,10 +94,10 @@ def test_a_battery_is_asked_where_processors_may_not_be_and_tells_nothing_while_
 
 
 def test_a_battery_is_not_added_to_a_gpu_that_it_feeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from parlay.energy import Counter
+    from parlay.cost.energy import Counter
 
     monkeypatch.setattr(
-        "parlay.energy.counters.nvml_counters", lambda number: ([Counter("GPU 0", lambda: 0, 1e-3)], "NVML")
+        "parlay.cost.energy.counters.nvml_counters", lambda number: ([Counter("GPU 0", lambda: 0, 1e-3)], "NVML")
     )
     locked(monkeypatch)
     meter = choose_meter("cuda:0", system=grow(INTEL_LAPTOP, tmp_path))
@@ -127,8 +127,10 @@ def test_without_permission_watts_are_modelled_from_the_limit_that_everybody_may
     assert modelled.source == "modelled from the 410 W that package-0, package-1 may draw"
     few, many = (modelled.mean(rows, Steady().forward(rows, 0)) for rows in (1, 32))
     assert modelled.watts <= few <= many
-    monkeypatch.setattr("parlay.energy.power_model.choose_meter", lambda device: choose_meter(device, system=tmp_path))
-    monkeypatch.setattr("parlay.energy.power_model.package_limit", lambda system: package_limit(tmp_path))
+    monkeypatch.setattr(
+        "parlay.cost.energy.power_model.choose_meter", lambda device: choose_meter(device, system=tmp_path)
+    )
+    monkeypatch.setattr("parlay.cost.energy.power_model.package_limit", lambda system: package_limit(tmp_path))
     with caplog.at_level(logging.WARNING):
         assert power_of(ToyRunner(RandomLogits(24), 24), Steady()) == modelled
     (line,) = [record.getMessage() for record in caplog.records]

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from parlay.energy import CounterError, choose_meter
-from parlay.energy.counters import nvml_counters
-from parlay.energy.system_files import rapl_counters
+from parlay.cost.energy import CounterError, choose_meter
+from parlay.cost.energy.counters import nvml_counters
+from parlay.cost.energy.system_files import rapl_counters
 
 
 def domain(system: Path, folder: str, name: str, microjoules: int = 0, most: int = 999_999) -> Path:
@@ -133,7 +133,7 @@ def test_a_gpu_without_a_counter_is_a_reason_also_where_processors_have_one(
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parlay.energy.counters.find_spec", lambda name: None)
+    monkeypatch.setattr("parlay.cost.energy.counters.find_spec", lambda name: None)
     assert nvml_counters(0) == ([], "no NVML for Python: pip install 'parlay[energy]'")
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from parlay.cost.devices import power as known_power
 from parlay.cost.devices import power_below
-from parlay.energy import EnergyMeter, MeasurementFailed, choose_meter, measure_power
-from parlay.energy.decoding import ROWS
-from parlay.energy.system_files import SYSTEM, package_limit
+from parlay.cost.energy import EnergyMeter, MeasurementFailed, choose_meter, measure_power
+from parlay.cost.energy.decoding import ROWS
+from parlay.cost.energy.system_files import SYSTEM, package_limit
 from parlay.options import UsageError
 from parlay.types import Cost, OutOfRoom, ParlayError, PowerModel, Runner, Segment
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from parlay.energy import Counter, EnergyMeter
-from parlay.energy.power_model import AGAIN_SECONDS, PowerOf, power_of
+from parlay.cost.energy import Counter, EnergyMeter
+from parlay.cost.energy.power_model import AGAIN_SECONDS, PowerOf, power_of
 from parlay.options import UsageError
 from parlay.testing.conformance.stage import Steady
 from parlay.testing.toys import RandomLogits, ToyRunner
@@ -28,8 +28,8 @@ WATCH = Watch()
 
 
 def use(monkeypatch: pytest.MonkeyPatch, meter: EnergyMeter) -> None:
-    monkeypatch.setattr("parlay.energy.power_model.choose_meter", lambda device: meter)
-    monkeypatch.setattr("parlay.energy.decoding._SECONDS", 0.02)
+    monkeypatch.setattr("parlay.cost.energy.power_model.choose_meter", lambda device: meter)
+    monkeypatch.setattr("parlay.cost.energy.decoding._SECONDS", 0.02)
 
 
 def real() -> EnergyMeter:

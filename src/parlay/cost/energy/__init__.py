@@ -1,8 +1,8 @@
 """Measures joules: a meter, and the hardware counters that it reads."""
 
-from parlay.energy.counters import choose_meter
-from parlay.energy.decoding import MeasurementFailed, measure_power
-from parlay.energy.meter import Counter, CounterError, Energy, EnergyMeter, TooShort, Window, joules_per_token
+from parlay.cost.energy.counters import choose_meter
+from parlay.cost.energy.decoding import MeasurementFailed, measure_power
+from parlay.cost.energy.meter import Counter, CounterError, Energy, EnergyMeter, TooShort, Window, joules_per_token
 
 __all__ = [
     "Counter",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from parlay.energy.meter import Counter, CounterError
+from parlay.cost.energy.meter import Counter, CounterError
 
 SYSTEM = Path("/sys")
 _POWERCAP, _HWMON, _SUPPLIES = "class/powercap", "class/hwmon", "class/power_supply"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from parlay.energy.meter import CounterError, EnergyMeter, TooShort
+from parlay.cost.energy.meter import CounterError, EnergyMeter, TooShort
 from parlay.types import ParlayError, PowerModel
 
 ROWS = (1, 32)

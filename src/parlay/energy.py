@@ -1,0 +1,23 @@
+"""Public path of energy: meters of joules, and joules per token."""
+
+from parlay.cost.energy import (
+    Counter,
+    CounterError,
+    Energy,
+    EnergyMeter,
+    TooShort,
+    Window,
+    choose_meter,
+    joules_per_token,
+)
+
+__all__ = [
+    "Counter",
+    "CounterError",
+    "Energy",
+    "EnergyMeter",
+    "TooShort",
+    "Window",
+    "choose_meter",
+    "joules_per_token",
+]
