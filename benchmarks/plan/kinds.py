@@ -40,14 +40,13 @@ SPEC_BENCH = {
     "extraction": _EXTRACTION,
     "translation": _TRANSLATION,
 }
-BUILT_IN = {"prose": _CHAT, "code": _CODE, "maths": _MATHS, "translation": _TRANSLATION}
 _WHOLE = (":policy=fixed,k=16", ":k=16,policy=fixed")
 """Ends of the names of strategies whose drafts are always whole."""
 _KINDS = dict.fromkeys([kind for kind, _ in RECORDED.values()] + list(SPEC_BENCH.values()))
 _FILES: Mapping[str, Callable[[Cell], bool]] = {
     "replay.jsonl": lambda cell: True,
     "spec-bench.jsonl": lambda cell: True,
-    "strategies.jsonl": lambda cell: cell.strategy == "suffix-decoding" and cell.workload in BUILT_IN,
+    "copies.jsonl": lambda cell: True,
     "trained.jsonl": lambda cell: cell.model == "smollm2-135m" and cell.strategy == "eagle3",
     "modelled-inputs.jsonl": lambda cell: cell.strategy.endswith(_WHOLE),
     "modelled.jsonl": lambda cell: cell.strategy.endswith(_WHOLE),
@@ -71,7 +70,7 @@ def rates() -> list[KindRate]:
             if rows and kept(cell) and _usual(cell) and strategy != PLAIN and ":" not in strategy:
                 kind, texts = _texts(cell)
                 steps = sum(row.tokens for row in rows) / sum(row.steps for row in rows)
-                rate = KindRate(kind, strategy, texts, round(steps, 3), f"benchmarks/results/{name}")
+                rate = KindRate(kind, strategy, texts, round(steps, 3), rows[0].requests, f"benchmarks/results/{name}")
                 found[strategy, texts] = rate
     return sorted(found.values(), key=lambda each: list(_KINDS).index(each.kind))
 
@@ -85,10 +84,9 @@ def _texts(cell: Cell) -> tuple[str, str]:
     """Kind and name of what was decoded."""
     if cell.model == MODEL:
         return RECORDED[cell.workload]
-    if cell.part:
-        return BUILT_IN[cell.workload], f"built-in {cell.workload}, {cell.model}"
     category = cell.workload.removeprefix("spec-bench/")
-    return SPEC_BENCH[category], f"Spec-Bench {category}, {cell.model.removesuffix('.gguf')}"
+    model = cell.model.removesuffix(".gguf")
+    return SPEC_BENCH[category], f"Spec-Bench {category}, {model}"
 
 
 def main() -> None:

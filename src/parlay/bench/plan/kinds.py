@@ -14,13 +14,22 @@ FILE = Path(__file__).with_name("kinds.json")
 
 @dataclass(frozen=True, slots=True)
 class KindRate:
-    """One measurement: ``tokens_per_step`` of a strategy on some ``texts`` of a kind, from the rows of a file."""
+    """One measurement: ``tokens_per_step`` of a strategy on some ``texts`` of a kind, from the rows of a file.
+
+    ``prompts``: how many were decoded, the first of the set.
+    """
 
     kind: str
     strategy: str
     texts: str
     tokens_per_step: float
+    prompts: int
     rows: str
+
+    @property
+    def same_texts(self) -> str:
+        """What measurements have in common that can be compared: as many prompts of one set, answered by one model."""
+        return f"{self.prompts} of {self.texts}"
 
     @property
     def chance(self) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
-from parlay.bench.plan.kinds import KindRate, kinds, rates_of
+from parlay.bench.plan.kinds import kinds, rates_of
 from parlay.cost.roofline import ForwardShape, Machine, ModelShape, flops, moved_bytes
 from parlay.cost.speed import DraftPlan, Setting, Speed, choose, crossover, predict
 
@@ -13,6 +14,8 @@ USABLE = 0.9
 """Of a device's memory, the share that weights and cache may take: programs and activations need the rest."""
 _GAIN = 1.02
 """Below this many times plain decoding nothing is picked."""
+_BETTER = 1.05
+"""Below this many times the strategy that comes first no other is picked: a few prompts don't tell them apart."""
 _CHANCES = tuple(place / 50 for place in range(1, 50))
 
 
@@ -47,7 +50,8 @@ class StrategySpeed:
 class KindSpeed:
     """Times plain decoding on a kind of work: over the texts on which the strategy was measured, lowest and highest.
 
-    ``texts`` says how many tokens a step had on each.
+    ``texts`` says how many tokens a step had on each. ``gains``: the speed on those texts alone on which all that the
+    strategy chooses from was measured, so that others can be compared with it there.
     """
 
     kind: str
@@ -55,6 +59,7 @@ class KindSpeed:
     low: float
     high: float
     texts: Mapping[str, float]
+    gains: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,7 @@ _EVERY = 1 << 30
 def with_kinds(found: PlanCase, setting: Setting, plans: Plans, pickable: Sequence[str]) -> PlanCase:
     """The case with each strategy's range of speeds by kind of work, from what was measured of it.
 
-    Picked are those that are ``pickable``; of equals the first there.
+    Picked are those that are ``pickable``: the first there, until another is clearly faster on texts of both.
     """
     speeds = [
         speed for kind in kinds() for name, own in plans.items() if (speed := _kind_speed(setting, kind, name, own))
@@ -159,28 +164,38 @@ def with_kinds(found: PlanCase, setting: Setting, plans: Plans, pickable: Sequen
     picks = {}
     for kind in kinds():
         own = {each.strategy: each for each in speeds if each.kind == kind}
-        best = max([own[name] for name in pickable if name in own], key=lambda one: one.low * one.high, default=None)
-        picks[kind] = best.strategy if best and best.low * best.high > _GAIN**2 else "none"
+        picks[kind] = _pick([own[name] for name in pickable if name in own])
     known = {each.strategy for each in speeds}
     unknown = {name: own for name, own in plans.items() if name not in known and any(plan.nodes for plan in own)}
     even = {name: _break_even(setting, own[0]) for name, own in unknown.items()}
     return replace(found, kinds=tuple(speeds), picks=picks, break_even=even)
 
 
+def _pick(speeds: Sequence[KindSpeed]) -> str:
+    """The first, or what is clearly faster on the same texts; plain decoding where that gains nothing."""
+    if not speeds:
+        return "none"
+    best = speeds[0]
+    for other in speeds[1:]:
+        common = best.gains.keys() & other.gains.keys()
+        times = prod(other.gains[text] / best.gains[text] for text in common)
+        if times > _BETTER ** len(common):
+            best = other
+    return best.strategy if best.low * best.high > _GAIN**2 else "none"
+
+
 def _kind_speed(setting: Setting, kind: str, name: str, plans: Sequence[DraftPlan]) -> KindSpeed | None:
     """None where it was not measured on the kind. Of several plans the best of each end counts."""
-    rates: list[tuple[DraftPlan, KindRate]] = [
-        (plan, rate) for plan in plans for rate in rates_of(plan.name.partition(":")[0], kind)
-    ]
-    if not rates:
-        return None
     plain = _plain(setting)
-    ranges = []
-    for plan in plans:
-        gains = [_rate(setting, plan, rate.chance) / plain for own, rate in rates if own is plan]
-        ranges += [(min(gains), max(gains))] if gains else []
-    low, high = max(low for low, _ in ranges), max(high for _, high in ranges)
-    return KindSpeed(kind, name, low, high, {rate.texts: rate.tokens_per_step for _, rate in rates})
+    rates = [(plan, rates_of(plan.name.partition(":")[0], kind)) for plan in plans if plan.nodes]
+    gains = [{rate.same_texts: _rate(setting, plan, rate.chance) / plain for rate in own} for plan, own in rates]
+    known = [each for each in gains if each]
+    if not known:
+        return None
+    low, high = (max(end(each.values()) for each in known) for end in (min, max))
+    shared = {text: max(each[text] for each in gains) for text in gains[0] if all(text in each for each in gains)}
+    steps = {rate.texts: rate.tokens_per_step for _, own in rates for rate in own}
+    return KindSpeed(kind, name, low, high, steps, shared)
 
 
 def _break_even(setting: Setting, plan: DraftPlan) -> float | None:
