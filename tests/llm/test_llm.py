@@ -14,11 +14,13 @@ import pytest
 from tqdm import tqdm
 
 from parlay import LLM, ParlayError, RequestFailed, SamplingParams
+from parlay.llm import vocabulary
 from parlay.llm.outputs import RequestOutputs
 from parlay.llm.vocabulary import Vocabulary
 from parlay.models.fetch.resolving import resolve
+from parlay.models.loading import load_tokenizer
 from parlay.options import UsageError
-from parlay.types import StructuredOutputsParams
+from parlay.types import StructuredOutputsParams, Tokenizer
 
 PROMPT = (
     "Repeat this text exactly: the quick brown fox jumps over the lazy dog, and the lazy dog sleeps on.\n\nThe text:"
@@ -408,3 +410,19 @@ def test_a_draft_model_with_another_tokenizer_is_logged(tmp_path: Path, caplog: 
             (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
         with LLM("parlay-mini", draft_model=str(folder), strategy="draft-model", router_memory="off"):
             assert ("differs from the target's" in caplog.text) == differs
+
+
+def test_the_same_tokenizer_is_not_loaded_again_for_a_draft_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To load a large one holds Python's lock for seconds, in which a server's streams stand still."""
+    folder = shutil.copytree(resolve("parlay-mini-draft"), tmp_path / "draft")
+    loaded: list[Path] = []
+
+    def load(path: Path) -> Tokenizer:
+        loaded.append(path)
+        return load_tokenizer(path)
+
+    monkeypatch.setattr(vocabulary, "load_tokenizer", load)
+    with LLM("parlay-mini", draft_model=str(folder), strategy="draft-model", router_memory="off"):
+        assert loaded == [resolve("parlay-mini")]

@@ -87,6 +87,9 @@ def test_a_tokenizer_is_kept_and_one_beside_the_file_wins(tmp_path: Path, cache:
     assert load_tokenizer(written).encode(text) == expected
     (kept,) = (cache / "tokenizers").iterdir()
     assert load_tokenizer(written).encode(text) == expected
+    named = gguf_files.write(tmp_path / "named.gguf", folder, tokenizer=True, keys={"general.name": "another"})
+    assert load_tokenizer(named).encode(text) == expected
+    assert list((cache / "tokenizers").iterdir()) == [kept], "models of one vocabulary share it"
     kept.write_text("{")
     assert load_tokenizer(written).encode(text) == expected  # a damaged one is made again
     beside = tmp_path / "tokenizer.json"

@@ -16,8 +16,9 @@ from parlay.drafters.stores.datastore_file import fingerprint
 from parlay.models.choosing import CacheRefused, CompileRefused
 from parlay.models.fetch.pulled import default_model
 from parlay.models.fetch.resolving import BUILT_IN_DRAFTS, resolve, resolve_tokenizer
-from parlay.models.loading import load_tokenizer, read_config
+from parlay.models.loading import load_tokenizer, read_config, tokenizer_digest
 from parlay.models.tokenizers.folder import has_tokenizer
+from parlay.models.tokenizers.plain import PlainTokenizer
 from parlay.models.weights.fused import QuantizeRefused
 from parlay.options import LoadOptions, UsageError
 from parlay.structured.grammars import Grammars
@@ -216,8 +217,12 @@ def _load_draft(draft: str, load: LoadOptions, budget: Budget) -> Runner:
 
 
 def _note_other_tokenizer(draft: str, own: Tokenizer) -> None:
+    """Loads the draft's only where its bytes are others: that holds Python's lock, and streams of a server wait."""
     with suppress(ParlayError, OSError):  # a draft model needs no tokenizer of its own
-        other = load_tokenizer(resolve_tokenizer(draft))
+        found = resolve_tokenizer(draft)
+        if isinstance(own, PlainTokenizer) and own.digest and own.digest == tokenizer_digest(found):
+            return
+        other = load_tokenizer(found)
         if list(other.encode(_SAMPLE)) != list(own.encode(_SAMPLE)):
             logger.warning("the tokenizer of %s differs from the target's, so few of its drafts can be right", draft)
 

@@ -18,11 +18,14 @@ from parlay.models.families.table import FAMILIES
 from parlay.models.gguf import file as gguf_file
 from parlay.models.gguf.tokenizer import load_template as gguf_template
 from parlay.models.gguf.tokenizer import load_tokenizer as load_gguf_tokenizer
+from parlay.models.gguf.tokenizer import tokenizer_digest as gguf_digest
 from parlay.models.lookup import TABLE
 from parlay.models.quantized.reading import fitting, restored, scheme_of
 from parlay.models.state_table import STATES
 from parlay.models.tokenizers.folder import load_template as folder_template
 from parlay.models.tokenizers.folder import load_tokenizer as load_folder_tokenizer
+from parlay.models.tokenizers.folder import tokenizer_digest as folder_digest
+from parlay.models.tokenizers.plain import PlainTokenizer
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.regrouped import in_halves, unfused
 from parlay.models.weights.shapes import BadCheckpoint, Weight, check_weights, some, unread, weight_shapes
@@ -47,7 +50,15 @@ def read_config(model: Path, longest: int = 0) -> DecoderConfig:
 
 def load_tokenizer(model: Path) -> Tokenizer:
     """The tokenizer in a folder or GGUF file; no remote code, no network."""
-    return load_gguf_tokenizer(model) if model.is_file() else load_folder_tokenizer(model)
+    found = load_gguf_tokenizer(model) if model.is_file() else load_folder_tokenizer(model)
+    if isinstance(found, PlainTokenizer):
+        found.digest = tokenizer_digest(model)
+    return found
+
+
+def tokenizer_digest(model: Path) -> str:
+    """Tell the tokenizer in a folder or GGUF file from others, without making it; empty where that takes making it."""
+    return gguf_digest(model) if model.is_file() else folder_digest(model)
 
 
 def load_template(model: Path) -> str:

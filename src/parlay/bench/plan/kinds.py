@@ -28,7 +28,7 @@ class KindRate:
 
     @property
     def same_texts(self) -> str:
-        """What measurements have in common that can be compared: as many prompts of one set, answered by one model."""
+        """Name what measurements share that can be compared: as many prompts of one set, answered by one model."""
         return f"{self.prompts} of {self.texts}"
 
     @property

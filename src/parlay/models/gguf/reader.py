@@ -21,6 +21,7 @@ from parlay.types import ParlayError
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # they differ in nothing that a little-endian file shows
 _STRING, _ARRAY = 8, 9
+_TOKENIZER = "tokenizer.ggml."
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _MOST_ITEMS = 1 << 24
@@ -91,7 +92,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """``digest`` names the keys' bytes: equal for files with equal keys.
+    """``tokenizer`` names the bytes of the keys that make one: equal for files with equal keys for it.
 
     ``places``: from which byte to which the record of each key lies, its name and type included.
     """
@@ -99,7 +100,7 @@ class Header:
     path: Path
     keys: dict[str, Value]
     tensors: tuple[TensorInfo, ...]
-    digest: str
+    tokenizer: str
     places: dict[str, tuple[int, int]]
 
 
@@ -136,11 +137,16 @@ class _Reader:
         tensors, keys = self._number(_U64), self._number(_U64)
         if tensors > _MOST_TENSORS or keys > _MOST_KEYS:
             raise ValueError(f"it claims {tensors} tensors and {keys} keys")
-        begin = self._at
         values, places = self._keys(keys)
-        digest = hashlib.sha256(self._content[begin : self._at]).hexdigest()
         infos = tuple(self._tensor() for _ in range(tensors))
-        return Header(path, values, self._placed(infos, _alignment(values)), digest, places)
+        return Header(path, values, self._placed(infos, _alignment(values)), self._tokenizer(places), places)
+
+    def _tokenizer(self, places: dict[str, tuple[int, int]]) -> str:
+        digest = hashlib.sha256()
+        for key, (begin, end) in sorted(places.items()):
+            if key.startswith(_TOKENIZER):
+                digest.update(self._content[begin:end])
+        return digest.hexdigest()
 
     def _start(self) -> None:
         if self._take(4) != _MAGIC:

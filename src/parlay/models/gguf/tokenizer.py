@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 from parlay.models.gguf.file import read_parts
 from parlay.models.gguf.reader import BadGguf, Header, Strings, Value
 from parlay.models.gguf.splitting import SPLITTINGS
-from parlay.models.tokenizers.folder import check_steps
+from parlay.models.tokenizers.folder import check_steps, file_digest
 from parlay.models.tokenizers.plain import PlainTokenizer, panics_as_errors
 from parlay.system.user_cache import user_cache, written_whole
 
@@ -51,6 +51,12 @@ def load_tokenizer(path: Path) -> PlainTokenizer:
         raise BadGguf(f"{path}: {error}") from None
 
 
+def tokenizer_digest(path: Path) -> str:
+    """Tell the tokenizer of the GGUF file at ``path`` from others, without making it."""
+    beside = path.with_name(_BESIDE)
+    return file_digest(beside) if beside.is_file() else read_parts(path)[0].tokenizer
+
+
 def load_template(path: Path) -> str:
     """The chat templates of the GGUF file at ``path`` as one text. Raises BadGguf for what is no sound GGUF file."""
     found = _templates(read_parts(path)[0].keys)
@@ -59,7 +65,7 @@ def load_template(path: Path) -> str:
 
 def _kept(header: Header) -> PlainTokenizer:
     """From the cache, where it is made if need be: reading it there takes half the time."""
-    kept = user_cache() / "tokenizers" / f"{header.digest}-{_FORM}.json"
+    kept = user_cache() / "tokenizers" / f"{header.tokenizer}-{_FORM}.json"
     if kept.is_file():
         with suppress(ValueError):  # one that can't be read is made again
             return _opened(header.keys, kept)

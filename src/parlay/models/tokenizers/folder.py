@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
 import shutil
@@ -59,6 +60,18 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     except Exception as error:  # the libraries raise no narrower kind
         raise _unreadable(directory, error) from error
     return found
+
+
+def tokenizer_digest(directory: Path) -> str:
+    """Tell the tokenizer of a folder from others, without making it; empty where no one file says all of it."""
+    stored = directory / "tokenizer.json"
+    return file_digest(stored) if stored.is_file() else ""
+
+
+def file_digest(stored: Path) -> str:
+    """The SHA-256 of a file."""
+    with stored.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_template(directory: Path) -> str:

@@ -35,10 +35,11 @@ class PlainTokenizer:
     """Implements `parlay.types.Tokenizer` over ``backend``, which is changed so that it neither cuts nor fills texts.
 
     ``special`` are special tokens by what they are for (``bos_token``, ...). Those that the backend does not know as
-    such are made so.
+    such are made so. ``digest`` tells its file from others, where it was read from one.
     """
 
     is_fast = True
+    digest = ""
 
     def __init__(
         self,
