@@ -14,6 +14,7 @@ from parlay.bench.records import Results
 from parlay.system import threads
 from parlay.types import ParlayError
 
+_WRONG_PATHS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -36,7 +37,7 @@ def one_line_errors(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, ParlayError, FileNotFoundError) as error:
+    except (ValueError, ParlayError, *_WRONG_PATHS) as error:
         sys.exit(f"benchmarks.{name}: {error}")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.commands import RESULTS
+from benchmarks.commands import RESULTS, one_line_errors
 from benchmarks.peers.catalogue import DRAFTING
 from benchmarks.peers.page import Model
 from parlay.bench.quality.page import PANELS, pictures_of
@@ -115,7 +115,10 @@ def lines(series: Mapping[str, Sequence[float]], title: str, label: str, name: s
 
 
 def _axes(size: tuple[float, float], title: str) -> tuple[Any, Any]:
-    import matplotlib
+    try:
+        import matplotlib
+    except ImportError:
+        raise ValueError("pictures need matplotlib: pip install matplotlib") from None
 
     matplotlib.use("svg")
     ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
@@ -138,6 +141,15 @@ def rows_of(name: str) -> Sequence[Row]:
 
 
 def main() -> None:
+    """Draw all of them."""
+    with one_line_errors("plots"):
+        draw()
+
+
+def draw() -> None:
+    """Raises ValueError without the library that draws, and for a folder in which there are no pictures."""
+    if not PICTURES.is_dir():
+        raise ValueError(f"there is no folder {PICTURES} here: run this in the repository's root")
     speed = "tokens per second of whole requests: mean, lowest and highest kind"
     ranges(engines(rows_of("peers")), f"SmolLM2-135M, Spec-Bench, batch 1, {ZEN_4}", speed, "engines")
     for name, machine, picture in (("gguf", ZEN_5, "avx512"), ("gguf-avx2", ZEN_3, "avx2")):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.commands import one_line_errors
 from parlay.bench.plan.kinds import FILE, KindRate
 from parlay.bench.records import OURS, PLAIN, Cell, read
 from parlay.bench.replay.run import MODEL
@@ -90,6 +91,12 @@ def _texts(cell: Cell) -> tuple[str, str]:
 
 
 def main() -> None:
+    """Write the table."""
+    with one_line_errors("plan.kinds"):
+        write()
+
+
+def write() -> None:
     lines = [json.dumps(asdict(rate)) for rate in rates()]
     FILE.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 

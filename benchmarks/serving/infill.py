@@ -16,6 +16,8 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.commands import one_line_errors
+
 KEYSTROKES, TOKENS, SUFFIX = 10, 16, 0.21
 
 
@@ -111,16 +113,25 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print the table."""
-    options = parse()
+    options = parse(arguments)
+    with one_line_errors("serving.infill"):
+        run(options)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Ask every server, and print the table."""
     texts = [path.read_text(encoding="utf-8")[: options.characters] for path in options.files]
     strokes = [stroke for text in texts for stroke in keystrokes(text, options.places)]
     found: dict[str, list[Suggestion]] = {}
     for server in options.servers.split(","):
         name, _, address = server.partition("=")
-        with httpx.Client(base_url=address, timeout=120) as client:
-            found[name] = [ask(client, stroke) for stroke in strokes]
+        try:
+            with httpx.Client(base_url=address, timeout=120) as client:
+                found[name] = [ask(client, stroke) for stroke in strokes]
+        except httpx.HTTPError as error:
+            raise ValueError(f"the server {name} at {address or 'no address'} gives no answer: {error}") from None
     print("\n".join(table(strokes, found)))
     if options.json is not None:
         rows = {name: [[one.text, one.seconds, one.read] for one in each] for name, each in found.items()}

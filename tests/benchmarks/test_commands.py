@@ -1,0 +1,36 @@
+"""The benchmarks' commands say what is wrong with a file or a server in one line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import plots
+from benchmarks.plan import kinds
+from benchmarks.serving import infill
+
+
+def test_files_and_servers_that_are_not_there_are_one_line(tmp_path: Path) -> None:
+    there = tmp_path / "code.py"
+    there.write_text("def longer_than_one_line(value):\n    return value + value + value\n" * 40)
+    for file, server, said in (
+        (tmp_path / "none.py", "one=http://127.0.0.1:9", "No such file"),
+        (tmp_path, "one=http://127.0.0.1:9", "Is a directory"),
+        (there, "one=http://127.0.0.1:9", "the server one at http://127.0.0.1:9 gives no answer"),
+        (there, "one", "the server one at no address gives no answer"),
+    ):
+        with pytest.raises(SystemExit, match=re.escape(said)) as found:
+            infill.main([server, str(file)])
+        assert str(found.value).startswith("benchmarks.serving.infill: ")
+        assert "\n" not in str(found.value)
+
+
+def test_tables_and_pictures_are_made_where_the_rows_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "RESULTS", tmp_path)
+    with pytest.raises(SystemExit, match=r"benchmarks\.plan\.kinds: can't read the results .*replay\.jsonl"):
+        kinds.main()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"benchmarks\.plots: there is no folder docs/pictures here"):
+        plots.main()
