@@ -7,17 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from parlay.aio import AsyncLLM
 from parlay.certificates.gate import CertificateGate
-from parlay.llm.input_processor import RequestOptions
-from parlay.llm.jobs import Job
 from parlay.llm.vocabulary import Vocabulary
 from parlay.serve.errors import ApiError
-from parlay.text.chat_template import ChatOptions, Messages
-from parlay.text.prompts import Prompt
 from parlay.types import Adapter, RunnerSpec, SamplingParams, Tokenizer
 
 Loader = Callable[[], AsyncLLM]
@@ -79,13 +75,6 @@ class Served:
     def strategies(self) -> frozenset[str]:
         """Names of those that a request may name without parameters."""
         return frozenset(self.llm.llm.offered())
-
-    def job(
-        self, prompt: Prompt | Messages, params: SamplingParams, options: RequestOptions, chat: ChatOptions | None
-    ) -> Job:
-        """The prompt made ready to run. Raises ParlayError and ValueError for what can't."""
-        own = options if self.adapter is None else replace(options, adapter=self.adapter)
-        return self.llm.llm.job(prompt, params, own, chat)
 
 
 class HostedModel:

@@ -13,8 +13,7 @@ from parlay.serve.anthropic.reply import MessageChunks, MessageReply, MessageSha
 from parlay.serve.anthropic.to_request import NAMES, count_request, messages_request
 from parlay.serve.chat.job import ChatJob, chat_job
 from parlay.serve.errors import MessageErrorBody, responses
-from parlay.serve.guard.body_route import BodyRoute
-from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread
+from parlay.serve.protocol.answering import BodyRoute, answer_streamed, answer_whole, described, in_thread
 from parlay.serve.protocol.body import note_ignored
 from parlay.serve.protocol.resuming import resumable
 from parlay.serve.protocol.running import make_run

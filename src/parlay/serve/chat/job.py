@@ -15,7 +15,8 @@ from parlay.serve.chat.calls import HARMONY, PLAIN, CallFormat, format_of
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function
 from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Served
-from parlay.serve.protocol.sampling_from_body import FieldNames, prepare, refused
+from parlay.serve.protocol.running import prepare
+from parlay.serve.protocol.sampling_from_body import FieldNames, refused
 from parlay.serve.settings import Settings
 from parlay.structured.schemas import rewritten, within_grammar
 from parlay.text.chat_template import ChatOptions, Tools, check_variables

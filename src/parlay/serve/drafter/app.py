@@ -19,8 +19,8 @@ from parlay.serve.app import Application, operation_id, shut_down
 from parlay.serve.drafter.hosted import HostedDrafter
 from parlay.serve.errors import ApiError
 from parlay.serve.guard.auth import Admission, Guard, Limiter
-from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.guard.limits import BodyLimit
+from parlay.serve.protocol.answering import BodyRoute
 from parlay.serve.protocol.body import INT_LIMIT
 from parlay.serve.protocol.json_values import ALL_WHOLE
 from parlay.serve.settings import Settings

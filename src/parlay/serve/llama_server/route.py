@@ -15,22 +15,20 @@ from parlay import __version__
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import RequestOutput
 from parlay.serve.errors import ApiError, responses
-from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.llama_server.body import InfillBody, LlamaBody, LlamaCompletionBody, SlotBody
 from parlay.serve.llama_server.reply import LlamaChunks, LlamaShape
-from parlay.serve.protocol.answering import answer_streamed, answer_whole, in_thread
+from parlay.serve.protocol.answering import BodyRoute, answer_streamed, answer_whole, in_thread
 from parlay.serve.protocol.body import check_extras, conflict, note_ignored
 from parlay.serve.protocol.fill_in_the_middle import Gap, GapFields, infill_prompt
 from parlay.serve.protocol.resuming import going_on, resumable
-from parlay.serve.protocol.running import Run, make_run
+from parlay.serve.protocol.running import Run, make_run, prepare
 from parlay.serve.protocol.sampling_from_body import (
     FieldNames,
     body_options,
     check_count,
     check_length,
     filling,
-    prepare,
     sampling_params,
 )
 from parlay.serve.registry import Registry

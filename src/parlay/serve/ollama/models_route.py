@@ -17,10 +17,10 @@ from parlay import __version__
 from parlay.models.facts import Description, ModelFacts, describe, read_facts
 from parlay.models.fetch.resolving import is_local, resolve
 from parlay.serve.errors import ApiError, OllamaErrorBody, responses
-from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import HostedModel
 from parlay.serve.ollama.body import ModelBody, PullBody
 from parlay.serve.ollama.models_reply import described, digest_of, listed, running, shown
+from parlay.serve.protocol.answering import BodyRoute
 from parlay.serve.protocol.body import check_extras
 from parlay.serve.registry import Puller, Registry
 from parlay.serve.settings import Settings

@@ -15,7 +15,6 @@ from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.job import ChatJob, chat_job, chat_template
 from parlay.serve.chat.request import ChatRequest
 from parlay.serve.errors import OllamaErrorBody, responses
-from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.ollama.body import EmbedBody, EmbedReply, GenerateBody, OllamaBody, OllamaChatBody
 from parlay.serve.ollama.reply import OllamaChunks, OllamaShape, ollama_reply, only_loaded
@@ -27,13 +26,13 @@ from parlay.serve.ollama.to_request import (
     ollama_options,
     ollama_params,
 )
-from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread
+from parlay.serve.protocol.answering import BodyRoute, answer_streamed, answer_whole, described, in_thread
 from parlay.serve.protocol.body import check_extras, note_ignored
 from parlay.serve.protocol.fill_in_the_middle import Gap, infill_prompt
 from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.resuming import resumable
-from parlay.serve.protocol.running import make_run
-from parlay.serve.protocol.sampling_from_body import FieldNames, filling, prepare
+from parlay.serve.protocol.running import make_run, prepare
+from parlay.serve.protocol.sampling_from_body import FieldNames, filling
 from parlay.serve.registry import Registry
 from parlay.serve.routes.embeddings import answer, embedded
 from parlay.serve.settings import Settings

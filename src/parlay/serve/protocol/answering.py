@@ -1,4 +1,4 @@
-"""Answers a request, whole or as a stream of chunks, and gives up when the client has gone."""
+"""Reads bodies, and answers requests whole or as a stream of chunks, until the client has gone: for all routes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.responses import Response, StreamingResponse
@@ -16,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from parlay.llm.outputs import RequestOutput, StreamEvent
 from parlay.serve.error_handlers import convert
 from parlay.serve.errors import ApiError, ErrorBody, responses
+from parlay.serve.guard.limits import JsonRequest, as_json
 from parlay.serve.guard.workers import LIGHT_BYTES, Workers
 from parlay.serve.protocol.body import ignored_header
 from parlay.serve.protocol.resume_comments import EVENT_STREAM
@@ -141,6 +143,18 @@ T = TypeVar("T")
 _FEW_LOGPROBS = 4096
 """Above it a reply is written in a thread: with 20 alternatives to each token of a long prompt that takes seconds."""
 _CLIENT_GONE = 499  # for the log: nobody reads the answer
+
+
+class BodyRoute(APIRoute):
+    """A route whose body is read by `read_json`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            return await handle(JsonRequest(as_json(request.scope), request.receive))
+
+        return answer
 
 
 async def read(request: Request, reader: Callable[[], T]) -> T:

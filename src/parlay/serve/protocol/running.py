@@ -1,11 +1,11 @@
-"""The jobs of one HTTP request while the engine works on them: their events, their end, and a client that leaves."""
+"""The jobs of one HTTP request: made ready, and while the engine works on them; their end, and a client that leaves."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from fastapi import Request
 
 from parlay.aio import Busy, Closed, JobStream
 from parlay.aio.steps_ahead import StepsDrafter, submit_ahead
+from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import RequestOutput, StreamEvent
 from parlay.sampling.processors import ALL_MASKED
@@ -20,11 +21,14 @@ from parlay.serve.errors import ApiError, too_late, unavailable
 from parlay.serve.finished import Finished, Observer
 from parlay.serve.guard.auth import tenant
 from parlay.serve.hosted import Served
-from parlay.serve.protocol.sampling_from_body import FORM, FieldNames, refused
+from parlay.serve.protocol.sampling_from_body import FORM, FieldNames, check_length, refused
 from parlay.serve.settings import Settings
 from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.constraint import GrammarConstraint
-from parlay.types import Constraint, ParlayError
+from parlay.text.chat_template import ChatOptions, Messages
+from parlay.text.prompts import Prompt
+from parlay.text.tokenize import PromptTooLong
+from parlay.types import Constraint, MachineBusy, ParlayError, SamplingParams
 
 T = TypeVar("T")
 News = list[tuple[int, StreamEvent]]
@@ -184,6 +188,36 @@ class Run:
             raise ApiError(400, vote.error, "vote.answer", "vote_failed")
         if last.finish_reason == "abort" and not (vote is not None and vote.over):
             raise too_late(self.timeout) if stream.timed_out else unavailable(_RETRY_SECONDS)
+
+
+def prepare(
+    served: Served,
+    prompt: Prompt | Messages,
+    params: SamplingParams,
+    options: RequestOptions,
+    *,
+    settings: Settings,
+    names: FieldNames,
+    chat: ChatOptions | None = None,
+) -> Job:
+    """Make the prompt ready to run.
+
+    Raises ApiError for what the model can't take, and where a busy machine could not compile the form in time.
+    """
+    own = options if served.adapter is None else replace(options, adapter=served.adapter)
+    try:
+        job = served.llm.llm.job(prompt, params, own, chat)
+    except PromptTooLong as error:
+        raise ApiError(400, str(error), names.prompt, "context_length_exceeded") from None
+    except MachineBusy as error:
+        raise unavailable(settings.retry_after, refused(error, names, served).message) from None
+    except (ValueError, ParlayError) as error:
+        raise refused(error, names, served) from None
+    first = job.samples[0].request
+    check_length(len(first.prompt), served, settings, names.prompt)
+    if first.guidance is not None:
+        check_length(len(first.guidance.negative), served, settings, "negative_prompt")
+    return job
 
 
 def make_run(served: Served, jobs: Sequence[Job], names: FieldNames, request: Request, settings: Settings) -> Run:

@@ -1,4 +1,4 @@
-"""From a body to jobs: sampling parameters, options, and errors that name the field."""
+"""From a body to sampling parameters and options, and errors that name the field."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from fastapi import Request
 from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
 from parlay.llm.input_processor import RequestOptions
-from parlay.llm.jobs import Job
 from parlay.llm.voting import VoteParams
 from parlay.options import NotNamed, Option, UsageError, Value
-from parlay.serve.errors import ApiError, unavailable
+from parlay.serve.errors import ApiError
 from parlay.serve.guard.auth import Limiter, tenant
 from parlay.serve.hosted import Served
 from parlay.serve.protocol.body import GenerationBody, StructuredOutputs, text_of
@@ -26,10 +25,7 @@ from parlay.serve.settings import Settings
 from parlay.strategies import plugins
 from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.spelling import StrategySpec, parse
-from parlay.text.chat_template import ChatOptions, Messages
-from parlay.text.prompts import Prompt
-from parlay.text.tokenize import PromptTooLong
-from parlay.types import LEAST_TEMPERATURE, Exactness, MachineBusy, ParlayError, SamplingParams, StructuredOutputsParams
+from parlay.types import LEAST_TEMPERATURE, Exactness, ParlayError, SamplingParams, StructuredOutputsParams
 
 
 def read_strategy(text: str) -> StrategySpec:
@@ -255,35 +251,6 @@ def structure(wanted: StructuredOutputs | None) -> StructuredOutputsParams | Non
         grammar=wanted.grammar,
         disable_any_whitespace=bool(wanted.disable_any_whitespace),
     )
-
-
-def prepare(
-    served: Served,
-    prompt: Prompt | Messages,
-    params: SamplingParams,
-    options: RequestOptions,
-    *,
-    settings: Settings,
-    names: FieldNames,
-    chat: ChatOptions | None = None,
-) -> Job:
-    """Make the prompt ready to run.
-
-    Raises ApiError for what the model can't take, and where a busy machine could not compile the form in time.
-    """
-    try:
-        job = served.job(prompt, params, options, chat)
-    except PromptTooLong as error:
-        raise ApiError(400, str(error), names.prompt, "context_length_exceeded") from None
-    except MachineBusy as error:
-        raise unavailable(settings.retry_after, refused(error, names, served).message) from None
-    except (ValueError, ParlayError) as error:
-        raise refused(error, names, served) from None
-    first = job.samples[0].request
-    check_length(len(first.prompt), served, settings, names.prompt)
-    if first.guidance is not None:
-        check_length(len(first.guidance.negative), served, settings, "negative_prompt")
-    return job
 
 
 def check_count(prompts: int, n: int, served: Served) -> None:

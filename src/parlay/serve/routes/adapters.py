@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from parlay.serve.adapters import NamedAdapter
 from parlay.serve.errors import ApiError, responses
-from parlay.serve.guard.body_route import BodyRoute
+from parlay.serve.protocol.answering import BodyRoute
 from parlay.serve.registry import Registry
 
 

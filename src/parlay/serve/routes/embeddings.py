@@ -21,10 +21,9 @@ from parlay.llm.embedding import EmbeddingRequestOutput, Pooling, ScoringRequest
 from parlay.llm.judging import INSTRUCTION, judge_prompts
 from parlay.serve.errors import ApiError, too_late, unavailable
 from parlay.serve.guard.auth import tenant
-from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.openai.completions.body import PROMPTS_LIMIT, PromptField, Text, prompts_of
-from parlay.serve.protocol.answering import answer_work, described
+from parlay.serve.protocol.answering import BodyRoute, answer_work, described
 from parlay.serve.protocol.body import Body, Count, check_extras
 from parlay.serve.protocol.json_values import without_nulls
 from parlay.serve.registry import Registry

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from parlay.serve.chat.job import chat_template
 from parlay.serve.errors import ApiError, responses
-from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import Served
+from parlay.serve.protocol.answering import BodyRoute
 from parlay.serve.protocol.body import INT_LIMIT
 from parlay.serve.protocol.json_values import ALL_WHOLE, without_nulls
 from parlay.serve.protocol.logprobs import Speller

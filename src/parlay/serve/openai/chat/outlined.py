@@ -30,8 +30,8 @@ from parlay.serve.chat.job import ChatJob, chat_job
 from parlay.serve.chat.request import ChatRequest
 from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Served
+from parlay.serve.openai.chat.contents import NAMES
 from parlay.serve.openai.chat.reply import AnswerMessage, ChatReply, ChatShape, Finish, finish_word, reasoning_tokens
-from parlay.serve.openai.chat.to_request import NAMES
 from parlay.serve.openai.chunks import chunk_frames
 from parlay.serve.protocol.answering import (
     Chunk,

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`."""
+"""`/v1/chat/completions`: a body becomes a chat request, which belongs to no protocol, and is answered."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from starlette.responses import JSONResponse, Response
 
 from parlay.serve.cascades import cascades_of
 from parlay.serve.chat.job import ChatQuestion
-from parlay.serve.guard.body_route import BodyRoute
+from parlay.serve.chat.request import ChatRequest
 from parlay.serve.openai.chat.body import ChatBody
+from parlay.serve.openai.chat.contents import NAMES, read_functions, read_messages, read_schema, schema_field
 from parlay.serve.openai.chat.outlined import Outlined
 from parlay.serve.openai.chat.reply import ChatChunks, ChatReply, ChatShape, chat_reply
-from parlay.serve.openai.chat.to_request import NAMES, chat_request
 from parlay.serve.openai.chunks import WHOLE_VOTE
-from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread, read
-from parlay.serve.protocol.body import note_ignored
+from parlay.serve.protocol.answering import BodyRoute, answer_streamed, answer_whole, described, in_thread, read
+from parlay.serve.protocol.body import check_extras, note_ignored
 from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.outlining import outline_params
-from parlay.serve.protocol.resuming import Resume, renamed, resumable
+from parlay.serve.protocol.resuming import Resume, going_on, renamed, resumable
 from parlay.serve.protocol.running import make_run
+from parlay.serve.protocol.sampling_from_body import body_options, sampling_params
 from parlay.serve.protocol.steps_ahead import ROUNDS, drafted_ahead
 from parlay.serve.protocol.usage import StreamUsage
+from parlay.serve.protocol.voting import vote_params
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
+from parlay.types import SamplingParams
 
 
 def router(registry: Registry, settings: Settings) -> APIRouter:
@@ -64,3 +67,26 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         return await answer_whole(request, run, lambda outputs: JSONResponse(chat_reply(outputs[0], shape)))
 
     return routes
+
+
+def chat_request(body: ChatBody, request: Request, settings: Settings, usual: SamplingParams) -> ChatRequest:
+    """``usual`` has the sampling that the body does not name. Raises ApiError for a body that can't be used."""
+    check_extras(body, request, settings)
+    body.check()
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    options = body_options(body, request, vote=vote_params(body.vote, settings))
+    return ChatRequest(
+        messages=read_messages(body),
+        params=sampling_params(body, settings, NAMES, usual, max_tokens=body.tokens, logprobs=logprobs),
+        options=going_on(options, body.resume, stream=bool(body.stream), choices=body.n or 1),
+        functions=read_functions(body),
+        must_call=body.must_call,
+        single_call=body.parallel_tool_calls is False or body.legacy,
+        answer_schema=read_schema(body.response_format),
+        schema_field=schema_field(body.response_format),
+        variables=body.chat_template_kwargs or {},
+        effort=body.reasoning_effort,
+        verbosity=body.verbosity,
+        begin_answer=body.add_generation_prompt is not False,
+        continue_final=bool(body.continue_final_message),
+    )

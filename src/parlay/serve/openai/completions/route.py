@@ -19,17 +19,24 @@ from parlay.options import UsageError
 from parlay.serve.cascades import cascades_of
 from parlay.serve.errors import ApiError, unavailable
 from parlay.serve.guard.auth import tenant
-from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import Served
-from parlay.serve.openai.chat.to_request import read_schema, schema_field
+from parlay.serve.openai.chat.contents import read_schema, schema_field
 from parlay.serve.openai.chunks import WHOLE_VOTE
 from parlay.serve.openai.completions.body import DEFAULT_TOKENS, CompletionBody
 from parlay.serve.openai.completions.reply import CompletionChunks, CompletionReply, CompletionShape, completion_reply
-from parlay.serve.protocol.answering import answer_streamed, answer_whole, answer_work, described, in_thread, read
+from parlay.serve.protocol.answering import (
+    BodyRoute,
+    answer_streamed,
+    answer_whole,
+    answer_work,
+    described,
+    in_thread,
+    read,
+)
 from parlay.serve.protocol.body import check_extras
 from parlay.serve.protocol.fill_in_the_middle import Gap, infill_prompt
 from parlay.serve.protocol.resuming import Resume, renamed, resumable
-from parlay.serve.protocol.running import make_run
+from parlay.serve.protocol.running import make_run, prepare
 from parlay.serve.protocol.sampling_from_body import (
     FieldNames,
     body_options,
@@ -37,7 +44,6 @@ from parlay.serve.protocol.sampling_from_body import (
     check_length,
     filling,
     limit_params,
-    prepare,
     sampling_params,
 )
 from parlay.serve.protocol.usage import StreamUsage

@@ -13,14 +13,13 @@ from parlay.serve.chat.job import ChatJob, chat_job
 from parlay.serve.chat.request import ChatMessage, PastCall
 from parlay.serve.errors import ApiError, responses
 from parlay.serve.guard.auth import tenant
-from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import Served
-from parlay.serve.openai.chat.to_request import read_arguments
+from parlay.serve.openai.chat.contents import read_arguments
 from parlay.serve.openai.responses.body import ResponsesBody
 from parlay.serve.openai.responses.reply import ResponseChunks, ResponseReply, ResponseShape, whole_response
 from parlay.serve.openai.responses.response_store import ResponseStore, StoredResponse
 from parlay.serve.openai.responses.to_request import NAMES, joined, read_input, responses_request
-from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread
+from parlay.serve.protocol.answering import BodyRoute, answer_streamed, answer_whole, described, in_thread
 from parlay.serve.protocol.body import note_ignored
 from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.resuming import renamed, resumable

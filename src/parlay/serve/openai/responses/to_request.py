@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import Request
 
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall, one_system
-from parlay.serve.openai.chat.to_request import read_arguments
+from parlay.serve.openai.chat.contents import read_arguments
 from parlay.serve.openai.responses.body import (
     CallItem,
     CallOutputItem,

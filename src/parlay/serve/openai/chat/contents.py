@@ -1,13 +1,11 @@
-"""`/v1/chat/completions`: from its body to a chat request."""
+"""Messages, functions and schema of a chat body, as a chat request has them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import Request
-
-from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall
+from parlay.serve.chat.request import ChatMessage, Function, PastCall
 from parlay.serve.errors import ApiError
 from parlay.serve.openai.chat.body import (
     AssistantMessage,
@@ -20,40 +18,13 @@ from parlay.serve.openai.chat.body import (
     ToolMessage,
     UserMessage,
 )
-from parlay.serve.protocol.body import check_extras, text_of
+from parlay.serve.protocol.body import text_of
 from parlay.serve.protocol.json_values import read_value
-from parlay.serve.protocol.resuming import going_on
-from parlay.serve.protocol.sampling_from_body import FieldNames, body_options, sampling_params
-from parlay.serve.protocol.voting import vote_params
-from parlay.serve.settings import Settings
-from parlay.types import SamplingParams
+from parlay.serve.protocol.sampling_from_body import FieldNames
 
 NAMES = FieldNames.of(ChatBody, "messages")
 _LEGACY_ID = "call_0"
 """The id of calls in the shape before there were tools, which have none."""
-
-
-def chat_request(body: ChatBody, request: Request, settings: Settings, usual: SamplingParams) -> ChatRequest:
-    """``usual`` has the sampling that the body does not name. Raises ApiError for a body that can't be used."""
-    check_extras(body, request, settings)
-    body.check()
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    options = body_options(body, request, vote=vote_params(body.vote, settings))
-    return ChatRequest(
-        messages=read_messages(body),
-        params=sampling_params(body, settings, NAMES, usual, max_tokens=body.tokens, logprobs=logprobs),
-        options=going_on(options, body.resume, stream=bool(body.stream), choices=body.n or 1),
-        functions=read_functions(body),
-        must_call=body.must_call,
-        single_call=body.parallel_tool_calls is False or body.legacy,
-        answer_schema=read_schema(body.response_format),
-        schema_field=schema_field(body.response_format),
-        variables=body.chat_template_kwargs or {},
-        effort=body.reasoning_effort,
-        verbosity=body.verbosity,
-        begin_answer=body.add_generation_prompt is not False,
-        continue_final=bool(body.continue_final_message),
-    )
 
 
 def read_messages(body: ChatBody) -> tuple[ChatMessage, ...]:
