@@ -76,7 +76,10 @@ def draw_as(name: str) -> None:
     import torch  # here, for threads are counted when it is loaded
 
     seed = zlib.crc32(name.encode())
-    torch.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.manual_seed(seed)
+    else:  # that would note for three kinds of device, with the whole call stack, what to seed when they come
+        torch.default_generator.manual_seed(seed)
     random.seed(seed)
 
 
