@@ -46,7 +46,9 @@ class Application(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            _drop_422(super().openapi())
+            document = super().openapi()
+            _drop_422(document)
+            errors.add_schemas(document)
         assert self.openapi_schema is not None
         return self.openapi_schema
 

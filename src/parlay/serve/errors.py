@@ -115,8 +115,32 @@ _MESSAGE_TYPES = {
 
 
 def responses(*statuses: int, body: type[BaseModel] = ErrorBody) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI entry of each failure that an operation may answer with."""
-    return {status: {"model": body, "description": _DESCRIPTIONS[status]} for status in sorted(statuses)}
+    """The OpenAPI entry of each failure that an operation may answer with. `add_schemas` describes the bodies.
+
+    Where an entry names the model itself, FastAPI makes a serializer of it for every operation and status, which is
+    never used.
+    """
+    return {
+        status: {
+            "description": _DESCRIPTIONS[status],
+            "content": {"application/json": {"schema": {"$ref": _SCHEMA.format(model=body.__name__)}}},
+        }
+        for status in sorted(statuses)
+    }
+
+
+def add_schemas(document: dict[str, Any]) -> None:
+    """Describe the bodies of failures to which the operations of an OpenAPI document refer."""
+    paths = json.dumps(document["paths"])
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for body in (ErrorBody, MessageErrorBody, OllamaErrorBody):
+        if f'"{_SCHEMA.format(model=body.__name__)}"' in paths:
+            own = body.model_json_schema(mode="serialization", ref_template=_SCHEMA)
+            schemas |= own.pop("$defs", {}) | {body.__name__: own}
+    document["components"]["schemas"] = dict(sorted(schemas.items()))
+
+
+_SCHEMA = "#/components/schemas/{model}"
 
 
 _DESCRIPTIONS = {
