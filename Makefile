@@ -30,7 +30,7 @@ types: $(VENV)/.dev  ## strict types alone
 	$(BIN)/mypy
 
 tests: $(VENV)/.dev  ## the tests alone
-	$(BIN)/pytest --numprocesses auto --dist worksteal
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses auto --dist worksteal  # else each process compiles all modules anew
 
 check-browser: $(VENV)/.dev  ## the tests of the server's page, in Chromium; installs Debian's where there is none
 	command -v chromium >/dev/null || $(AS_ROOT) sh -c 'apt-get update && apt-get install --yes chromium'
