@@ -6,6 +6,7 @@ The target writes texts, its features are kept, a head is trained on them, measu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
@@ -155,7 +156,8 @@ def fit(
     state = options.work / f"{method}.safetensors"
     learned = whole(trained) if options.whole else trained
     leads = where is None or where.rank == 0
-    with target.device, Watch(f"Training {method}", None if leads else False) as watch:
+    place = nullcontext() if target.device.type == "cpu" else target.device  # to name a device slows each operator down
+    with place, Watch(f"Training {method}", None if leads else False) as watch:
         recipe = METHODS[method].start(options, target, trained)
         recipe.module.to(target.device)
         reached = Loop(recipe, options, state, where).run(learned, heldout[:MEASURED], watch)
