@@ -384,6 +384,22 @@ def test_canvases_begin_where_answers_do_or_later_and_prompts_are_never_masked()
     assert not ((here_BT | there_BT) & ~batch.learned_BT).any()
 
 
+@pytest.mark.parametrize("text_weight", [0, 1])
+def test_the_causal_mode_learns_that_it_writes_no_mask(text_weight: int) -> None:
+    """Programs that know no mask write by the same logits: one that nobody holds down stands in the place of words."""
+    options = SetBlockTrainOptions(data=DATA, block=4, keep=1 - text_weight, text_weight=text_weight)
+    recipe = SetBlockRecipe(options, decoder(), decoder())
+    batch = batch_of(reversals(8), END, 1)
+    with torch.no_grad():
+        own_BTH = recipe.decoder.hidden(batch.ids_BT, masks.causal(batch.ids_BT.shape[1]))
+        wanted_BT, head = batch.text_BT[:, 1:], recipe.decoder.inner.lm_head.weight
+        before = float(recipe._loss(own_BTH, own_BTH, batch, wanted_BT))
+        perplexity = recipe.measure([batch])["perplexity"]
+        head[MASK] = 4 * head.abs().max() * own_BTH.mean((0, 1)).sign()
+        assert float(recipe._loss(own_BTH, own_BTH, batch, wanted_BT)) > before + 0.1
+        assert recipe.measure([batch])["perplexity"] > 1.1 * perplexity, "and its measure tells"
+
+
 def test_the_causal_mode_is_kept_by_what_it_was() -> None:
     """Where nothing has moved yet, the text adds nothing to the loss; and no gradient pulls it away."""
     options = SetBlockTrainOptions(data=DATA, block=4)

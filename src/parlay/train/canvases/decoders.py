@@ -86,9 +86,14 @@ class Decoder(nn.Module):
 
     def head(self, hidden_MH: Tensor) -> Tensor:
         """Logits ``[M, V]``; the mask's is so low that it has no probability."""
+        logits = self.raw_head(hidden_MH)
+        return logits if self.mask_id == NO_MASK else logits.index_fill(-1, torch.tensor([self.mask_id]), _NEVER)
+
+    def raw_head(self, hidden_MH: Tensor) -> Tensor:
+        """Logits ``[M, V]`` as they are, by which programs that know no mask write token by token."""
         model: Any = self.inner
         logits: Tensor = model.lm_head(hidden_MH).float()
-        return logits if self.mask_id == NO_MASK else logits.index_fill(-1, torch.tensor([self.mask_id]), _NEVER)
+        return logits
 
     def streams(self, noisy_BT: Tensor, ids_BT: Tensor, seen_SS: Tensor, first: int = 0) -> Tensor:
         """``[B, 2 T, H]`` of the noisy places, then of the same places clean; see `masks.two_streams`.

@@ -66,7 +66,7 @@ class CanvasRecipe(ABC):
     def text_loss(self, hidden_BTH: Tensor, batch: RowBatch) -> Tensor:
         """Cross-entropy of each learned token after the one before it; the states are those of a causal text."""
         wanted_BT = batch.text_BT[:, 1:]
-        logits_MV = self.decoder.head(hidden_BTH[:, :-1][wanted_BT])
+        logits_MV = self.decoder.raw_head(hidden_BTH[:, :-1][wanted_BT])
         return next_token_loss(logits_MV, batch.ids_BT[:, 1:][wanted_BT])
 
 

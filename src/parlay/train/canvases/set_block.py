@@ -83,13 +83,16 @@ class SetBlockRecipe(CanvasRecipe):
         return self._loss(hidden_BTH, own_BTH, batch, guessed_BT)
 
     def _loss(self, hidden_BTH: Tensor, own_BTH: Tensor | None, batch: RowBatch, wanted_BT: Tensor) -> Tensor:
-        """Loss of the rows before each wanted token: by the token, and by what the model as it was says there."""
-        logits_MV = self.decoder.head(hidden_BTH[:, :-1][wanted_BT])
+        """Loss of the rows before each wanted token: by the token, and by what the model as it was says there.
+
+        The mask is among the tokens, and never right: the causal mode has to learn that it writes none.
+        """
+        logits_MV = self.decoder.raw_head(hidden_BTH[:, :-1][wanted_BT])
         total = logits_MV.sum() * 0.0
         if self._options.text_weight:
             total = total + self._options.text_weight * next_token_loss(logits_MV, batch.ids_BT[:, 1:][wanted_BT])
         if own_BTH is not None and self._original is not None:
-            own_MV = self._original.head(own_BTH[:, :-1][wanted_BT])
+            own_MV = self._original.raw_head(own_BTH[:, :-1][wanted_BT])
             total = total + self._options.keep * divergence(own_MV, logits_MV)
         return total
 
