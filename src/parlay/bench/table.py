@@ -10,7 +10,7 @@ from parlay.bench.against import NAME
 from parlay.bench.records import OURS, PLAIN
 from parlay.bench.report.markdown import Table, markdown
 from parlay.bench.summary import CellSummary, Spread, geometric_means, plain_of
-from parlay.system.terminal import aligned
+from parlay.system.terminal import aligned, counted
 
 ABSENT = "-"
 HEAD = ("workload", "strategy", "against plain", "against `transformers` at its best", "tokens per step", "same text")
@@ -31,7 +31,7 @@ def table(summaries: Sequence[CellSummary], price_per_hour: float | None = None)
     rows += [[column.text(each) for column in columns] for each in summaries]
     notes = _remarks(summaries)
     means = [
-        f"{strategy}: {mean:.2f} times {PLAIN} in geometric mean over {count} cell{'s' * (count > 1)}"
+        f"{strategy}: {mean:.2f} times {PLAIN} in geometric mean over {counted(count, 'cell')}"
         for strategy, (mean, count) in geometric_means(summaries).items()
     ]
     return "\n".join([*aligned(rows, rows[0].index("strategy") + 1), *([""] if notes or means else []), *notes, *means])

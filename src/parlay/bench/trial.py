@@ -24,6 +24,7 @@ from parlay.bench.workloads import Item, Workload
 from parlay.llm.llm import LLM
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.entry import DEFAULT_STRATEGY
+from parlay.system.terminal import counted
 from parlay.types import Exactness
 
 FINALISTS = 4
@@ -180,7 +181,7 @@ class _Race:
         left_out = self._trial.strategies[len(field) :]
         count = len(self._settings)
         say(
-            f"{len(field)} strategies on {count} prompt{'s' * (count > 1)}: each takes about "
+            f"{len(field)} strategies on {counted(count, 'prompt')}: each takes about "
             f"{(count + _FIRST_RUNS - 1) * seconds:.0f} s to try once (plain decoding {seconds:.1f} s a prompt); at "
             f"most {self._trial.minutes:g} minute{'s' * (self._trial.minutes != 1)}, of which "
             f"{time.monotonic() - self._trial.began:.0f} s are over"
