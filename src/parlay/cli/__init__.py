@@ -57,12 +57,13 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     error = Terminated() if signum == signal.SIGTERM else KeyboardInterrupt()
     while frame is not None:
         if frame.f_globals.get("__name__") == "importlib._bootstrap":
-            os._exit(_code_of(error))
+            os._exit(code_of(error))
         frame = frame.f_back
     raise error
 
 
-def _code_of(interrupt: KeyboardInterrupt) -> int:
+def code_of(interrupt: KeyboardInterrupt) -> int:
+    """Return the exit code of a command that a signal ended."""
     return TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED
 
 
@@ -73,13 +74,13 @@ def guarded(command: Callable[[], int]) -> int:
     try:
         return _written(command)
     except KeyboardInterrupt as interrupt:
-        return _code_of(interrupt)
+        return code_of(interrupt)
     except BrokenPipeError:  # the reader is gone, `parlay ... | head` say
         drop_output()
         return FAILURE
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps it where a class is made: at imports
-            return _code_of(error.__cause__)
+            return code_of(error.__cause__)
         if said := _refusal_of_system(error):
             print(f"parlay: error: {said}", file=sys.stderr)
             return FAILURE

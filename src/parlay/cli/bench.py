@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parlay.cli import INTERRUPTED, bench_prompts, bench_quality, bench_replay, parser_of
+from parlay.cli import bench_prompts, bench_quality, bench_replay, code_of, parser_of
 from parlay.cli.flags import (
     add_draft_flags,
     add_effort_flag,
@@ -325,11 +325,11 @@ def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
     meter = choose_meter(spec.device)
     power = None if meter.includes else modelled_power(spec.device, llm.engine.cost)
     peer = Transformers(resolve(options.model), spec.device, spec.dtype, meter)
-    done = _with_progress(Bench(llm, plan, results, {OURS: Waves(llm, meter, power), NAME: peer}))
+    stopped = _with_progress(Bench(llm, plan, results, {OURS: Waves(llm, meter, power), NAME: peer}))
     _print_tables(results.rows, plan, options.price_per_hour)
-    if not done:
+    if stopped:
         print(f"parlay: stopped; the same command goes on with {options.out}", file=sys.stderr)
-        return INTERRUPTED
+        return stopped
     form = "" if resolve(options.model).is_file() else f" in {spec.dtype}"
     energy = meter.reason if power is None else f"{power}, because {meter.reason}"
     last = f"{spec.name}{form} on {spec.device}; energy: {energy}; rows in {options.out}"
@@ -347,16 +347,16 @@ def _print_tables(rows: Sequence[Row], plan: BenchPlan, price_per_hour: float | 
         print(f"\n{readme_table(summaries)}")
 
 
-def _with_progress(bench: Bench) -> bool:
-    """False when it was interrupted."""
+def _with_progress(bench: Bench) -> int:
+    """Run it to its end, or until a signal. Returns 0, or the exit code."""
     from parlay.system.progress import Ticker
 
     with Ticker(bench.left, "parlay bench", "row") as ticker:
         try:
             bench.run(ticker.step)
-        except KeyboardInterrupt:
-            return False
-    return True
+        except KeyboardInterrupt as interrupt:
+            return code_of(interrupt)
+    return 0
 
 
 def _command(options: argparse.Namespace) -> str:
