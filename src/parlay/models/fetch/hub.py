@@ -17,7 +17,6 @@ _PART = re.compile(r"(.+)-\d{5}-of-\d{5}")
 _TRANSPORTS = ("httpx", "httpx2", "requests")
 """Packages that the Hub's library asks with, by its version, and whose errors it lets through where no network is."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_BLOCK = 1 << 20
 
 
 class NotOnHub(ParlayError):
@@ -75,11 +74,8 @@ def check_hashes(files: Sequence[Path]) -> None:
 
 def hash_of(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal digits."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _projector(path: Path) -> bool:

@@ -21,7 +21,8 @@ from parlay.types import ParlayError
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # they differ in nothing that a little-endian file shows
 _STRING, _ARRAY = 8, 9
-_TOKENIZER = "tokenizer.ggml."
+TOKENIZER = "tokenizer.ggml."
+"""Begins the names of all keys that make a tokenizer."""
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _MOST_ITEMS = 1 << 24
@@ -144,7 +145,7 @@ class _Reader:
     def _tokenizer(self, places: dict[str, tuple[int, int]]) -> str:
         digest = hashlib.sha256()
         for key, (begin, end) in sorted(places.items()):
-            if key.startswith(_TOKENIZER):
+            if key.startswith(TOKENIZER):
                 digest.update(self._content[begin:end])
         return digest.hexdigest()
 

@@ -15,14 +15,14 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
+from parlay.models.fetch.hub import hash_of
 from parlay.models.gguf.file import read_parts
-from parlay.models.gguf.reader import BadGguf, Header, Strings, Value
+from parlay.models.gguf.reader import TOKENIZER, BadGguf, Header, Strings, Value
 from parlay.models.gguf.splitting import SPLITTINGS
-from parlay.models.tokenizers.folder import check_steps, file_digest
+from parlay.models.tokenizers.folder import check_steps
 from parlay.models.tokenizers.plain import PlainTokenizer, panics_as_errors
 from parlay.system.user_cache import user_cache, written_whole
 
-_KEY = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _BESIDE = "tokenizer.json"
@@ -54,7 +54,7 @@ def load_tokenizer(path: Path) -> PlainTokenizer:
 def tokenizer_digest(path: Path) -> str:
     """Tell the tokenizer of the GGUF file at ``path`` from others, without making it."""
     beside = path.with_name(_BESIDE)
-    return file_digest(beside) if beside.is_file() else read_parts(path)[0].tokenizer
+    return hash_of(beside) if beside.is_file() else read_parts(path)[0].tokenizer
 
 
 def load_template(path: Path) -> str:
@@ -109,7 +109,7 @@ def _plain(keys: Mapping[str, Value], tokenizer: Tokenizer) -> PlainTokenizer:
 
 def _checked(tokenizer: PlainTokenizer, keys: Mapping[str, Value]) -> PlainTokenizer:
     """Refuses the tokenizer of another model: one with more tokens than the model knows."""
-    known = keys.get(_KEY + "tokens")
+    known = keys.get(TOKENIZER + "tokens")
     if isinstance(known, Strings) and len(tokenizer) > len(known):
         raise ValueError(
             f"the {_BESIDE} beside it has {len(tokenizer)} tokens, and the model {len(known)}: "
@@ -129,13 +129,13 @@ def _templates(keys: Mapping[str, Value]) -> str | dict[str, str] | None:
 
 def build(keys: Mapping[str, Value]) -> Tokenizer:
     """The tokenizer that the keys describe. Raises ValueError, with the reason in one line."""
-    kind = keys.get(_KEY + "model")
+    kind = keys.get(TOKENIZER + "model")
     if kind not in _BUILDERS:
         told = "none" if kind is None else f"of the kind {kind!r:.40}"
         raise ValueError(f"its tokenizer is {told}, which Parlay can't make: {_INSTEAD}")
     tokens = _strings(keys, "tokens")
     if len(set(tokens)) < len(tokens):
-        raise ValueError(f"tokens occur twice in {_KEY}tokens: {_INSTEAD}")
+        raise ValueError(f"tokens occur twice in {TOKENIZER}tokens: {_INSTEAD}")
     types = _numbers(keys, "token_type", len(tokens)) or [_NORMAL] * len(tokens)
     tokenizer, bos = _BUILDERS[str(kind)](keys, tokens, types)
     tokenizer.add_tokens([_added(token) for token, type in zip(tokens, types, strict=True) if type == _USER_DEFINED])
@@ -148,11 +148,11 @@ def build(keys: Mapping[str, Value]) -> Tokenizer:
 
 def _byte_level(keys: Mapping[str, Value], tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
     """Pairs of bytes merged in the order of the file, within the words that the model's own expressions cut."""
-    name = keys.get(_KEY + "pre")
+    name = keys.get(TOKENIZER + "pre")
     splitting = SPLITTINGS.get(str(name))
     if splitting is None:
         told = "missing" if name is None else f"{name!r:.40}, which Parlay does not know"
-        raise ValueError(f"the key {_KEY}pre is {told}: {_INSTEAD}")
+        raise ValueError(f"the key {TOKENIZER}pre is {told}: {_INSTEAD}")
     merges = [_pair(merge) for merge in _strings(keys, "merges")]
     tokenizer = _pairs(tokens, merges, ignore_merges=splitting.whole_words)
     if splitting.composed:
@@ -166,9 +166,9 @@ def _sentence_piece(keys: Mapping[str, Value], tokens: list[str], types: list[in
     """Pairs merged by the score of what they make; what is in no token becomes tokens of single bytes."""
     scores = _numbers(keys, "scores", len(tokens))
     if scores is None:
-        raise ValueError(f"the key {_KEY}scores is missing: {_INSTEAD}")
+        raise ValueError(f"the key {TOKENIZER}scores is missing: {_INSTEAD}")
     tokenizer = _with_bytes(keys, tokens, _merges(tokens, types, scores))
-    prefix = keys.get(_KEY + "add_space_prefix", True)
+    prefix = keys.get(TOKENIZER + "add_space_prefix", True)
     spaces = normalizers.Replace(" ", _WORD)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_WORD), spaces]) if prefix else spaces
     tokenizer.decoder = decoders.Sequence([*_TO_TEXT, decoders.Strip(" ", 1, 0)] if prefix else _TO_TEXT)
@@ -215,7 +215,7 @@ def _merges(tokens: list[str], types: list[int], scores: list[float]) -> list[tu
         if type != _NORMAL:
             continue
         if len(token) > _LONGEST_MERGED:
-            raise ValueError(f"a token in {_KEY}tokens has {len(token)} letters: {_INSTEAD}")
+            raise ValueError(f"a token in {TOKENIZER}tokens has {len(token)} letters: {_INSTEAD}")
         for cut in range(1, len(token)):
             left, right = numbers.get(token[:cut]), numbers.get(token[cut:])
             if left is not None and right is not None:
@@ -236,7 +236,7 @@ def _added(token: str) -> AddedToken:
 
 def _surround(tokenizer: Tokenizer, keys: Mapping[str, Value], bos: bool) -> None:
     """Puts the tokens around a text that the file asks for; chat templates write theirs themselves."""
-    wanted = {"bos": keys.get(_KEY + "add_bos_token", bos), "eos": keys.get(_KEY + "add_eos_token", False)}
+    wanted = {"bos": keys.get(TOKENIZER + "add_bos_token", bos), "eos": keys.get(TOKENIZER + "add_eos_token", False)}
     tokens = {name: token for name, want in wanted.items() if want and (token := _token(keys, name)) is not None}
     if not tokens:
         return
@@ -249,33 +249,33 @@ def _surround(tokenizer: Tokenizer, keys: Mapping[str, Value], bos: bool) -> Non
 
 
 def _strings(keys: Mapping[str, Value], name: str) -> list[str]:
-    value = keys.get(_KEY + name)
+    value = keys.get(TOKENIZER + name)
     if not isinstance(value, Strings) or not len(value):
-        raise ValueError(f"the key {_KEY}{name} is missing: {_INSTEAD}")
+        raise ValueError(f"the key {TOKENIZER}{name} is missing: {_INSTEAD}")
     return value.read()
 
 
 def _numbers(keys: Mapping[str, Value], name: str, count: int) -> list[Any] | None:
     """One for each token, or None where the key is missing."""
-    value = keys.get(_KEY + name)
+    value = keys.get(TOKENIZER + name)
     if value is None:
         return None
     if not isinstance(value, tuple) or len(value) != count:
-        raise ValueError(f"the key {_KEY}{name} has no number for each of {count} tokens")
+        raise ValueError(f"the key {TOKENIZER}{name} has no number for each of {count} tokens")
     return list(value)
 
 
 def _token(keys: Mapping[str, Value], name: str) -> str | None:
     """The token whose id ``NAME_token_id`` holds, or None where the key is missing."""
-    number, tokens = _token_id(keys, name), keys.get(_KEY + "tokens")
+    number, tokens = _token_id(keys, name), keys.get(TOKENIZER + "tokens")
     return tokens[number] if number is not None and isinstance(tokens, Strings) else None
 
 
 def _token_id(keys: Mapping[str, Value], name: str) -> int | None:
     """The id that ``NAME_token_id`` holds, or None where the key is missing."""
-    value, tokens = keys.get(f"{_KEY}{name}_token_id"), keys.get(_KEY + "tokens")
+    value, tokens = keys.get(f"{TOKENIZER}{name}_token_id"), keys.get(TOKENIZER + "tokens")
     if value is None or not isinstance(tokens, Strings):
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(tokens):
-        raise ValueError(f"the key {_KEY}{name}_token_id is {value!r:.40}, which is no token")
+        raise ValueError(f"the key {TOKENIZER}{name}_token_id is {value!r:.40}, which is no token")
     return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import math
 import shutil
@@ -15,6 +14,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from parlay.models.config import read_json
+from parlay.models.fetch.hub import hash_of
 from parlay.models.tokenizers.plain import PlainTokenizer, panics_as_errors
 from parlay.types import ParlayError, Tokenizer
 
@@ -65,13 +65,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 def tokenizer_digest(directory: Path) -> str:
     """Tell the tokenizer of a folder from others, without making it; empty where no one file says all of it."""
     stored = directory / "tokenizer.json"
-    return file_digest(stored) if stored.is_file() else ""
-
-
-def file_digest(stored: Path) -> str:
-    """The SHA-256 of a file."""
-    with stored.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hash_of(stored) if stored.is_file() else ""
 
 
 def load_template(directory: Path) -> str:
