@@ -76,8 +76,8 @@ def calibrate(
     _check(strategies, floor, params, len(unique))
     seed = params.seed or 0
     each = [replace(params, n=1, seed=seed + place) for place in range(len(unique))]
-    exact, *lossy = _decoded(llm, unique, each, strategies, progress)
     alone = _alone(strategies, len(unique))
+    exact, *lossy = _decoded(llm, unique, each, strategies, progress, alone=alone)
     shown = [
         _shown(strategy, answers, exact, floor, alone) for strategy, answers in zip(strategies, lossy, strict=True)
     ]
@@ -162,14 +162,16 @@ def _decoded(
     params: Sequence[SamplingParams],
     strategies: Sequence[StrategySpec],
     progress: Progress,
+    *,
+    alone: int,
 ) -> list[list[RequestOutput]]:
-    """The answers decoded exactly, and then those of each strategy. In turns, so that all have alike times; a first
-    turn, whose answers are not kept, warms up.
+    """The answers decoded exactly, and then those of each strategy; the last ones ``alone``. In turns, so that all have
+    alike times; a first turn, whose answers are not kept, warms up.
     """
     ways: list[StrategySpec | None] = [None, *strategies]
     reference = llm.gate.reference
     found: list[list[RequestOutput]] = [[] for _ in ways]
-    at_once = len(prompts) - _alone(strategies, len(prompts))
+    at_once = len(prompts) - alone
     batches = [slice(start, min(start + _TOGETHER, at_once)) for start in range(0, at_once, _TOGETHER)]
     turns = [*batches, *(slice(place, place + 1) for place in range(at_once, len(prompts)))]
     every = (turns[0], *turns)
