@@ -105,15 +105,17 @@ def _range(low: float, high: float) -> str:
 
 def by_kind_notes(cases: Sequence[PlanCase]) -> str:
     """Say what the ranges stand on."""
+    from parlay.bench.plan.report import BETTER
+
     texts = {text: None for each in cases[:1] for kind in each.kinds for text in kind.texts}
-    sources = ", ".join(text for text in texts if "Spec-Bench" not in text and "built-in" not in text)
+    sources = ", ".join(text for text in texts if "Spec-Bench" not in text)
     return (
         "Ranges are over texts on which tokens per step were measured (benchmarks/results): for what copies, recorded "
         f"answers of larger models ({sources}); for draft models, Qwen2.5-Coder-1.5B with its "
         "0.5B on Spec-Bench; else, and for heads, SmolLM2-135M there. Other models, heads and texts differ: --prompts "
         "FILE measures your own, --acceptance says it by hand. The pick is the default strategy, unless another is "
-        "5% faster on texts on which both were measured. A head must be trained for the model before it can be "
-        "used, so it is no pick. A dash: not measured on such texts."
+        f"{BETTER - 1:.0%} faster on texts on which both were measured. A head must be trained for the model before it "
+        "can be used, so it is no pick. A dash: not measured on such texts."
     )
 
 

@@ -14,7 +14,7 @@ USABLE = 0.9
 """Of a device's memory, the share that weights and cache may take: programs and activations need the rest."""
 _GAIN = 1.02
 """Below this many times plain decoding nothing is picked."""
-_BETTER = 1.05
+BETTER = 1.05
 """Below this many times the strategy that comes first no other is picked: a few prompts don't tell them apart."""
 _CHANCES = tuple(place / 50 for place in range(1, 50))
 
@@ -179,7 +179,7 @@ def _pick(speeds: Sequence[KindSpeed]) -> str:
     for other in speeds[1:]:
         common = best.gains.keys() & other.gains.keys()
         times = prod(other.gains[text] / best.gains[text] for text in common)
-        if times > _BETTER ** len(common):
+        if times > BETTER ** len(common):
             best = other
     return best.strategy if best.low * best.high > _GAIN**2 else "none"
 
