@@ -30,18 +30,13 @@ def main() -> None:
 
 
 def _add_texts(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    tasks = commands.add_parser("tasks")
-    tasks.add_argument("folder", type=Path)
-    tasks.add_argument("--count", type=int, default=4000)
-    tasks.add_argument("--held", type=int, default=200)
-    tasks.add_argument("--seed", type=int, default=0)
-    tasks.set_defaults(run=lambda options: write_tasks(options.folder, options.count, options.held, options.seed))
-    mixing = commands.add_parser("mixed")
-    mixing.add_argument("folder", type=Path)
-    mixing.add_argument("--count", type=int, default=30_000)
-    mixing.add_argument("--held", type=int, default=1200)
-    mixing.add_argument("--seed", type=int, default=0)
-    mixing.set_defaults(run=lambda options: write_mixed(options.folder, options.count, options.held, options.seed))
+    for name, write, count, held in (("tasks", write_tasks, 4000, 200), ("mixed", write_mixed, 30_000, 1200)):
+        texts = commands.add_parser(name)
+        texts.add_argument("folder", type=Path)
+        texts.add_argument("--count", type=int, default=count)
+        texts.add_argument("--held", type=int, default=held)
+        texts.add_argument("--seed", type=int, default=0)
+        texts.set_defaults(run=write)
 
 
 def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

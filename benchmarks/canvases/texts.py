@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 from collections.abc import Callable
@@ -64,27 +65,27 @@ def sums(chance: random.Random) -> dict[str, str]:
     return {"kind": "sums", "prompt": f"sum: {asked}:", "answer": f" {', '.join(steps)}."}
 
 
-def write_mixed(folder: Path, count: int, held: int, seed: int) -> None:
+def write_mixed(options: argparse.Namespace) -> None:
     """As many of each kind; and ``calibrate.jsonl``, prompts of further extractions."""
-    chance = random.Random(seed)
+    chance = random.Random(options.seed)
     kinds = sorted(TOKENS)
 
     def make() -> dict[str, str]:
         kind = chance.choice(kinds)
         return sums(chance) if kind == EXACT else extraction(chance, kind)
 
-    write_rows(folder, count, held, make)
-    known = (folder / "train.jsonl").read_text() + (folder / "held.jsonl").read_text()
+    write_rows(options.folder, options.count, options.held, make)
+    known = (options.folder / "train.jsonl").read_text() + (options.folder / "held.jsonl").read_text()
     others = (extraction(chance, ("lookup", "json")[n % 2])["prompt"] for n in range(400))
     prompts = [each for each in others if json.dumps(each) not in known]
     lines = [json.dumps({"prompt": each}) + "\n" for each in prompts[:300]]
-    (folder / "calibrate.jsonl").write_text("".join(lines), encoding="utf-8")
+    (options.folder / "calibrate.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
-def write_tasks(folder: Path, count: int, held: int, seed: int) -> None:
+def write_tasks(options: argparse.Namespace) -> None:
     """Write questions of all kinds."""
-    chance = random.Random(seed)
-    write_rows(folder, count, held, lambda: task(chance))
+    chance = random.Random(options.seed)
+    write_rows(options.folder, options.count, options.held, lambda: task(chance))
 
 
 def write_rows(folder: Path, count: int, held: int, make: Callable[[], dict[str, str]]) -> None:
