@@ -5,7 +5,7 @@ from __future__ import annotations
 GROUPS = {
     "use a model": {
         "chat": "chat with a model in the terminal",
-        "run": "the same: parlay run MODEL is parlay chat MODEL",
+        "run": "chat with MODEL in the terminal: the same as parlay chat MODEL",
         "generate": "continue a prompt, and print the text as it is decoded",
         "suggest": "write several continuations to pick from, in the time of one",
         "serve": "serve models over HTTP: OpenAI's, Anthropic's and Ollama's APIs",
@@ -80,7 +80,7 @@ ELSEWHERE = {
     "benchmark": "parlay bench measures your prompts",
     "quantise": "parlay quantize writes a model in fewer bits",
     "create": "a model is a folder, a GGUF file or a Hub id; system prompts and parameters are flags of parlay run",
-    "help": "parlay --help lists the commands",
+    "help": "write parlay -h, or parlay COMMAND -h",
     "version": "parlay --version",
 }
 """What does here what a command of Ollama's, vLLM's or another program's does there."""
