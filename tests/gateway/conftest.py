@@ -55,7 +55,7 @@ class Line:
     """
 
     def __init__(self, port: int) -> None:
-        self._to = port
+        self.to = port
         self.most: int | None = None
         self.hangs = self.dead = self.silent = False
         self.pause = 0.0
@@ -75,7 +75,7 @@ class Line:
         if (first := await reader.read(65536)).startswith(b"GET /identity") and not self.silent:
             writer.write(READY)
             return await writer.drain()
-        there, back = await asyncio.open_connection("127.0.0.1", self._to)
+        there, back = await asyncio.open_connection("127.0.0.1", self.to)
         posting: list[bool] = []
         pumps = [
             asyncio.create_task(each)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
+import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
@@ -107,3 +108,49 @@ def test_a_client_that_leaves_ends_its_request_at_the_replica(behind: Behind) ->
         assert replica.state == "ready"
 
     behind([Silent(b"")], test)
+
+
+def test_a_gateway_that_is_its_own_replica_does_not_use_itself(
+    behind: Behind, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would call itself ready, and a request would go round until no other is let in."""
+    good, itself = Fake(READY), Line(0)
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        async with listening(gateway) as (_, itself.to):
+            while gateway.fleet.replicas[1].state != "refused":
+                await asyncio.sleep(0.01)
+            for number in range(4):
+                assert (await client.post("/v1/completions", json={"prompt": f"{number}"})).status_code == 200
+            assert len(good.posts) == 4
+
+    behind([good, itself], test, ready=1)
+    assert "leave the gateway's own address out of --replica" in caplog.text
+
+
+def test_a_request_that_comes_back_to_its_gateway_goes_to_another_replica(behind: Behind) -> None:
+    """As where two gateways have each other as a replica."""
+
+    class Around(Fake):
+        to = 0
+
+        async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            data, answer = await reader.read(65536), READY
+            if data.startswith(b"POST"):
+                self.posts.append(data)
+                there, back = await asyncio.open_connection("127.0.0.1", self.to)
+                back.write(data)
+                answer = await there.read(65536)
+                back.close()
+            writer.write(answer)
+            writer.close()
+
+    good, around = Fake(READY), Around(b"")
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        async with listening(gateway) as (_, around.to):
+            gateway.fleet.replicas[0].in_flight += 5  # so the other one is chosen
+            assert (await client.post("/v1/completions", json={"prompt": "a"})).status_code == 200
+            assert (len(good.posts), len(around.posts)) == (1, 1)
+
+    behind([good, around], test)

@@ -12,7 +12,7 @@ from parlay.gateway.client import Head, Headers, ReplicaLost, passed_on
 from parlay.gateway.counts import Counts
 from parlay.gateway.delivered import BLOCK_BYTES, Delivered, ErrorEvent
 from parlay.gateway.question import Question
-from parlay.gateway.replicas import Exchange, Fleet, Replica, Tried
+from parlay.gateway.replicas import LOOP, Exchange, Fleet, Replica, Tried
 from parlay.gateway.settings import GatewaySettings
 from parlay.serve.errors import MESSAGES, OLLAMA, ApiError
 from parlay.serve.guard.connection import Parts
@@ -21,7 +21,7 @@ from parlay.serve.protocol.resume_comments import EVENT_STREAM, HEADER, NO
 logger = logging.getLogger(__name__)
 
 REPLICA_HEADER = b"parlay-replica"
-_ELSEWHERE = frozenset({500, 502, 503, 504})
+_ELSEWHERE = frozenset({500, 502, 503, 504, LOOP})
 """Statuses of a replica that another one may better."""
 _STREAMS = (EVENT_STREAM.encode(), b"application/x-ndjson")
 

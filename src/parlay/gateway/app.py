@@ -16,7 +16,7 @@ from parlay.gateway.answer import Answer
 from parlay.gateway.client import NoFiles, ReplicaLost, passed_on
 from parlay.gateway.counts import Counts
 from parlay.gateway.question import Question, read_question
-from parlay.gateway.replicas import Exchange, Fleet
+from parlay.gateway.replicas import LOOP, Exchange, Fleet
 from parlay.gateway.settings import MOST_REPLICAS, Address, GatewaySettings
 from parlay.serve.errors import ApiError
 from parlay.serve.guard.auth import Admission, Guard, Limiter
@@ -25,6 +25,7 @@ from parlay.serve.guard.limits import BodyLimit
 from parlay.serve.settings import Settings
 
 _METRICS = re.compile(r"/replicas/([0-9]{1,3})/metrics")
+_LOOP = ApiError(LOOP, "this request has been at this gateway before: leave the gateway's own address out of --replica")
 _HEALTH = frozenset({"/health", "/v1/health", "/ping", "/ready"})
 
 
@@ -77,6 +78,9 @@ class Gateway:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
+        if any(self.settings.via in value for name, value in scope["headers"] if name == b"via"):
+            return await _LOOP.response(path)(scope, receive, send)
+        scope = {**scope, "headers": [*scope["headers"], (b"via", self.settings.via)]}
         if path in _HEALTH or path == "/metrics":
             reply = Response(self.counts.render(), media_type=CONTENT_TYPE) if path == "/metrics" else self._health()
             return await reply(scope, receive, send)

@@ -24,7 +24,6 @@ _OPEN = (
     "it asks for no key, and other machines can reach this gateway: give the gateway or the replicas keys, or the "
     "gateway --no-auth"
 )
-_KEY_WANTED = "it asks for a key: give this gateway one that it takes, with --api-key-file FILE"
 _KEY_UNKNOWN = "it does not take this gateway's first key: start it and the gateway with the same --api-key-file FILE"
 _HASHING_SECONDS = 600.0
 """For a server to hash its weights, when it is asked who it is."""
@@ -32,6 +31,13 @@ _OWN_DELAY = 0.5
 """Of the time for a replica's health: where the gateway wakes up so much later, it was itself stopped or starved."""
 _BODY_BYTES = 64 * 1024
 """How much of a body is read when it is asked how it is."""
+LOOP = 508
+"""Status with which a gateway answers what it has sent itself."""
+_REFUSALS = {
+    LOOP: "requests come back from it to this gateway: leave the gateway's own address out of --replica",
+    401: "it asks for a key: give this gateway one that it takes, with --api-key-file FILE",
+}
+"""Why a replica is not used, by the status of an answer to this gateway's questions."""
 Tried = set[tuple[int, int]]
 """Replicas that a request has been to, each by number and epoch."""
 
@@ -265,8 +271,9 @@ class Replica:
 
     def _refusal(self, ready: Head, found: tuple[Head, bytes] | None) -> str:
         """Why it is not to be used, in one line; empty where it is what it should be."""
-        if 401 in (ready.status, found[0].status if found is not None else 0):
-            return _KEY_WANTED
+        for status in (ready.status, found[0].status if found is not None else 0):
+            if status in _REFUSALS:
+                return _REFUSALS[status]
         if ready.status not in (200, 503):
             return f"it answers /ready with status {ready.status}: check its host and port"
         if found is None:
@@ -287,6 +294,7 @@ class Replica:
         connection = await self.pool.take(fresh=True)
         try:
             lines = [f"GET {path} HTTP/1.1", f"host: {self.address.authority}", "connection: close"]
+            lines.append(f"via: {self._settings.via.decode()}")
             lines += [f"authorization: Bearer {key}" for key in list(self._settings.keys)[:1]]
             answer, body = await connection.send("\r\n".join([*lines, "", ""]).encode()), b""
             while len(body) < _BODY_BYTES and (more := await connection.read()):

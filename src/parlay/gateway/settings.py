@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -59,7 +60,8 @@ class GatewaySettings:
     ``spread``: a replica gets at most so many times the mean of requests before those that belong to it go elsewhere.
     ``hosts`` are the names that the Host header may carry; none: any. ``open_replicas``: replicas that ask for no key
     may be used, although others than this machine reach the gateway. ``mixed``: so may those of another build or
-    instruction set than the others. Raises ValueError for a value that can't be used.
+    instruction set than the others. ``via`` is the gateway's line of the header Via in all that it sends, by which it
+    knows what comes back to it. Raises ValueError for a value that can't be used.
     """
 
     keys: Mapping[str, KeyLimits] = field(default_factory=dict, repr=False)
@@ -77,6 +79,7 @@ class GatewaySettings:
     drain_seconds: float = 30.0
     retries: int = 3
     spread: float = 1.25
+    via: bytes = field(default_factory=lambda: b"1.1 parlay-" + secrets.token_hex(8).encode(), repr=False)
 
     def __post_init__(self) -> None:
         for name, value in (
