@@ -161,10 +161,22 @@ def test_a_request_that_is_given_up_hears_why(engine: AsyncLLM, monkeypatch: pyt
 def test_the_access_log_has_no_values_of_a_url(engine: AsyncLLM, caplog: pytest.LogCaptureFixture) -> None:
     """A client may write its key there, though the server reads keys from headers alone."""
     with running(engine, drain_seconds=0, access_log=True) as (_, _, url), caplog.at_level("INFO", "uvicorn.access"):
-        httpx.get(f"{url}/health?api_key=sk-secret&model=&x=1")
-        httpx.get(f"{url}/health?sk-secret")
+        httpx.get(f"{url}/v1/models?api_key=sk-secret&model=&x=1")
+        httpx.get(f"{url}/v1/models?sk-secret")
     lines = [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"]
     assert [line.partition(" - ")[2] for line in lines] == [
-        '"GET /health?api_key=***&model=&x=*** HTTP/1.1" 200',
-        '"GET /health?*** HTTP/1.1" 200',
+        '"GET /v1/models?api_key=***&model=&x=*** HTTP/1.1" 200',
+        '"GET /v1/models?*** HTTP/1.1" 200',
     ]
+
+
+@pytest.mark.parametrize("level", ["INFO", "DEBUG"])
+def test_probes_are_logged_at_level_debug(engine: AsyncLLM, caplog: pytest.LogCaptureFixture, level: str) -> None:
+    """A gateway, or what watches containers, asks each second."""
+    with running(engine, drain_seconds=0, access_log=True) as (_, _, url), caplog.at_level(level, "uvicorn.access"):
+        caplog.clear()
+        for path in ("/ready", "/health?x=1", "/v1/models"):
+            httpx.get(url + path)
+    found = {record.getMessage().split()[3]: record.levelname for record in caplog.records if "GET" in str(record.args)}
+    probes = {"/ready": "DEBUG", "/health?x=***": "DEBUG"} if level == "DEBUG" else {}
+    assert found == {**probes, "/v1/models": "INFO"}

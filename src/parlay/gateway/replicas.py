@@ -264,7 +264,7 @@ class Replica:
         """Why it is not to be used, by the keys that it takes; empty where nothing is in the way."""
         if self._settings.open_replicas and not self._settings.keys:
             return ""
-        refuses = (await self._get("/v1/models"))[0].status == 401
+        refuses = (await self._get("/load"))[0].status == 401
         if self._settings.keys:
             return _KEY_UNKNOWN if refuses else ""
         return "" if refuses else _OPEN

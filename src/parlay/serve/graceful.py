@@ -19,17 +19,20 @@ from starlette.types import ASGIApp
 from uvicorn.server import HANDLED_SIGNALS
 
 from parlay.serve.guard.connection import Connection
+from parlay.serve.observe.http_metrics import PROBES
 
 _LAST_WORDS = 5  # seconds for answers that were cut off to reach their clients
 _NEVER = 1 << 30  # seconds
 _QUERY_VALUE = re.compile(r"(?<==)[^&]+")
 
 
-def hide_query_values(record: logging.LogRecord) -> bool:
-    """Keep what a client wrote into a URL, which may be a key, out of the access log."""
+def is_access_of_note(record: logging.LogRecord) -> bool:
+    """Keep what a client wrote into a URL, which may be a key, out of the access log; and probes, unless it debugs."""
     if isinstance(record.args, tuple):
         record.args = tuple(_without_values(part) if isinstance(part, str) else part for part in record.args)
-    return True
+        if any(str(part).partition("?")[0] in PROBES for part in record.args):
+            record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+    return logging.getLogger(record.name).isEnabledFor(record.levelno)
 
 
 def _without_values(path: str) -> str:
@@ -68,7 +71,7 @@ class GracefulServer(uvicorn.Server):
         self._ready = ready
         self._signals = 0
         logging.getLogger("uvicorn.error").addFilter(self._is_news)
-        logging.getLogger("uvicorn.access").addFilter(hide_query_values)
+        logging.getLogger("uvicorn.access").addFilter(is_access_of_note)
         self._draining: asyncio.Task[None] | None = None
         self._cutting: asyncio.Task[None] | None = None
 

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PROBES = frozenset({"/health", "/ping", "/ready", "/load", "/metrics", "/version"})
-"""Asked all the time by machines; not counted."""
+"""Asked all the time by machines; not counted, and logged at level debug."""
 _NOTHING = "none"
 _BOUNDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
 
