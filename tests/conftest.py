@@ -15,6 +15,7 @@ import importlib
 import inspect
 import os
 import random
+import signal
 import zlib
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -182,3 +183,12 @@ def router_memory(own_cache: Path) -> Iterator[RouterMemory]:
 def own_router_memory(router_memory: RouterMemory) -> None:
     """What routers learn in one test is not known in the next."""
     router_memory.test += 1
+
+
+@pytest.fixture
+def signals_as_before() -> Iterator[None]:
+    """A test may have signals handled in another way."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def test_it_measures_prints_and_goes_on(cli: Cli, tmp_path: Path, monkeypatch: p
 
     def broken(bench: Bench, tell: object) -> None:
         Results(out, header).add([replace(rows[0], requests=1, same=0, of=1)])
-        raise Terminated
+        raise Terminated(signal.SIGTERM)
 
     monkeypatch.setattr(Bench, "run", broken)
     stopped = cli(*words, "--max-tokens", "6")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_lines_between_triple_quotes_are_one_message_and_no_command(cli: Cli, tm
 
 
 def test_ctrl_c_keeps_the_chat_and_sigterm_ends_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    signals = iter([KeyboardInterrupt, Terminated])
+    signals = iter([KeyboardInterrupt(), Terminated(signal.SIGTERM)])
 
     def read(prompt: str) -> str:
         raise next(signals)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import parlay
-from parlay.cli import guarded, parser_of
+from parlay.cli import guarded, main, parser_of
 from parlay.cli.commands import COMMANDS, ELSEWHERE, EVERYDAY
 from parlay.cli.flags import PYTHON_ONLY, SAMPLING_HELP, chosen_strategy
 from parlay.cli.listening import announce
@@ -182,7 +182,12 @@ def test_an_interrupt_while_a_class_is_made_is_an_interrupt() -> None:
 
 @pytest.mark.parametrize(
     ("module", "sent", "code"),
-    [("argparse", "SIGINT", -signal.SIGINT), ("torch", "SIGINT", 130), ("torch", "SIGTERM", 143)],
+    [
+        ("argparse", "SIGINT", -signal.SIGINT),
+        ("torch", "SIGINT", 130),
+        ("torch", "SIGTERM", 143),
+        ("torch", "SIGHUP", 129),
+    ],
 )
 def test_an_interrupt_amid_an_import_ends_the_program_without_a_word(
     module: str, sent: str, code: int, tmp_path: Path
@@ -200,6 +205,28 @@ runpy.run_module("parlay", run_name="__main__", alter_sys=True)"""
     words = [sys.executable, "-c", program, "models", str(tmp_path)]
     run = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout, run.stderr) == (code, "", "")
+
+
+@pytest.mark.usefixtures("signals_as_before")
+@pytest.mark.parametrize(("nohup", "code"), [(False, 129), (True, 0)])
+def test_a_terminal_that_closes_ends_a_command_which_clears_up_in_peace(
+    nohup: bool, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shell sends the signal on, so it comes more than once. `nohup` has it ignored."""
+    cleared: list[bool] = []
+
+    def command(options: Namespace) -> int:
+        try:
+            signal.raise_signal(signal.SIGHUP)
+        finally:
+            signal.raise_signal(signal.SIGHUP)
+            cleared.append(True)
+        return 0
+
+    monkeypatch.setattr("parlay.cli.models.run", command)
+    monkeypatch.setattr("sys.argv", ["parlay", "models"])
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
+    assert (main(), cleared) == (code, [True])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")

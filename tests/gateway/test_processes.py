@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -93,8 +94,10 @@ def test_replicas_killed_and_stopped_lose_nothing_and_come_back() -> None:
         assert texts(url, 6, lambda: os.kill(numbers()[1], signal.SIGSTOP)) == expected
         os.kill(numbers()[1], signal.SIGKILL)
         ready_after(4)
-        assert texts(url, 6, lambda: process.send_signal(signal.SIGHUP)) == expected
-        ready_after(6)
+        assert texts(url, 6, lambda: os.killpg(process.pid, signal.SIGHUP)) == expected  # as a shell does
+        assert process.stdout is not None
+        while "all are new" not in process.stdout.readline():
+            pass
 
         def twice() -> None:  # the second comes while the first is under way
             process.send_signal(signal.SIGHUP)
@@ -115,6 +118,19 @@ def ready(url: str) -> None:
     """Wait until all replicas are ready."""
     while set(httpx.get(f"{url}/health").json()["replicas"].values()) != {"ready"}:
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_replicas_end_when_their_terminal_is_closed() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        words = ("serve", "parlay-mini", "--replicas", "2", "--router-memory", "off", "--port", "0")
+        os.execv(sys.executable, [sys.executable, "-m", "parlay", *words])
+    said = b""
+    while b"http" not in said:
+        said += os.read(terminal, 4096)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @pytest.mark.slow

@@ -81,12 +81,15 @@ def wait_until_not_ready(url: str) -> None:
         pass
 
 
-def test_a_stream_under_way_ends_well_and_latecomers_are_told(engine: AsyncLLM) -> None:
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]])
+def test_a_stream_under_way_ends_well_and_latecomers_are_told(signals: list[int], engine: AsyncLLM) -> None:
+    """A terminal that closes sends its signal twice."""
     with running(engine, drain_seconds=DEADLINE) as (server, thread, url):
         with httpx.stream("POST", f"{url}/slow", timeout=DEADLINE) as response:
             parts = response.iter_text()
             assert next(parts) == "one"
-            server.handle_exit(signal.SIGTERM, None)
+            for each in signals:
+                server.handle_exit(each, None)
             wait_until_not_ready(url)
             late = httpx.post(f"{url}/slow")
             assert (late.status_code, late.headers["Retry-After"]) == (503, "1")
@@ -97,6 +100,16 @@ def test_a_stream_under_way_ends_well_and_latecomers_are_told(engine: AsyncLLM) 
         assert not thread.is_alive()
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")
+
+
+@pytest.mark.usefixtures("signals_as_before")
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_terminal_that_closes_ends_a_server_unless_nohup_keeps_it(nohup: bool) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
+    server = Server(FastAPI(), lambda: None, access_log=False)
+    with server.capture_signals():
+        heard = signal.getsignal(signal.SIGHUP) == server.handle_exit
+    assert heard is not nohup
 
 
 def test_the_wait_has_an_end(engine: AsyncLLM) -> None:

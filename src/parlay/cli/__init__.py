@@ -1,4 +1,4 @@
-"""The command line. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated.
+"""The command line. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated, 129 hung up.
 
 Only the chosen command's module is imported, so that help and most usage errors come at once.
 """
@@ -22,11 +22,16 @@ from parlay.cli.commands import COMMANDS, ELSEWHERE, EVERYDAY, GROUPS
 from parlay.cli.parser import USAGE, Parser
 from parlay.options import nearest
 
-FAILURE, INTERRUPTED, TERMINATED = 1, 130, 143
+FAILURE, INTERRUPTED = 1, 130
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: an interrupt after which the program ends in any case."""
+    """SIGTERM, or SIGHUP of a terminal that was closed: an interrupt after which the program ends in any case."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
 
 
 class Command(Protocol):
@@ -41,20 +46,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line, by default the process's own, and return the exit code; argparse may exit instead."""
     if arguments is not None:
         return guarded(lambda: _dispatch(list(arguments)))
-    for each in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(each) != signal.SIG_IGN:  # as jobs in the background of a shell have the first one
+    for each in _SIGNALS:
+        if signal.getsignal(each) != signal.SIG_IGN:  # jobs in the background of a shell ignore SIGINT, nohup SIGHUP
             signal.signal(each, _interrupt)
     try:
         return guarded(lambda: _dispatch(sys.argv[1:]))
     finally:
-        for each in (signal.SIGINT, signal.SIGTERM):
+        for each in _SIGNALS:
             if signal.getsignal(each) is _interrupt:  # a server has left another
                 signal.signal(each, signal.SIG_DFL)  # the end of Python would print a traceback
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     """End at once amid an import, where libraries lose the exception, or abort with a dump of memory."""
-    error = Terminated() if signum == signal.SIGTERM else KeyboardInterrupt()
+    if signum == signal.SIGHUP:
+        signal.signal(signum, signal.SIG_IGN)  # a terminal that closes sends several: the first one is cleared up after
+    error = KeyboardInterrupt() if signum == signal.SIGINT else Terminated(signum)
     while frame is not None:
         if frame.f_globals.get("__name__") == "importlib._bootstrap":
             os._exit(code_of(error))
@@ -64,7 +71,7 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 def code_of(interrupt: KeyboardInterrupt) -> int:
     """Return the exit code of a command that a signal ended."""
-    return TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED
+    return 128 + interrupt.signum if isinstance(interrupt, Terminated) else INTERRUPTED
 
 
 def guarded(command: Callable[[], int]) -> int:

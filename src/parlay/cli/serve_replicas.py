@@ -14,11 +14,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
-from multiprocessing import Pipe, get_context
+from multiprocessing import Pipe, forkserver, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from parlay.cli import FAILURE
@@ -30,6 +30,7 @@ from parlay.serve.settings import Settings
 
 if TYPE_CHECKING:
     from parlay.gateway.replicas import Fleet
+    from parlay.serve.graceful import GracefulServer
 
 logger = logging.getLogger(__name__)
 
@@ -98,14 +99,35 @@ def serve_replicas(options: argparse.Namespace, allowed: Settings, listener: soc
             processes.leave_alone()
             await gateway.shut_down(at_once=at_once)
 
-        server = GracefulServer(gateway, processes.start, shut_down, access_log=accesses)
-        with suppress(ValueError):  # not in the main thread, as in tests
-            signal.signal(signal.SIGHUP, lambda *_: processes.restart())
+        def start() -> None:
+            if threading.current_thread() is threading.main_thread():
+                _hear_hang_ups(processes, server)
+            processes.start()
+
+        server = GracefulServer(gateway, start, shut_down, access_log=accesses)
         try:
             server.run(sockets=[listener])
         finally:
             processes.stop()
     return FAILURE if processes.failed else 0
+
+
+def _hear_hang_ups(processes: Processes, server: GracefulServer) -> None:
+    """Start the replicas anew at SIGHUP; but end, as other servers do, where a terminal that was closed sends it.
+
+    That reaches the whole group, of which the server of forks must not end: the replicas would count as ended with it.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    forkserver.ensure_running()
+    terminals = [number for number in range(3) if os.isatty(number)]
+
+    def hear(signum: int, frame: FrameType | None) -> None:
+        if all(map(os.isatty, terminals)):
+            processes.restart()
+        else:
+            server.handle_exit(signum, frame)
+
+    signal.signal(signal.SIGHUP, hear)
 
 
 def _shared_out(options: argparse.Namespace) -> argparse.Namespace:

@@ -49,9 +49,9 @@ class ShutDown(Protocol):
 class GracefulServer(uvicorn.Server):
     """uvicorn, but it keeps listening while it drains, so that latecomers hear why they are turned away.
 
-    The first SIGINT or SIGTERM lets running requests finish, as long as the settings allow, while new ones are told
-    to come back later. A second one ends them now, with an error that says so. A third one waits for nobody.
-    ``ready`` is called when requests are taken.
+    The first SIGINT, SIGTERM or SIGHUP lets running requests finish, as long as the settings allow, while new ones are
+    told to come back later. A second one ends them now, with an error that says so. A third one waits for nobody.
+    Several SIGHUPs are one, for a terminal that closes sends them. ``ready`` is called when requests are taken.
     """
 
     def __init__(self, app: ASGIApp, ready: Callable[[], None], shut_down: ShutDown, *, access_log: bool) -> None:
@@ -87,16 +87,17 @@ class GracefulServer(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        for each in HANDLED_SIGNALS:
+        hang_up = (signal.SIGHUP,) if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else ()  # nohup ignores it
+        for each in (*HANDLED_SIGNALS, *hang_up):
             signal.signal(each, self.handle_exit)
         try:
             yield
         finally:
-            for each in HANDLED_SIGNALS:
+            for each in (*HANDLED_SIGNALS, signal.SIGHUP):
                 signal.signal(each, signal.SIG_IGN)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._signals += 1
+        self._signals += sig != signal.SIGHUP or not self._signals
         if self._signals > 2:
             self.should_exit = self.force_exit = True
 

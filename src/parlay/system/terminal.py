@@ -97,7 +97,8 @@ class Interrupt:
 
     def __enter__(self) -> Self:
         hears = threading.current_thread() is threading.main_thread()  # no other one is interrupted
-        self._before = {each: signal.signal(each, self._note) for each in self._signals if hears}
+        ours = [each for each in self._signals if hears and signal.getsignal(each) != signal.SIG_IGN]
+        self._before = {each: signal.signal(each, self._note) for each in ours}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -105,15 +106,16 @@ class Interrupt:
             signal.signal(each, before)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        if self.noted is not None:
+        if self.noted is None:
+            self.noted = signum
+        elif signum != signal.SIGHUP:  # of which a terminal that closes sends several
             raise KeyboardInterrupt
-        self.noted = signum
 
 
 @contextmanager
 def undivided() -> Iterator[None]:
-    """Let a first Ctrl-C or SIGTERM count after the block, so that what the block changes together stays whole."""
-    with Interrupt(signal.SIGINT, signal.SIGTERM) as interrupt:
+    """Let a first Ctrl-C, SIGTERM or SIGHUP count after the block: what the block changes together stays whole."""
+    with Interrupt(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupt:
         yield
     if interrupt.noted is not None:
         signal.raise_signal(interrupt.noted)
