@@ -37,6 +37,14 @@ def test_the_page_has_a_line_for_each_fleet(cli: Cli) -> None:
     assert "Chance that a token drafted by prompt-lookup is right: " in found.out
 
 
+def test_what_chooses_is_as_right_as_what_is_better_on_the_same_texts(cli: Cli) -> None:
+    """Copies of references were measured on easy texts alone, on which copies of the prompt are right more often."""
+    words = ("simulate", *ON_L4, "--mixture", "documents", "--rate", "2", "--duration", "5", "--strategy")
+    lookup = cli(*words, "prompt-lookup").out.partition("prompt-lookup is right: ")[2].splitlines()[0]
+    for both in ("auto:of=prompt-lookup+reference-copy", "auto:of=reference-copy+prompt-lookup"):
+        assert f"is right: {lookup}\n" in cli(*words, both).out
+
+
 def test_the_json_says_all_and_a_seed_repeats_it(cli: Cli) -> None:
     words = ("simulate", *ON_L4, *CHATS, "--seed", "3", "--json")
     one, again = cli(*words), cli(*words)

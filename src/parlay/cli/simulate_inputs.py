@@ -196,20 +196,25 @@ def ranks_by_flags(options: argparse.Namespace, traffic: Traffic, names: Sequenc
 
 
 def measured_ranks(traffic: Traffic, names: Sequence[str], label: str) -> Ranks:
-    """Chances that were measured elsewhere, the mean over texts of a kind; of several strategies the best.
+    """Chances that were measured elsewhere, the mean over texts of a kind.
 
-    Raises UsageError for a kind on which none of them was measured.
+    Of several strategies it is the first one's, until another was right more often on texts of both. Raises UsageError
+    for a kind on which none of them was measured.
     """
     found: dict[str, tuple[float, ...]] = {}
     for kind in traffic.kinds:
-        rates = [fmean(rate.chance for rate in own) for name in names if (own := rates_of(name, kind))]
+        rates = [{rate.same_texts: rate.chance for rate in own} for name in names if (own := rates_of(name, kind))]
         if not rates:
             of = f"{kind!r}" if kind else "requests whose kind is not known"
             raise UsageError(
                 f"how often drafts of {label} are right in {of} was not measured: say --acceptance RATE"
                 + ("" if kind else ", or --kind NAME")
             )
-        found[kind] = (max(rates),)
+        best = rates[0]
+        for other in rates[1:]:
+            if sum(other[text] - best[text] for text in best.keys() & other.keys()) > 0:
+                best = other
+        found[kind] = (fmean(best.values()),)
     return found
 
 
