@@ -21,6 +21,7 @@ from parlay.bench.records import Cell, Results, Row
 from parlay.llm.outputs import RequestOutput
 from parlay.llm.suggesting import SuggestParams
 from parlay.ngrams import NgramModel
+from parlay.system.terminal import counted
 from parlay.text.prompts import TokensPrompt
 
 ONE, DRAFTS = "one greedy draft", 3
@@ -112,7 +113,7 @@ def page(results: Results) -> str:
     """A line for each way; times are medians over those of one greedy draft, case by case."""
     rows = {cell.strategy: {each.round: each for each in results.of(cell)} for cell in results.cells}
     one = rows[ONE]
-    heads = " | ".join(f"{words} word{'s' * (words > 1)}" for words in WORDS)
+    heads = " | ".join(counted(words, "word") for words in WORDS)
     lines = [f"| drafts | cases | time of one draft | {heads} | different |", "|---" * (4 + len(WORDS)) + "|"]
     for name, own in rows.items():
         ratio = median(own[place].seconds / one[place].seconds for place in own)

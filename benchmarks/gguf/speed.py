@@ -15,6 +15,7 @@ from parlay.bench.forwards import FORWARD, WEIGHTS, time_reading, weight_bytes
 from parlay.bench.records import OURS, Cell, Row
 from parlay.options import LoadOptions
 from parlay.system import threads
+from parlay.system.terminal import counted
 from parlay.types import Segment, trees
 
 LLAMA = "llama-cpp-python"
@@ -128,7 +129,7 @@ def _cell(engine: str, model: str, count: int, what: str) -> Cell:
 
 def part_of(count: int) -> str:
     """How cells name a number of threads."""
-    return f"{count} thread{'s' if count > 1 else ''}"
+    return counted(count, "thread")
 
 
 class Found:

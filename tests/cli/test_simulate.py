@@ -163,7 +163,7 @@ def test_a_small_model_is_best_replicated_under_load(cli: Cli) -> None:
     words = ("plan", *ON_L4, "--devices", "4", "--mixture", "chat", "--rate", "40", "--duration", "30")
     found = cli(*words, "--link", "5:50", "--strategy", "prompt-lookup", "--acceptance", "0.3")
     assert "best: 4 x one device" in found.out
-    assert "run: parlay serve llama-3.2-1b --strategy prompt-lookup, on each of 4 groups of 1 devices" in found.out
+    assert "run: parlay serve llama-3.2-1b --strategy prompt-lookup, on each of 4 groups of 1 device" in found.out
 
 
 def test_a_drafter_apart_runs_beside_its_server(cli: Cli) -> None:

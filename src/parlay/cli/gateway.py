@@ -23,6 +23,7 @@ from parlay.cli.listening import (
     url_of,
 )
 from parlay.serve.settings import KeyLimits
+from parlay.system.terminal import counted
 
 if TYPE_CHECKING:
     from parlay.gateway.settings import GatewaySettings
@@ -75,8 +76,7 @@ def run(options: argparse.Namespace) -> int:
 
     gateway = create_gateway([read_address(url) for url in options.replica], settings(options))
     with listen(options.host, options.port) as listener:
-        count = len(options.replica)
-        welcome = f"parlay gateway to {count} replica{'s' if count > 1 else ''} at {url_of(listener)}"
+        welcome = f"parlay gateway to {counted(len(options.replica), 'replica')} at {url_of(listener)}"
         accesses = options.log_level in ("debug", "info")
         server = GracefulServer(gateway, lambda: announce(welcome), gateway.shut_down, access_log=accesses)
         server.run(sockets=[listener])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from parlay.simulate.report import Figures
 from parlay.simulate.splits import Link, Split, SplitMemory, StepParts
 from parlay.simulate.traffic import Traffic
-from parlay.system.terminal import aligned
+from parlay.system.terminal import aligned, counted
 
 BATCH = 16
 """Sequences of the step that is shown beside that of one."""
@@ -123,5 +123,5 @@ def command(model: str, split: Split, strategy: str, draft_model: str | None) ->
     elif strategy:
         words.append(f"--strategy {strategy}")
         words += [f"--draft-model {draft_model}"] if draft_model else []
-    each = f", on each of {split.replicas} groups of {split.ranks} devices" if split.replicas > 1 else ""
+    each = f", on each of {split.replicas} groups of {counted(split.ranks, 'device')}" if split.replicas > 1 else ""
     return " ".join(words) + each

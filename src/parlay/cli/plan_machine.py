@@ -15,6 +15,7 @@ from parlay.cost.devices import BANDWIDTH_SHARE, DEVICES, RATE_SHARE, find_devic
 from parlay.cost.devices import machine as known_machine
 from parlay.models.fetch.pulled import DEFAULT_MODEL, named_or_default
 from parlay.options import LoadOptions
+from parlay.system.terminal import counted
 
 if TYPE_CHECKING:
     from parlay.bench.plan.strategies import Models
@@ -181,7 +182,7 @@ def _this_machine(options: argparse.Namespace) -> Ground:
     if weights is not None and kept not in (weights.name, weights.blocks.name if weights.blocks else ""):
         raise ValueError(f"{path} was measured for {kept} weights, not {weights.name}: calibrate for these too")
     source = (
-        f"{origin['processor']}, {_threads(origin)}, calibrated {origin['date']} "
+        f"{origin['processor']}, {counted(int(origin['threads']), 'thread')}, calibrated {origin['date']} "
         f"(median error of the fit {calibration.median_error:.0%}) in {path}"
     )
     busy = float(origin.get("busy_cores", 0))
@@ -190,10 +191,6 @@ def _this_machine(options: argparse.Namespace) -> Ground:
     memory = int(origin["memory_bytes"]) if "memory_bytes" in origin else None
     kept_weights, kv_bytes = weights or weight_type(kept), float(origin["kv_bytes"])
     return Ground(calibration.machine, source, kept_weights, kv_bytes, memory, calibration.links)
-
-
-def _threads(origin: Mapping[str, object]) -> str:
-    return f"{origin['threads']} thread{'' if origin['threads'] == 1 else 's'}"
 
 
 def _calibration_file(options: argparse.Namespace) -> tuple[Path, WeightType | None]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from parlay.system.terminal import aligned, printable
+from parlay.system.terminal import aligned, counted, printable
 
 if TYPE_CHECKING:
     from parlay.llm.router_file import RouterFileEntry
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.action == "reset":
         try:
-            print(f"forgot what was learned of {_counted(forget(options.model), 'model')}")
+            print(f"forgot what was learned of {counted(forget(options.model), 'model')}")
         except OSError as error:
             raise ParlayError(f"can't change {place()}: {error.strerror}") from error
         return 0
@@ -93,7 +93,3 @@ def _rows(name: str, arm: KeptArm) -> Iterator[list[str]]:
 
 def _shown(record: Record, gain: float) -> list[str]:
     return [f"{record.weight:.0f}", f"{100 * record.share:.0f} %", f"{gain:.2f}"]
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"

@@ -12,6 +12,7 @@ from parlay.cli.ensemble_flags import add_ensemble_flags, chosen_ensemble
 from parlay.cli.flags import add_model_flags, options_from, whole
 from parlay.cli.opening import read_text
 from parlay.options import LoadOptions, UsageError
+from parlay.system.terminal import counted
 
 if TYPE_CHECKING:
     from parlay.llm.likelihood import Question
@@ -55,12 +56,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(options: argparse.Namespace, file: Path, numbers: dict[str, float]) -> None:
+def _tell(options: argparse.Namespace, file: Path, numbers: dict[str, float | int]) -> None:
     if options.json:
         print(json.dumps({"file": str(file), **numbers}), flush=True)
         return
     parts = [
-        f"{name} {value:.4f}" if isinstance(value, float) else f"{value} {name.removesuffix('s' * (value == 1))}"
+        f"{name} {value:.4f}" if isinstance(value, float) else f"{counted(value, name.removesuffix('s'))}"
         for name, value in numbers.items()
     ]
     shown = ", ".join(parts)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from parlay.bench import workloads
+from parlay.system.terminal import counted
 from parlay.text.chat_template import render
 from parlay.types import ParlayError, Tokenizer
 
@@ -104,7 +105,7 @@ def refuse_broken(first: str, count: int, skip_broken: bool) -> None:
 
     Raises ParlayError unless they are to be skipped.
     """
-    many = "1 such line" if count == 1 else f"{count} such lines"
+    many = counted(count, "such line")
     if not skip_broken:
         raise ParlayError(f"{first} ({many}): mend that or pass --skip-broken")
     print(f"{first}; left out: {many}", flush=True)
