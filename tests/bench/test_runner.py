@@ -182,6 +182,14 @@ def test_follow_ups_are_asked_after_plain_decodings_answer(tiny: LLM) -> None:
     assert second[len(first) : len(first) + 8] == done.goals[0]
 
 
+def test_rows_say_which_times_are_of_one_conversation(tiny: LLM, tmp_path: Path) -> None:
+    one = Item(id="0", messages=(Message("user", "abc"),), follow_ups=("def",), max_tokens=8)
+    talks = Workload("talk", (one, replace(one, id="1", messages=(Message("user", "ghi"),), follow_ups=())))
+    rows = measure(tiny, replace(PLAN, workloads=(talks,), rounds=1), tmp_path / "rows.jsonl")
+    assert {row.talks for row in rows} == {(0, 1, 0)}
+    assert {row.talks for row in measure(tiny, PLAN, tmp_path / "prompts.jsonl")} == {()}
+
+
 def test_filler_makes_prompts_as_long_as_asked_and_what_has_no_room_is_left_out(tiny: LLM, tmp_path: Path) -> None:
     preparation = Preparation(tiny, Waves(tiny), keep_loops=True)
     padded = preparation.prepare(LETTERS, 0.0, 100)

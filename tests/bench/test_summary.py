@@ -104,3 +104,18 @@ def test_an_interval_is_not_of_prompts_that_are_mixed_up() -> None:
     (_, unknown) = summarise([base, replace(same, same=2)])
     assert unknown.interval is None
     assert unknown.ratio is not None
+
+
+def test_a_conversation_counts_once_however_many_turns_it_has() -> None:
+    """Its turns are alike, so they say less about other conversations than as many prompts do."""
+    times = {"requests": 5, "tokens": 30, "decode_tokens": 27, "decode_seconds": 1.0, "same": 5, "of": 5}
+    rows = [
+        Row(cell=cell, round=turn, itl=itl, talks=(0, 1, 2, 0, 1), **times)  # type: ignore[arg-type]
+        for turn in (0, 1)
+        for cell, itl in ((PLAIN, (0.2,) * 5), (FAST, (0.1, 0.05, 0.2, 0.1, 0.05)))
+    ]
+    apart = [replace(row, itl=row.itl[:3], talks=(), requests=3, same=3, of=3) for row in rows]
+    (_, talks), (_, prompts) = summarise(rows), summarise(apart)
+    assert talks.interval == prompts.interval
+    assert talks.interval is not None
+    assert talks.interval.count == 3

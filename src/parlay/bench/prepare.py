@@ -29,8 +29,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Talk:
-    """A conversation under way: the messages so far, and the questions that follow."""
+    """A conversation under way: its number, the messages so far, and the questions that follow."""
 
+    number: int
     item: Item
     messages: list[Message]
     questions: list[str]
@@ -56,7 +57,10 @@ class Preparation:
         """Decode every item plainly. What this raises becomes the error of the workload's rows."""
         left_out: Counter[str] = Counter()
         found: list[tuple[Ask, Answer]] = []
-        talks = [_Talk(item, list(item.messages), list(item.follow_ups)) for item in workload.items]
+        talks = [
+            _Talk(number, item, list(item.messages), list(item.follow_ups))
+            for number, item in enumerate(workload.items)
+        ]
         while talks:
             asks = [(talk, ask) for talk in talks if (ask := self._ask(talk, context)) is not None]
             left_out[NO_ROOM] += len(talks) - len(asks)
@@ -78,7 +82,8 @@ class Preparation:
         room = self.llm.engine.longest - len(ids)
         if room < min(wanted, FEWEST_TOKENS):
             return None
-        return Ask(ids=ids, most=min(wanted, room), seed=0, references=item.references, prediction=item.prediction)
+        most, references = min(wanted, room), item.references
+        return Ask(ids=ids, most=most, references=references, prediction=item.prediction, talk=talk.number)
 
     def _answers(self, asks: Sequence[Ask], temperature: float) -> Iterator[Answer]:
         for group in in_groups(asks, _TOGETHER):

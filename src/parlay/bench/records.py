@@ -80,6 +80,8 @@ class Row:
     """Seconds to the first token, per request; a request without output has none."""
     itl: tuple[float, ...] = ()
     """Mean seconds between tokens, per request; a request that emitted once has none."""
+    talks: tuple[int, ...] = ()
+    """The conversation of each of these, by number; empty where all are of different ones, or nobody knows."""
     steps: int = 0
     proposed_by_position: tuple[int, ...] = ()
     """Nodes proposed at depth 1, 2, ... of the draft; probes are not proposals."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean, geometric_mean, median, stdev
 from typing import TypeVar
 
@@ -42,6 +43,8 @@ class Spread:
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A geometric mean of ratios over ``count`` prompts, and its 95 % interval: Student's t on their logarithms.
+
+    A conversation counts as one prompt, because its turns are alike.
 
     It is about other prompts of the same kind, not about this machine on another day.
     """
@@ -215,7 +218,7 @@ def summary(rows: Sequence[Row], base: Sequence[Row]) -> CellSummary:
         own,
         Spread.of(row.tokens_per_second for row in own if row.tokens_per_second),
         ratio(own, base, decode_rate),
-        Interval.of(_by_prompt(own, base)) if rows[0].cell != plain_of(rows[0].cell) else None,
+        Interval.of(_by_talk(own, base)) if rows[0].cell != plain_of(rows[0].cell) else None,
         next((row.note for row in rows if row.note), ""),
         next((row.error for row in rows if row.error), ""),
     )
@@ -234,20 +237,32 @@ def ratio(rows: Iterable[Row], base: Iterable[Row], rate: Callable[[Row], float]
     return Spread.of(own / other for own, other in rates if own and other)
 
 
-def _by_prompt(rows: Iterable[Row], base: Iterable[Row]) -> list[float]:
-    """For each prompt the geometric mean, over the rounds of both, of how many times as fast it was as ``base``.
+def _by_talk(rows: Iterable[Row], base: Iterable[Row]) -> list[float]:
+    """For each prompt or conversation the geometric mean, over its turns and the rounds of both, of its speed-up.
 
     None where requests ran together, or where nobody knows which of them had no time between tokens.
     """
     below = {row.round: row for row in measured(base)}
     rounds = [
-        [math.log(other / own) for own, other in zip(row.itl, below[row.round].itl, strict=True) if own and other]
+        [
+            (talk, math.log(other / own))
+            for talk, own, other in zip(_talks(row), row.itl, below[row.round].itl, strict=True)
+            if own and other
+        ]
         for row in measured(rows)
         if row.round in below and row.cell.concurrency == 1 and _paired(row, below[row.round])
     ]
     if not rounds or len({*map(len, rounds)}) > 1:
         return []
-    return [math.exp(fmean(logs)) for logs in zip(*rounds, strict=True)]
+    by_talk: dict[int, list[float]] = {}
+    for talk, log in chain.from_iterable(rounds):
+        by_talk.setdefault(talk, []).append(log)
+    return [math.exp(fmean(logs)) for logs in by_talk.values()]
+
+
+def _talks(row: Row) -> Sequence[int]:
+    """The number of the conversation of each time between tokens."""
+    return row.talks or range(len(row.itl))
 
 
 def _paired(row: Row, base: Row) -> bool:

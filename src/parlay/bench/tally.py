@@ -27,6 +27,7 @@ class Times(TypedDict):
     seconds: float
     ttft: tuple[float, ...]
     itl: tuple[float, ...]
+    talks: tuple[int, ...]
 
 
 class Drafts(TypedDict):
@@ -64,7 +65,7 @@ def row_of(cell: Cell, number: int, waves: Sequence[Wave], prepared: Prepared) -
         cell=cell,
         round=number,
         requests=len(answers),
-        **times(waves, answers),
+        **times(waves, answers, prepared),
         **drafts(metrics),
         **phases(waves, metrics),
         peak_memory_bytes=max(wave.peak_memory_bytes for wave in waves),
@@ -77,8 +78,11 @@ def row_of(cell: Cell, number: int, waves: Sequence[Wave], prepared: Prepared) -
     )
 
 
-def times(waves: Sequence[Wave], answers: Sequence[Answer]) -> Times:
+def times(waves: Sequence[Wave], answers: Sequence[Answer], prepared: Prepared) -> Times:
     readings = [answer.reading for answer in answers]
+    asked = zip(readings, cycle(prepared.asks), strict=False)
+    talks = [ask.talk for reading, ask in asked if reading.between_seconds is not None]
+    several = len({*talks}) < len(talks)
     return {
         "tokens": sum(len(reading.tokens) for reading in readings),
         "fresh_tokens": sum(first_loop(reading.tokens) for reading in readings),
@@ -87,6 +91,7 @@ def times(waves: Sequence[Wave], answers: Sequence[Answer]) -> Times:
         "seconds": sum(wave.seconds for wave in waves),
         "ttft": _known(reading.first_seconds for reading in readings),
         "itl": _known(reading.between_seconds for reading in readings),
+        "talks": tuple([talk for talk in talks if talk is not None]) if several else (),
     }
 
 

@@ -30,13 +30,17 @@ UNMETERED = EnergyMeter((), "nobody asked")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A request as every system gets it; ``most`` limits the answer's tokens."""
+    """A request as every system gets it; ``most`` limits the answer's tokens.
+
+    ``talk`` numbers the conversation whose turn it is; None: it is one of its own.
+    """
 
     ids: Ids
     most: int
     seed: int = 0
     references: tuple[str, ...] = ()
     prediction: str | None = None
+    talk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
