@@ -1,4 +1,4 @@
-"""Drafters that look at one sequence at a time, and what of their state still agrees with the sequence."""
+"""Bases of drafters that read texts alone, and what of a drafter's state still agrees with the sequence."""
 
 from __future__ import annotations
 
@@ -10,13 +10,23 @@ from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, SequenceV
 TAIL = 32
 
 
-class OneByOne(Drafter):
-    """Proposes for each sequence separately and reads its committed tokens only.
+class FromText(Drafter):
+    """Proposes from the sequences as they stand: steps teach it nothing.
 
-    A subclass that learns from steps too overrides ``needs`` and `observe`.
+    A subclass that learns from steps too overrides ``needs`` and `observe`; one that holds something, `release`.
     """
 
     needs = Needs(outcomes=False)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing here: `propose` reads the committed tokens."""
+
+    def release(self, sequence: int) -> None:
+        """Holds nothing."""
+
+
+class OneByOne(FromText):
+    """Proposes for each sequence separately and reads its committed tokens only."""
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         pairs = zip(views, budgets, strict=True)
@@ -25,9 +35,6 @@ class OneByOne(Drafter):
     @abstractmethod
     def _propose(self, view: SequenceView, budget: int) -> Draft:
         """A draft of at most ``budget`` nodes, which is 1 or more."""
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing here: `propose` reads the committed tokens."""
 
 
 class History:

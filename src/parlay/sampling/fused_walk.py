@@ -10,7 +10,6 @@ import logging
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from parlay.sampling import noise
 from parlay.sampling.processors import edits
 from parlay.sampling.sampler import sample
 from parlay.types import NO_DRAFT, Draft, NoiseKey, Request, SamplingParams, SequenceView, Verdict, trees
+from parlay.types.requests import FixedText
 
 _log = logging.getLogger(__name__)
 
@@ -95,21 +95,12 @@ def _fetch(out: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return out.cpu().numpy()
 
 
-class _Trial(NamedTuple):
-    """A text of one token: a `SequenceView`."""
-
-    request: Request
-    sequence: int = 0
-    tokens: Sequence[int] = (1,)
-    prompt_length: int = 1
-    layers: None = None
-
-
 @lru_cache
 def _works(device: torch.device) -> bool:
     """Whether the kernel compiles, and draws a few tokens as the sampler does. If not, one line says why."""
     logits_RV = torch.randn(len(_TRIED), 2 * _BLOCK, generator=torch.Generator().manual_seed(0)).mul_(3).to(device)
-    views = [_Trial(Request(id="trial", prompt=(1,), params=params, key=NoiseKey(7))) for params in _TRIED]
+    requests = [Request(id="trial", prompt=(1,), params=params, key=NoiseKey(7)) for params in _TRIED]
+    views = [FixedText(0, request, request.prompt, 1) for request in requests]
     try:
         triton_here.check()
         found = follow(views, [NO_DRAFT] * len(views), logits_RV, range(len(views)))

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from parlay.drafters.per_sequence import FromText
 from parlay.sampling.processors import process
 from parlay.sampling.sampler import sample
 from parlay.testing.reference import LogitsOf, ReferenceText, draw
@@ -40,22 +41,14 @@ def answer_from(text_of: Callable[[Request], Sequence[int]]) -> Answer:
     return answer
 
 
-class ToyDrafter:
+class ToyDrafter(FromText):
     """A drafter without state: each draft is a function of the view and the budget."""
-
-    needs = Needs(outcomes=False)
 
     def __init__(self, guess: Guess) -> None:
         self._guess = guess
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         return [self._guess(view, budget) if budget else NO_DRAFT for view, budget in zip(views, budgets, strict=True)]
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing."""
-
-    def release(self, sequence: int) -> None:
-        """Holds nothing."""
 
 
 def oracle(answer: Answer) -> ToyDrafter:

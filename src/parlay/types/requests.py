@@ -187,3 +187,14 @@ class SequenceView(Protocol):
     def layers(self) -> Layers | None:
         """None unless the drafter's needs name layers or taps."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedText:
+    """A `SequenceView` whose tokens stay as they are."""
+
+    sequence: int
+    request: Request
+    tokens: Sequence[int]
+    prompt_length: int
+    layers: Layers | None = None

@@ -13,6 +13,7 @@ from parlay.cost.measured import MeasuredCost
 from parlay.cost.roofline import ForwardShape, Overheads
 from parlay.drafters.draft_models.draft_model import DraftModel
 from parlay.drafters.options import DraftModelOptions
+from parlay.drafters.per_sequence import FromText
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine
 from parlay.router.policies import Fixed
@@ -21,9 +22,7 @@ from parlay.types import (
     Draft,
     Drafter,
     Metrics,
-    Needs,
     NoiseKey,
-    Observation,
     Request,
     Runner,
     SamplingParams,
@@ -40,19 +39,11 @@ _TOKENS = 40
 _PROMPT = 3
 
 
-class _Wrong:
+class _Wrong(FromText):
     """Drafts the first tokens of the vocabulary: costs nothing, and is almost never right."""
-
-    needs = Needs(outcomes=False)  # as copying drafters have
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         return [trees.chain(range(budget), "wrong") for budget in budgets]
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing."""
-
-    def release(self, sequence: int) -> None:
-        """Holds nothing."""
 
 
 def engine_overheads(runner: Runner, clock: Clock = time.perf_counter) -> Overheads:

@@ -7,13 +7,13 @@ Places that are decided in one step are drawn without seeing each other, which i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from parlay.bench.quality.tasks import Words
-from parlay.types import Canvas, CanvasSpec, Decided, Guesses, Layers, NoiseKey, Request, SamplingParams, Selector
+from parlay.types import Canvas, CanvasSpec, Decided, Guesses, NoiseKey, Request, SamplingParams, Selector
+from parlay.types.requests import FixedText
 
 Places = tuple[int | None, ...]
 """The word in each place by its number; None where it is open."""
@@ -55,23 +55,6 @@ class Law:
         return self._known[decided]
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """A sequence as selectors see it."""
-
-    request: Request
-    sequence: int = 0
-    layers: Layers | None = None
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        return self.request.prompt
-
-    @property
-    def prompt_length(self) -> int:
-        return len(self.request.prompt)
-
-
 def success(law: Law, selector: Selector, prompt_length: int, seed: int = 0) -> float:
     """The probability that a selector fills a canvas with a right answer, by walking all right answers at once.
 
@@ -82,12 +65,13 @@ def success(law: Law, selector: Selector, prompt_length: int, seed: int = 0) -> 
     if selector.revokes:
         raise ValueError("a selector that opens places again has no such sum: simulate it")
     params = SamplingParams(temperature=1, max_tokens=law.places)
-    view = _View(Request(id="", prompt=(0,) * prompt_length, params=params, key=NoiseKey(seed)))
+    request = Request(id="", prompt=(0,) * prompt_length, params=params, key=NoiseKey(seed))
+    view = FixedText(0, request, request.prompt, prompt_length)
     blank = Canvas(CanvasSpec(len(law.words)), (None,) * law.places, law.places)
     return _walk(law, selector, view, blank)
 
 
-def _walk(law: Law, selector: Selector, view: _View, canvas: Canvas) -> float:
+def _walk(law: Law, selector: Selector, view: FixedText, canvas: Canvas) -> float:
     """The probability of all right answers that have what is decided on the canvas, given that."""
     if not canvas.open:
         return 1.0

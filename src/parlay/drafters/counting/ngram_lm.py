@@ -75,9 +75,6 @@ class NgramLm(OneByOne):
             if path * chance >= self._min_prob
         ]
 
-    def release(self, sequence: int) -> None:
-        """Has no state per sequence."""
-
 
 def open_ngrams(reader: str, file: str, resources: Resources) -> NgramModel:
     """Open an n-gram model for ``reader``. Raises UsageError if it is of other tokens than the target's."""

@@ -10,13 +10,14 @@ from parlay.drafters.draft_models.opening import open_draft
 from parlay.drafters.draft_models.static_trees import FilledTree, best_tree
 from parlay.drafters.options import CANVAS_DRAFT as SOURCE
 from parlay.drafters.options import CanvasDraftOptions
+from parlay.drafters.per_sequence import FromText
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.sampling.sampler import rows
-from parlay.types import NO_DRAFT, CanvasSpec, Draft, Needs, Observation, Segment, SequenceView, trees
+from parlay.types import NO_DRAFT, CanvasSpec, Draft, Segment, SequenceView, trees
 
 
-class CanvasDraft:
+class CanvasDraft(FromText):
     """Speculative diffusion decoding (Christopher et al. 2025, arXiv:2408.05636): one forward guesses a whole block.
 
     The paper drafts the likeliest token at each place. Here each place has its ``width`` best ones, by the request's
@@ -25,8 +26,6 @@ class CanvasDraft:
     fixed first, and what is guessed at others is guessed anew. Scores are the model's probabilities. With translators
     it is generalised aggressive decoding (Xia et al. 2022, arXiv:2203.16487).
     """
-
-    needs = Needs(outcomes=False)
 
     def __init__(self, resources: Resources, options: CanvasDraftOptions) -> None:
         if not options.model:
@@ -63,9 +62,6 @@ class CanvasDraft:
             if active := [plan for plan in plans.values() if plan.open]:
                 self._guess(active, self._options.steps - step)
         return [self._draft(plans[place]) if place in plans else NO_DRAFT for place in range(len(views))]
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing here: `propose` compares its cache with the committed tokens."""
 
     def release(self, sequence: int) -> None:
         self._sequences.release(sequence)

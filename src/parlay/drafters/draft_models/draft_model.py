@@ -12,11 +12,12 @@ from parlay.drafters.draft_models.grown import GrownDrafts
 from parlay.drafters.draft_models.opening import DraftWriter, draft_name, open_draft
 from parlay.drafters.options import BIG_LITTLE, BigLittleOptions, DraftModelOptions
 from parlay.drafters.options import DRAFT_MODEL as SOURCE
+from parlay.drafters.per_sequence import FromText
 from parlay.drafters.resources import Resources
 from parlay.models.forward import Growth
 from parlay.models.native import NativeRunner
 from parlay.options import UsageError, of_kinds, refuse_unread
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
+from parlay.types import NO_DRAFT, Draft, SequenceView
 
 _GUESSED = ("chain", "tree")
 _SHAPES: Mapping[str, tuple[str, ...]] = {
@@ -29,7 +30,7 @@ _SHAPES: Mapping[str, tuple[str, ...]] = {
 """The shapes that each rule can judge, its own first. Rules that are not here take fixed guesses."""
 
 
-class DraftModel:
+class DraftModel(FromText):
     """Speculative decoding (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318).
 
     A smaller model with the target's vocabulary continues each sequence. By default it does so with the request's own
@@ -44,8 +45,6 @@ class DraftModel:
     ``width`` nodes per level (RSD-S). Nothing that was drawn is left out: where a path falls below ``min_p``, it ends.
     Scores are the draft model's probabilities.
     """
-
-    needs = Needs(outcomes=False)
 
     def __init__(self, resources: Resources, options: DraftModelOptions, *, lane: int = 0) -> None:
         runner = open_draft(SOURCE, resources, draft_name(SOURCE, resources, options.model))
@@ -84,9 +83,6 @@ class DraftModel:
         jobs = self._sequences.jobs(views, budgets)
         drafts = dict(zip(jobs, self._writer.write(list(jobs.values())), strict=True))
         return [drafts.get(place, NO_DRAFT) for place in range(len(views))]
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing here: `propose` compares its cache with the committed tokens."""
 
     def release(self, sequence: int) -> None:
         self._sequences.release(sequence)

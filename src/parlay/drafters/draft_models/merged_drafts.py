@@ -10,12 +10,13 @@ import torch
 from parlay.drafters.draft_models.draft_model import DraftModel
 from parlay.drafters.options import MERGED_DRAFTS as SOURCE
 from parlay.drafters.options import DraftModelOptions, MergedDraftsOptions
+from parlay.drafters.per_sequence import FromText
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tree
+from parlay.types import NO_DRAFT, Draft, SequenceView, Tree
 
 
-class MergedDrafts:
+class MergedDrafts(FromText):
     """Merged drafts of several small models (SpecInfer, Miao et al. 2024, arXiv:2305.09781).
 
     Each model draws a chain from its own distribution, starting at the root, and gets an equal part of the budget. At
@@ -23,8 +24,6 @@ class MergedDrafts:
     each against the distribution it was drawn from. Equal tokens of two models share one node, below which both models
     continue. A chain ends where its path probability falls below ``min_p``.
     """
-
-    needs = Needs(outcomes=False)
 
     def __init__(self, resources: Resources, options: MergedDraftsOptions) -> None:
         if len(options.models) < 2 or len(set(options.models)) < len(options.models):
@@ -70,9 +69,6 @@ class MergedDrafts:
                 ]
             ),
         )
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing here: the members compare their caches with the committed tokens."""
 
     def release(self, sequence: int) -> None:
         for member in self._members:

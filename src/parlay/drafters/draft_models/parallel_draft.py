@@ -10,14 +10,15 @@ from parlay.drafters.draft_models.chains import Sight
 from parlay.drafters.draft_models.pace import LEAST, Pace
 from parlay.drafters.options import PARALLEL_DRAFT as SOURCE
 from parlay.drafters.options import ParallelDraftOptions
+from parlay.drafters.per_sequence import FromText
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, trees
+from parlay.types import NO_DRAFT, Draft, Needs, SequenceView, trees
 
 _MOST = 1024  # tokens that a draft model writes in one go
 
 
-class ParallelDraft:
+class ParallelDraft(FromText):
     """PEARL (Liu et al. 2024, arXiv:2408.11850) and AMUSD (McDanel 2024, arXiv:2410.17375): drafts during forwards.
 
     *Post-verify*: while the target verifies a draft, the draft model goes on from the end of it, as if all of it were
@@ -152,9 +153,6 @@ class ParallelDraft:
         """How many tokens to write behind the guess during its own forward."""
         most = min(guess.budget + 1, _MOST if self._stops else self._pace.tokens)
         return guess.room(max(LEAST, most) - (len(guess.rest) - guess.drafted))
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing here: `propose` compares what was guessed with the committed tokens."""
 
     def release(self, sequence: int) -> None:
         """Forget the sequence. If it is drafted for at this moment, that ends first, for all that are."""

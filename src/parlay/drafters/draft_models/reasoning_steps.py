@@ -10,9 +10,10 @@ from parlay.drafters.draft_models.draft_sequences import DraftSequences
 from parlay.drafters.draft_models.opening import draft_name, open_draft
 from parlay.drafters.options import SPEC_REASON as SOURCE
 from parlay.drafters.options import SpecReasonOptions
+from parlay.drafters.per_sequence import FromText
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tokenizer
+from parlay.types import NO_DRAFT, Draft, SequenceView, Tokenizer
 
 _SENTENCE_ENDS = (".", "!", "?", ":", ";")
 
@@ -42,15 +43,13 @@ class _Proposed:
     tokens: tuple[int, ...]
 
 
-class SpecReason:
+class SpecReason(FromText):
     """SpecReason (Pan et al. 2025, arXiv:2504.07891): a small model writes steps of reasoning, the target judges them.
 
     A draft is one step: up to the end of a line or of a sentence, or as much as the budget allows. The rule accepts it
     as a whole by the target's score of it. Where it does not, the target writes the step: nothing is drafted until that
     has ended.
     """
-
-    needs = Needs(outcomes=False)
 
     def __init__(self, resources: Resources, options: SpecReasonOptions) -> None:
         if resources.tokenizer is None:
@@ -78,9 +77,6 @@ class SpecReason:
         pairs = enumerate(zip(written, last.tokens, strict=False))
         changed = next((place for place, (token, drafted) in pairs if token != drafted), None)
         return changed is not None and not any(token in self._ends for token in written[changed:])
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing here: `propose` compares what it drafted with the committed tokens."""
 
     def release(self, sequence: int) -> None:
         self._proposed.pop(sequence, None)

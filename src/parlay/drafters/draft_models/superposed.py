@@ -19,6 +19,7 @@ from parlay.drafters.draft_models.guesses import Guess, best_guesses, falling
 from parlay.drafters.draft_models.opening import EmbeddingRunner, draft_name, open_draft
 from parlay.drafters.options import SUPERPOSED_DRAFT as SOURCE
 from parlay.drafters.options import SuperposedDraftOptions
+from parlay.drafters.per_sequence import FromText
 from parlay.drafters.resources import Resources
 from parlay.ngrams.model import NgramModel
 from parlay.options import UsageError, refuse_unread
@@ -26,8 +27,6 @@ from parlay.types import (
     NO_DRAFT,
     Draft,
     Features,
-    Needs,
-    Observation,
     Segment,
     SequenceView,
     Tree,
@@ -87,7 +86,7 @@ def mean_of(rows_DH: Tensor, candidates: Sequence[Candidate]) -> Tensor:
     return (weights_D[:, None] * rows_DH.double().cpu()).sum(0, keepdim=True).to(rows_DH.dtype)
 
 
-class SuperposedDraft:
+class SuperposedDraft(FromText):
     """Superposed decoding as a drafter (Shen et al. 2024, arXiv:2405.18400): ``drafts`` paths for one row each level.
 
     A smaller model reads, at each level, one row: the mean of the drafts' last tokens. Its law continues all of them;
@@ -96,8 +95,6 @@ class SuperposedDraft:
     many nodes as may be drafted. The mixed rows are never kept: the draft model caches the text alone. Scores are the
     model's probabilities. The target verifies the tree, so the text is its own.
     """
-
-    needs = Needs(outcomes=False)
 
     def __init__(self, resources: Resources, options: SuperposedDraftOptions) -> None:
         if not options.ngrams:
@@ -138,9 +135,6 @@ class SuperposedDraft:
             segments.append(plan.job.sequence.level(plan.rows, 1)._replace(features=Features(mean_1H)))
             first += len(plan.alive)
         return segments
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing here: `propose` compares its cache with the committed tokens."""
 
     def release(self, sequence: int) -> None:
         self._sequences.release(sequence)

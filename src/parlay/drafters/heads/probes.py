@@ -14,6 +14,7 @@ from parlay.drafters.draft_models.static_trees import Acceptance
 from parlay.drafters.heads.guessing_ahead import GuessingAhead, group_counts, probe_counts, with_probes
 from parlay.drafters.heads.watch import AcceptanceWatch
 from parlay.drafters.options import BITA, PASS, PPD, STREAMING, GroupOptions, HeadOptions, PpdOptions
+from parlay.drafters.per_sequence import FromText
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.skipping import layers_of
 from parlay.heads.artefact import HeadArtefact
@@ -134,7 +135,7 @@ class SpeculativeStreaming(_Grouped):
         return Features(self._inputs_MH, join=self._join)
 
 
-class Pass:
+class Pass(FromText):
     """PaSS (Monea et al. 2023, arXiv:2311.13581): one forward of the whole target drafts, the next one verifies.
 
     The first reads the root and then the probes. After the root follows a token that the second will confirm, so each
@@ -156,12 +157,6 @@ class Pass:
             for place, draft in zip(places, self._drafts([views[place] for place in places], count), strict=True):
                 drafts[place] = draft
         return drafts
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """The text says it all."""
-
-    def release(self, sequence: int) -> None:
-        """Nothing is held."""
 
     def _drafts(self, views: Sequence[SequenceView], count: int) -> list[Draft]:
         """Chains of ``count`` + 1 tokens, from one forward."""

@@ -17,6 +17,7 @@ from parlay.heads.artefact import BadHead
 from parlay.heads.opening import FindHead, OpenHead
 from parlay.heads.proof import GUESSES, LENGTH, Proof, agreement
 from parlay.types import WHOLE_FORM, Drafter, DraftForm, NoiseKey, Request, SamplingParams, SequenceView
+from parlay.types.requests import FixedText
 
 LEAST_AGREEMENT = 0.7
 """Of the target's states. Files of one model in four and in sixteen bits agree to more."""
@@ -87,7 +88,9 @@ def first_guesses(drafter: Drafter, proof: Proof) -> list[int]:
     ids = proof.ids_T.tolist()
     lent = _StoredStates(proof)
     ends = range(len(ids) - len(proof.guesses_P), len(ids))
-    views = [_Beginning(-1 - place, ids[:end], lent) for place, end in enumerate(ends)]
+    greedy = SamplingParams(temperature=0)
+    request = Request(id="proof", prompt=(ids[0],), params=greedy, key=NoiseKey(0), salt="proof")
+    views = [FixedText(-1 - place, request, ids[:end], 1, lent) for place, end in enumerate(ends)]
     try:
         drafts = drafter.propose(views, [1] * len(views))
     finally:
@@ -131,25 +134,6 @@ def _prove_guesses(strategy: str, proof: Proof, drafter: Drafter) -> bool:
             len(judged),
         )
     return right and bool(judged)
-
-
-@dataclass(frozen=True, slots=True)
-class _Beginning:
-    """A `SequenceView` of the first tokens of a proof's text."""
-
-    sequence: int
-    tokens: list[int]
-    layers: _StoredStates
-
-    @property
-    def request(self) -> Request:
-        return Request(
-            id="proof", prompt=(self.tokens[0],), params=SamplingParams(temperature=0), key=NoiseKey(0), salt="proof"
-        )
-
-    @property
-    def prompt_length(self) -> int:
-        return 1
 
 
 @dataclass(frozen=True, slots=True)

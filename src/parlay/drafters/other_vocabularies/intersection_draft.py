@@ -12,15 +12,15 @@ from parlay.drafters.draft_models.opening import draft_name, open_writer
 from parlay.drafters.options import INTERSECTION_DRAFT as SOURCE
 from parlay.drafters.options import UNIVERSAL_DRAFT, IntersectionDraftOptions
 from parlay.drafters.other_vocabularies.vocabularies import TOKEN_BYTES, Codec, codecs, intersection, open_tokenizers
-from parlay.drafters.per_sequence import History
+from parlay.drafters.per_sequence import FromText, History
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import StateBytes
 from parlay.options import UsageError
 from parlay.sampling.sampler import ranked
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, trees
+from parlay.types import NO_DRAFT, Draft, SequenceView, trees
 
 
-class IntersectionDraft:
+class IntersectionDraft(FromText):
     """Token-level intersection, TLI (Timor et al. 2025, arXiv:2502.05202).
 
     A draft model continues each sequence with tokens that the target's vocabulary has too, by their bytes, so that
@@ -30,8 +30,6 @@ class IntersectionDraft:
     Paths whose probability, within the intersection, falls below ``min_p`` are not followed. Scores are that
     probability.
     """
-
-    needs = Needs(outcomes=False)
 
     def __init__(self, resources: Resources, options: IntersectionDraftOptions) -> None:
         name = draft_name(SOURCE, resources, options.model)
@@ -66,9 +64,6 @@ class IntersectionDraft:
             if chain is not None:
                 drafts[place] = trees.chain(self._path(chain), SOURCE, chain.probabilities)
         return drafts
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing here: `propose` compares what it holds with the committed tokens."""
 
     def release(self, sequence: int) -> None:
         self._translations.pop(sequence, None)

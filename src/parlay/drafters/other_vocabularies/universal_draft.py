@@ -19,12 +19,13 @@ from parlay.drafters.other_vocabularies.vocabularies import (
     open_tokenizers,
     scores,
 )
+from parlay.drafters.per_sequence import FromText
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import StateBytes
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, trees
+from parlay.types import NO_DRAFT, Draft, SequenceView, trees
 
 
-class UniversalDraft:
+class UniversalDraft(FromText):
     """Speculative decoding over text (SLEM of Timor et al. 2025, arXiv:2502.05202; transformers' universal assisted
     generation).
 
@@ -34,8 +35,6 @@ class UniversalDraft:
     that ends inside a character is not drafted from. Paths whose probability falls below ``min_p`` are not followed. A
     proposed token's score is the probability of the draft model's tokens that begin in it.
     """
-
-    needs = Needs(outcomes=False)
 
     def __init__(self, resources: Resources, options: UniversalDraftOptions) -> None:
         name = draft_name(SOURCE, resources, options.model)
@@ -58,9 +57,6 @@ class UniversalDraft:
             if chain is not None:
                 drafts[place] = self._draft(views[place], chain, budgets[place])
         return drafts
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing here: `propose` compares what it holds with the committed tokens."""
 
     def release(self, sequence: int) -> None:
         self._retold.pop(sequence, None)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parlay.drafters.per_sequence import History
+from parlay.drafters.per_sequence import FromText, History
 from parlay.drafters.remote.link import Link, ServiceLink, Vocabulary
 from parlay.drafters.remote.messages import Held, TextUpdate, facts_of
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import fingerprint
 from parlay.options import NotNamed, Options, option
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
+from parlay.types import NO_DRAFT, Draft, SequenceView
 
 SOURCE = "remote"
 _MOST_OVER = 4096
@@ -27,14 +27,12 @@ class RemoteOptions(Options):
     retry_s: float = option(5.0, "seconds before a service that failed is asked again", low=0.1, high=3600)
 
 
-class Remote:
+class Remote(FromText):
     """A drafter behind ``parlay serve --drafter-only``, on this host or another (Parlay's own protocol).
 
     Each request sends the tokens that are new in each text, and the service keeps a cache of the rest. What comes back
     is checked, and whatever goes wrong costs drafts alone: a late, wrong or missing answer is no draft.
     """
-
-    needs = Needs(outcomes=False)
 
     def __init__(self, resources: Resources, options: RemoteOptions) -> None:
         if not options.url:
@@ -80,9 +78,6 @@ class Remote:
         history = self._sent.setdefault(view.sequence, History())
         start = min(history.agree(view.tokens), len(view.tokens) - 1)
         return TextUpdate(view.sequence, start, view.tokens[start:], budget, facts_of(view))
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing here: the service sees the tokens."""
 
     def release(self, sequence: int) -> None:
         if self._sent.pop(sequence, None) is not None and len(self._over) < _MOST_OVER:

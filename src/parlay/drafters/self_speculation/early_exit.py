@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 from parlay.drafters.options import EARLY_EXIT as SOURCE
 from parlay.drafters.options import EarlyExitOptions
+from parlay.drafters.per_sequence import FromText
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.skipping import ChainDraft, skippable, write_ahead
 from parlay.options import UsageError
-from parlay.types import Draft, DraftForm, Needs, Observation, SequenceView
+from parlay.types import Draft, DraftForm, Needs, SequenceView
 
 _QUARTER = 4
 
 
-class EarlyExit:
+class EarlyExit(FromText):
     """Early exit (Elhoushi et al. 2024, LayerSkip, arXiv:2404.16710): the last norm and LM head read an early layer.
 
     The layers from ``exit`` on are left out while drafting (0: all but the first quarter). That works for targets that
@@ -40,9 +41,3 @@ class EarlyExit:
         plans = [ChainDraft(view, budget, self._threshold) for view, budget in zip(views, budgets, strict=True)]
         write_ahead(plans, self._form)
         return [plan.chain(SOURCE) for plan in plans]
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """The text says it all."""
-
-    def release(self, sequence: int) -> None:
-        """Nothing is held."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from parlay.drafters.self_speculation.skipping import layers_of
 from parlay.sampling.sampler import ranked
-from parlay.types import DraftForm, Request, SequenceView, Skip, Sublayer
+from parlay.types import DraftForm, SequenceView, Skip, Sublayer
+from parlay.types.requests import FixedText
 
 _STARTUP = 10  # sets that are tried at random before the estimator is asked
 _GOOD = 0.2  # part of the tried sets that counts as good
@@ -135,17 +136,6 @@ class OnlineSearch:
         return self._search.likely() if self.probes % self._every == 0 else self._search.random()
 
 
-@dataclass(frozen=True, slots=True)
-class _Past:
-    """A sequence as it was when it had fewer tokens."""
-
-    sequence: int
-    request: Request
-    tokens: Sequence[int]
-    prompt_length: int
-    layers: None = None
-
-
 def agreement(view: SequenceView, window: int, skip: Skip) -> float:
     """Share of the last ``window`` tokens of the output that the request's sampler chooses without ``skip`` too.
 
@@ -153,7 +143,7 @@ def agreement(view: SequenceView, window: int, skip: Skip) -> float:
     """
     logits_RV = layers_of(view).forward([view], [()], DraftForm(skip), rows=window + 1)[:-1]
     start = len(view.tokens) - window
-    past = _Past(view.sequence, view.request, view.tokens[:start], view.prompt_length)
+    past = FixedText(view.sequence, view.request, view.tokens[:start], view.prompt_length)
     truth = list(view.tokens[start:])
     chosen = ranked(logits_RV, [past] * window, [truth[:end] for end in range(window)], 1)
     return sum(tokens == (token,) for tokens, token in zip(chosen, truth, strict=True)) / window

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from parlay.drafters.options import SELF_DRAFT as SOURCE
 from parlay.drafters.options import SelfDraftOptions
+from parlay.drafters.per_sequence import FromText
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.skipping import ChainDraft, write_ahead
 from parlay.models.gguf.blocks import ROUNDED
 from parlay.options import UsageError, refuse_unread
-from parlay.types import NO_DRAFT, Draft, DraftForm, Needs, Observation, SequenceView
+from parlay.types import NO_DRAFT, Draft, DraftForm, Needs, SequenceView
 
 
-class SelfDraft:
+class SelfDraft(FromText):
     """Quantised and sparse self-speculation (Sadhukhan et al. 2024, MagicDec, arXiv:2408.11049).
 
     Drafts run with the target's weights rounded to ``bits``, which are packed beside its own, and see of the cached
@@ -73,12 +74,6 @@ class SelfDraft:
     def is_cheaper(self, view: SequenceView) -> bool:
         """Whether drafts of this text cost less than the text."""
         return self.form.bits > 0 or self.form.hidden(len(view.tokens) - 1) != (0, 0)
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """The text says it all."""
-
-    def release(self, sequence: int) -> None:
-        """Nothing is held."""
 
 
 def _round(resources: Resources, bits: int) -> None:

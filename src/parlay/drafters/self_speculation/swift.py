@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from parlay.drafters.options import SWIFT as SOURCE
 from parlay.drafters.options import SwiftOptions
+from parlay.drafters.per_sequence import FromText
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.layer_search import Halt, OnlineSearch, ParzenSearch
 from parlay.drafters.self_speculation.skipping import ChainDraft, inner, middle, skippable, write_ahead
 from parlay.options import UsageError
-from parlay.types import NO_DRAFT, Draft, DraftForm, Needs, Observation, SequenceView, Tree
+from parlay.types import NO_DRAFT, Draft, DraftForm, Needs, SequenceView, Tree
 
 
-class Swift:
+class Swift(FromText):
     """SWIFT (Xia et al. 2024, arXiv:2410.06916): layer skipping, the set found on the fly.
 
     It tries sets of the share ``ratio`` of the inner sub-layers, one per step. One parallel forward over the last
@@ -51,12 +52,6 @@ class Swift:
         plans = [ChainDraft(view, budget, self._threshold) for view, budget in zip(views, budgets, strict=True)]
         write_ahead(plans, DraftForm(self._search.best), self._width)
         return [comb(plan) for plan in plans]
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing here: sets are tried on committed tokens when there is something to propose."""
-
-    def release(self, sequence: int) -> None:
-        """Has no state per sequence."""
 
 
 def comb(plan: ChainDraft) -> Draft:

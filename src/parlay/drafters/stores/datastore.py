@@ -66,9 +66,6 @@ class Retrieval(OneByOne):
         continuations = self._store.tokens.take(after + ahead[:, None], mode="clip")  # the text ends with a border
         return _most_frequent(continuations, self._store.header.vocab_size, budget, length)
 
-    def release(self, sequence: int) -> None:
-        """Has no state per sequence."""
-
 
 def _open(file: str, resources: Resources) -> Datastore:
     """The datastore. Raises UsageError if it was built with another vocabulary or tokenizer than the target's."""
