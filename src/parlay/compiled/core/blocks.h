@@ -97,7 +97,7 @@ INLINE void add_blocks(const Form form, const int strips, const int rows, const 
             vf part = parts[i][s];
             if (has_minimum(form)) part = multiply_add(worths[s].minimum, splat(x[i].sum), part);
             if (form.scales == K_MINIMUMS) {
-                float second = (float)x[i].second * (-1.0f / 128);
+                float second = (float)x[i].half[1] * (-1.0f / 32);
                 part = multiply_add(lows[s].of[0], splat(x[i].sum - second), part);
                 part = multiply_add(lows[s].of[1], splat(second), part);
             }
@@ -141,7 +141,7 @@ INLINE void multiply_strips(const Form form, const int strips, const int rows, c
             if (rows > 1 && form.scales == K_MINIMUMS) KEEP_IN_MEMORY(lows[s]);
         }
         UNROLL for (int i = 0; i < rows; i += together)
-            add_blocks(form, strips, together, codes, worths, lows, x + i, sums + i);
+            add_blocks(form, strips, rows - i < together ? rows - i : together, codes, worths, lows, x + i, sums + i);
         at = next;
     }
     UNROLL for (int i = 0; i < rows; i++)

@@ -11,6 +11,11 @@
 #define STRIPS_AT_ONCE 2
 #define SETTLE(X) __asm__("" : "+x"(X)) /* else a compiler makes all products first, and has no registers for them */
 #define KEEP_IN_MEMORY(X) __asm__("" : "+m"(X)) /* else it holds codes in registers that sums need */
+#elif LANES == 16
+#define ROWS_AT_ONCE 4 /* alone, a row's products would wait for each other in places that other rows' could have */
+#define STRIPS_AT_ONCE 1
+#define SETTLE(X) __asm__("" : "+v"(X))
+#define KEEP_IN_MEMORY(X) ((void)0)
 #elif defined(__aarch64__)
 #define ROWS_AT_ONCE 4
 #define STRIPS_AT_ONCE 2
@@ -43,8 +48,10 @@ INLINE vf to_floats(Whole x) { return (vf)OPERATION(cvtepi32_ps)(x); }
 INLINE Whole start_of_codes(const int zero, const InputBlock *x, const int from, const int to)
 {
     if (!zero) return (Whole){0};
-    int32_t start = to - from == GROUPS ? x->start : from ? x->second : x->start - x->second;
-    return OPERATION(srai_epi32)(splat_whole(start), zero == 4 ? 5 : zero == 8 ? 4 : zero == 16 ? 3 : zero == 32 ? 2 : 0);
+    if (to - from == GROUPS)
+        return OPERATION(srai_epi32)(splat_whole(x->start), zero == 4 ? 5 : zero == 8 ? 4 : zero == 16 ? 3 : zero == 32 ? 2 : 0);
+    Whole half = splat_whole(x->half[from ? 1 : 0]);
+    return zero == 128 ? OPERATION(slli_epi32)(half, 2) : zero == 4 ? OPERATION(srai_epi32)(half, 3) : half;
 }
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)

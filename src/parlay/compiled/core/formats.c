@@ -14,7 +14,9 @@ void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride)
         multiply_panel(FORM, COUNT <= STRIP_ROWS ? COUNT : 1, panel, apart, x, stride, blocks, sums);                \
         return;                                                                                                      \
     }
-#define EACH_ROWS(FORM) ROWS(FORM, 1) ROWS(FORM, 2) ROWS(FORM, 4) ROWS(FORM, 6) ROWS(FORM, 8) ROWS(FORM, 12) ROWS(FORM, 16)
+#define EACH_ROWS(FORM)                                                                                              \
+    ROWS(FORM, 1) ROWS(FORM, 2) ROWS(FORM, 3) ROWS(FORM, 4) ROWS(FORM, 5) ROWS(FORM, 6) ROWS(FORM, 7) ROWS(FORM, 8)  \
+    ROWS(FORM, 12) ROWS(FORM, 16)
 
 #define FORMAT(NAME, KIND, ...)                                                                                      \
     static int64_t bytes_##NAME(int64_t in)                                                                          \

@@ -17,6 +17,7 @@ enum { FLOATS = 1, BRAINS = 2 /* bfloat16 */, CODES = 4 /* blocks of eight bits 
 #else
 #define STRIP_ROWS 4
 #endif
+#define EXACT_ROWS 8 /* of up to so many, and of multiples of four, as many are computed as there are */
 
 /* Up to TILE rows of words times one panel, or up to half as many times two that lie `apart` bytes from each other. */
 typedef void MultiplyWords(int64_t rows, int panels, const char *panel, int64_t apart, const uint32_t *x,

@@ -76,12 +76,20 @@ INLINE const char *weights_of(const Panel *panel)
     return (const char *)panel->linear->panels + panel->index * format_of(panel->linear)->panel_bytes(panel->linear->in);
 }
 
+/* How many of so many rows a pass over a panel of blocks takes: about the same in each. Where there is no code for their
+ * number, rows would be computed in vain, so passes are shorter. */
+INLINE int64_t rows_of_pass(int64_t rows)
+{
+    int64_t passes = (rows + STRIP_ROWS - 1) / STRIP_ROWS, each = passes ? (rows + passes - 1) / passes : 1;
+    return each > EXACT_ROWS && each % 4 ? (rows + 2 * passes - 1) / (2 * passes) : each;
+}
+
 /* One panel times all rows, in blocks, to out [rows][PANEL]. */
 static void multiply_blocks(const Panel *panel, const Inputs *x, int64_t rows, float *out)
 {
     const Format *format = format_of(panel->linear);
     int64_t blocks = (panel->linear->in + BLOCK - 1) / BLOCK;
-    int64_t passes = (rows + STRIP_ROWS - 1) / STRIP_ROWS, each = passes ? (rows + passes - 1) / passes : 1;
+    const int64_t each = rows_of_pass(rows);
     for (int64_t row = 0; row < rows; row += each) {
         int64_t count = rows - row < each ? rows - row : each;
         vf sums[STRIP_ROWS][BLOCKS];

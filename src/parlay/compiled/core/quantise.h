@@ -11,10 +11,10 @@
 
 typedef struct {
     int8_t codes[BLOCK];
-    float scale;    /* an input is about its code times this */
-    float sum;      /* of the codes */
-    int32_t start;  /* -128 times that sum: what a product starts from where stored codes are 128 too large ... */
-    int32_t second; /* ... and the part of it that the second half of the codes makes */
+    float scale;     /* an input is about its code times this */
+    float sum;       /* of the codes */
+    int32_t start;   /* -128 times that sum: what a product starts from where stored codes are 128 too large ... */
+    int32_t half[2]; /* ... and -32 times the sum of each half of the codes */
 } InputBlock;
 
 /* Inputs below 4e-37 count as zeros. */
@@ -84,14 +84,14 @@ INLINE void sum_halves(const int8_t *codes, int32_t half[2])
 INLINE void quantise_block(const float *x, int64_t count, InputBlock *block)
 {
     float last[BLOCK] = {0};
-    int32_t half[2] = {0, 0};
+    int32_t sums[2] = {0, 0};
     if (count < BLOCK) x = memcpy(last, x, (size_t)count * 4);
     float largest = round_block(x, block);
-    sum_halves(block->codes, half);
+    sum_halves(block->codes, sums);
     block->scale = largest / 127.0f;
-    block->sum = (float)(half[0] + half[1]);
-    block->start = -128 * (half[0] + half[1]);
-    block->second = -128 * half[1];
+    block->sum = (float)(sums[0] + sums[1]);
+    block->start = -128 * (sums[0] + sums[1]);
+    block->half[0] = -32 * sums[0], block->half[1] = -32 * sums[1];
 }
 
 #endif
