@@ -168,13 +168,19 @@ def test_work_put_off_is_done_once_in_the_first_pause_and_may_fail(monkeypatch: 
 
 def test_a_runner_that_is_lost_ends_the_service_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """No later call could work: a server loads the model again."""
-    service = AsyncLLM(LLM("parlay-mini", dtype="float32", seed=1))
+    service = AsyncLLM(LLM("parlay-mini", dtype="float32", seed=1, max_num_seqs=1))
 
     def fail(*_: object) -> None:
         raise RunnerLost("rank 1 has ended")
 
     monkeypatch.setattr(service.llm.runner, "forward", fail)
-    with pytest.raises(RequestFailed, match="rank 1 has ended"):
-        asyncio.run(service.generate(PROMPTS[0], SHORT))
+
+    async def run() -> list[BaseException | object]:
+        """The first one runs, and the second waits for a place."""
+        return await asyncio.gather(*(service.generate(each, SHORT) for each in PROMPTS[:2]), return_exceptions=True)
+
+    for error in asyncio.run(run()):
+        assert isinstance(error, RequestFailed)
+        assert "rank 1 has ended" in str(error)
     asyncio.run(service.close(0))
     assert not service.alive

@@ -24,6 +24,7 @@ from parlay.serve.app import create_app, shut_down
 from parlay.serve.hosted import ModelLoader
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
+from parlay.types import RunnerLost
 
 PROMPT = "The tide turns twice a day, and the ferry"
 
@@ -311,6 +312,33 @@ def test_a_model_whose_engine_has_died_is_loaded_again() -> None:
         engine._worker.close(0).result()
         del engine
         until(lambda: client.get("/health").status_code == 200)
+        assert text(ask(client, "one")) == first
+    assert loads.count == 2
+
+
+def test_a_model_that_was_lost_is_not_ready_until_it_has_been_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has to ask for it, neither whether it is ready nor for a text."""
+    loads, lost = Loads(), list[str]()
+
+    def fail(*_: object) -> None:
+        lost.append("rank 1 has ended")
+        raise RunnerLost(*lost)
+
+    with hosting({"one": loads}) as client:
+        first = text(ask(client, "one"))
+        loads.go_on.clear()
+        engine = loads.engines[0]()
+        assert engine is not None
+        monkeypatch.setattr(engine.llm, "loss", lambda: "".join(lost))
+        monkeypatch.setattr(engine.llm.runner, "forward", fail)
+        del engine
+        assert "rank 1 has ended" in ask(client, "one").text
+        until(lambda: loads.count == 2)
+        answer = client.get("/ready")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+        assert "model one is being loaded again: rank 1 has ended" in answer.text
+        loads.go_on.set()
+        until(lambda: client.get("/ready").status_code == 200)
         assert text(ask(client, "one")) == first
     assert loads.count == 2
 

@@ -161,6 +161,7 @@ class Worker:
     # ------------------------------------------------------------------------------------------------ engine thread
 
     def _run(self) -> None:
+        failure: str | None = None
         try:
             while self._until is None or ((self._owners or self._builds.holding) and time.monotonic() < self._until):
                 self._obey()
@@ -172,10 +173,11 @@ class Worker:
                 self._count()
                 self._deliver()
         except RunnerLost as error:
-            logger.error("the model is gone, and all its requests end: %s", error)
+            failure = str(error)
+            logger.error("the model is gone, and all its requests end: %s", failure)
         except BaseException:  # a thread that ended without a word would leave everyone waiting
             logger.exception("the engine thread failed; all requests end")
-        self._end()
+        self._end(failure)
 
     def _obey(self) -> None:
         """Make the calls that have come in; with nothing else to do, wait for one.
@@ -254,8 +256,7 @@ class Worker:
     def _step(self) -> None:
         try:
             events = self._engine.step()
-        except RunnerLost as error:
-            self._give_up(str(error))
+        except RunnerLost:
             raise
         except BaseException as error:
             logger.exception("a step of the engine failed; the requests in it end, the engine goes on")
@@ -359,7 +360,7 @@ class Worker:
         if not self._owners:
             self._queues.clear()  # loops come and go
 
-    def _end(self) -> None:
+    def _end(self, failure: str | None) -> None:
         with self._lock:
             self._closing = True
         for pending in self._builds.refuse():
@@ -367,7 +368,7 @@ class Worker:
         while not self._inbox.empty():
             self._inbox.get()()
         for name in list(self._owners):
-            self._stop(name)
+            self._stop(name, failure)
         with _logged("the last statistics can't be read"):
             self._stats = self._engine.stats()
         self._deliver()

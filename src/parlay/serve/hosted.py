@@ -197,7 +197,7 @@ class HostedModel:
 
     async def retire(self, drain_seconds: float | None = None) -> None:
         """Let no further request have it, let those under way finish (for so long), and free its memory."""
-        self.leaving, began = True, time.monotonic()
+        self._loss, self.leaving, began = self.loss, True, time.monotonic()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(drain_seconds):
