@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from parlay.cli import Terminated
+from parlay.cli import Terminated, main
 from parlay.cli.terminal_chat.loop import read_line
+from parlay.engine.engine import Engine
 from parlay.models.fetch.resolving import resolve
 from tests.cli.conftest import Cli
 
@@ -78,6 +79,55 @@ def test_old_messages_leave_when_the_context_is_full_and_that_is_said(cli: Cli, 
     assert result.code == 0, result.err
     assert "not fit and are forgotten" in result.err
     assert len(json.loads(path.read_text(encoding="utf-8"))) < 6
+
+
+def test_a_message_that_can_not_be_answered_costs_no_other(cli: Cli, tmp_path: Path) -> None:
+    """However many older ones leave, it does not fit."""
+    path = tmp_path / "chat.json"
+    result = cli("chat", *FLAGS, stdin=f"Hello\n{'word ' * 5000}\n/save {path}\n".encode())
+    assert result.code == 0, result.err
+    assert ": shorten it\n" in result.err
+    assert "forgotten" not in result.err
+    assert [each["role"] for each in json.loads(path.read_text(encoding="utf-8"))] == ["user", "assistant"]
+
+
+@pytest.mark.usefixtures("signals_as_before")
+def test_a_second_ctrl_c_takes_the_message_back_and_ends_the_line(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, steps = Engine.step, iter(range(1000))
+
+    def interrupted(engine: Engine) -> object:
+        for _ in range(2 if next(steps) == 2 else 0):
+            signal.raise_signal(signal.SIGINT)
+        return step(engine)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(Engine, "step", interrupted)
+    result = cli("chat", *FLAGS, stdin=f"Hello\n/save {tmp_path / 'chat.json'}\n".encode())
+    assert result.code == 0, result.err
+    assert "(/exit or Ctrl-D leaves)\n" in result.err
+    assert result.out.strip()
+    assert result.out.endswith("\n")
+    assert json.loads((tmp_path / "chat.json").read_text(encoding="utf-8")) == []
+
+
+class Keyboard(io.TextIOWrapper):
+    """A terminal's input."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_keys_that_are_no_text_spoil_their_line_alone_and_the_end_ends_the_prompts_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", Keyboard(io.BytesIO(b"caf\xe9\nHello\n"), encoding="utf-8"))
+    assert main(["chat", *FLAGS]) == 0
+    out, err = capsys.readouterr()
+    assert "error: the prompt is not valid Unicode text\n" in err
+    assert "tokens/s" in err
+    assert out.endswith("\n> \n")
 
 
 def test_a_model_without_a_chat_template_is_refused_with_what_to_do(cli: Cli, tmp_path: Path) -> None:

@@ -220,11 +220,13 @@ def test_a_terminal_shows_accepted_tokens_tinted_unless_told_not_to(cli: Cli, mo
     assert shown() == piped
 
 
+@pytest.mark.usefixtures("signals_as_before")
 @pytest.mark.parametrize("json_wanted", [False, True])
 def test_ctrl_c_keeps_and_shows_what_was_generated(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, json_wanted: bool
 ) -> None:
     """The signal comes with the third step; what was streamed before stands, and the summary follows."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
     whole = cli("generate", PROMPT, *MINI, "--max-tokens", "64", "--strategy", "none").out
     steps = iter(range(1000))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,8 +72,10 @@ def run(options: argparse.Namespace) -> int:
 def _talk(options: argparse.Namespace, strategy: StrategySpec | None, state: State) -> None:
     from parlay.cli.terminal_chat.loop import Chat, read_line
 
-    if sys.stdin.isatty():
+    if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.isatty():
         import readline  # noqa: F401 (line editing and history)
+
+        sys.stdin.reconfigure(errors="surrogateescape")  # a key that is no text spoils its line, not the chat
     with open_llm(options, strategy) as llm:
         if llm.tokenizer is None or not llm.tokenizer.chat_template:
             raise ValueError(

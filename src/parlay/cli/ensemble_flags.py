@@ -18,6 +18,7 @@ from parlay.options import (
     UsageError,
     read_weights,
 )
+from parlay.system.terminal import printable
 
 if TYPE_CHECKING:
     from parlay.llm.outputs import CompletionOutput
@@ -182,5 +183,5 @@ def _refuse_idle(options: argparse.Namespace) -> None:
 
 def quoted(sample: CompletionOutput) -> str:
     """Say which parts of a text are from which documents of the datastore."""
-    parts = [f"{part.tokens} of {part.document} from token {part.position}" for part in sample.attributions]
+    parts = [f"{part.tokens} of {printable(part.document)} from token {part.position}" for part in sample.attributions]
     return f"tokens quoted: {'; '.join(parts) or 'none'}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from parlay.cli import FAILURE
 from parlay.cli.flags import DEFAULTS, chosen_strategy, options_from, whole
 from parlay.options import LoadOptions, UsageError
-from parlay.system.terminal import counted
+from parlay.system.terminal import counted, shown
 
 if TYPE_CHECKING:
     from parlay.llm.llm import LLM
@@ -147,7 +147,7 @@ def write_by_outline(
             load = options_from(LoadOptions, options)
             small = opened.enter_context(LLM(options.outline_model, load=load, router_memory="off"))
         output = write_outlined(llm, question, params, outliner=small)
-    print(json.dumps(_report(output)) if options.json else output.text)
+    print(json.dumps(_report(output)) if options.json else shown(output.text, sys.stdout))
     tokens = sum(len(each.chosen.token_ids) for each in output.outputs)
     planned = f"{len(output.points)} sections at once" if output.points else "no sections"
     print(f"{planned}, {tokens} tokens [{output.exactness}]", file=sys.stderr)
@@ -222,7 +222,7 @@ def write_ahead(
     load = replace(options_from(LoadOptions, options), quantize=None, lora=None)
     with LLM(options.steps_model, load=load, router_memory="off") as small:
         output = llm.reason_ahead(prompt, params, ahead, drafter=small, strategy=chosen_strategy(options))
-    print(json.dumps(_told_ahead(output)) if options.json else output.text)
+    print(json.dumps(_told_ahead(output)) if options.json else shown(output.text, sys.stdout))
     tokens, rounds = len(output.token_ids), output.rounds
     print(
         f"{counted(tokens, 'token')} in {counted(rounds, 'round')}, "

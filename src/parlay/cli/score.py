@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from parlay.cli.ensemble_flags import add_ensemble_flags, chosen_ensemble
 from parlay.cli.flags import add_model_flags, options_from, whole
 from parlay.cli.opening import read_text
 from parlay.options import LoadOptions, UsageError
-from parlay.system.terminal import counted
+from parlay.system.terminal import counted, shown
 
 if TYPE_CHECKING:
     from parlay.llm.likelihood import Question
@@ -64,8 +65,7 @@ def _tell(options: argparse.Namespace, file: Path, numbers: dict[str, float | in
         f"{name} {value:.4f}" if isinstance(value, float) else f"{counted(value, name.removesuffix('s'))}"
         for name, value in numbers.items()
     ]
-    shown = ", ".join(parts)
-    print(f"{file}: {shown}", flush=True)
+    print(shown(f"{file}: {', '.join(parts)}", sys.stdout), flush=True)
 
 
 def _questions(file: Path) -> Iterator[Question]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -16,13 +17,18 @@ _TINTS = (36, 35, 33, 32, 34)  # cyan, magenta, yellow, green, blue
 
 
 class Tint:
-    """Gives each drafter a colour, in order of appearance; the target's own tokens stay plain."""
+    """Gives each drafter a colour, in order of appearance; the target's own tokens stay plain.
+
+    A terminal gets no text that it would obey; a file or a pipe gets every character.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self.enabled = wants_colour(stream)
+        self._stream = stream
         self._colours: dict[str, int] = {}
 
     def __call__(self, text: str, source: str) -> str:
+        text = shown(text, self._stream)
         if not self.enabled or source == TARGET:
             return text
         colour = self._colours.setdefault(source, _TINTS[len(self._colours) % len(_TINTS)])
@@ -31,7 +37,7 @@ class Tint:
 
 def wants_colour(stream: TextIO) -> bool:
     """A terminal, unless NO_COLOR (no-color.org) or a dumb terminal says otherwise."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class Excerpt:
@@ -131,6 +137,23 @@ def counted(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
+def shown(text: str, stream: TextIO) -> str:
+    """Make a text that a model or somebody else wrote fit for a stream, if that is a terminal."""
+    return printable(text.replace("\r", "")) if stream.isatty() else text
+
+
 def printable(text: str) -> str:
-    """Somebody else's text without what a terminal would obey: escape sequences and other control characters."""
-    return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
+    """Somebody else's text without what a terminal would obey: control characters, and marks that turn a line round.
+
+    Marks within a letter stay, such as those that join an emoji's parts.
+    """
+    if text.isprintable():
+        return text
+    return "".join("\N{REPLACEMENT CHARACTER}" if _is_obeyed(each) else each for each in text)
+
+
+_TURNS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def _is_obeyed(character: str) -> bool:
+    return character in _TURNS or (unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t")

@@ -16,7 +16,7 @@ from parlay.cli.terminal_chat.screen import Screen
 from parlay.llm.jobs import Stream
 from parlay.llm.llm import LLM
 from parlay.llm.outputs import CompletionOutput
-from parlay.system.terminal import Interrupt, Tint, speed
+from parlay.system.terminal import Interrupt, Tint, shown, speed
 from parlay.types import ParlayError, SamplingParams
 
 _CHUNK = '"""'
@@ -85,14 +85,18 @@ class Chat:
             list(stream)
 
     def _answer(self) -> None:
-        """Decode an answer to the last message. If that fails, the message is taken back."""
+        """Decode an answer to the last message. If that fails, the conversation is as it was before that message."""
         conversation = self.state.conversation
+        before = conversation.messages[:-1]
         try:
             sample = self._decode()
         except (ParlayError, ValueError) as error:
-            conversation.messages.pop()
+            conversation.messages = before
             self._note(f"error: {' '.join(str(error).split())}")
             return
+        except KeyboardInterrupt:  # a second Ctrl-C, which does not wait for the step under way
+            conversation.messages = before
+            raise
         conversation.add("assistant", sample.text)
         metrics = sample.metrics
         ends = {"length": "; cut by max_tokens, /set max_tokens N allows more", "abort": "; interrupted"}
@@ -108,7 +112,7 @@ class Chat:
     def _decode(self) -> CompletionOutput:
         self._make_room()
         settings = self.state.settings
-        screen = Screen(self.out, self.tint, shutil.get_terminal_size().columns)
+        screen = Screen(self.out, self.tint, lambda: shutil.get_terminal_size().columns)
         stream = self.llm.stream(self.state.conversation.whole(), settings.params, strategy=settings.strategy)
         with Interrupt() as interrupt:
             _write(stream, screen, interrupt)
@@ -117,9 +121,9 @@ class Chat:
     def _make_room(self) -> None:
         """Leave out the oldest messages where an answer would have no room in the context, and say so."""
         conversation, dropped = self.state.conversation, 0
-        while self._room() < _LEAST_ROOM and conversation.drop_oldest():
+        while (room := self._room()) < _LEAST_ROOM and conversation.drop_oldest():
             dropped += 1
-        if dropped:
+        if dropped and room > 0:
             messages = "message and its answer do" if dropped == 1 else "messages and their answers do"
             self._note(
                 f"(the context holds {self.llm.engine.longest:,} tokens: the oldest {dropped} {messages} not fit "
@@ -135,23 +139,31 @@ class Chat:
         return self.llm.engine.longest - len(job.samples[0].request.prompt)
 
     def _note(self, line: str) -> None:
-        print(line, file=self.notes, flush=True)
+        print(shown(line, self.notes), file=self.notes, flush=True)
 
 
 def _write(stream: Stream, screen: Screen, interrupt: Interrupt) -> None:
     """Decode to the end, or to Ctrl-C, and show the text as it is committed."""
-    with closing(stream):
-        for event in stream:
-            screen.write(event.pieces, len(event.token_ids))
-            if interrupt.noted:
-                break
-    screen.end()
+    try:
+        with closing(stream):
+            for event in stream:
+                screen.write(event.pieces, len(event.token_ids))
+                if interrupt.noted:
+                    break
+    finally:
+        screen.end()
 
 
 def read_line(prompt: str) -> str:
     """A line of standard input; on a terminal with a prompt, editing and history."""
     if sys.stdin.isatty():
-        return input(prompt)
+        try:
+            return input(prompt)
+        except Terminated:
+            raise
+        except (EOFError, KeyboardInterrupt):
+            print()  # the prompt's line
+            raise
     try:
         line = sys.stdin.buffer.readline().decode("utf-8")  # whatever the locale makes of bytes that are none
     except UnicodeDecodeError as error:

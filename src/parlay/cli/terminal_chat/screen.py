@@ -16,13 +16,15 @@ _EVERY = 0.1
 
 
 class Screen:
-    """Writes one answer. ``width``: columns of the terminal.
+    """Writes one answer. ``width()``: columns of the terminal, which may change meanwhile.
 
     The speed stands behind the text, dim, and is erased before more text comes. It is left out where it would not fit
     into the line.
     """
 
-    def __init__(self, out: TextIO, tint: Tint, width: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, out: TextIO, tint: Tint, width: Callable[[], int], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._out, self._tint, self._width, self._clock = out, tint, width, clock
         self._live = wants_colour(out)
         self._column = self._shown = self._tokens = 0
@@ -55,7 +57,8 @@ class Screen:
 
     def _show(self, speed: str) -> None:
         self._erase()
-        if self._column + len(speed) < self._width:
+        width = self._width()
+        if self._column % width + len(speed) < width:
             self._out.write(f"{_DIM}{speed}{_PLAIN}")
             self._shown = len(speed)
 
@@ -65,10 +68,9 @@ class Screen:
             self._shown = 0
 
     def _advance(self, text: str) -> None:
-        """Keep count of the column that the terminal's cursor is in."""
+        """Keep count of the columns of the line, which a terminal folds at its width."""
         _, newline, last = text.rpartition("\n")
         self._column = (0 if newline else self._column) + sum(map(_columns, last))
-        self._column %= self._width
 
 
 def _columns(character: str) -> int:
