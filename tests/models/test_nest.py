@@ -247,7 +247,7 @@ def test_many_states_are_found_through_lists(
     capfd: pytest.CaptureFixture[str],
     added: int,
 ) -> None:
-    """Also where the lists of parts are merged on disk, of which nothing is printed.
+    """Also where the lists of parts are merged on disk; neither merging nor opening them prints anything.
 
     Where a state is one of the datastore's own, the index finds it, and the distance is measured exactly.
     """
@@ -258,11 +258,11 @@ def test_many_states_are_found_through_lists(
     learned, train = list[int](), faiss.IndexIVF.train
     monkeypatch.setattr(faiss.IndexIVF, "train", lambda index, rows: learned.append(rows.nbytes) or train(index, rows))
     made = built(shelf.model, tmp_path / "many.store", documents)
-    ctypes.CDLL(None).fflush(None)
-    assert capfd.readouterr().out == ""
     assert 0 < learned[0] <= added * 200
     runner = runner_of(shelf.model)
     states = MappedStates.open(made.path, made.model, runner.spec)
+    ctypes.CDLL(None).fflush(None)
+    assert capfd.readouterr().out == ""
     for seed in (3, 30, 58):
         found = states.nearest(read(runner, documents[seed][:30])[1][-1], 4)
         assert found.tokens_K[0] == documents[seed][30]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
 import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +34,7 @@ from parlay.drafters.stores.state_store import (
     need_faiss,
     normalized,
     sha256_of,
+    silent,
 )
 from parlay.options import UsageError
 from parlay.types import Runner, RunnerSpec, Segment
@@ -246,23 +246,9 @@ def _index(faiss: Any, states_NH: NDArray[np.float16], folder: Path, place: Path
     if parts:
         from faiss.contrib.ondisk import merge_ondisk
 
-        with _silent():
+        with silent():
             merge_ondisk(index, [str(part) for part in parts], str(folder / LISTS))
         for part in parts:
             part.unlink()
         faiss.downcast_InvertedLists(index.invlists).filename = str(place / LISTS)  # where it will be
     faiss.write_index(index, str(folder / INDEX))
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Drop what a library in C prints on standard output, which belongs to the program's user."""
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    try:
-        yield
-    finally:
-        ctypes.CDLL(None).fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)

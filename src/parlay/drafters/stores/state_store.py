@@ -9,10 +9,13 @@ mean square.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
+import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from importlib.util import find_spec
@@ -157,7 +160,8 @@ class MappedStates:
             states = np.memmap(folder / STATES, STATE_TYPE, "r", shape=(header.states, header.hidden_size))
             places = np.memmap(folder / PLACES, PLACE_TYPE, "r", shape=(header.states,))
             mapped = faiss.IO_FLAG_ONDISK_SAME_DIR if LISTS in header.sizes else faiss.IO_FLAG_MMAP
-            index = faiss.read_index(str(folder / INDEX), mapped)
+            with silent():
+                index = faiss.read_index(str(folder / INDEX), mapped)
         except (OSError, ValueError, RuntimeError) as error:
             raise BadStates(f"can't read the states in {folder}: {_reason(error)}: build them again") from None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -190,6 +194,20 @@ def need_faiss() -> Any:
     import faiss
 
     return faiss
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Drop what a library in C prints on standard output, which belongs to the program's user."""
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        ctypes.CDLL(None).fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def read_header(path: Path) -> StateHeader:
