@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay import LLM, SamplingParams
@@ -15,6 +17,8 @@ from parlay.drafters.options import SetBlockOptions
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.set_block import SetBlock
 from parlay.engine import Engine
+from parlay.llm.likelihood import log_likelihoods
+from parlay.models.families.reading import read_config
 from parlay.options import UsageError
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
@@ -138,6 +142,27 @@ def test_a_checkpoint_with_both_modes_writes_the_plain_text(name: str, tmp_path:
     drafted = llm.generate(prompts, params, strategy="set-block:policy=fixed,groups=3")
     assert [each.outputs[0].token_ids for each in drafted] == [each.outputs[0].token_ids for each in plain]
     assert drafted[0].outputs[0].metrics.draft_tokens > 0
+
+
+@pytest.mark.parametrize("name", ["nemotron", "wedlm-qwen3"])
+def test_no_strategy_writes_the_mask_and_the_other_tokens_share_its_probability(name: str, tmp_path: Path) -> None:
+    save_diffusion(name, tmp_path)
+    tensors, canvas = load_file(tmp_path / "model.safetensors"), read_config(tmp_path).canvas
+    assert canvas is not None
+    head_VH = next(tensor for key, tensor in tensors.items() if key in ("lm_head.weight", "diffusion_head.weight"))
+    head_VH[canvas.mask_id] *= 100  # wherever its logit is positive, it is the largest
+    save_file(tensors, tmp_path / "model.safetensors")
+    llm = LLM(str(tmp_path), dtype="float32")
+    params = [SamplingParams(temperature=t, seed=3, max_tokens=24, ignore_eos=True, logprobs=0) for t in (0, 0.8)]
+    biased = [replace(each, logit_bias={canvas.mask_id: -math.inf}, logprobs_mode="processed") for each in params]
+    prompts = [[5, 9, 11], list(range(3, 40))]
+    wanted = [output.outputs[0] for output in llm.generate(prompts, biased, strategy="none")]
+    for strategy in ("none", "set-block:policy=fixed,groups=3", "prompt-lookup"):
+        found = [output.outputs[0] for output in llm.generate(prompts, params, strategy=strategy)]
+        assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
+        assert found[0].cumulative_logprob == wanted[0].cumulative_logprob
+    (read,) = log_likelihoods(llm, [((*prompts[0], *wanted[0].token_ids), len(prompts[0]))])
+    assert read == pytest.approx(wanted[0].cumulative_logprob)
 
 
 def test_masks_are_as_many_as_are_likely_to_be_read() -> None:

@@ -19,8 +19,8 @@ from parlay.testing.conformance.distribution import UNLIKELY, chi_square, text_d
 from parlay.testing.conformance.stage import StageRequest, StageSample, Steady, decode
 from parlay.types import Exactness, SamplingParams, Strategy
 
-STAGE = toy_stage("toy distribution", vocab_size=4)
-CHAIN_STAGE = toy_stage("toy chains", vocab_size=4, tree="chain", cut=2)
+STAGE = toy_stage("toy distribution", vocab_size=5)
+CHAIN_STAGE = toy_stage("toy chains", vocab_size=5, tree="chain", cut=2)
 PROMPT = (1, 0, 2, 1, 0)
 LENGTH = 3
 

@@ -26,14 +26,14 @@ FORCED = {3: (0, 1), 12: (0, 2)}
 
 
 def grammar_of(seed: int) -> ToyGrammar:
-    return ToyGrammar(vocab_size=4, length=LENGTH + 4, seed=seed)
+    return ToyGrammar(vocab_size=5, length=LENGTH + 4, seed=seed, mask=4)
 
 
 def masked_distribution(grammar: ToyGrammar) -> dict[tuple[int, ...], float]:
     """Every text that the grammar allows, with its probability."""
 
     def masked(ids: Sequence[int]) -> Tensor:
-        logits_V = torch.full((4,), -torch.inf)
+        logits_V = torch.full((5,), -torch.inf)
         allowed = grammar.following(ids[len(PROMPT) :])
         logits_V[allowed] = default_stages()["toy distribution"].logits_of(ids)[allowed]
         return logits_V

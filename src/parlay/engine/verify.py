@@ -9,9 +9,11 @@ import logging
 from itertools import pairwise
 from typing import NamedTuple
 
+import torch
+
 from parlay.engine.sequence_step import SequenceStep, charge, grouped, isolated, named
 from parlay.sampling.sampler import ranked
-from parlay.types import NO_DRAFT, Exactness, Fault, Finish, Output, Runner, RunnerLost, Segment, trees
+from parlay.types import NO_DRAFT, Exactness, Fault, Finish, Output, Runner, RunnerLost, RunnerSpec, Segment, trees
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +49,9 @@ def finish(runner: Runner, steps: list[SequenceStep], begun: Begun | None) -> fl
     except Exception as error:
         logger.warning("a forward for %d requests failed (%s): it is run again", len(steps), named(error))
         out = None
-    return verify(runner, steps) if out is None or begun is None else _take(begun.steps, begun.segments, out)
+    if out is None or begun is None:
+        return verify(runner, steps)
+    return _take(runner.spec, begun.steps, begun.segments, out)
 
 
 def verify(runner: Runner, steps: list[SequenceStep]) -> float:
@@ -62,7 +66,7 @@ def verify(runner: Runner, steps: list[SequenceStep]) -> float:
     def forward(steps: list[SequenceStep]) -> None:
         nonlocal tapping
         segments = [_segment(step) for step in steps]
-        tapping += _take(steps, segments, runner.forward(segments, taps))
+        tapping += _take(runner.spec, steps, segments, runner.forward(segments, taps))
 
     def failed(
         step: SequenceStep, error: Exception
@@ -82,14 +86,20 @@ def _taps(steps: list[SequenceStep]) -> list[int]:
     return sorted({tap for step in steps if step.sequence.layers is not None for tap in step.taps})
 
 
-def _take(steps: list[SequenceStep], segments: list[Segment], out: Output) -> float:
-    """Show each step its rows of the output. Returns the seconds spent on taps, which their drafters are charged."""
+def _take(spec: RunnerSpec, steps: list[SequenceStep], segments: list[Segment], out: Output) -> float:
+    """Show each step its rows of the output. Returns the seconds spent on taps, which their drafters are charged.
+
+    A mask stands for an open place, so a model that has one never writes it: its logit becomes -inf before anybody
+    reads the rows. Canvases are read in `denoise`.
+    """
     if out.taps:
         charge([(step, drafter) for step in steps for drafter in step.tapped], out.tap_seconds)
     row = 0
     for step, segment, (start, end) in zip(steps, segments, pairwise(out.starts), strict=True):
         step.out, step.first_row, step.first_logits = out, row, start
         step.root = end - len(segment.tree.tokens) - 1  # the draft's rows are the segment's last
+        if spec.canvas is not None and step.sequence.canvas is None:
+            out.logits_RV[start:end, spec.canvas.mask_id] = -torch.inf
         row += segment.rows
         if lost := out.lost.get(segment.sequence):
             step.sequence.lose_members(lost)

@@ -15,11 +15,15 @@ from parlay.types import ParlayError
 
 @dataclass(frozen=True, slots=True)
 class ToyGrammar:
-    """A third of the places have one id that may follow, others about half of all; after ``length`` ids all is said."""
+    """A third of the places have one id that may follow, others about half of all; after ``length`` ids all is said.
+
+    ``mask`` is the id of open places, which no text has; None: there is none.
+    """
 
     vocab_size: int
     length: int
     seed: int = 0
+    mask: int | None = None
 
     def following(self, output: Sequence[int]) -> list[int]:
         return _following(self, text_hash(output, self.seed)) if len(output) < self.length else []
@@ -27,8 +31,9 @@ class ToyGrammar:
 
 @lru_cache(maxsize=4096)
 def _following(grammar: ToyGrammar, state: int) -> list[int]:
-    some = [token for token in range(grammar.vocab_size) if text_hash((token, state), grammar.seed) % 2]
-    return [state // 3 % grammar.vocab_size] if state % 3 == 0 or not some else some
+    ids = [token for token in range(grammar.vocab_size) if token != grammar.mask]
+    some = [token for token in ids if text_hash((token, state), grammar.seed) % 2]
+    return [ids[state // 3 % len(ids)]] if state % 3 == 0 or not some else some
 
 
 class ToyConstraint:

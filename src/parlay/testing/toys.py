@@ -51,6 +51,17 @@ def text_hash(ids: Sequence[int], seed: int = 0) -> int:
     return zlib.crc32(array("q", ids).tobytes(), seed)
 
 
+def without(token: int, logits_of: LogitsOf) -> LogitsOf:
+    """The same logits, but the token is never written."""
+
+    def logits(ids: Sequence[int]) -> Tensor:
+        logits_V = logits_of(ids).clone()
+        logits_V[token] = -torch.inf
+        return logits_V
+
+    return logits
+
+
 def nan_after(logits_of: LogitsOf, length: int) -> LogitsOf:
     """The same logits, but NaN for the token after exactly ``length`` ids."""
 

@@ -132,7 +132,7 @@ def default_stages() -> Mapping[str, Stage]:
         toy_stage("toy"),
         toy_stage("toy recurrent", tree="chain", cut=4),
         toy_stage("toy draftless", tree="none", checks=frozenset({"greedy", "mixed"})),
-        toy_stage(DISTRIBUTION_STAGE, vocab_size=4, checks=frozenset({"distribution"})),
+        toy_stage(DISTRIBUTION_STAGE, vocab_size=5, checks=frozenset({"distribution"})),
         native_stage(torch.float32),
         native_stage(torch.bfloat16),
     )

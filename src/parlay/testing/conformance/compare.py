@@ -44,7 +44,7 @@ def same_tokens(stage: Stage, ask: StageRequest, expected: Sequence[int], got: S
     if at is None:
         raise Divergence(f"{len(tokens)} tokens, plain decoding gives {len(expected)}; those that both have agree")
     text = (*ask.prompt, *tokens[:at])
-    true_V = stage.logits_of(text)
+    true_V = stage.text_logits(text)
     for row_V in got.texts.get(text, ()):
         gap = widest_gap(row_V.to(true_V), true_V)
         picks = _pick(ask, text, row_V), _pick(ask, text, true_V)

@@ -48,7 +48,7 @@ def distribution(subject: Subject, stage: Stage, effort: KitLength) -> list[Excu
 def _count(subject: Subject, stage: Stage, params: SamplingParams, draws: int) -> None:
     params = replace(params, max_tokens=LENGTH)
     prompt = (1, 0, 2, 1, 0)
-    expected = dict(text_distribution(stage.logits_of, prompt, params, LENGTH))
+    expected = dict(text_distribution(stage.text_logits, prompt, params, LENGTH))
     strategy = subject.strategy(stage, budget=4)
     jobs = [(StageRequest(prompt, params, seed), strategy) for seed in range(draws)]
     samples = decode(stage.open_runner(8192), jobs, Limits(max_sequences=256, max_rows=2048, max_draft_rows=1024))

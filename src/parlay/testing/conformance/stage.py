@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from torch import Tensor
+
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine, Limits
 from parlay.router.policies import Fixed, Plain
@@ -16,6 +18,7 @@ from parlay.testing.conformance.recorder import RecordingRunner, Texts
 from parlay.testing.conformance.watched import WatchedDrafter, watched
 from parlay.testing.reference import LogitsOf, ReferenceText
 from parlay.testing.toy_constraint import ToyConstraint, ToyGrammar
+from parlay.testing.toys import without
 from parlay.types import (
     NO_DRAFT,
     AcceptRule,
@@ -72,8 +75,18 @@ class Stage:
         """Texts of plain decoding, by the slow reference decoder; decoded once. ``max_context`` None: no limit."""
         name = ask.spelling if max_context is None else f"{ask.spelling} in {max_context}"
         if name not in self.known:
-            self.known[name] = reference.decode(self.logits_of, ask.request("expected"), max_context or 1 << 30)
+            self.known[name] = reference.decode(self.text_logits, ask.request("expected"), max_context or 1 << 30)
         return self.known[name]
+
+    def text_logits(self, ids: Sequence[int]) -> Tensor:
+        """The logits by which texts are written: a model that fills canvases never writes its mask."""
+        return self.logits_of(ids) if self.mask is None else without(self.mask, self.logits_of)(ids)
+
+    @property
+    def mask(self) -> int | None:
+        """The id of open places, where the target fills canvases."""
+        target = self.resources.target
+        return None if target is None or target.canvas is None else target.canvas.mask_id
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from parlay.testing.conformance.stage import Stage
 from parlay.testing.random_heads import random_heads
 from parlay.testing.reference import LogitsOf
 from parlay.testing.toy_tokenizers import toy_tokenizer
-from parlay.testing.toys import RandomLogits, ToyRunner
+from parlay.testing.toys import RandomLogits, ToyRunner, without
 from parlay.types import CanvasSpec, Runner, RunnerSpec, Segment
 
 _CPU = torch.device("cpu")
@@ -48,10 +48,9 @@ def toy_stage(
     checks: frozenset[str] = frozenset(),
 ) -> Stage:
     """A `ToyRunner`; its draft model has the same logits but for what hangs on the whole text, so it is often right."""
-    logits_of = RandomLogits(vocab_size)
-    draft = RandomLogits(vocab_size, drift=0.0)
-
     canvas = CanvasSpec(vocab_size - 1, block=4, shift=True)  # causal, so it changes no other strategy
+    logits_of = without(canvas.mask_id, RandomLogits(vocab_size))
+    draft = without(canvas.mask_id, RandomLogits(vocab_size, drift=0.0))
 
     def open_runner(capacity: int) -> Runner:
         return ToyRunner(

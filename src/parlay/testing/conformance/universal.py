@@ -185,7 +185,7 @@ def constrained(subject: Subject, stage: Stage, effort: KitLength) -> list[Excus
             prompt(stage, 31 + index, 8 + 9 * index),
             replace(params, max_tokens=LENGTH),
             seed=index,
-            grammar=ToyGrammar(stage.vocab_size, LENGTH - 6 + 4 * index, seed=index),
+            grammar=ToyGrammar(stage.vocab_size, LENGTH - 6 + 4 * index, index, stage.mask),
         )
         for index, params in enumerate((GREEDY, VARIETY[0], VARIETY[2], VARIETY[5]))
     ]
