@@ -6,7 +6,6 @@ it, and the others go on. It takes about ten minutes, without the time to fetch 
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import subprocess
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.commands import one_line_errors
+from benchmarks.options import command_parser
 from parlay.bench import workloads
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results
@@ -261,7 +261,7 @@ def parts(model: str, device: torch.device, data: Path | None) -> list[Part]:
 @one_line_errors("gpu")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the page and keep it; 1 where a part failed, 2 without a GPU."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser = command_parser("gpu", __doc__)
     parser.add_argument("--model", default=MODEL, help=f"whose speeds are measured (default: {MODEL})")
     parser.add_argument(
         "--data", type=Path, help="folder of published sets, whose 16 kinds of question are measured in place of five"

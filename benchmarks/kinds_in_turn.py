@@ -6,13 +6,13 @@ the kinds of requests, the other is not.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.commands import one_line_errors
+from benchmarks.options import command_parser
 from parlay import LLM, SamplingParams
 from parlay.bench.workloads import Item, load
 from parlay.types import Metrics
@@ -94,7 +94,7 @@ def report(found: Sequence[Told], skipped: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser("kinds_in_turn", __doc__)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of published prompt sets")
     parser.add_argument("--model", default="smollm2-135m", help="the model (default: smollm2-135m)")
     parser.add_argument("--pairs", type=int, default=12, metavar="N", help="of new text and edit (default: 12)")

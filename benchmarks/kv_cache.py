@@ -9,7 +9,6 @@ the likeliest token is the same. Logits do not depend on the machine's load.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections import defaultdict
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.commands import RESULTS, one_line_errors
+from benchmarks.options import command_parser
 from benchmarks.pages import about, table
 from parlay import models
 from parlay.bench.provenance import provenance
@@ -101,7 +101,7 @@ def by_text(found: Sequence[Drift]) -> Iterator[tuple[str, ...]]:
 @one_line_errors("kv_cache")
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kv_cache", description=__doc__)
+    parser = command_parser("kv_cache", __doc__)
     parser.add_argument("--model", required=True, metavar="FILE")
     parser.add_argument("--tokens", type=int, nargs="+", default=(1024, 4096), metavar="N")
     parser.add_argument("--pieces", type=int, default=4, metavar="N", help="most pieces of each text and length")

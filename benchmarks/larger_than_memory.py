@@ -9,7 +9,6 @@ changed, plainly and with drafts. Texts must be those of the same model in memor
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -18,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.commands import RESULTS, one_line_errors
+from benchmarks.options import command_parser
 from benchmarks.pages import about, table
 from parlay import LLM, SamplingParams
 from parlay.bench.plan.streaming import measure_disk
@@ -99,7 +99,7 @@ def page(found: Sequence[Forwards], copied: Sequence[Copied], streamed: int) -> 
 @one_line_errors("larger_than_memory")
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.larger_than_memory", description=__doc__)
+    parser = command_parser("larger_than_memory", __doc__)
     parser.add_argument("--model", required=True, metavar="FILE")
     parser.add_argument("--share", type=float, default=2 / 3, help="of the file's bytes that weights may take")
     parser.add_argument("--rounds", type=int, default=5, metavar="N")

@@ -25,6 +25,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.commands import RESULTS, one_line_errors
+from benchmarks.options import command_parser
 from benchmarks.pages import about, table
 from parlay import models
 from parlay.bench.provenance import provenance
@@ -271,7 +272,7 @@ def lines(found: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
 @one_line_errors("ngram_layers")
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ngram_layers", description=__doc__)
+    parser = command_parser("ngram_layers", __doc__)
     parser.add_argument("--wide", action="store_true", help="time wider models, and nothing else")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="texts to train on")
     parser.add_argument("--heldout", type=Path, metavar="FILE", help="a text of other authors")

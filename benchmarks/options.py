@@ -4,10 +4,30 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from pathlib import Path
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "parlay-benchmarks"
+_COMMAND = re.compile(r"(python|parlay|pip|PYTHON\w*=\S*) ")
 QUICK = "few prompts, short answers: to see that it works"
+
+
+class _Lines(argparse.HelpFormatter):
+    """Folds each paragraph of a description by itself, and keeps the lines of commands."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = [
+            part if _COMMAND.match(part) else super(_Lines, self)._fill_text(part, width, indent)
+            for part in text.strip().split("\n\n")
+        ]
+        return "\n\n".join(parts)
+
+
+def command_parser(module: str, description: str | None) -> argparse.ArgumentParser:
+    """The parser of ``python -m benchmarks.MODULE``, described by the module's docstring."""
+    return argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{module}", description=description, formatter_class=_Lines
+    )
 
 
 def add_run_flags(parser: argparse.ArgumentParser, *, quick: str = QUICK) -> None:

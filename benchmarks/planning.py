@@ -6,7 +6,6 @@ something in half of the steps.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.commands import one_line_errors
+from benchmarks.options import command_parser
 from benchmarks.pages import table
 from parlay.bench.provenance import provenance
 from parlay.router.arms import Arm
@@ -119,7 +119,7 @@ def measure(arms: Sequence[Arm], sequences: int, steps: int = STEPS) -> float:
 @one_line_errors("planning")
 def main() -> None:
     """Measure and print."""
-    argparse.ArgumentParser(prog="python -m benchmarks.planning", description=__doc__).parse_args()
+    command_parser("planning", __doc__).parse_args()
     print(provenance("python -m benchmarks.planning"))
     rows = [
         (name, str(sequences), f"{1e6 * measure(arms, sequences):.0f}", f"{1e6 * goal:.0f}")

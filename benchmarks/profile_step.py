@@ -9,7 +9,6 @@ expensive than they are, so read it for order, not for size.
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import pstats
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from benchmarks.commands import one_line_errors
 from benchmarks.figures.overhead import PARAMS, PROMPT_TOKENS, open_strategy, request, split, step_until_decoding
 from benchmarks.figures.phases import TimedEngine
 from benchmarks.figures.stub import StubCost, StubRunner
-from benchmarks.options import add_threads_flag
+from benchmarks.options import add_threads_flag, command_parser
 from parlay import models
 from parlay.cost.timing import calibrate
 from parlay.engine import Limits
@@ -71,7 +70,7 @@ def by_function(engine: TimedEngine, steps: int, lines: int) -> None:
 @one_line_errors("profile_step")
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.profile_step", description=__doc__.splitlines()[0])
+    parser = command_parser("profile_step", __doc__)
     parser.add_argument("--model", help="a model to run instead of the one that answers at once")
     parser.add_argument("--vocabulary", type=int, default=4096, help="of the target that answers at once")
     parser.add_argument("--strategy", default="none")

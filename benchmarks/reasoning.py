@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
-from benchmarks.options import add_run_flags, add_study_flags
+from benchmarks.options import add_run_flags, add_study_flags, command_parser
 from benchmarks.vote_rules import Chains, append
 from parlay import LLM, SamplingParams, VoteParams
 from parlay.bench.records import Cell, Results, Row
@@ -158,7 +158,7 @@ def page(results: Results) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser("reasoning", __doc__)
     add_run_flags(parser, quick="two problems, short answers: to see that it works")
     add_study_flags(parser, data="gsm8k", many="problems", count=500, tokens=200, of="a chain")
     parser.add_argument("--chains", type=int, default=8, metavar="N", help="of a vote (default: 8)")

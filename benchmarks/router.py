@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.commands import begin, one_line_errors, open_results, results_path, write_page
-from benchmarks.options import add_run_flags
+from benchmarks.options import add_run_flags, command_parser
 from benchmarks.router_cells import Setting, left_over, settings, spread
 from benchmarks.router_page import AUTO, report
 from benchmarks.setup import FULL, MINI, SMOLLM2, SMOLLM2_BF16, Setup
@@ -81,7 +81,7 @@ def head() -> str:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.router", description=(__doc__ or "").split("\n")[0])
+    parser = command_parser("router", __doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
     parser.add_argument("--minutes", type=float, default=math.inf, metavar="N", help="no cell begins after so many")
     parser.add_argument("--page", action="store_true", help="make the page again from the file, and measure nothing")

@@ -9,7 +9,6 @@ thread in turns, on which other work counts little, behind a prompt that was rea
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 import zstandard
 
 from benchmarks.commands import RESULTS, one_line_errors
+from benchmarks.options import command_parser
 from benchmarks.pages import about, table
 from parlay import LLM, RequestOutput, SamplingParams
 from parlay.bench.provenance import provenance
@@ -98,7 +98,7 @@ def by_strategy(found: Sequence[Answer]) -> Iterator[tuple[str, ...]]:
 @one_line_errors("self_drafts")
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.self_drafts", description=__doc__)
+    parser = command_parser("self_drafts", __doc__)
     parser.add_argument("--model", required=True, metavar="MODEL")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of qmsum and spec-bench")
     parser.add_argument("--texts", choices=("meetings", "prompts"), required=True)

@@ -6,7 +6,6 @@ noise. Ratios hardly depend on the machine; speeds do, and are not looked at.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import one_line_errors
-from benchmarks.options import add_threads_flag
+from benchmarks.options import add_threads_flag, command_parser
 from parlay.bench import workloads
 from parlay.bench.provenance import provenance
 from parlay.bench.records import PLAIN, Results
@@ -69,7 +68,7 @@ def failures(bounds: Bounds, summaries: Sequence[CellSummary]) -> list[str]:
 @one_line_errors("smoke")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and judge; 1 when anything failed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.smoke", description=__doc__)
+    parser = command_parser("smoke", __doc__)
     parser.add_argument("--bounds", type=Path, default=BOUNDS, metavar="FILE", help="default: smoke.json beside this")
     add_threads_flag(parser)
     options = parser.parse_args(arguments)

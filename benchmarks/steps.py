@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
-from benchmarks.options import add_run_flags, add_study_flags
+from benchmarks.options import add_run_flags, add_study_flags, command_parser
 from benchmarks.reasoning import read_problems
 from parlay import LLM, SamplingParams
 from parlay.bench.records import PLAIN, Cell, Results, Row
@@ -139,7 +139,7 @@ def page(results: Results) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser("steps", __doc__)
     add_run_flags(parser, quick="two problems, short answers: to see that it works")
     add_study_flags(parser, data="gsm8k", many="problems", count=40, tokens=320, of="an answer")
     parser.add_argument("--draft-model", required=True, help="the smaller model of the same tokenizer")

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
-from benchmarks.options import add_run_flags, add_study_flags
+from benchmarks.options import add_run_flags, add_study_flags, command_parser
 from parlay import LLM, SamplingParams
 from parlay.bench.records import Cell, Results, Row
 from parlay.llm.outputs import RequestOutput
@@ -125,7 +125,7 @@ def page(results: Results) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser("suggestions", __doc__)
     add_run_flags(parser, quick="three cases, short drafts: to see that it works")
     add_study_flags(parser, data="books-pd", many="cases", count=60, tokens=10, of="a draft", minutes=30.0)
     parser.add_argument("--ngrams", type=Path, metavar="FILE", help="n-gram model of other books")

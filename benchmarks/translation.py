@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.commands import RESULTS, one_line_errors
+from benchmarks.options import command_parser
 from parlay import LLM, SamplingParams
 from parlay.bench.provenance import provenance
 from parlay.models.facts import count_parameters
@@ -190,7 +191,7 @@ def page(rows: Sequence[Scored]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser("translation", __doc__)
     parser.add_argument("--data", type=Path, required=True, help="the file of pairs that the translators learned from")
     parser.add_argument("--models", type=Path, required=True, help="folder of models, each named by its recipe")
     parser.add_argument("--sources", type=int, default=300, help="held-out sources")

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
-from benchmarks.options import add_run_flags, add_study_flags
+from benchmarks.options import add_run_flags, add_study_flags, command_parser
 from benchmarks.reasoning import END, IDS, answer_of, difference, read_all, read_problems, read_shots, worked
 from parlay import LLM, Ensemble, SamplingParams
 from parlay.bench.records import Cell, Results, Row
@@ -170,7 +170,7 @@ def page(results: Results) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser("two_models", __doc__)
     add_run_flags(parser, quick="two problems, short answers: to see that it works")
     add_study_flags(parser, data="gsm8k", many="problems", count=96, tokens=256, of="an answer")
     parser.add_argument("--draft-model", required=True, help="the smaller model of the same tokenizer")

@@ -9,7 +9,6 @@ seconds. The model was not trained on texts this long: only its costs are real t
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import statistics
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import RESULTS, one_line_errors
-from benchmarks.options import add_cache_flag, add_threads_flag
+from benchmarks.options import add_cache_flag, add_threads_flag, command_parser
 from benchmarks.pages import about, table
 from benchmarks.setup import FULL, SMOLLM2_BF16, Setup
 from parlay import models
@@ -98,7 +97,7 @@ def page(record: dict[str, Any], seconds: Seconds) -> str:
 @one_line_errors("verification")
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.verification", description=__doc__)
+    parser = command_parser("verification", __doc__)
     add_threads_flag(parser)
     add_cache_flag(parser)
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, metavar="N")

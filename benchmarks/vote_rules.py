@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.commands import RESULTS, one_line_errors, write_page
+from benchmarks.options import command_parser
 from parlay import VoteParams
 from parlay.llm.voting import Ballot
 
@@ -107,7 +108,7 @@ def rules_of(options: argparse.Namespace, chains: int) -> list[VoteParams]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser("vote_rules", __doc__)
     parser.add_argument("--chains", type=Path, default=CHAINS, metavar="FILE", help=f"(default: {CHAINS.name})")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="problems to leave out (default: 0)")
     parser.add_argument("--problems", type=int, metavar="N", help="after those (default: all)")

@@ -16,11 +16,12 @@ from benchmarks.canvases.decoding import measure, write_answers
 from benchmarks.canvases.texts import TOKENS, write_mixed, write_tasks
 from benchmarks.canvases.trace import serve
 from benchmarks.commands import one_line_errors
+from benchmarks.options import command_parser
 
 
 @one_line_errors("canvases")
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser("canvases", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     _add_texts(commands)
     _add_serve(commands)

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
 from benchmarks.drafters.trained import SPEC_BENCH, texts
-from benchmarks.options import add_run_flags
+from benchmarks.options import add_run_flags, command_parser
 from benchmarks.pages import about, number, table
 from benchmarks.setup import FULL, QUICK, SMOLLM2, Setup
 from parlay.bench.plan.heads import HEADS
@@ -71,11 +71,7 @@ LARGE = (
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.drafters.modelled",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
+    parser = command_parser("drafters.modelled", __doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
     parser.add_argument("--methods", nargs="+", choices=tuple(HEADS), default=["eagle3", "medusa"])
     parser.add_argument(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
-from benchmarks.options import add_run_flags
+from benchmarks.options import add_run_flags, command_parser
 from benchmarks.pages import HOW, about
 from benchmarks.setup import FULL, KINDS, QUICK, SMOLLM2, SMOLLM2_BF16, Setup
 from benchmarks.strategies.report import speed_table
@@ -39,9 +39,7 @@ SPEC_BENCH = "spec-bench"
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.drafters.trained", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command_parser("drafters.trained", __doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
     parser.add_argument("--models", nargs="+", choices=(SMOLLM2, SMOLLM2_BF16), default=[SMOLLM2, SMOLLM2_BF16])
     parser.add_argument("--strategies", nargs="+", metavar="SPEC", default=list(STRATEGIES))

@@ -14,7 +14,7 @@ from benchmarks.figures.adversary import adversary
 from benchmarks.figures.launch import launch
 from benchmarks.figures.overhead import overhead
 from benchmarks.figures.report import report
-from benchmarks.options import add_run_flags
+from benchmarks.options import add_run_flags, command_parser
 from benchmarks.setup import FULL, QUICK, Setup
 from parlay.bench.records import Results
 
@@ -25,7 +25,7 @@ logger = logging.getLogger("benchmarks")
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.figures", description=__doc__)
+    parser = command_parser("figures", __doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART", help=", ".join(PARTS))
     add_run_flags(parser)

@@ -16,7 +16,7 @@ from benchmarks.commands import begin, one_line_errors, open_results, write_page
 from benchmarks.gguf import accuracy, bits, files, loading, speed
 from benchmarks.gguf.llama import LlamaCpp, started
 from benchmarks.gguf.page import DECODING, page
-from benchmarks.options import add_run_flags
+from benchmarks.options import add_run_flags, command_parser
 from benchmarks.peers.catalogue import PEERS
 from benchmarks.peers.decoder import PeerDecoder
 from benchmarks.peers.protocol import Task
@@ -130,7 +130,7 @@ PARTS: Mapping[str, Callable[[Run], None]] = {
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf", description=__doc__)
+    parser = command_parser("gguf", __doc__)
     parser.add_argument("--llama", type=Path, required=True, metavar="PYTHON", help="one that has llama-cpp-python")
     parser.add_argument("--data", type=Path, metavar="DIR", help="where books-pd is")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=tuple(PARTS), metavar="PART")

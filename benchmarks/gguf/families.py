@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.commands import RESULTS, one_line_errors
+from benchmarks.options import command_parser
 from benchmarks.pages import about, table
 from benchmarks.serving.beside_llama import llama_served
 from parlay import models
@@ -179,7 +180,7 @@ def page(found: Sequence[Found], title: Sequence[str]) -> str:
 @one_line_errors("gguf.families")
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf.families", description=__doc__)
+    parser = command_parser("gguf.families", __doc__)
     parser.add_argument("--sources", type=Path, required=True, metavar="DIR", help="llama.cpp's, with its converter")
     parser.add_argument("--server", type=Path, required=True, metavar="FILE", help="its llama-server")
     parser.add_argument("--families", nargs="+", default=(*NATIVE, *FAMILIES), metavar="NAME")

@@ -9,7 +9,6 @@ second part holds the blocks of AWQ and GPTQ files against those of a Q4_K_M fil
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.commands import RESULTS, one_line_errors
+from benchmarks.options import command_parser
 from benchmarks.pages import about, table
 from parlay.bench.provenance import provenance
 from parlay.models.config import DecoderConfig, Experts, LayerForm
@@ -144,7 +144,7 @@ def active_bytes(weights: Mapping[str, Weight]) -> int:
 @one_line_errors("gguf.mixtures")
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf.mixtures", description=__doc__)
+    parser = command_parser("gguf.mixtures", __doc__)
     parser.add_argument("--out", type=Path, default=RESULTS / "mixtures.json", metavar="FILE")
     options = parser.parse_args()
     threads.use(1)

@@ -9,7 +9,6 @@ are the model's feed-forwards with some noise. Importance matrices are compared,
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -26,6 +25,7 @@ from torch import Tensor
 import gguf
 from benchmarks.commands import RESULTS, one_line_errors
 from benchmarks.gguf.families import qwen2_splits
+from benchmarks.options import command_parser
 from benchmarks.pages import about, table
 from parlay import models
 from parlay.bench.provenance import ROOT, provenance
@@ -197,7 +197,7 @@ def page(rows: Sequence[Rounded], matrices: Sequence[Weighed], title: Sequence[s
 @one_line_errors("gguf.quantizing")
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf.quantizing", description=__doc__)
+    parser = command_parser("gguf.quantizing", __doc__)
     parser.add_argument("--llama", type=Path, required=True, metavar="DIR", help="has llama-quantize and llama-imatrix")
     parser.add_argument("--types", nargs="+", choices=FILE_TYPES, default=TYPES, metavar="TYPE")
     parser.add_argument("--out", type=Path, default=RESULTS / "quantizing.json", metavar="FILE")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import begin, one_line_errors, results_path, write_page
-from benchmarks.options import CACHE
+from benchmarks.options import CACHE, command_parser
 from benchmarks.peers.catalogue import PEERS, STRATEGIES, Peer
 from benchmarks.peers.decoder import PeerDecoder
 from benchmarks.peers.page import page
@@ -46,7 +46,7 @@ logger = logging.getLogger("benchmarks")
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser = command_parser("peers", __doc__)
     engines = [peer.engine for peer in PEERS]
     add_venv_flags(parser)
     parser.add_argument("--peers", nargs="*", choices=engines, default=engines, metavar="ENGINE", help=str(engines))

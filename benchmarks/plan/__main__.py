@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
-from benchmarks.options import add_threads_flag
+from benchmarks.options import add_threads_flag, command_parser
 from benchmarks.plan.cells import BUDGETS, CELLS, DRAFTS, HELD_OUT, HELD_OUT_WORKS, PLAIN, TARGETS, Cell
 from benchmarks.plan.decode import Decoded, Stage
 from benchmarks.plan.report import report
@@ -47,7 +47,7 @@ _TINY = ModelShape(
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__)
+    parser = command_parser("plan", __doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--quick", action="store_true", help="tiny shapes and few tokens: does it work?")
     parser.add_argument("--fresh", action="store_true", help="start the files anew")

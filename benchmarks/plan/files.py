@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
-from benchmarks.options import add_run_flags
+from benchmarks.options import add_run_flags, command_parser
 from benchmarks.pages import about, table
 from parlay.bench.forwards import TimedModel, measure
 from parlay.bench.records import Row
@@ -43,7 +43,7 @@ class Prediction:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.plan.files", description=__doc__)
+    parser = command_parser("plan.files", __doc__)
     parser.add_argument("--files", nargs="+", type=Path, required=True, metavar="FILE", help="GGUF files")
     add_run_flags(parser, quick="one short text and two passes: does it work?")
     return parser.parse_args(arguments)

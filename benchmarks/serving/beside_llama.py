@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
-from benchmarks.options import add_run_flags
+from benchmarks.options import add_run_flags, command_parser
 from benchmarks.pages import about, failures, number, same, table
 from benchmarks.serving.over_api import CLIENT, OverHttp, text_ids
 from benchmarks.serving.served import PATIENCE, served
@@ -178,9 +178,7 @@ def _name(system: System) -> str:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving.beside_llama", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = command_parser("serving.beside_llama", __doc__)
     parser.add_argument("--llama-server", type=Path, required=True, metavar="EXE", help="built from llama.cpp")
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="GGUF file")
     parser.add_argument("--draft-model", type=Path, metavar="FILE", help="GGUF file of a small model of its family")

@@ -7,7 +7,6 @@ python -m benchmarks.serving.fairness --quick                 # does it work?
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.commands import RESULTS, one_line_errors
+from benchmarks.options import command_parser
 from benchmarks.pages import about, table
 from benchmarks.serving.served import served
 from parlay.bench.provenance import provenance
@@ -169,7 +169,7 @@ def _shown(values: Sequence[float], places: int = 2) -> str:
 @one_line_errors("serving.fairness")
 def main(arguments: list[str] | None = None) -> int:
     """Run it; 1 when the goal is missed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.fairness", description=HOW)
+    parser = command_parser("serving.fairness", HOW)
     parser.add_argument("--model", action="append", default=[], help="a model beside the built-in one; may come again")
     parser.add_argument("--rounds", type=int, default=4, help="how many (default: 4)")
     parser.add_argument("--quick", action="store_true", help="one round; no page")

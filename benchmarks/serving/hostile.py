@@ -10,7 +10,6 @@ Operations and fields come from the server's own OpenAPI document, so what is ne
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import RESULTS, one_line_errors
+from benchmarks.options import command_parser
 from benchmarks.pages import about, table
 from benchmarks.serving.hostile_bodies import Hostile, Maker
 from benchmarks.serving.hostile_connections import KINDS, Stream
@@ -229,7 +229,7 @@ def page(header: dict[str, Any], result: dict[str, Any]) -> str:
 @one_line_errors("serving.hostile")
 def main(arguments: list[str] | None = None) -> int:
     """Run it; 1 when a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.hostile", description=__doc__)
+    parser = command_parser("serving.hostile", __doc__)
     parser.add_argument("--model", default="parlay-mini", help="what is served (default: parlay-mini)")
     parser.add_argument("--requests", type=int, default=10_000, help="how many (default: 10,000)")
     parser.add_argument("--seed", type=int, default=0, help="draws the requests (default: 0)")

@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.commands import one_line_errors
+from benchmarks.options import command_parser
 
 KEYSTROKES, TOKENS, SUFFIX = 10, 16, 0.21
 
@@ -104,7 +105,7 @@ def table(strokes: Sequence[Keystroke], found: dict[str, list[Suggestion]]) -> l
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.infill", description=__doc__)
+    parser = command_parser("serving.infill", __doc__)
     parser.add_argument("servers", help="names and addresses, as psm=http://127.0.0.1:8000,line=http://127.0.0.1:8001")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="source files to type in")
     parser.add_argument("--characters", type=int, default=6000, help="how much of each file (default: 6000)")

@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 
 from benchmarks.commands import RESULTS, one_line_errors, write_page
+from benchmarks.options import command_parser
 from benchmarks.pages import about, table
 from benchmarks.serving.fleet import MINI, STREAMS, Fleet, fleet, told
 from parlay.bench.provenance import provenance
@@ -122,9 +123,7 @@ def page(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving.kills", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = command_parser("serving.kills", __doc__)
     parser.add_argument("--kills", type=int, default=1000, metavar="N", help="kills of all runs (default: 1000)")
     parser.add_argument("--minutes", type=float, default=math.inf, metavar="N", help="most time of this run")
     parser.add_argument("--replicas", type=int, default=3, metavar="N", help="replicas (default: 3)")

@@ -8,7 +8,6 @@ EXECUTABLE is that of an environment of its own (`pip install 'lm-eval[api]' tra
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import RESULTS, one_line_errors
+from benchmarks.options import command_parser
 from benchmarks.pages import about, table
 from benchmarks.serving.served import served
 from parlay.bench.provenance import ROOT, provenance
@@ -155,9 +155,7 @@ def version_of(executable: Path) -> str:
 @one_line_errors("serving.lm_eval_run")
 def main(words: Sequence[str] | None = None) -> int:
     """Ask, compare, write the page; 1 when anything differs."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving.lm_eval_run", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = command_parser("serving.lm_eval_run", __doc__)
     parser.add_argument("--lm-eval", type=Path, required=True, metavar="EXECUTABLE", help="of its own environment")
     parser.add_argument("--models", nargs="+", default=MODELS, help=f"what is served (default: {' '.join(MODELS)})")
     parser.add_argument("--out", type=Path, metavar="FILE", default=RESULTS / "lm-eval.md", help="the page")

@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
-from benchmarks.options import add_run_flags
+from benchmarks.options import add_run_flags, command_parser
 from benchmarks.serving.load_page import EDITOR, LOAD, page
 from benchmarks.serving.served import served
 from benchmarks.setup import FULL, QUICK, SMOLLM2_BF16, Setup
@@ -148,9 +148,7 @@ def has_vllm(python: Path) -> bool:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving.load", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = command_parser("serving.load", __doc__)
     parser.add_argument("--vllm", type=Path, required=True, metavar="PYTHON", help="of an environment with vLLM")
     parser.add_argument("--models", nargs="+", default=[SMOLLM2_BF16], metavar="MODEL")
     add_run_flags(parser, quick="few short requests: to see that it works")

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import httpx
 
 from benchmarks.commands import begin, one_line_errors, open_results, results_path, write_page
-from benchmarks.options import add_run_flags
+from benchmarks.options import add_run_flags, command_parser
 from benchmarks.serving.mixed_client import PATIENCE, Answer, play
 from benchmarks.serving.mixed_page import ALONE, CAPACITY, FIRST_SECONDS, GOODPUT, RATE, SLOWER, page
 from benchmarks.serving.mixed_trace import KINDS, Talk, arrivals, trace
@@ -187,9 +187,7 @@ def _median(values: Sequence[float]) -> float:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving.mixed", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = command_parser("serving.mixed", __doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
     parser.add_argument("--model", default=SMOLLM2, help=f"(default: {SMOLLM2})")
     parser.add_argument("--minutes", type=float, default=math.inf, metavar="N", help="no cell begins after so many")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
-from benchmarks.options import add_run_flags
+from benchmarks.options import add_run_flags, command_parser
 from benchmarks.pages import HOW, about, number, shown, table
 from benchmarks.setup import FULL, QUICK, SMOLLM2, Setup
 from parlay.bench.prepare import lasting
@@ -71,7 +71,7 @@ def report(results: Results) -> str:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.prediction", description=__doc__)
+    parser = command_parser("serving.prediction", __doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
     parser.add_argument("--models", nargs="+", default=[SMOLLM2], metavar="MODEL", help=f"default: {SMOLLM2}")
     parser.add_argument("--count", type=int, default=FULL.prompts, help="prompts (default: 8)")

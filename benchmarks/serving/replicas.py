@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from benchmarks.commands import RESULTS, one_line_errors, write_page
+from benchmarks.options import command_parser
 from benchmarks.pages import about, table
 from benchmarks.serving.cutting import cut_lines
 from benchmarks.serving.fleet import MINI, STREAMS, Fleet, fleet, gateway, told
@@ -199,9 +200,7 @@ def _costs(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving.replicas", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = command_parser("serving.replicas", __doc__)
     parser.add_argument("--cuts", type=int, default=1000, metavar="N", help="cuts of lines (default: 1000)")
     parser.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help=f"of each stream (default: {TOKENS})")
     parser.add_argument("--only", choices=("overhead", "throughput", "cuts"), help="one part (default: all)")

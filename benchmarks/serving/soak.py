@@ -8,7 +8,6 @@ Every completed text of an exact strategy is held against plain decoding, alone,
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import json
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import RESULTS, one_line_errors, show_log
-from benchmarks.options import add_threads_flag
+from benchmarks.options import add_threads_flag, command_parser
 from benchmarks.serving.cases import SAMPLING, Case, cases, prompts
 from benchmarks.serving.tally import Tally, report, summary
 from parlay import LLM, ParlayError, RequestOutput, SamplingParams
@@ -212,9 +211,7 @@ async def soak(count: int, concurrency: int, seed: int, quick: bool) -> dict[str
 @one_line_errors("serving.soak")
 def main(arguments: list[str] | None = None) -> int:
     """Run the soak; 1 when a promise was broken."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving.soak", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = command_parser("serving.soak", __doc__)
     parser.add_argument("--requests", type=int, default=2000, help="how many (default: 2000)")
     parser.add_argument("--concurrency", type=int, default=16, help="clients at once (default: 16)")
     parser.add_argument("--seed", type=int, default=0, help="draws the requests (default: 0)")

@@ -10,7 +10,6 @@ Each answer of an exact strategy is held against that of plain decoding, asked f
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import random
@@ -27,6 +26,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.commands import RESULTS, one_line_errors
+from benchmarks.options import command_parser
 from benchmarks.serving.cases import FAILING, INEXACT, SHARES, drawn_kinds
 from benchmarks.serving.endpoints import ENDPOINTS, OTHERS, SAMPLING, WRONG, Endpoint, Json, continued
 from benchmarks.serving.served import served
@@ -214,7 +214,7 @@ def soak(address: str, count: int, seed: int, clients: int) -> dict[str, Any]:
 @one_line_errors("serving.soak_endpoints")
 def main(arguments: list[str] | None = None) -> int:
     """Run the soak; 1 when a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.soak_endpoints", description=__doc__)
+    parser = command_parser("serving.soak_endpoints", __doc__)
     parser.add_argument("--model", default="parlay-mini", help="what is served (default: parlay-mini)")
     parser.add_argument("--requests", type=int, default=2000, help="how many (default: 2,000)")
     parser.add_argument("--clients", type=int, default=16, help="how many at once (default: 16)")

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
-from benchmarks.options import add_run_flags
+from benchmarks.options import add_run_flags, command_parser
 from benchmarks.pages import about, failures, same, shown, table
 from benchmarks.serving import over_api
 from benchmarks.serving.over_api import API, CLIENT, STREAMED, WHOLE
@@ -86,9 +86,7 @@ def measure(results: Results, setup: Setup, model: str, *, tokens: int, rounds: 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving.streaming", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = command_parser("serving.streaming", __doc__)
     parser.add_argument("--models", nargs="+", default=[SMOLLM2], metavar="MODEL", help=f"default: {SMOLLM2}")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"default: {ROUNDS}")
     add_run_flags(parser, quick="few short requests: to see that it works")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
-from benchmarks.options import add_run_flags
+from benchmarks.options import add_run_flags, command_parser
 from benchmarks.simulation import cases
 from benchmarks.simulation.report import report
 from benchmarks.simulation.virtual import run as run_engine
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation", description=__doc__)
+    parser = command_parser("simulation", __doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--model", default="smollm2-135m", help="of process and server (default: smollm2-135m)")
     parser.add_argument("--calibration", type=Path, metavar="FILE", help="of this machine, for server")

@@ -8,7 +8,6 @@ figures are of ``--heldout``. Neither depends on the machine's load.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.commands import one_line_errors
+from benchmarks.options import command_parser
 from benchmarks.pages import table
 from benchmarks.sparsity.products import AT_ONCE, GROUP
 from parlay import models
@@ -133,7 +133,7 @@ def rows(model: str, variants: Sequence[Variant], text: ReadText, heldout: ReadT
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sparsity.accuracy", description=__doc__)
+    parser = command_parser("sparsity.accuracy", __doc__)
     parser.add_argument("--model", default="parlay-mini", help="a folder, GGUF file or name")
     parser.add_argument("--text", required=True, type=Path, metavar="FILE", help="what Wanda reads")
     parser.add_argument("--heldout", required=True, type=Path, metavar="FILE", help="what figures are of")

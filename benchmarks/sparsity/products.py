@@ -9,7 +9,6 @@ VBMI2 (Zen 4, Ice Lake with bf16 and later).
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import subprocess
 import tempfile
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.commands import one_line_errors
+from benchmarks.options import command_parser
 from benchmarks.pages import table
 
 GROUP, AT_ONCE = 32, 4
@@ -188,7 +188,7 @@ def page(found: Sequence[Layout], faster: Mapping[int, float]) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sparsity.products", description=__doc__)
+    parser = command_parser("sparsity.products", __doc__)
     parser.add_argument("--outputs", type=int, default=32_768, metavar="N", help="rows of the matrix")
     parser.add_argument("--inputs", type=int, default=1536, metavar="N", help="its columns, a multiple of 64")
     parser.add_argument("--rounds", type=int, default=15, metavar="N")

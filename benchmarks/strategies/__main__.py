@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.commands import one_line_errors, open_results, show_log, write_page
-from benchmarks.options import add_run_flags
+from benchmarks.options import add_run_flags, command_parser
 from benchmarks.setup import FULL, QUICK, SMOLLM2, Setup
 from benchmarks.strategies.replays import replays
 from benchmarks.strategies.report import report
@@ -22,7 +22,7 @@ PARTS = ("replay", "speed")
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.strategies", description=__doc__)
+    parser = command_parser("strategies", __doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="recorded answers and published sets of prompts")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--strategies", nargs="+", metavar="SPEC", help="instead of the whole catalogue")
