@@ -1,7 +1,7 @@
 """Parlay's drafters and budgets inside vLLM's CPU build, against vLLM's own n-grams and its plain decoding.
 
 Each way of drafting has an engine of its own, and all stay loaded. In a round each of them decodes every prompt alone,
-one after the other, then all prompts at once. Greedy, float32, where texts can be compared token by token.
+one after the other, then eleven at once, then all prompts, of which others wait while eleven are decoded. Greedy, float32, where texts can be compared token by token.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ def measure(engines: Mapping[str, Engine], prompts: Sequence[Prompt], options: a
         each.decode([prompts[0].ids], 16)
         each.decode([prompt.ids for prompt in prompts[:TOGETHER]], 16)
     for number in range(options.rounds):
-        groups = [[place] for place in range(len(prompts))] + [list(range(min(TOGETHER, len(prompts))))]
+        groups = [[place] for place in range(len(prompts))]
+        groups += [list(range(count)) for count in sorted({min(TOGETHER, len(prompts)), len(prompts)})]
         for turn, group in enumerate(groups):
             shift = turn % len(engines)
             order = [PLAIN, *(mode for mode in (*modes[shift:], *modes[:shift]) if mode != PLAIN)]
@@ -167,8 +168,11 @@ def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
     for title, chosen in (
         ("one at a time", [row for row in rows if row.requests == 1]),
         ("one at a time, chats alone", [row for row in rows if row.requests == 1 and row.kind in CHATS]),
-        (f"{TOGETHER} at once", [row for row in rows if row.requests > 1]),
+        (f"{TOGETHER} at once", [row for row in rows if 1 < row.requests <= TOGETHER]),
+        (f"all, {TOGETHER} at once", [row for row in rows if row.requests > TOGETHER]),
     ):
+        if not chosen:
+            continue
         lines += [f"Requests {title}:", "", *table(HEAD, [line(mode, chosen) for mode in modes])]
     return "\n".join(lines)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from benchmarks.peers.proposer import NGRAM, PLAIN, TOGETHER, Prompt, Row, jobs, line, measure, parse, ratio
 
 
@@ -33,13 +35,14 @@ class Played:
         return {"texts": texts, "seconds": 1.0, "wall": 1.0, "drafted": 0, "accepted": 0}
 
 
-def test_every_engine_decodes_each_prompt_alone_and_then_all_at_once() -> None:
+@pytest.mark.parametrize(("count", "at_once"), [(3, [3]), (TOGETHER + 2, [TOGETHER, TOGETHER + 2])])
+def test_every_engine_decodes_each_prompt_alone_and_then_all_at_once(count: int, at_once: list[int]) -> None:
     options = parse(["--vllm", "python", "--rounds", "2", "--tokens", "5"])
-    prompts = [Prompt("spec-bench/qa", [number]) for number in range(3)]
+    prompts = [Prompt("spec-bench/qa", [number]) for number in range(count)]
     engines: Any = {PLAIN: Played(), "parlay": Played(wrong=True)}
     rows = list(measure(engines, prompts, options))
-    assert [each.requests for each in rows if each.mode == PLAIN] == [1, 1, 1, 3] * 2
-    assert [each.same for each in rows if each.mode == "parlay"] == [0, 0, 0, 2] * 2
+    assert [each.requests for each in rows if each.mode == PLAIN] == [*[1] * count, *at_once] * 2
+    assert [each.same for each in rows if each.mode == "parlay"] == [*[0] * count, *(most - 1 for most in at_once)] * 2
 
 
 def test_vllm_is_told_which_class_drafts_and_how() -> None:
