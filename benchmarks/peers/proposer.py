@@ -1,7 +1,8 @@
 """Parlay's drafters and budgets inside vLLM's CPU build, against vLLM's own n-grams and its plain decoding.
 
 Each way of drafting has an engine of its own, and all stay loaded. In a round each of them decodes every prompt alone,
-one after the other, then eleven at once, then all prompts, of which others wait while eleven are decoded. Greedy, float32, where texts can be compared token by token.
+one after the other, then eleven at once, then all prompts, of which others wait while eleven are decoded. Greedy,
+float32, where texts can be compared token by token.
 """
 
 from __future__ import annotations
