@@ -103,10 +103,8 @@ def test_a_rank_that_hangs_for_too_long_ends_all_of_both_groups(crew: Crew, llam
 
 def test_what_one_group_has_lost_the_other_hears_of_before_it_uses_a_number() -> None:
     """Rank 3 is not there. Rank 0 shares neither layers nor texts with it, and the others go on with what they have."""
-    layout, files = Layout(tensor=2, context=2), dict[range, Path]()
-    for rank in range(4):
-        for members in layout.groups(rank):
-            files.setdefault(members, make_shared_file(2))
+    layout = Layout(tensor=2, context=2)
+    files = {members: make_shared_file(2) for members in {each for rank in range(4) for each in layout.groups(rank)}}
     raised: dict[int, str] = {}
 
     def run(rank: int) -> None:
