@@ -37,7 +37,9 @@ def one_line_errors(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, ParlayError, *_WRONG_PATHS) as error:
+    except _WRONG_PATHS as error:
+        sys.exit(f"benchmarks.{name}: {error.filename}: {error.strerror}")
+    except (ValueError, ParlayError) as error:
         sys.exit(f"benchmarks.{name}: {error}")
 
 

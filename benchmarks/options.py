@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "parlay-benchmarks"
 _COMMAND = re.compile(r"(python|parlay|pip|PYTHON\w*=\S*) ")
@@ -23,11 +25,37 @@ class _Lines(argparse.HelpFormatter):
         return "\n\n".join(parts)
 
 
+class CommandParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, also with an ``--out`` that can't be written: now, and not after measuring."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: None = None
+    ) -> argparse.Namespace:
+        found = super().parse_args(args, namespace)
+        out = vars(found).get("out")
+        if isinstance(out, Path) and (refusal := _refusal(out)):
+            self.error(f"--out {out}: {refusal}")
+        return found
+
+
+def _refusal(out: Path) -> str:
+    """Why no file can be written there, whose folder is made if need be; empty: one can."""
+    if out.is_dir():
+        return "it is a folder: name a file"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"can't make its folder: {error.strerror}"
+    place = out if out.exists() else out.parent
+    return "" if os.access(place, os.W_OK) else "can't be written"
+
+
 def command_parser(module: str, description: str | None) -> argparse.ArgumentParser:
     """The parser of ``python -m benchmarks.MODULE``, described by the module's docstring."""
-    return argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{module}", description=description, formatter_class=_Lines
-    )
+    return CommandParser(prog=f"python -m benchmarks.{module}", description=description, formatter_class=_Lines)
 
 
 def add_run_flags(parser: argparse.ArgumentParser, *, quick: str = QUICK) -> None:

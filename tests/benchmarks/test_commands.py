@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import plots
+from benchmarks.options import add_run_flags, command_parser
 from benchmarks.plan import kinds
 from benchmarks.serving import infill
 
@@ -34,3 +35,20 @@ def test_tables_and_pictures_are_made_where_the_rows_are(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=r"benchmarks\.plots: there is no folder docs/pictures here"):
         plots.main()
+
+
+def test_an_out_that_cannot_be_written_is_one_line_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    parser = command_parser("study", "Measures.\n\nparlay pull a\npython -m benchmarks.study --out FILE\n")
+    add_run_flags(parser)
+    assert parser.parse_args(["--out", str(tmp_path / "new" / "rows.jsonl")]).out.parent.is_dir()
+    for out, said in ((tmp_path, "it is a folder"), (file / "rows.jsonl", "can't make its folder: ")):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--out", str(out)])
+        error = capsys.readouterr().err
+        assert error.startswith(f"python -m benchmarks.study: --out {out}: {said}")
+        assert error.count("\n") == 1
+    assert "\nparlay pull a\npython -m benchmarks.study --out FILE\n" in parser.format_help()
