@@ -21,7 +21,7 @@ from parlay.cli.flags import PYTHON_ONLY, SAMPLING_HELP, chosen_strategy
 from parlay.cli.listening import announce
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.types import SamplingParams
-from tests.cli.conftest import NO_MODEL, SNAPSHOTS, Cli
+from tests.cli.conftest import MINI, NO_MODEL, SNAPSHOTS, Cli
 
 MISTAKES = {
     "unknown command": (["genrate"], "did you mean generate"),
@@ -168,6 +168,14 @@ def test_a_model_without_a_name_is_no_default(cli: Cli, words: str, tmp_path: Pa
     result = cli(*words.format(text=text, out=tmp_path / "out").split(), "--model", "")
     assert (result.code, result.out) == (1, "")
     assert result.err.startswith("parlay: error: the model's name is empty: name a local folder, ")
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--model", "--lora", "--draft-model"])
+def test_a_home_folder_of_nobody_is_an_error_of_one_line(cli: Cli, flag: str) -> None:
+    result = cli("generate", "x", *MINI, flag, "~nobody_at_all/x")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.endswith("~nobody_at_all/x: there is no such home folder: write the path without ~\n")
     assert result.err.count("\n") == 1
 
 

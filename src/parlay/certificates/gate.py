@@ -23,6 +23,7 @@ from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import find
 from parlay.strategies.entries.canvases import DENOISE
 from parlay.strategies.spelling import StrategySpec, parse
+from parlay.system.user_cache import user_path
 from parlay.types import Exactness, ParlayError, RunnerSpec, SamplingParams, Tokenizer
 
 PLAIN = "none"
@@ -220,7 +221,7 @@ def open_gate(
         others = (*ensemble.models, *ensemble.files) if ensemble is not None else ()
         weights = weights_fingerprint(model, *others)
         if load.lora is not None:
-            weights = hashlib.sha256(f"{weights} {digest_of(Path(load.lora).expanduser())}".encode()).hexdigest()
+            weights = hashlib.sha256(f"{weights} {digest_of(user_path(load.lora))}".encode()).hexdigest()
         numbers = [target.dtype, load.quantize or "", load.kv_cache_dtype.removeprefix("auto")]
         drafts = [draft_model or "", load.draft_quantize or ""]
         return Binding(

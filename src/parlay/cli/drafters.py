@@ -14,6 +14,7 @@ from parlay.cli import bench_prompts
 from parlay.cli.flags import add_model_flags, whole
 from parlay.options import nearest
 from parlay.system.terminal import aligned, printable
+from parlay.system.user_cache import user_path
 
 if TYPE_CHECKING:
     from parlay.heads.artefact import HeadFacts
@@ -142,7 +143,7 @@ def folder_of(drafter: str) -> Path:
     from parlay.heads.artefact import CONFIG
     from parlay.heads.store import find
 
-    path = Path(drafter).expanduser()
+    path = user_path(drafter)
     return path if (path / CONFIG).is_file() else find(drafter).folder
 
 

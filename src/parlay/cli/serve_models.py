@@ -27,6 +27,7 @@ from parlay.cli.opening import read_text
 from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
 from parlay.options import LoadOptions, RankOptions
 from parlay.serve.settings import Settings
+from parlay.system.user_cache import user_path
 from parlay.types import ParlayError
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def load_adapters(options: argparse.Namespace, registry: Registry, base: str | N
             raise ValueError("--lora-modules are for the first model that is named: name one")
         if registry.adapters.get(name) or name in {model.name for model in registry}:
             raise ValueError(f"--lora-modules: the name {name!r} is taken: give the adapter another")
-        adapter, served = NamedAdapter(name, base, Path(folder).expanduser().resolve()), registry.get(base).served
+        adapter, served = NamedAdapter(name, base, user_path(folder).resolve()), registry.get(base).served
         assert served is not None, "the first model is loaded at once"
         served.llm.llm.adapters.load(name, adapter.folder)
         registry.adapters.add(adapter)
@@ -223,7 +224,7 @@ def _named(word: str) -> tuple[str, str]:
         if not name or not model:
             raise ValueError(f"expected MODEL or NAME=MODEL, got {word!r}")
         return name, model
-    path = Path(word).expanduser()
+    path = user_path(word)
     if path.suffix == ".gguf":
         return _FIRST_PART.sub("", path.stem), word
     return (path.resolve().name, word) if path.is_dir() or word.startswith((".", "/", "~")) else (word, word)
@@ -234,7 +235,7 @@ def _models_in(folder: Path) -> dict[str, str]:
 
     Raises ValueError if there is none, and for a name that is there twice.
     """
-    folder = folder.expanduser()
+    folder = user_path(folder)
     if not folder.is_dir():
         raise ValueError(f"--model-dir: there is no folder {folder}")
     found: dict[str, str] = {}

@@ -23,6 +23,7 @@ from parlay.heads.artefact import (
 from parlay.heads.opening import matrices_of
 from parlay.models.config import DecoderConfig
 from parlay.models.ensembles.combining import Deferral
+from parlay.system.user_cache import user_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,7 +53,7 @@ def save_deferral(
 
 def facts_of_deferral(folder: str) -> HeadFacts:
     """Read what a folder says of its head. Raises BadHead where it holds none, or one that drafts."""
-    path = Path(folder).expanduser()
+    path = user_path(folder)
     if not (path / CONFIG).is_file():
         raise BadHead(f"ensemble head {folder}: no folder of a head; train one with parlay train {DEFER}")
     facts = read_facts(path)
@@ -69,7 +70,7 @@ def open_deferral(
 ) -> Deferral:
     """Read a head for these two models, of so many tokens. Raises BadHead for one that was trained for others."""
     found = facts_of_deferral(folder)
-    head = load(Path(folder).expanduser())
+    head = load(user_path(folder))
     check_target(folder, head.layer, head.witness_WH, witnesses(base, vocab_sizes[0]), vocab_sizes[0])
     try:
         weight_H, bias, assistant_N = (head.tensors[name] for name in ("weight", "bias", _ASSISTANT))

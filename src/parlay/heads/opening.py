@@ -44,6 +44,7 @@ from parlay.models.weights.fused import Operand, as_tensor, rows_of
 from parlay.models.weights.quantize import Int8Weight, fits_blocks, in_q4_1, in_q8_0
 from parlay.models.weights.stored import StoredTensor
 from parlay.options import UsageError, nearest
+from parlay.system.user_cache import user_path
 from parlay.types import ParlayError, Runner, RunnerSpec
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _named(model: str | PreTrainedModel, target: RunnerSpec, lora: str | None) -
         return None
     found, paths = resolve(model), weight_files(model)
     paths += [found / CONFIG] if found.is_dir() else []
-    paths += [] if lora is None else sorted(Path(lora).expanduser().iterdir())
+    paths += [] if lora is None else sorted(user_path(lora).iterdir())
     files = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
     return target.name, target.kernels, target.dtype, build_fingerprint(), files
 
@@ -259,15 +260,15 @@ class TargetHeads:
         Folders and repositories may hold a head in one of the published layouts. Without a name, the general head of
         store or package.
         """
-        if name and (Path(name).expanduser() / CONFIG).is_file():
-            return self._open(Path(name).expanduser())
+        if name and (user_path(name) / CONFIG).is_file():
+            return self._open(user_path(name))
         found = store.candidates(method, name)
         fitting = [each for each in found if self.fits(each)]
         if fitting:
             return self._open(fitting[0].folder)
         if name and found:
             return self._open(found[0].folder)  # which says why it does not fit
-        if _REPO.fullmatch(without_address(name)) and not Path(name).expanduser().exists():
+        if _REPO.fullmatch(without_address(name)) and not user_path(name).exists():
             return self._open(fetched(name))
         if name:
             raise UsageError(f"head={name}: no folder of a head, and {_nothing_called(method, name)}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from parlay.heads.artefact import CARD, CONFIG, FORMAT, GENERAL, WEIGHTS, BadHead, HeadFacts, load, read_facts
 from parlay.models.fetch.hub import hash_of
 from parlay.options import UsageError, nearest
-from parlay.system.user_cache import user_cache
+from parlay.system.user_cache import user_cache, user_path
 
 SHIPPED = Path(__file__).parents[1] / "models" / "checkpoints" / "heads"
 """Drafters that come with the package: a folder for each method, in it a folder for each target."""
@@ -79,7 +79,7 @@ def candidates(method: str, name: str = "") -> list[StoredDrafter]:
 
 def folder_of(method: str, name: str) -> Path:
     """The folder that ``name`` is, or that of a method's drafter by name or domain. Raises UsageError for neither."""
-    folder = Path(name).expanduser()
+    folder = user_path(name)
     if (folder / CONFIG).is_file():
         return folder
     found = candidates(method, name)

@@ -10,6 +10,7 @@ from pathlib import Path
 from parlay.models import UnsupportedModel
 from parlay.models.lora import refuse_masks
 from parlay.ranks.leader import adapter_reader
+from parlay.system.user_cache import user_path
 from parlay.types import Adapter, Runner
 
 
@@ -52,7 +53,7 @@ class Adapters:
 
         Raises ParlayError for a folder that holds no adapter of this model, ValueError for a name in use.
         """
-        path = Path(folder).expanduser().resolve()
+        path = user_path(folder).resolve()
         if (held := self._held(name, path)) is not None:
             return held
         with self._lock:

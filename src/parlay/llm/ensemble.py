@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay import models
@@ -24,6 +23,7 @@ from parlay.models.native import NativeRunner
 from parlay.options import Ensemble, LoadOptions, Nest, RankOptions, UsageError
 from parlay.ranks.starting import open_target
 from parlay.system.progress import Progress, advance, bar
+from parlay.system.user_cache import user_path
 from parlay.text.tokenize import encode
 from parlay.types import ParlayError, Runner, Tokenizer
 
@@ -48,7 +48,7 @@ def ensemble_of(members: Members, alone: Mapping[str, object]) -> Ensemble | Nes
         raise UsageError(f"{_kind(ensemble)}: {named} is for one model alone: leave out one of the two")
     if isinstance(ensemble, Nest):
         need_faiss()
-        read_header(Path(ensemble.datastore).expanduser())
+        read_header(user_path(ensemble.datastore))
     for name in ensemble.models if ensemble is not None else ():
         resolve(name)  # one that is not there is an error now, not when the first has been loaded
     if isinstance(ensemble, Ensemble) and ensemble.head:
@@ -97,7 +97,7 @@ def _joined(
 ) -> Runner:
     """Load the others, or the datastore, and make one runner of all."""
     if isinstance(ensemble, Nest):
-        return NestRunner(first, MappedStates.open(Path(ensemble.datastore).expanduser(), model, first.spec), ensemble)
+        return NestRunner(first, MappedStates.open(user_path(ensemble.datastore), model, first.spec), ensemble)
     if ensemble.rule == "defer":
         check_vocabulary(model, ensemble.models[0])
     translations = [translation_of(model, name, first.spec.vocab_size) for name in ensemble.models]

@@ -25,7 +25,7 @@ from parlay.models.fetch.resolving import resolve
 from parlay.models.lora_layout import CONFIG, WEIGHTS
 from parlay.models.native import NativeRunner
 from parlay.options import LoadOptions, RankOptions
-from parlay.system.user_cache import written_whole
+from parlay.system.user_cache import user_path, written_whole
 from parlay.types import Runner
 
 DEFAULT_SIZE = "1GiB"
@@ -97,7 +97,7 @@ def open_prefix_cache(
     most_bytes = parse_bytes(size, "prefix_cache_size")
     if path is None:
         return None
-    place = Path(path).expanduser()
+    place = user_path(path)
     if (place.exists() and not place.is_file()) or not os.access(place.resolve().parent, os.W_OK):
         raise ValueError(f"prefix_cache {place}: it must be a file, in a folder that can be written to")
     if not isinstance(model, str) or not isinstance(runner, NativeRunner) or not runner.shares_prefixes:
@@ -119,7 +119,7 @@ def _key(model: str, runner: NativeRunner, load: LoadOptions) -> Key:
     found, digest = resolve(model), hashlib.sha256(weights_fingerprint(model).encode())
     if found.is_dir():
         digest.update((found / "config.json").read_bytes())
-    folder = Path(load.lora).expanduser() if load.lora is not None else None
+    folder = user_path(load.lora) if load.lora is not None else None
     return {
         "model": digest.hexdigest(),
         "adapter": "".join(hash_of(folder / name) for name in (CONFIG, WEIGHTS)) if folder is not None else "",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from parlay.cache import Budget
@@ -25,6 +24,7 @@ from parlay.options import Ensemble, LoadOptions, Nest, UsageError
 from parlay.ranks.leader import adapter_reader
 from parlay.strategies.built import RunnerCache, StrategyCache
 from parlay.system import threads
+from parlay.system.user_cache import user_path
 from parlay.types import Runner, Tokenizer
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def resources_of(
     @cache
     def open_states(file: str) -> MappedStates:
         if file:
-            return MappedStates.open(Path(file).expanduser(), model, runner.spec)
+            return MappedStates.open(user_path(file), model, runner.spec)
         if isinstance(runner, NestRunner) and isinstance(runner.store, MappedStates):
             return runner.store
         raise UsageError(

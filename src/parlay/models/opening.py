@@ -37,6 +37,7 @@ from parlay.models.weights.shapes import Weight
 from parlay.models.weights.stored import StoredTensor
 from parlay.options import LoadOptions
 from parlay.system import machine, threads
+from parlay.system.user_cache import user_path
 from parlay.types import ParlayError, Runner
 
 if TYPE_CHECKING:  # loading the modelling half of transformers takes seconds, and only foreign models need it
@@ -188,7 +189,7 @@ def _weight_room(
 
 def _identity(found: Path, options: LoadOptions) -> str:
     """A digest that tells weights from others: when their files were written, how long they are, and their ends."""
-    adapter = [] if options.lora is None else sorted(Path(options.lora).expanduser().glob("*.*"))
+    adapter = [] if options.lora is None else sorted(user_path(options.lora).glob("*.*"))
     digest = hashlib.sha256(str(options.quantize).encode())
     for path in (*weight_files(str(found)), *adapter):
         with path.open("rb") as file:
@@ -229,7 +230,7 @@ def _weights_of(found: Path, config: DecoderConfig, options: LoadOptions) -> Map
     weights = load_weights(found, config)
     if options.lora is None:
         return weights
-    folder = Path(options.lora).expanduser()
+    folder = user_path(options.lora)
     refuse_masks(folder)
     return merged(weights, read_adapter(folder, config, options.lora, merging=True))
 

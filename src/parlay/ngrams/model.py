@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from parlay.ngrams import model_file
 from parlay.ngrams.trie import BEGIN, END, FIRST, UNKNOWN, Integers
+from parlay.system.user_cache import user_path
 
 State = tuple[int, ...]
 """A context: the place in the trie of its last id, its last two, and so on, up to the order less one; -1: unseen."""
@@ -84,7 +85,7 @@ class NgramModel:
     @classmethod
     def open(cls, path: str | Path) -> Self:
         """Map a model that `parlay ngram build` made. Raises BadNgramFile with one line for anything else."""
-        return cls(model_file.read(Path(path).expanduser()))
+        return cls(model_file.read(user_path(path)))
 
     # ----------------------------------------------------------------------------------------------------- whole texts
 

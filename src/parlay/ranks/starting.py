@@ -36,6 +36,7 @@ from parlay.ranks.leader import Followers, Leader
 from parlay.ranks.part import join_group
 from parlay.ranks.wire import LOOK_SECONDS, SECRET, Connection, Door, Kind, listen, one_line, read_address, read_secret
 from parlay.system import threads
+from parlay.system.user_cache import user_path
 from parlay.types import ParlayError, Runner
 
 if TYPE_CHECKING:
@@ -317,7 +318,7 @@ def _hello(connection: Connection) -> Hello:
 
 def _plan(model: str, load: LoadOptions, layout: Layout, seconds: float) -> Plan:
     """Make the plan for all ranks, but for who they are and where they find each other."""
-    found, lora = resolve(model), None if load.lora is None else Path(load.lora).expanduser().resolve()
+    found, lora = resolve(model), None if load.lora is None else user_path(load.lora).resolve()
     return Plan(
         rank=0,
         tensor=layout.tensor,

@@ -89,7 +89,13 @@ def test_what_was_saved_before_stays_where_the_next_conversation_can_not_be_writ
     assert [*tmp_path.iterdir()] == [path]
 
 
-@pytest.mark.parametrize("text", ["", "{}", '[{"role": "tool", "content": "x"}]', '[{"role": "user"}]', "[1]"])
+NO_CONVERSATIONS = (
+    *("", "{}", "[1]", '[{"role": "user"}]', '[{"role": "tool", "content": "x"}]'),
+    '[{"role": "user", "content": "\\ud800"}]',  # half a character
+)
+
+
+@pytest.mark.parametrize("text", NO_CONVERSATIONS)
 def test_a_file_that_is_no_conversation_is_refused_by_name(text: str, state: State, tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text, encoding="utf-8")
@@ -97,6 +103,12 @@ def test_a_file_that_is_no_conversation_is_refused_by_name(text: str, state: Sta
         run_command(state, f"/load {path}")
     with pytest.raises(ParlayError, match="/save"):
         run_command(state, f"/save {tmp_path}")
+
+
+@pytest.mark.parametrize("command", ["save", "load"])
+def test_a_home_folder_of_nobody_is_an_error_of_one_line(command: str, state: State) -> None:
+    with pytest.raises(ParlayError, match=r"~nobody_at_all/chat\.json: there is no such home folder"):
+        run_command(state, f"/{command} ~nobody_at_all/chat.json")
 
 
 def test_retry_takes_the_answer_back_and_exit_leaves(state: State) -> None:

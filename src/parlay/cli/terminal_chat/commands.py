@@ -11,7 +11,8 @@ from typing import Any
 from parlay.cli.flags import HOT, hot
 from parlay.cli.terminal_chat.conversation import ChatSettings, Conversation, read_conversation
 from parlay.options import nearest
-from parlay.system.user_cache import check_output
+from parlay.system.terminal import counted
+from parlay.system.user_cache import check_output, user_path
 from parlay.types import ParlayError, SamplingParams
 
 
@@ -125,13 +126,13 @@ def _save(state: State, argument: str) -> str:
 
 def _load(state: State, argument: str) -> str:
     state.conversation = read_conversation(_path("load", argument))
-    return f"{len(state.conversation.messages)} messages loaded"
+    return f"{counted(len(state.conversation.messages), 'message')} loaded"
 
 
 def _path(name: str, argument: str) -> Path:
     if not argument:
         raise ValueError(f"/{name}: name a file, as in /{name} chat.json")
-    return Path(argument).expanduser()
+    return user_path(argument)
 
 
 def _retry(state: State, argument: str) -> str:

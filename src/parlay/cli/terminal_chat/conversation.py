@@ -69,7 +69,12 @@ def read_conversation(path: Path) -> Conversation:
 def _is_message(value: object) -> bool:
     if not isinstance(value, Mapping) or value.keys() != {"role", "content"}:
         return False
-    return value["role"] in ("system", "user", "assistant") and isinstance(value["content"], str)
+    return value["role"] in ("system", "user", "assistant") and _is_text(value["content"])
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is Unicode text: JSON may name half a character."""
+    return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
 
 
 @dataclass(frozen=True, slots=True)

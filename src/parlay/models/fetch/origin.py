@@ -14,13 +14,14 @@ from parlay.models.fetch import hub
 from parlay.models.fetch.hashes import remembered_hash_of
 from parlay.models.fetch.resolving import resolve
 from parlay.models.gguf import SUFFIX
+from parlay.system.user_cache import user_path
 
 _PART = re.compile(r"-\d{5}-of-")
 
 
 def public_name(model: str) -> str:
     """The name of a model without folders of this machine: a Hub id or Parlay's own name stays as it is."""
-    return Path(model).expanduser().resolve().name if Path(model).expanduser().exists() else hub.without_address(model)
+    return user_path(model).resolve().name if user_path(model).exists() else hub.without_address(model)
 
 
 def weight_files(model: str) -> list[Path]:

@@ -10,6 +10,7 @@ from parlay.models.fetch.hub import check_hashes
 from parlay.models.fetch.pulled import WHEELS, Progress
 from parlay.models.gguf import SUFFIX
 from parlay.options import close_to
+from parlay.system.user_cache import user_path
 from parlay.types import ParlayError
 
 BUILT_IN = ("parlay-mini", "parlay-mini-draft", "smollm2-135m-draft")
@@ -44,7 +45,7 @@ def resolve_config(model: str) -> Path:
 
 def resolve_tokenizer(model: str) -> Path:
     """The folder or GGUF file of a model, or of a tokenizer alone."""
-    path = Path(model).expanduser()
+    path = user_path(model)
     if model.strip() and path.is_dir():
         return path
     if not model.strip() or is_local(model):
@@ -55,7 +56,7 @@ def resolve_tokenizer(model: str) -> Path:
 
 def is_local(model: str) -> bool:
     """Whether the name stands for something on this machine, so that there is nothing to fetch."""
-    return model in BUILT_IN or model in WHEELS or Path(model).expanduser().exists() or _is_path(model)
+    return model in BUILT_IN or model in WHEELS or user_path(model).exists() or _is_path(model)
 
 
 def _find(model: str, wanted: tuple[str, ...]) -> Path:
@@ -63,7 +64,7 @@ def _find(model: str, wanted: tuple[str, ...]) -> Path:
         return _built_in(_CHECKPOINTS / model)
     if not model.strip():  # as a path it would be the present folder
         raise ParlayError(f"the model's name is empty: name a local folder, a Hub id, {_NAMES}")
-    path = Path(model).expanduser()
+    path = user_path(model)
     if path.is_dir():
         return _check_config(path)
     if path.is_file() and path.suffix == SUFFIX:
