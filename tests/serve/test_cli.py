@@ -117,7 +117,7 @@ def test_a_model_that_is_not_there_is_one_line(cli: Cli) -> None:
 
 
 def test_what_is_not_installed_is_named_with_the_way_to_get_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parlay.cli.serve.PACKAGES", ("pytest", "no_such_package"))
+    monkeypatch.setattr("parlay.cli.listening.PACKAGES", ("pytest", "no_such_package"))
     result = cli("serve", NO_MODEL)
     assert result.err == "parlay: error: parlay serve needs no_such_package: pip install 'parlay[serve]'\n"
 

@@ -9,17 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parlay.cli import bench_prompts, bench_quality, bench_replay, code_of, parser_of
-from parlay.cli.flags import (
-    add_draft_flags,
-    add_effort_flag,
-    add_model_flags,
-    comma_list,
-    not_negative,
-    options_from,
-    positive,
-    whole_from,
-)
+from parlay.cli import bench_prompts, bench_quality, bench_replay, code_of, flags, parser_of
 from parlay.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -45,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"list) with prompt or messages; at most {bench_prompts.PROMPTS} are taken unless --prompts says more. Or the "
         "word report, and files of results",
     )
-    add_model_flags(parser)
+    flags.add_model_flags(parser)
     _add_cases(parser)
     _add_amounts(parser)
     _add_conditions(parser)
@@ -56,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_cases(parser: argparse.ArgumentParser) -> None:
-    add_draft_flags(parser, "small model for strategies that draft with one")
+    flags.add_draft_flags(parser, "small model for strategies that draft with one")
     parser.add_argument(
         "--preset",
         metavar="NAME",
@@ -75,7 +65,7 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="joined by commas; parlay strategies lists them; all: those that need no files or models of yours",
     )
-    add_effort_flag(parser)
+    flags.add_effort_flag(parser)
     parser.add_argument(
         "--against",
         choices=["transformers"],
@@ -84,17 +74,19 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_amounts(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompts", type=whole_from(1), metavar="N", help="most prompts of a workload, or of your own")
+    parser.add_argument(
+        "--prompts", type=flags.whole_from(1), metavar="N", help="most prompts of a workload, or of your own"
+    )
     parser.add_argument(
         "--minutes",
-        type=positive,
+        type=flags.positive,
         metavar="X",
         help="with PROMPTS: most time for it all, loading included; two strategies always finish one prompt "
         f"(default: {bench_prompts.MINUTES:g})",
     )
     parser.add_argument(
         "--rounds",
-        type=whole_from(1),
+        type=flags.whole_from(1),
         metavar="N",
         help="measurements of each strategy on each workload (default: 3, up to 9 while the ratio is uncertain)",
     )
@@ -103,7 +95,7 @@ def _add_amounts(parser: argparse.ArgumentParser) -> None:
 def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--price-per-hour",
-        type=positive,
+        type=flags.positive,
         metavar="X",
         help="price of an hour of this machine: adds a column of tokens per unit of currency",
     )
@@ -121,24 +113,28 @@ def _add_conditions(parser: argparse.ArgumentParser) -> None:
     """Add flags for the conditions under which strategies are compared."""
     parser.add_argument(
         "--concurrency",
-        type=comma_list(whole_from(1, MOST_AT_ALL)),
+        type=flags.comma_list(flags.whole_from(1, MOST_AT_ALL)),
         default=(1,),
         metavar="N,...",
         help="requests at once (default: 1)",
     )
     parser.add_argument(
-        "--temperature", type=comma_list(not_negative), default=(0.0,), metavar="X,...", help="0 is greedy (default: 0)"
+        "--temperature",
+        type=flags.comma_list(flags.not_negative),
+        default=(0.0,),
+        metavar="X,...",
+        help="0 is greedy (default: 0)",
     )
     parser.add_argument(
         "--context",
-        type=comma_list(whole_from(0)),
+        type=flags.comma_list(flags.whole_from(0)),
         default=(0,),
         metavar="N,...",
         help="lengthen prompts to N tokens by filler text; 0: none (default: 0)",
     )
     parser.add_argument(
         "--max-tokens",
-        type=whole_from(1),
+        type=flags.whole_from(1),
         metavar="N",
         help="longest answer (default: what each prompt asks for, mostly 128)",
     )
@@ -276,7 +272,7 @@ def _open(options: argparse.Namespace) -> LLM:
 
     return LLM(
         options.model,
-        load=options_from(LoadOptions, options),
+        load=flags.options_from(LoadOptions, options),
         draft_model=options.draft_model,
         max_num_seqs=max(MOST_TOGETHER, *options.concurrency),
         router_memory="off",  # what is measured does not depend on what was measured before
@@ -294,7 +290,7 @@ def _conditions(options: argparse.Namespace, spec: RunnerSpec, plan: BenchPlan) 
         "device": spec.device,
         "kernels": spec.kernels,
         "busy_cores": busy_cores(),
-        "options": loading(options_from(LoadOptions, options), options.draft_model),
+        "options": loading(flags.options_from(LoadOptions, options), options.draft_model),
         "settings": {
             "prompts": options.prompts or _preset(options.preset).prompts,
             "max_tokens": plan.max_tokens,

@@ -28,7 +28,7 @@ from parlay.system.user_cache import check_output
 from parlay.types import SamplingParams
 
 if TYPE_CHECKING:
-    from parlay.bench.certify import Calibration, Ids, Shown
+    from parlay.bench.certify import Calibration, Ids
     from parlay.bench.workloads import Item
     from parlay.certificates.quality import Quality
     from parlay.llm.llm import LLM
@@ -210,12 +210,9 @@ def _ids(llm: LLM, item: Item) -> Ids:
 
 def _tell(result: Calibration, floor: Floor) -> None:
     for one in result.shown:
+        verdict = "certified" if one.certified else "not certified"
         print(
-            f"{one.strategy}: {_verdict(one)}; {one.good} of {one.answers} answers are good (mean agreement "
+            f"{one.strategy}: {verdict}; {one.good} of {one.answers} answers are good (mean agreement "
             f"{one.mean_agreement:.3f}), so at least {one.bound:.1%} of such answers, with confidence "
             f"{floor.confidence:g}; {one.escaped} went on exactly; {one.speed:.2f} times the speed of exact decoding"
         )
-
-
-def _verdict(one: Shown) -> str:
-    return "certified" if one.certified else "not certified"

@@ -9,19 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parlay.cli import flags
 from parlay.cli.ensemble_flags import add_ensemble_flags
-from parlay.cli.flags import (
-    MODEL,
-    add_context_flag,
-    add_loading_flags,
-    add_rank_flags,
-    add_router_memory_flag,
-    add_sampling_flags,
-    add_strategy_flags,
-    add_tokenizer_flag,
-    chosen_strategy,
-    sampling_params,
-)
 from parlay.cli.opening import named_model, open_llm
 from parlay.system.terminal import Tint
 from parlay.text.chat_template import SAMPLING
@@ -35,23 +24,25 @@ DEFAULTS: Mapping[str, object] = {"max_tokens": 1024, **SAMPLING}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("named", nargs="?", metavar="MODEL", help=MODEL)
+    parser.add_argument("named", nargs="?", metavar="MODEL", help=flags.MODEL)
     parser.add_argument("--model", help="the same as MODEL")
-    add_loading_flags(parser)
+    flags.add_loading_flags(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     parser.add_argument("--load", type=Path, metavar="FILE", help="continue a conversation that /save wrote")
-    add_context_flag(parser)
-    add_tokenizer_flag(parser)
-    add_strategy_flags(parser, "decoding strategy; parlay strategies lists them (default: auto)")
-    add_router_memory_flag(parser)
+    flags.add_context_flag(parser)
+    flags.add_tokenizer_flag(parser)
+    flags.add_strategy_flags(parser, "decoding strategy; parlay strategies lists them (default: auto)")
+    flags.add_router_memory_flag(parser)
     parser.set_defaults(certificates=[])
-    add_sampling_flags(parser, DEFAULTS, "values that the model's makers recommend take the place of these defaults")
+    flags.add_sampling_flags(
+        parser, DEFAULTS, "values that the model's makers recommend take the place of these defaults"
+    )
     add_ensemble_flags(parser)
-    add_rank_flags(parser)
+    flags.add_rank_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    strategy = chosen_strategy(options)
+    strategy = flags.chosen_strategy(options)
     from parlay.cli.terminal_chat.commands import State
     from parlay.cli.terminal_chat.conversation import ChatSettings, Conversation, read_conversation
     from parlay.models.fetch.pulled import named_or_default
@@ -64,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     resolve(options.model)  # says that a model is not there before torch is loaded, which takes seconds
     from parlay.models.sampling_defaults import sampling_defaults
 
-    settings = ChatSettings(sampling_params(options, {**DEFAULTS, **sampling_defaults(options.model)}))
+    settings = ChatSettings(flags.sampling_params(options, {**DEFAULTS, **sampling_defaults(options.model)}))
     _talk(options, strategy, State(conversation, settings))
     return 0
 

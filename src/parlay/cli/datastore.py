@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parlay.cli.parser import add_action
 from parlay.models.fetch.pulled import DEFAULT_MODEL, named_or_default
 from parlay.system.user_cache import check_output
 from parlay.types import ParlayError, Tokenizer
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
-    build = actions.add_parser("build", help="make a datastore from texts", description="Make a datastore from texts.")
+    build = add_action(actions, "build", "make a datastore from texts")
     build.add_argument(
         "corpus",
         nargs="+",
@@ -47,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also run the texts through the model and keep its hidden states in the folder FILE.states, for --nest: "
         "twice the model's hidden size in bytes for each token",
     )
-    info = actions.add_parser(
-        "info", help="check a datastore and say what it holds", description="Check a datastore and say what it holds."
-    )
+    info = add_action(actions, "info", "check a datastore and say what it holds")
     info.add_argument("file", type=Path, metavar="FILE")
     info.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from parlay.cli import bench_prompts
 from parlay.cli.flags import add_model_flags, whole
+from parlay.cli.parser import add_action
 from parlay.options import nearest
 from parlay.system.terminal import aligned, printable
 from parlay.system.user_cache import user_path
@@ -24,27 +25,29 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
-    listing = _action(actions, "list", "list the drafters on this machine")
+    listing = add_action(actions, "list", "list the drafters on this machine")
     listing.add_argument("--json", action="store_true", help="print one JSON array")
-    info = _action(actions, "info", "check a drafter and print its card")
+    info = add_action(actions, "info", "check a drafter and print its card")
     info.add_argument("drafter", metavar="NAME", help="a name that parlay drafters list prints, or a folder")
     info.add_argument("--json", action="store_true", help="print one JSON object")
-    adding = _action(actions, "add", "check a trained drafter and copy it into the store")
+    adding = add_action(actions, "add", "check a trained drafter and copy it into the store")
     adding.add_argument("folder", type=Path, metavar="FOLDER", help="what parlay train wrote, or a published head")
     adding.add_argument("--model", default="", help="the target of a published head, which it may not name")
     _add_key_flags(adding)
-    removal = _action(actions, "remove", "remove a drafter from the store")
+    removal = add_action(actions, "remove", "remove a drafter from the store")
     removal.add_argument("drafter", metavar="NAME")
     _add_hub_actions(actions)
-    _add_recommend_flags(_action(actions, "recommend", "measure drafters on your own prompts and rank them by speed"))
+    _add_recommend_flags(
+        add_action(actions, "recommend", "measure drafters on your own prompts and rank them by speed")
+    )
 
 
 def _add_hub_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    push = _action(actions, "push", "upload a drafter to the Hugging Face Hub")
+    push = add_action(actions, "push", "upload a drafter to the Hugging Face Hub")
     push.add_argument("drafter", metavar="NAME", help="a name that parlay drafters list prints, or a folder")
     push.add_argument("repo", metavar="REPO", help="repository, as in user/name; it is made if it isn't there")
     push.add_argument("--private", action="store_true", help="make the repository private")
-    pull = _action(actions, "pull", "download a drafter from the Hugging Face Hub into the store")
+    pull = add_action(actions, "pull", "download a drafter from the Hugging Face Hub into the store")
     pull.add_argument("repo", metavar="REPO", help="repository, as in user/name")
     pull.add_argument("--revision", help="branch, tag or commit (default: main)")
     pull.add_argument("--yes", action="store_true", help="agree to its licence without being asked")
@@ -54,12 +57,6 @@ def _add_hub_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser
 def _add_key_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--domain", default="", help="kind of texts it is for (default: what its config says)")
     parser.add_argument("--name", default="", help="name in the store (default: TARGET-METHOD-DOMAIN)")
-
-
-def _action(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str
-) -> argparse.ArgumentParser:
-    return actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
 from parlay.models.fetch.pulled import DEFAULT_MODEL
-from parlay.options import (
-    LoadOptions,
-    Option,
-    Options,
-    RankOptions,
-    UsageError,
-    options_of,
-    read_config,
-)
+from parlay.options import LoadOptions, Option, Options, RankOptions, UsageError, options_of, read_config
 from parlay.options import whole as read_whole
 from parlay.types import SamplingParams
 

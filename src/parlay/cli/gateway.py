@@ -6,22 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from parlay.cli import listening
 from parlay.cli.flags import whole
-from parlay.cli.listening import (
-    LOOPBACK_NAMES,
-    PACKAGES,
-    add_address_flags,
-    add_key_flags,
-    add_log_flags,
-    announce,
-    check_packages,
-    check_port,
-    is_loopback,
-    listen,
-    read_keys,
-    set_up_logging,
-    url_of,
-)
 from parlay.serve.settings import KeyLimits
 from parlay.system.terminal import counted
 
@@ -48,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="address of a parlay serve, as in http://127.0.0.1:8001; give each replica",
     )
     group = parser.add_argument_group("network and access")
-    add_address_flags(group)
-    add_key_flags(group)
+    listening.add_address_flags(group)
+    listening.add_key_flags(group)
     group.add_argument(
         "--no-auth", action="store_true", help="let other machines reach replicas that ask for no API key"
     )
@@ -63,22 +49,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for flag, kind, metavar, default, text in _LIMITS:
         shown = default if kind is whole else f"{default:g}"
         group.add_argument(flag, type=kind, default=default, metavar=metavar, help=f"{text} (default: {shown})")
-    add_log_flags(parser.add_argument_group("logs"))
+    listening.add_log_flags(parser.add_argument_group("logs"))
 
 
 def run(options: argparse.Namespace) -> int:
-    set_up_logging(options)
-    check_port(options.port)
-    check_packages(PACKAGES, "parlay gateway", "serve")
+    listening.set_up_logging(options)
+    listening.check_port(options.port)
+    listening.check_packages(listening.PACKAGES, "parlay gateway", "serve")
     from parlay.gateway.app import create_gateway  # here, because they load uvicorn
     from parlay.gateway.settings import read_address
     from parlay.serve.graceful import GracefulServer
 
     gateway = create_gateway([read_address(url) for url in options.replica], settings(options))
-    with listen(options.host, options.port) as listener:
-        welcome = f"parlay gateway to {counted(len(options.replica), 'replica')} at {url_of(listener)}"
+    with listening.listen(options.host, options.port) as listener:
+        welcome = f"parlay gateway to {counted(len(options.replica), 'replica')} at {listening.url_of(listener)}"
         accesses = options.log_level in ("debug", "info")
-        server = GracefulServer(gateway, lambda: announce(welcome), gateway.shut_down, access_log=accesses)
+        server = GracefulServer(gateway, lambda: listening.announce(welcome), gateway.shut_down, access_log=accesses)
         server.run(sockets=[listener])
     return 0
 
@@ -87,12 +73,12 @@ def settings(options: argparse.Namespace) -> GatewaySettings:
     """Read what the flags allow. Raises ValueError for a limit out of range."""
     from parlay.gateway.settings import GatewaySettings
 
-    alone, keys = is_loopback(options.host), read_keys(options, KeyLimits())
+    alone, keys = listening.is_loopback(options.host), listening.read_keys(options, KeyLimits())
     if keys and options.no_auth:
         raise ValueError("there are API keys and --no-auth: choose one")
     return GatewaySettings(
         keys=keys,
-        hosts=(*LOOPBACK_NAMES, options.host) if alone and not keys and not options.no_auth else (),
+        hosts=(*listening.LOOPBACK_NAMES, options.host) if alone and not keys and not options.no_auth else (),
         open_replicas=alone or options.no_auth or bool(keys),
         mixed=options.mixed,
         max_body_bytes=options.max_body_bytes,

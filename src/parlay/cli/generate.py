@@ -11,22 +11,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from parlay.cli import FAILURE, INTERRUPTED
+from parlay.cli import FAILURE, INTERRUPTED, flags
 from parlay.cli.ensemble_flags import add_ensemble_flags, quoted
 from parlay.cli.explaining import as_data, explained, going_on
-from parlay.cli.flags import (
-    add_certificate_flag,
-    add_context_flag,
-    add_exactness_flag,
-    add_model_flags,
-    add_rank_flags,
-    add_router_memory_flag,
-    add_sampling_flags,
-    add_strategy_flags,
-    add_tokenizer_flag,
-    chosen_strategy,
-    sampling_params,
-)
 from parlay.cli.opening import open_llm, read_text
 from parlay.cli.reasoning import (
     add_ahead_flags,
@@ -64,21 +51,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--explain", action="store_true", help="say what auto chose in each step, and why; with --json as data"
     )
-    add_model_flags(parser)
-    add_context_flag(parser)
-    add_tokenizer_flag(parser)
-    add_strategy_flags(parser, "decoding strategy; parlay strategies lists them (default: auto)")
-    add_router_memory_flag(parser)
-    add_exactness_flag(parser)
-    add_certificate_flag(parser)
+    flags.add_model_flags(parser)
+    flags.add_context_flag(parser)
+    flags.add_tokenizer_flag(parser)
+    flags.add_strategy_flags(parser, "decoding strategy; parlay strategies lists them (default: auto)")
+    flags.add_router_memory_flag(parser)
+    flags.add_exactness_flag(parser)
+    flags.add_certificate_flag(parser)
     _add_text_flags(parser)
-    add_sampling_flags(parser)
+    flags.add_sampling_flags(parser)
     add_vote_flags(parser)
     add_outline_flags(parser)
     add_ahead_flags(parser)
     add_structured_flags(parser)
     add_ensemble_flags(parser)
-    add_rank_flags(parser)
+    flags.add_rank_flags(parser)
 
 
 def _add_text_flags(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +91,7 @@ def _add_text_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    params = replace(sampling_params(options, defaults(options)), structured_outputs=structured_outputs(options))
+    params = replace(flags.sampling_params(options, defaults(options)), structured_outputs=structured_outputs(options))
     prompt, vote = _prompt(options), vote_params(options, params)
     check_outline(options)
     ahead = ahead_params(options)
@@ -115,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     }
     tint = Tint(sys.stdout)
     with ExitStack() as stack:
-        llm = stack.enter_context(open_llm(options, strategy := chosen_strategy(options)))
+        llm = stack.enter_context(open_llm(options, strategy := flags.chosen_strategy(options)))
         _check_template(options, llm, prompt)
         if options.outline or ahead is not None:  # a first Ctrl-C ends these: nothing is shown before they are over
             write = partial(write_ahead, ahead=ahead) if ahead is not None else write_by_outline

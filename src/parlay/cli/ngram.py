@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.cli.flags import add_option_flags, options_from, whole
+from parlay.cli.parser import add_action
 from parlay.models.fetch.pulled import DEFAULT_MODEL, named_or_default
 from parlay.ngrams.building import Built, NgramOptions
 from parlay.options import UsageError
@@ -21,8 +22,7 @@ _CORPUS = "text file, .jsonl file (texts under text, output or content), folder 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
-    say = "build a model from texts, or from an ARPA file"
-    build = actions.add_parser("build", help=say, description=f"{say[0].upper()}{say[1:]}.")
+    build = add_action(actions, "build", "build a model from texts, or from an ARPA file")
     build.add_argument("corpus", nargs="+", metavar="CORPUS", help=f"{_CORPUS}; or one .arpa or .arpa.gz file")
     build.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE", help="file to write; as ARPA if it ends in .arpa"
@@ -30,8 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_tokenizer_flags(build)
     add_option_flags(build, NgramOptions)
 
-    say = "score texts: log-probabilities and perplexity"
-    prob = actions.add_parser("prob", help=say, description=f"{say[0].upper()}{say[1:]}.")
+    prob = add_action(actions, "prob", "score texts: log-probabilities and perplexity")
     prob.add_argument(
         "file", type=Path, metavar="FILE", help="n-gram model, or datastore: the infinity-gram of its texts"
     )
@@ -43,8 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prob.add_argument("--window", type=whole, metavar="N", help="tokens the target reads (default: 512)")
     prob.add_argument("--json", action="store_true", help="print JSON, one object for each line of output")
 
-    say = "write a text by the model alone"
-    generate = actions.add_parser("generate", help=say, description=f"{say[0].upper()}{say[1:]}.")
+    generate = add_action(actions, "generate", "write a text by the model alone")
     generate.add_argument("file", type=Path, metavar="FILE", help="n-gram model")
     generate.add_argument("prompt", nargs="?", default="", metavar="PROMPT")
     generate.add_argument("--tokenizer", help="tokenizer of the model's ids (default: the one it was built with)")
@@ -53,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generate.add_argument("--seed", type=whole, metavar="N", help="the same text for the same number")
 
     say = "check a model and say what it holds; or say how well the n-grams of a text predict its next tokens"
-    info = actions.add_parser("info", help=say, description=f"{say[0].upper()}{say[1:]}.")
+    info = add_action(actions, "info", say)
     info.add_argument("file", metavar="FILE", help="n-gram model, text file, or - for standard input")
     _add_tokenizer_flags(info)
     info.add_argument("--longest", type=whole, metavar="N", help="of a text: longest n-grams (default: 8)")

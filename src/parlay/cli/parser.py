@@ -120,3 +120,10 @@ def _unknown(words: Sequence[str]) -> str:
     if words[0].startswith("-"):
         return f"there is no flag {words[0].partition('=')[0]}"
     return f"{' '.join(words)}: more words than the command takes; put a text of several words into quotes"
+
+
+def add_action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str
+) -> argparse.ArgumentParser:
+    """Add a subcommand. Its description is the summary as a sentence."""
+    return actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")

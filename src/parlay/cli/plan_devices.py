@@ -127,10 +127,11 @@ def _plans(options: argparse.Namespace, ground: Ground, count: int, link: Link, 
         read = StepParts(times * chunk.compute, times * chunk.link)
         own = None
         if memory.cache_tokens >= longest:
+            apart = beside(drafting.seconds, steps, link)
             setup = Setup(
                 cost=steps,
                 limits=ReplicaLimits(cache_tokens=memory.cache_tokens),
-                drafting=_apart(drafting, steps, link) if split.drafter else drafting,
+                drafting=replace(drafting, seconds=apart) if split.drafter else drafting,
                 fleet=Fleet(replicas=split.replicas),
                 seed=options.seed,
             )
@@ -156,10 +157,6 @@ def _drafting(options: argparse.Namespace, ground: Ground, traffic: Traffic) -> 
         return measured_ranks(traffic, names, label)
 
     return drafting_of(spec, ground.machine, models_of(options, ground), ranks_of)
-
-
-def _apart(drafting: Drafting, steps: SplitSteps, link: Link) -> Drafting:
-    return replace(drafting, seconds=beside(drafting.seconds, steps, link))
 
 
 def _rank(plan: SplitPlan) -> tuple[bool, float, float, int]:

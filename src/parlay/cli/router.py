@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from parlay.cli.parser import add_action
 from parlay.system.terminal import aligned, counted, printable
 
 if TYPE_CHECKING:
@@ -24,17 +25,11 @@ _SHOWN = (2, 4, 8)  # rows whose cost is shown beside that of one
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
-    show = _action(actions, "show", "show what was learned, model by model")
+    show = add_action(actions, "show", "show what was learned, model by model")
     show.add_argument("--model", default="", metavar="MODEL", help="of this model only, by the name that show prints")
     show.add_argument("--json", action="store_true", help="print one JSON array")
-    reset = _action(actions, "reset", "forget it, so that it is learned anew")
+    reset = add_action(actions, "reset", "forget it, so that it is learned anew")
     reset.add_argument("--model", default="", metavar="MODEL", help="of this model only, by the name that show prints")
-
-
-def _action(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str
-) -> argparse.ArgumentParser:
-    return actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,38 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from parlay.cli import serve_drafter
+from parlay.cli import listening, serve_drafter, serve_models
 from parlay.cli.ensemble_flags import add_ensemble_flags
 from parlay.cli.flags import add_rank_flags, whole
-from parlay.cli.listening import (
-    LOOPBACK_NAMES,
-    PACKAGES,
-    add_address_flags,
-    add_key_flags,
-    add_log_flags,
-    announce,
-    check_packages,
-    check_port,
-    is_loopback,
-    listen,
-    read_keys,
-    set_up_logging,
-    url_of,
-)
 from parlay.cli.opening import pack_ahead, uncollected
 from parlay.cli.serve_devices import add_devices_flag, choose_processes
-from parlay.cli.serve_models import (
-    IDLE_SECONDS,
-    KEPT,
-    add_model_arguments,
-    cascades,
-    check_flags,
-    chosen_models,
-    find_models,
-    load_adapters,
-    loading,
-    read_ahead,
-)
 from parlay.cli.serve_record import add_record_arguments, recording
 from parlay.cli.serve_replicas import add_replica_arguments, check_replicas, serve_replicas
 from parlay.serve.settings import PROMPT_LOG, InfillOrder, KeyLimits, Settings
@@ -57,7 +30,7 @@ TRACING_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser)
+    serve_models.add_model_arguments(parser)
     serve_drafter.add_arguments(parser)
     _add_network_flags(parser)
     _add_limit_flags(parser)
@@ -125,8 +98,8 @@ def _add_infill_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_network_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("network and access")
-    add_address_flags(group)
-    add_key_flags(group)
+    listening.add_address_flags(group)
+    listening.add_key_flags(group)
     group.add_argument("--no-auth", action="store_true", help="ask for no key, even from other machines")
     group.add_argument(
         "--cors-origin",
@@ -139,7 +112,7 @@ def _add_network_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_watching_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("logs and traces")
-    add_log_flags(group)
+    listening.add_log_flags(group)
     group.add_argument("--log-prompts", action="store_true", help="log the bodies of requests, prompts included")
     group.add_argument(
         "--otlp-traces-endpoint",
@@ -198,31 +171,31 @@ _LIMITS: tuple[tuple[str, Callable[[str], float], str, float | None, str], ...] 
 
 
 def run(options: argparse.Namespace) -> int:
-    set_up_logging(options)
+    listening.set_up_logging(options)
     allowed = settings(options)
     check_replicas(options)
     if options.drafter_only:
         return _serve_drafter(options, allowed)
-    models = chosen_models(options)
-    check_flags(options, len(models))
-    check_packages(PACKAGES, "parlay serve", "serve")
+    models = serve_models.chosen_models(options)
+    serve_models.check_flags(options, len(models))
+    listening.check_packages(listening.PACKAGES, "parlay serve", "serve")
     if options.devices:
         choose_processes(options, list(models.values()))
         check_replicas(options)
-    with listen(options.host, options.port) as listener:
-        welcome = f"parlay serves {', '.join(models)} at {url_of(listener)}"
+    with listening.listen(options.host, options.port) as listener:
+        welcome = f"parlay serves {', '.join(models)} at {listening.url_of(listener)}"
         if options.replicas > 1:
-            find_models(options, models)
+            serve_models.find_models(options, models)
             return serve_replicas(options, allowed, listener, welcome)
-        serve_on(options, listener, lambda: announce(welcome))
+        serve_on(options, listener, lambda: listening.announce(welcome))
     return 0
 
 
 def _serve_drafter(options: argparse.Namespace, allowed: Settings) -> int:
     serve_drafter.check(options)
-    check_packages(PACKAGES, "parlay serve", "serve")
-    with listen(options.host, options.port) as listener:
-        serve_drafter.serve(options, allowed, listener, url_of(listener))
+    listening.check_packages(listening.PACKAGES, "parlay serve", "serve")
+    with listening.listen(options.host, options.port) as listener:
+        serve_drafter.serve(options, allowed, listener, listening.url_of(listener))
     return 0
 
 
@@ -230,7 +203,7 @@ def serve_on(options: argparse.Namespace, listener: socket.socket, ready: Callab
     """Serve in this process until it is told to end; ``ready`` is called when requests are taken."""
     if options.log_prompts:
         logging.getLogger(PROMPT_LOG).setLevel(logging.INFO)
-    allowed, models = settings(options), chosen_models(options)
+    allowed, models = settings(options), serve_models.chosen_models(options)
     with _observers(options, allowed) as observers:
         _serve(options, _with_idle_seconds(allowed, options, len(models)), models, listener, observers, ready=ready)
 
@@ -244,7 +217,7 @@ def _serve(
     *,
     ready: Callable[[], None],
 ) -> None:
-    first = find_models(options, models)
+    first = serve_models.find_models(options, models)
     with pack_ahead(models[first], options) if first is not None else nullcontext():
         app = _app(options, allowed, models, observers, first)
         from parlay.serve.server import Server  # here, because it loads FastAPI
@@ -265,14 +238,14 @@ def _app(
         from parlay.serve.app import create_app  # here, because these load FastAPI and torch
 
     named = len(options.models) + len(options.model)
-    loader_of = loading(options, vocabularies := Vocabularies(KEPT + named))
+    loader_of = serve_models.loading(options, vocabularies := Vocabularies(serve_models.KEPT + named))
     hosted = {name: loader_of(model) for name, model in models.items()}
     pulled = loader_of if options.allow_pull else None
-    app = create_app(hosted, allowed, observers, pulled, cascades(options, models))
+    app = create_app(hosted, allowed, observers, pulled, serve_models.cascades(options, models))
     if first is not None:
         app.state.registry.load_now(first)
-    load_adapters(options, app.state.registry, first)
-    read_ahead([*models.values()][1:named], vocabularies, options.end_tokens)
+    serve_models.load_adapters(options, app.state.registry, first)
+    serve_models.read_ahead([*models.values()][1:named], vocabularies, options.end_tokens)
     return app
 
 
@@ -288,7 +261,7 @@ def _tracing(endpoint: str | None) -> Iterator[list[Observer]]:
     if endpoint is None:
         yield []
         return
-    check_packages(TRACING_PACKAGES, "--otlp-traces-endpoint", "otel")
+    listening.check_packages(TRACING_PACKAGES, "--otlp-traces-endpoint", "otel")
     from parlay.serve.observe.tracing import Tracer
 
     tracer = Tracer(endpoint)
@@ -300,7 +273,7 @@ def _tracing(endpoint: str | None) -> Iterator[list[Observer]]:
 
 def _with_idle_seconds(allowed: Settings, options: argparse.Namespace, models: int) -> Settings:
     seconds: float | None = options.idle_seconds
-    return replace(allowed, idle_seconds=IDLE_SECONDS if seconds is None and models > 1 else seconds)
+    return replace(allowed, idle_seconds=serve_models.IDLE_SECONDS if seconds is None and models > 1 else seconds)
 
 
 # ------------------------------------------------------------------------------------------------- network and access
@@ -309,7 +282,7 @@ def _with_idle_seconds(allowed: Settings, options: argparse.Namespace, models: i
 def _check_access(options: argparse.Namespace, keys: tuple[str, ...]) -> None:
     if keys and options.no_auth:
         raise ValueError("there are API keys and --no-auth: choose one")
-    if not keys and not is_loopback(options.host) and not options.no_auth:
+    if not keys and not listening.is_loopback(options.host) and not options.no_auth:
         raise ValueError(
             f"other machines can reach {options.host}: ask for a key with --api-key-file FILE, or let anyone in with "
             "--no-auth"
@@ -319,17 +292,17 @@ def _check_access(options: argparse.Namespace, keys: tuple[str, ...]) -> None:
 def settings(options: argparse.Namespace) -> Settings:
     """Read what the flags allow. Raises ValueError for a limit out of range, or if strangers could get in."""
     default = KeyLimits(requests=options.key_requests, tokens=options.key_tokens, priority=options.key_priority)
-    own = read_keys(options, default)
+    own = listening.read_keys(options, default)
     keys = tuple(own)
     _check_access(options, keys)
-    check_port(options.port)
+    listening.check_port(options.port)
     if options.router_memory == "per-key" and not keys:
         raise ValueError("--router-memory per-key tells requests apart by their API key: give keys with --api-key-file")
     return Settings(
         keys=keys,
         key_limits=default,
         own_limits=own,
-        hosts=(*LOOPBACK_NAMES, options.host) if not keys and not options.no_auth else (),
+        hosts=(*listening.LOOPBACK_NAMES, options.host) if not keys and not options.no_auth else (),
         cors_origins=tuple(options.cors_origin),
         max_body_bytes=options.max_body_bytes,
         max_prompt_tokens=options.max_prompt_tokens,

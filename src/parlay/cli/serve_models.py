@@ -11,18 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.certificates.requirement import AUDIT_SHARE
+from parlay.cli import flags
 from parlay.cli.ensemble_flags import chosen_ensemble
-from parlay.cli.flags import (
-    add_certificate_flag,
-    add_loading_flags,
-    add_prefix_cache_flags,
-    add_router_memory_flag,
-    add_strategy_flags,
-    add_tokenizer_flag,
-    chosen_strategy,
-    options_from,
-    whole,
-)
 from parlay.cli.opening import read_text
 from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
 from parlay.options import LoadOptions, RankOptions
@@ -55,12 +45,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("models")
     group.add_argument("--model", action="append", default=[], metavar="MODEL", help="the same as MODEL")
     _add_loading_flags(group)
-    add_strategy_flags(
+    flags.add_strategy_flags(
         group, "decoding strategy of requests that name none; parlay strategies lists them (default: auto)"
     )
-    add_router_memory_flag(group, keys=True)
+    flags.add_router_memory_flag(group, keys=True)
     _add_quality_flags(group)
-    add_tokenizer_flag(group)
+    flags.add_tokenizer_flag(group)
     group.add_argument(
         "--generation-config",
         choices=("auto", "vllm"),
@@ -68,9 +58,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="what a request takes for temperature, top_p and the like where it names none: auto takes what the "
         "model's makers recommend, vllm the defaults of the API (default: auto)",
     )
-    group.add_argument("--max-model-len", type=whole, metavar="N", help="most tokens of prompt and output together")
     group.add_argument(
-        "--max-num-seqs", type=whole, default=32, metavar="N", help="most samples in a step (default: 32)"
+        "--max-model-len", type=flags.whole, metavar="N", help="most tokens of prompt and output together"
+    )
+    group.add_argument(
+        "--max-num-seqs", type=flags.whole, default=32, metavar="N", help="most samples in a step (default: 32)"
     )
     group.add_argument(
         "--memory",
@@ -80,8 +72,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "after a comma: room for each model's weights; layers that do not fit are read in every forward, and experts "
         "of a mixture when a token needs them: from disk or, on a GPU, from the host's memory",
     )
-    add_prefix_cache_flags(group)
-    add_loading_flags(group)
+    flags.add_prefix_cache_flags(group)
+    flags.add_loading_flags(group)
     _add_adapter_flags(group)
 
 
@@ -128,7 +120,7 @@ def load_adapters(options: argparse.Namespace, registry: Registry, base: str | N
 
 def _add_quality_flags(group: argparse._ActionsContainer) -> None:
     """Add what opens lossy strategies and other models to requests that allow it."""
-    add_certificate_flag(group)
+    flags.add_certificate_flag(group)
     group.add_argument(
         "--cascade",
         action="append",
@@ -156,7 +148,7 @@ def _add_loading_flags(group: argparse._ActionsContainer) -> None:
     )
     group.add_argument(
         "--max-loaded",
-        type=whole,
+        type=flags.whole,
         default=Settings().max_loaded,
         metavar="N",
         help=f"most models in memory at once (default: {Settings().max_loaded})",
@@ -269,13 +261,13 @@ def check_flags(options: argparse.Namespace, models: int) -> None:
     _check_least(options)
     if not 0 <= options.audit_share <= 1:
         raise ValueError(f"--audit-share {options.audit_share:g}: give a number from 0 to 1")
-    options_from(LoadOptions, options)
-    ranks, ensemble = options_from(RankOptions, options), chosen_ensemble(options)
+    flags.options_from(LoadOptions, options)
+    ranks, ensemble = flags.options_from(RankOptions, options), chosen_ensemble(options)
     together = type(ensemble).__name__.lower()
     for flag, asked in (("rank-listen", ranks.rank_listen), (together, ensemble)):
         if asked is not None and (models > 1 or options.allow_pull):
             raise ValueError(f"--{flag} goes with one model: serve it by itself, and without --allow-pull")
-    chosen_strategy(options)
+    flags.chosen_strategy(options)
     for flag in ("certificates", "cascade"):
         for name in vars(options)[flag]:
             read_text(name, flag.removesuffix("s"))
@@ -374,9 +366,9 @@ def _load(model: str, options: argparse.Namespace, vocabularies: Vocabularies) -
     llm = LLM(
         model,
         tokenizer=vocabularies.get(files) or options.tokenizer,
-        load=options_from(LoadOptions, options),
-        ranks=options_from(RankOptions, options),
-        strategy=chosen_strategy(options) or DEFAULT_STRATEGY,
+        load=flags.options_from(LoadOptions, options),
+        ranks=flags.options_from(RankOptions, options),
+        strategy=flags.chosen_strategy(options) or DEFAULT_STRATEGY,
         draft_model=options.draft_model,
         certificates=_certificates(model, options),
         audit_share=options.audit_share,

@@ -31,7 +31,8 @@ def page(model: str, traffic: Traffic, server: Server, found: Found, prices: Pri
     parts = [header, _latencies(found), _costs(found)]
     if any(setup.fleet.failures or each.preemptions or each.found for setup, each in found):
         parts.append(_events(found))
-    parts += ["\n".join(lines) for lines in (_warnings(found), _notes(traffic, found, prices)) if lines]
+    notes = [*_pick(found), *traffic.notes, *_acceptance(found), *_power(prices)]
+    parts += ["\n".join(lines) for lines in (_warnings(found), notes) if lines]
     return "\n\n".join(parts)
 
 
@@ -149,10 +150,6 @@ def _warnings(found: Found) -> list[str]:
         for name, (_, each) in zip(_names(found)[1:], found, strict=True)
         if each.unfinished
     ]
-
-
-def _notes(traffic: Traffic, found: Found, prices: Prices) -> list[str]:
-    return [*_pick(found), *traffic.notes, *_acceptance(found), *_power(prices)]
 
 
 def _pick(found: Found) -> Iterator[str]:

@@ -36,15 +36,11 @@ def run(options: argparse.Namespace) -> int:
         wanted = [find(name).name for name in options.names] or catalogue()
         print(json.dumps([entry for entry in listing() if entry["name"] in wanted], indent=2))
     elif options.names:
-        print("\n\n".join(_find(name) for name in options.names))
+        found = [_describe_rule(RULES[name]) if name in RULES else _describe(find(name)) for name in options.names]
+        print("\n\n".join(found))
     else:
         _overview(list(catalogue().values()))
     return 0
-
-
-def _find(name: str) -> str:
-    """The full description of a strategy or a rule. Raises UsageError for a name that is neither."""
-    return _describe_rule(RULES[name]) if name in RULES else _describe(find(name))
 
 
 def _overview(entries: list[StrategyEntry]) -> None:
