@@ -40,18 +40,7 @@ from parlay.models.segment_forms import check_features, check_form, with_choice
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.two_depths import Begin, TwoDepths, deep_rows, unused_layers
 from parlay.models.weights.fused import Operand, in_eight_bits
-from parlay.types import (
-    NO_SKIP,
-    CanvasSpec,
-    Finish,
-    Move,
-    Output,
-    Runner,
-    RunnerSpec,
-    Segment,
-    Skip,
-    trees,
-)
+from parlay.types import NO_SKIP, CanvasSpec, Finish, Move, Output, Runner, RunnerSpec, Segment, Skip, trees
 
 __all__ = ["NativeRunner", "Quantize", "choose_dtype"]
 

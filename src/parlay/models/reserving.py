@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from parlay.cache import Budget
 from parlay.cache.budget import format_bytes
 from parlay.options import LoadOptions, UsageError
-from parlay.types import OutOfRoom, ParlayError, Segment, Skip
+from parlay.types import OutOfRoom, ParlayError, RunnerSpec, Segment, Skip
 
 UNBOUNDED = 1 << 20
 """Context, in tokens, of a model that names no limit (recurrent state, or positions as distances)."""
@@ -33,10 +33,16 @@ _State = TypeVar("_State", bound=Reserving)
 class ReservingRunner(Generic[_State]):
     """The base class of runners that count tokens, not bytes, because the bytes per token depend on the model."""
 
+    _spec: RunnerSpec
+
     def __init__(self, most: int | None, context: int) -> None:
         """``most`` tokens may be reserved; without it, four full contexts or 65,536 tokens, whichever is more."""
         self._sequences: dict[int, _State] = {}
         self._capacity = most or max(_LEAST_CAPACITY, 4 * context)
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self._spec
 
     def add(self, sequence: int, state: _State) -> None:
         """Begin a sequence, whose name must be free."""
@@ -60,6 +66,10 @@ class ReservingRunner(Generic[_State]):
     def capacity(self) -> int:
         """Count the tokens that all sequences may reserve together."""
         return self._capacity
+
+    def release(self, sequence: int) -> None:
+        """End a sequence. Unknown names are ignored."""
+        self._sequences.pop(sequence, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -172,14 +172,9 @@ class SlotRunner(ReservingRunner[SlotSequence], Runner, Generic[_Pool]):
         super().__init__(most, spec.max_context)
         self._spec, self._pool = spec, pool
 
-    @property
-    def spec(self) -> RunnerSpec:
-        return self._spec
-
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         """Begin a sequence; nothing is ever cached already, because prefixes are not shared here."""
-        assert sequence not in self._sequences, f"sequence {sequence} is open already"
-        self._sequences[sequence] = SlotSequence()
+        self.add(sequence, SlotSequence())
         return 0
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
@@ -201,10 +196,9 @@ class SlotRunner(ReservingRunner[SlotSequence], Runner, Generic[_Pool]):
         return len(state.slots)
 
     def fork(self, sequence: int, copy: int) -> None:
-        assert copy not in self._sequences, f"sequence {copy} is open already"
         slots = self._sequences[sequence].slots
+        self.add(copy, SlotSequence(list(slots)))
         self._pool.share(slots)
-        self._sequences[copy] = SlotSequence(list(slots))
 
     def release(self, sequence: int) -> None:
         if (state := self._sequences.pop(sequence, None)) is not None:

@@ -93,7 +93,9 @@ class StateTable:
     def read(self, numbers: Sequence[int]) -> Tensor:
         """Read states ``[N, H]`` by number."""
         found = self.states_FH[list(numbers)]
-        return torch.from_numpy(found) if self.dtype == torch.float32 else _of_bits(found)
+        if self.dtype == torch.float32:
+            return torch.from_numpy(found)
+        return torch.from_numpy(found.view(np.int16)).view(torch.bfloat16)
 
     def sample(self) -> tuple[list[Gram], Tensor]:
         """Choose a few n-grams from all over the table, with their states ``[K, H]``."""
@@ -138,7 +140,3 @@ def _rows(path: Path, file: TensorFile, name: str) -> int:
     if not isinstance(shape, list) or not shape or type(shape[0]) is not int:
         raise damaged(path, f"says no shape of {name}")
     return shape[0]
-
-
-def _of_bits(bits: npt.NDArray[np.uint16]) -> Tensor:
-    return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)

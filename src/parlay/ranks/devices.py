@@ -35,19 +35,11 @@ class DeviceGroup:
     """A `Group` whose numbers lie on a device. ``ranks`` are its members, and ``processes`` what torch has of them."""
 
     def __init__(self, processes: ProcessGroup, device: torch.device, ranks: Sequence[int], seconds: float) -> None:
-        self._processes, self._device, self._ranks, self._seconds = processes, device, ranks, seconds
-        self._loss: Loss | None = None
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
-    @property
-    def loss(self) -> Loss | None:
-        return self._loss
+        self._processes, self.device, self._ranks, self._seconds = processes, device, ranks, seconds
+        self.loss: Loss | None = None
 
     def add(self, numbers_N: Tensor) -> None:
-        if self._loss is not None:
+        if self.loss is not None:
             return
         own = numbers_N.view(-1)
         parts = [torch.empty_like(own) for _ in self._ranks]
@@ -56,7 +48,7 @@ class DeviceGroup:
         except RuntimeError as error:  # torch's errors of exchanges are such
             who = f"one of ranks {', '.join(map(str, self._ranks))}"
             what = f"has not done its part of a forward within {self._seconds:g} s"
-            self._loss = Loss(None, f"{who} {what} ({one_line(error)})")
+            self.loss = Loss(None, f"{who} {what} ({one_line(error)})")
             return
         first, second, *others = parts
         torch.add(first, second, out=own)

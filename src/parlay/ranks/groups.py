@@ -67,6 +67,8 @@ class SharedGroup:
     Raises RunnerLost if the file is not there, NotLoaded without the library.
     """
 
+    device = _HOST
+
     def __init__(self, file: Path, ranks: Sequence[int], member: int, seconds: float) -> None:
         self._core, self._ranks, self._seconds = load(), ranks, seconds
         try:
@@ -75,36 +77,28 @@ class SharedGroup:
         except (OSError, ValueError) as error:
             raise RunnerLost(f"can't open the memory that ranks share ({error}): are all on one machine?") from None
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._struct = structs.RanksStruct(
+        self.struct = structs.RanksStruct(
             rank=member, count=len(ranks), part=_PART, memory=self._address, patience=int(seconds * 1e9)
         )
 
-    @property
-    def struct(self) -> structs.RanksStruct:
-        return self._struct
-
     def add(self, numbers_N: Tensor) -> None:
-        self._core.sum_over_ranks(ctypes.byref(self._struct), numbers_N.data_ptr(), numbers_N.numel())
+        self._core.sum_over_ranks(ctypes.byref(self.struct), numbers_N.data_ptr(), numbers_N.numel())
 
     def gather(self, numbers_RN: Tensor) -> None:
         each = numbers_RN.numel() // len(self._ranks)
-        self._core.gather_over_ranks(ctypes.byref(self._struct), numbers_RN.data_ptr(), each)
-
-    @property
-    def device(self) -> torch.device:
-        return _HOST
+        self._core.gather_over_ranks(ctypes.byref(self.struct), numbers_RN.data_ptr(), each)
 
     @property
     def loss(self) -> Loss | None:
-        if not self._struct.lost:
+        if not self.struct.lost:
             return None
-        rank = self._ranks[self._struct.lost - 1]
+        rank = self._ranks[self.struct.lost - 1]
         return Loss(rank, f"rank {rank} has not done its part of a forward within {self._seconds:g} s")
 
     def give_up(self) -> None:
         """Let nobody wait in a sum any more. Any thread may call it."""
         with suppress(ValueError):
-            _LOST.from_address(self._address).value = self._struct.rank + 1
+            _LOST.from_address(self._address).value = self.struct.rank + 1
 
 
 class SocketGroup:
@@ -114,32 +108,22 @@ class SocketGroup:
     for one who waits for him.
     """
 
+    device = _HOST
+
     def __init__(self, connections: Mapping[int, Connection], ranks: Sequence[int], member: int) -> None:
         self._connections, self._ranks, self._own = connections, ranks, ranks[member]
-        self._loss: Loss | None = None
+        self.loss: Loss | None = None
         self._calls = structs.EXCHANGE(self._sum_at), structs.EXCHANGE(self._gather_at)
-        self._struct = structs.RanksStruct(rank=member, count=len(ranks), part=_PART)
-        self._struct.sum, self._struct.gather = self._calls
-
-    @property
-    def struct(self) -> structs.RanksStruct:
-        return self._struct
+        self.struct = structs.RanksStruct(rank=member, count=len(ranks), part=_PART)
+        self.struct.sum, self.struct.gather = self._calls
 
     def add(self, numbers_N: Tensor) -> None:
-        if self._loss is None:
+        if self.loss is None:
             self._exchange(numbers_N.view(-1).numpy())
 
     def gather(self, numbers_RN: Tensor) -> None:
-        if self._loss is None:
+        if self.loss is None:
             self._gather(numbers_RN.view(len(self._ranks), -1).numpy())
-
-    @property
-    def device(self) -> torch.device:
-        return _HOST
-
-    @property
-    def loss(self) -> Loss | None:
-        return self._loss
 
     def give_up(self) -> None:
         """Let nobody wait in a sum any more. Any thread may call it."""
@@ -165,7 +149,7 @@ class SocketGroup:
         try:
             return int(not exchange())
         except BaseException as error:
-            self._loss = self._loss or Loss(self._own, f"rank {self._own} was interrupted ({type(error).__name__})")
+            self.loss = self.loss or Loss(self._own, f"rank {self._own} was interrupted ({type(error).__name__})")
             return 1
         finally:
             if collects:
@@ -197,7 +181,7 @@ class SocketGroup:
             try:
                 parts.append(numbers if rank == self._own else self._swap(rank, numbers))
             except Exception as error:  # it could not pass through the library
-                self._loss = Loss(rank, one_line(error))
+                self.loss = Loss(rank, one_line(error))
                 return []
         return parts
 

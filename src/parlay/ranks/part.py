@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +15,6 @@ from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.weights import Packed
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import Forward
-from parlay.models.lora import LowRankAdapter
 from parlay.models.part import Part
 from parlay.models.weights.fused import Operand
 from parlay.models.weights.parts import Spans, adapter_part, divide, share, stage
@@ -78,7 +76,7 @@ class RankPart:
             states=layout.stages > 1,
             context=self.context,
             spread=layout.spread(self.rank),
-            cut=partial(_own_part, mine, spans),
+            cut=lambda adapter: replace(adapter, matrices=adapter_part(adapter.matrices, mine, spans)),
         )
         forward, reason = choose_forward(sizes, own, dtype, device, packed=packed, cached=cached, part=part)
         if layout.tensor > 1:  # sums of parts round differently, so this is part of which kernels run
@@ -98,11 +96,6 @@ class RankPart:
         before = self.rank - self.layout.together if layers.start else -1
         peers, stages = self.peers, self.layout.stages
         return Stage(stages, layers, count, first, peers.get(before), peers.get(after), peers.get(back))
-
-
-def _own_part(layers: range, spans: Spans | None, adapter: LowRankAdapter) -> LowRankAdapter:
-    """The part of an adapter that belongs to these layers, and there to a share."""
-    return replace(adapter, matrices=adapter_part(adapter.matrices, layers, spans))
 
 
 def _never() -> None:

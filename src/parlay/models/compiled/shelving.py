@@ -13,14 +13,7 @@ from parlay.cache.budget import format_bytes
 from parlay.compiled import structs
 from parlay.models.compiled.layer_file import in_blocks
 from parlay.models.compiled.memory import RegionArena, whole_blocks
-from parlay.models.compiled.streaming import (
-    LayerFile,
-    LayOut,
-    Loss,
-    PackedFile,
-    WeightRoom,
-    linears_of_expert,
-)
+from parlay.models.compiled.streaming import LayerFile, LayOut, Loss, PackedFile, WeightRoom, linears_of_expert
 from parlay.types import ParlayError
 from parlay.types.layer_split import BUFFERS
 

@@ -6,14 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from parlay.models.config import DecoderConfig, Json, LayerForm, RopeConfig
-from parlay.models.families.family import (
-    Family,
-    GgufForm,
-    all_but_every,
-    rope_by_type,
-    windows_by_type,
-    with_forms,
-)
+from parlay.models.families.family import Family, GgufForm, all_but_every, rope_by_type, windows_by_type, with_forms
 
 
 def _form(usual: LayerForm) -> LayerForm:

@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from parlay.models.config import (
-    LONGEST_NGRAM,
-    DecoderConfig,
-    Experts,
-    Json,
-    LayerForm,
-    NgramForm,
-    NgramLayers,
-    Shallow,
-)
+from parlay.models.config import LONGEST_NGRAM, DecoderConfig, Experts, Json, LayerForm, NgramForm, NgramLayers, Shallow
 from parlay.models.families.family import Family, GgufForm, windows_by_type, with_forms, with_layers
 
 _OF_FILES = {

@@ -15,14 +15,7 @@ from parlay.models.families.llama import LLAMA, MISTRAL, MIXTRAL
 from parlay.models.families.olmo import OLMO2, OLMO3
 from parlay.models.families.reading import yarn_attention_factor
 from parlay.models.families.table import FAMILIES
-from parlay.models.gguf.config import (
-    LONG_FACTORS,
-    PATTERN,
-    ROPE_FACTORS,
-    SHORT_FACTORS,
-    RopeFactors,
-    decoder_config,
-)
+from parlay.models.gguf.config import LONG_FACTORS, PATTERN, ROPE_FACTORS, SHORT_FACTORS, RopeFactors, decoder_config
 from parlay.models.gguf.reader import Strings, TensorInfo, Value
 from parlay.models.gguf.writing import KeyValue, packed_strings
 from parlay.models.rope import cosines_and_sines, inverse_frequencies

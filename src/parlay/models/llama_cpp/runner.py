@@ -72,10 +72,6 @@ class LlamaCppRunner(TakenForGood, ReservingRunner[_Sequence], Runner):
             eos_ids=facts.eos_ids,
         )
 
-    @property
-    def spec(self) -> RunnerSpec:
-        return self._spec
-
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         """Begin a sequence; nothing is ever cached already. Raises OutOfRoom where llama.cpp has no more sequences."""
         self._begin(sequence)

@@ -60,7 +60,7 @@ def gptq(name: str, parts: Parts, grouping: Grouping) -> Affine:
     Files of its first version have zeros that are one too small.
     """
     words, outputs = _matrix(name, parts, "qweight")
-    inputs = _length(name, parts, "g_idx") if "g_idx" in parts else 8 * words
+    inputs = _part(name, parts, "g_idx").numel() if "g_idx" in parts else 8 * words
     bits = _bits(name, 32 * words, inputs)
     groups = grouping.count(inputs)
     zeros_GW = _shaped(name, parts, "qzeros", (groups, -(-outputs * bits // 32)))
@@ -165,7 +165,3 @@ def _matrix(name: str, parts: Parts, kind: str) -> tuple[int, int]:
     if part.dim() != 2 or part.element_size() != 4 or part.is_floating_point():
         raise BadCheckpoint(f"{name}.{kind} is no matrix of 32-bit words: it is {part.dtype} {list(part.shape)}")
     return part.shape[0], part.shape[1]
-
-
-def _length(name: str, parts: Parts, kind: str) -> int:
-    return _part(name, parts, kind).numel()

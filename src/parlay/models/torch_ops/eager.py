@@ -15,15 +15,7 @@ from parlay.cache import Budget, Rows
 from parlay.compiled import triton_here
 from parlay.models.compiled.streaming import WeightRoom
 from parlay.models.config import DecoderConfig, UnsupportedModel
-from parlay.models.forward import (
-    Forward,
-    ForwardBatch,
-    ForwardOutput,
-    Kernels,
-    LayerPages,
-    Taps,
-    with_features,
-)
+from parlay.models.forward import Forward, ForwardBatch, ForwardOutput, Kernels, LayerPages, Taps, with_features
 from parlay.models.lookup import NgramTable
 from parlay.models.lora import LowRankAdapter
 from parlay.models.part import WHOLE, Part

@@ -65,10 +65,6 @@ class BlockDiffusionRunner(ReservingRunner[_Text], Runner):
         )
         super().__init__(max_tokens_cached, self._spec.max_context)
 
-    @property
-    def spec(self) -> RunnerSpec:
-        return self._spec
-
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         """Begin a sequence; nothing is ever cached already, because prefixes are not shared here."""
         self.add(sequence, _Text(self._new_cache()))
@@ -105,9 +101,6 @@ class BlockDiffusionRunner(ReservingRunner[_Text], Runner):
     def fork(self, sequence: int, copy: int) -> None:
         state = self._sequences[sequence]
         self.add(copy, _Text(copied(state.cache), list(state.encoded), state.cached))
-
-    def release(self, sequence: int) -> None:
-        self._sequences.pop(sequence, None)
 
     def check(self) -> None:
         """Prove that each cache holds the tokens that it is said to hold, and that reservations fit."""

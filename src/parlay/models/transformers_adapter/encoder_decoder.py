@@ -113,10 +113,6 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
             encoder=EncoderSpec(start, longest, longest),
         )
 
-    @property
-    def spec(self) -> RunnerSpec:
-        return self._spec
-
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         """Begin a sequence; nothing is cached. A source that was read before is not encoded again."""
         assert sequence not in self._sequences, f"sequence {sequence} is open already"
@@ -173,9 +169,6 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
         assert copy not in self._sequences, f"sequence {copy} is open already"
         cache = None if state.cache is None else copied(state.cache)
         self._sequences[copy] = _Sequence(state.salt, state.source, state.target, state.encoded, cache)
-
-    def release(self, sequence: int) -> None:
-        self._sequences.pop(sequence, None)
 
     def check(self) -> None:
         """Prove that each decoder layer holds the cached target, and that reservations fit."""

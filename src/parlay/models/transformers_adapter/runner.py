@@ -16,14 +16,7 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from parlay.models.reserving import UNBOUNDED, ReservingRunner, refuse
 from parlay.models.slots import CallRows
-from parlay.models.transformers_adapter.call import (
-    CallResult,
-    ModelCall,
-    copied,
-    join,
-    rows_selectable,
-    select,
-)
+from parlay.models.transformers_adapter.call import CallResult, ModelCall, copied, join, rows_selectable, select
 from parlay.models.transformers_adapter.probe import Ability, ability
 from parlay.system.threads import torch_on_all
 from parlay.types import NO_SKIP, Exactness, Output, Runner, RunnerSpec, Segment, Skip, trees
@@ -70,10 +63,6 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
         self._selectable = rows_selectable(self._call.new_cache())
         self._spec = spec_of(self._call, self._ability, name)
         super().__init__(max_tokens_cached, self._spec.max_context)
-
-    @property
-    def spec(self) -> RunnerSpec:
-        return self._spec
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         """Begin a sequence; nothing is ever cached already, because prefixes are not shared here."""
@@ -135,9 +124,6 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
     def fork(self, sequence: int, copy: int) -> None:
         state = self._sequences[sequence]
         self.add(copy, _Sequence(copied(state.cache), state.cached))
-
-    def release(self, sequence: int) -> None:
-        self._sequences.pop(sequence, None)
 
     def check(self) -> None:
         """Prove that every key-value layer holds exactly the cached tokens and that reservations fit."""
