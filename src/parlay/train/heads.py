@@ -41,22 +41,7 @@ from parlay.train.options import (
     StreamTrainOptions,
 )
 from parlay.train.processes import Processes, processes
-from parlay.train.recipes import (
-    block,
-    blockwise,
-    distill,
-    dynamo,
-    eagle,
-    eagle3,
-    early_exit,
-    hydra,
-    kangaroo,
-    medusa,
-    mlp_speculator,
-    mtp,
-    probes,
-    redrafter,
-)
+from parlay.train.recipes import block, distill, eagle, eagle3, early_exit, kangaroo, mtp, probes, several_heads
 from parlay.train.recipes.recipe import HeadRecipe, ModelRecipe
 from parlay.train.recipes.target import Target
 from parlay.train.saving import make_folder, origin_of, save_head, written_card
@@ -91,12 +76,14 @@ METHODS = {
         "train a head that drafts a block in one forward for a target model", BlockTrainOptions, block.start
     ),
     methods.BLOCKWISE: Method(
-        "train the heads of blockwise parallel decoding for a target model", BlockwiseTrainOptions, blockwise.start
+        "train the heads of blockwise parallel decoding for a target model",
+        BlockwiseTrainOptions,
+        several_heads.start_blockwise,
     ),
     DISTILL: Method(
         "train a small model that drafts for a target model", DistillTrainOptions, distill.start, prepare_distill
     ),
-    methods.DYNAMO: Method("train DynaMo's heads for a target model", DynamoTrainOptions, dynamo.start),
+    methods.DYNAMO: Method("train DynaMo's heads for a target model", DynamoTrainOptions, mtp.start_dynamo),
     EARLY_EXIT: Method(
         "train a target model so that it can draft with its first layers", EarlyExitTrainOptions, early_exit.start
     ),
@@ -104,16 +91,20 @@ METHODS = {
         "train EAGLE's draft head for a target model; eagle2 drafts with it too", EagleTrainOptions, eagle.start
     ),
     methods.EAGLE3: Method("train an EAGLE-3 draft head for a target model", Eagle3TrainOptions, eagle3.start),
-    methods.HYDRA: Method("train Hydra's draft heads for a target model", HydraTrainOptions, hydra.start),
+    methods.HYDRA: Method("train Hydra's draft heads for a target model", HydraTrainOptions, several_heads.start_hydra),
     methods.KANGAROO: Method("train Kangaroo's adapter for a target model", KangarooTrainOptions, kangaroo.start),
-    methods.MEDUSA: Method("train Medusa's draft heads for a target model", MedusaTrainOptions, medusa.start),
+    methods.MEDUSA: Method(
+        "train Medusa's draft heads for a target model", MedusaTrainOptions, several_heads.start_medusa
+    ),
     methods.MLP_SPECULATOR: Method(
-        "train IBM's MLP speculator for a target model", MlpSpeculatorTrainOptions, mlp_speculator.start
+        "train IBM's MLP speculator for a target model", MlpSpeculatorTrainOptions, several_heads.start_mlp_speculator
     ),
     methods.MTP: Method("train a module of multi-token prediction for a target model", MtpTrainOptions, mtp.start),
     methods.PASS: Method("train PaSS's look-ahead embeddings for a target model", ProbeTrainOptions, probes.start_pass),
     methods.PPD: Method("train PPD's probes for a target model", ProbeTrainOptions, probes.start_ppd),
-    methods.REDRAFTER: Method("train a recurrent drafter for a target model", ReDrafterTrainOptions, redrafter.start),
+    methods.REDRAFTER: Method(
+        "train a recurrent drafter for a target model", ReDrafterTrainOptions, several_heads.start_redrafter
+    ),
     methods.STREAMING: Method(
         "train the streams of Speculative Streaming for a target model", StreamTrainOptions, probes.start_streaming
     ),

@@ -203,8 +203,9 @@ class Loop:
         except UsageError:
             raise
         except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+            reason = str(error).strip().partition("\n")[0]
             raise ParlayError(
-                f"{self._state} is no checkpoint of a run with these options, or is damaged ({_first_line(error)}): "
+                f"{self._state} is no checkpoint of a run with these options, or is damaged ({reason}): "
                 "delete it to begin anew, or name another folder by --work"
             ) from error
 
@@ -225,10 +226,6 @@ def acceptance(recipe: Recipe, texts: Sequence[Featured], options: LoopOptions) 
         batches = in_order(texts, options.batch_tokens, options.longest)
         counts = torch.stack([recipe.right(batch) for batch in batches]).sum(0).tolist()
     return tuple(count / max(counts[0], 1) for count in counts[1:])
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 Stepped = Sequence[tuple[torch.optim.Optimizer, float]]

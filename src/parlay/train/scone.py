@@ -88,7 +88,8 @@ class SconeTrainer(lm.Trainer):
         if not len(index):
             raise ValueError("no n-gram stands twice in the training text: more text is needed")
         lm.log(f"{len(index):,} n-grams of 2 to {options.longest} tokens")
-        encoder = Qwen3Model(Qwen3Config.from_dict({**config.to_dict(), **_encoder_sizes(options)}))
+        sizes = {"num_hidden_layers": options.encoder_layers, "layer_types": None}
+        encoder = Qwen3Model(Qwen3Config.from_dict({**config.to_dict(), **sizes}))
         model.model.embed_tokens = NgramEmbedding(model.model.embed_tokens, index, encoder)
         return model
 
@@ -101,10 +102,6 @@ class SconeTrainer(lm.Trainer):
             grams = torch.arange(len(embedding.index))
             parts = [embedding.embeddings(grams[begin : begin + _PART]) for begin in range(0, len(grams), _PART)]
         NgramTable.write(out, embedding.index, torch.cat(parts))
-
-
-def _encoder_sizes(options: SconeOptions) -> dict[str, Any]:
-    return {"num_hidden_layers": options.encoder_layers, "layer_types": None}
 
 
 def train(options: SconeOptions) -> Path:

@@ -7,28 +7,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from parlay.heads.block import BlockConfig, BlockHead
 from parlay.heads.layer import add_nothing
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
 from parlay.train.options import BlockTrainOptions
-from parlay.train.recipes.layer_heads import LayerHeads
+from parlay.train.recipes.layer_heads import LayerHeads, ScaledHead
 from parlay.train.recipes.linear_start import feature_scale, start_eagle3
 from parlay.train.recipes.target import Target, common_tokens
-
-
-class _Trained(nn.Module):
-    """Contents of a checkpoint: the head, which reads features divided by ``scale_F``."""
-
-    scale_F: Tensor
-
-    def __init__(self, head: BlockHead, scale_F: Tensor) -> None:
-        super().__init__()
-        self.head = head
-        self.register_buffer("scale_F", scale_F)
-        head.fc.weight.data *= scale_F
 
 
 class BlockRecipe(LayerHeads):
@@ -39,8 +27,8 @@ class BlockRecipe(LayerHeads):
 
     def __init__(self, head: BlockHead, target: Target, scale_F: Tensor) -> None:
         head.lm_head.requires_grad_(False)
-        super().__init__(_Trained(head, scale_F), head, target, head.config.length)
-        self._head, self._scale_F = head, scale_F
+        self._head, self._scaled = head, ScaledHead(head, scale_F)
+        super().__init__(self._scaled, head, target, head.config.length)
         self._embedding_VH = target.embedding_VH.float()
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
@@ -51,21 +39,14 @@ class BlockRecipe(LayerHeads):
 
     def tensors(self) -> dict[str, Tensor]:
         """A head that reads the features as they are; without the LM head, if that is the target's embedding."""
-        scaled = {
-            "fc.weight": self._head.fc.weight.detach() / self._scale_F,
-            "mask_hidden": self._head.mask_hidden.detach() * self._scale_F,
-        }
-        found = {**self._head.state_dict(), **scaled}
+        found = {**self._scaled.tensors(), "mask_hidden": self._head.mask_hidden.detach() * self._scaled.scale_F}
         if self._target.tied:
             del found["lm_head.weight"]
         return found
 
-    def loss(self, batch: TrainingBatch) -> Tensor:
-        return self.soft_losses(batch, self.logits(batch))
-
     def unrolled(self, batch: TrainingBatch, count: int) -> Iterator[Tensor]:
         del count  # a block is always run whole
-        fused_BTH = self._head.fuse(batch.states_BTF[..., : len(self._scale_F)] / self._scale_F)
+        fused_BTH = self._scaled.fused(batch)
         ahead_BTH = F.pad(F.embedding(batch.ids_BT, self._embedding_VH)[:, 1:], (0, 0, 0, 1))
         mask_H = self._embedding_VH[self._head.config.mask_id]
         yield from self._head.unrolled(fused_BTH, ahead_BTH, mask_H, batch.padding_B, batch.rows)

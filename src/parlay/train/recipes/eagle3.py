@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from parlay.drafters.options import EAGLE3
 from parlay.heads import artefact, store
@@ -16,21 +16,9 @@ from parlay.options import UsageError
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
 from parlay.train.options import Eagle3TrainOptions
-from parlay.train.recipes.layer_heads import RepeatedLayer
+from parlay.train.recipes.layer_heads import RepeatedLayer, ScaledHead
 from parlay.train.recipes.linear_start import feature_scale, start_eagle3
 from parlay.train.recipes.target import Target, common_tokens
-
-
-class _Trained(nn.Module):
-    """Contents of a checkpoint: the head, which reads features divided by ``scale_F``."""
-
-    scale_F: Tensor
-
-    def __init__(self, head: Eagle3Head, scale_F: Tensor) -> None:
-        super().__init__()
-        self.head = head
-        self.register_buffer("scale_F", scale_F)
-        head.fc.weight.data *= scale_F
 
 
 class Eagle3Recipe(RepeatedLayer):
@@ -45,8 +33,8 @@ class Eagle3Recipe(RepeatedLayer):
         self, head: Eagle3Head, target: Target, scale_F: Tensor, steps: int, *, own_vocabulary: bool = True
     ) -> None:
         head.lm_head.requires_grad_(own_vocabulary)
-        super().__init__(_Trained(head, scale_F), head, target, steps, head.lm_head.parameters())
-        self._head, self._scale_F = head, scale_F
+        self._head, self._scaled = head, ScaledHead(head, scale_F)
+        super().__init__(self._scaled, head, target, steps, head.lm_head.parameters())
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
         del heldout  # trees grow where the head itself is sure
@@ -55,16 +43,13 @@ class Eagle3Recipe(RepeatedLayer):
 
     def tensors(self) -> dict[str, Tensor]:
         """A head that reads the features as they are; without the LM head, if that is still the target's embedding."""
-        found = {**self._head.state_dict(), "fc.weight": self._head.fc.weight.detach() / self._scale_F}
+        found = self._scaled.tensors()
         if self._target.tied and not self._head.lm_head.weight.requires_grad:
             del found["lm_head.weight"]
         return found
 
-    def loss(self, batch: TrainingBatch) -> Tensor:
-        return self.soft_losses(batch, self.logits(batch))
-
     def _first(self, batch: TrainingBatch) -> Tensor:
-        return self._head.fuse(batch.states_BTF[..., : len(self._scale_F)] / self._scale_F)
+        return self._scaled.fused(batch)
 
     def _step(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
         return self._head.step(hidden_BTH, embedded_BTH, steps)

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parlay.heads.base import DraftVocab
+from parlay.heads.block import BlockHead
+from parlay.heads.eagle3 import Eagle3Head
 from parlay.heads.layer import Steps
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.recipes.by_depth import ByDepth
@@ -31,6 +33,30 @@ class LayerHeads(ByDepth):
 
     def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
         yield from map(self._read, self.unrolled(batch, self._steps))
+
+    def loss(self, batch: TrainingBatch) -> Tensor:
+        """The sum of 0.8^d times the cross-entropy of depth d with the target's own distribution."""
+        return self.soft_losses(batch, self.logits(batch))
+
+
+class ScaledHead(nn.Module):
+    """Contents of a checkpoint: a head that fuses features, which reads them divided by ``scale_F``."""
+
+    scale_F: Tensor
+
+    def __init__(self, head: Eagle3Head | BlockHead, scale_F: Tensor) -> None:
+        super().__init__()
+        self.head = head
+        self.register_buffer("scale_F", scale_F)
+        head.fc.weight.data *= scale_F
+
+    def fused(self, batch: TrainingBatch) -> Tensor:
+        """Hidden states ``[B, T, H]`` of the features of a batch."""
+        return self.head.fuse(batch.states_BTF[..., : len(self.scale_F)] / self.scale_F)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The head's, such that it reads the features as they are."""
+        return {**self.head.state_dict(), "fc.weight": self.head.fc.weight.detach() / self.scale_F}
 
 
 class RepeatedLayer(LayerHeads):

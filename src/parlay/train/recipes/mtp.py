@@ -1,28 +1,31 @@
 """Multi-token prediction on a target that stays as it is: a block that learns one token further, or parallel heads.
 
-The block is that of DeepSeek-AI 2024, arXiv:2412.19437.
+The block is that of DeepSeek-AI 2024, arXiv:2412.19437. DynaMo has parallel heads, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from parlay.heads import ngrams
+from parlay.heads.base import ParallelHeads
 from parlay.heads.layer import Steps, add_nothing
 from parlay.heads.mtp import NORMED, MtpModule
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
-from parlay.train.options import MtpTrainOptions
-from parlay.train.recipes.layer_heads import RepeatedLayer
+from parlay.train.options import DynamoTrainOptions, MtpTrainOptions
+from parlay.train.recipes.layer_heads import LayerHeads, RepeatedLayer
 from parlay.train.recipes.linear_start import linear_guess
-from parlay.train.recipes.parallel_mtp import ParallelMtpRecipe, start_parallel
 from parlay.train.recipes.target import Target, common_tokens
 
 _MEASURED = 3
 """Depths of which acceptance is measured, at least."""
+_TEXTS = 64
+"""Texts that show how large states are."""
 
 
 class MtpRecipe(RepeatedLayer):
@@ -60,7 +63,7 @@ class MtpRecipe(RepeatedLayer):
 def start(options: MtpTrainOptions, target: Target, texts: Sequence[Featured]) -> MtpRecipe | ParallelMtpRecipe:
     """The form that is asked for."""
     if options.form == "parallel":
-        return start_parallel(options.draft_vocab, options.steps, target, texts)
+        return ParallelMtpRecipe(first_parallel(options.draft_vocab, options.steps, target, texts), target)
     return _start_sequential(options, target, texts)
 
 
@@ -76,3 +79,52 @@ def _start_sequential(options: MtpTrainOptions, target: Target, texts: Sequence[
         module.norm.weight.fill_(guess.size)
     add_nothing(module.block)
     return MtpRecipe(module, target, options.steps)
+
+
+class ParallelMtpRecipe(LayerHeads):
+    """Heads of Gloeckle et al. 2024. Loss: sum of 0.8^k times that of head k, by the target's own distribution."""
+
+    def __init__(self, heads: ParallelHeads, target: Target) -> None:
+        super().__init__(heads, heads, target, len(heads.blocks))
+        self._heads = heads
+
+    def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
+        del heldout  # trees hold the paths of which the heads themselves are surest
+        taps = [self._target.config.num_layers]
+        return {"taps": taps, "draft_vocab_size": len(self._head_DH), "heads": self._steps}
+
+    def unrolled(self, batch: TrainingBatch, count: int) -> Iterator[Tensor]:
+        hidden_BTH = batch.states_BTF[..., -self._heads.config.hidden_size :]
+        for place in range(count):
+            yield self._heads.head(place, hidden_BTH, batch.padding_B, batch.rows)
+
+
+def first_parallel(draft_vocab: int, heads: int, target: Target, texts: Sequence[Featured]) -> ParallelHeads:
+    """Heads that guess like the target's LM head."""
+    size = target.config.hidden_size
+    draft_ids_D = common_tokens(texts, draft_vocab, target.config.vocab_size)
+    module = ParallelHeads(target.config, len(draft_ids_D), heads)
+    module.set_draft_vocab(draft_ids_D)
+    states_NH = torch.cat([text.states_TF[text.answer - 1 :, -size:] for text in texts[:_TEXTS]]).float()
+    with torch.no_grad():
+        module.norm.weight.copy_(states_NH.square().mean().sqrt())
+    for block in module.blocks:
+        add_nothing(block)
+    return module
+
+
+class DynamoRecipe(ParallelMtpRecipe):
+    """DynaMo (Tuli et al. 2024); see `ParallelMtpRecipe`. ``counted`` are n-grams that stand in the texts."""
+
+    def __init__(self, heads: ParallelHeads, target: Target, counted: Mapping[str, Tensor]) -> None:
+        super().__init__(heads, target)
+        self._counted = dict(counted)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {**super().tensors(), **self._counted}
+
+
+def start_dynamo(options: DynamoTrainOptions, target: Target, texts: Sequence[Featured]) -> DynamoRecipe:
+    """Heads that guess like the target's LM head, and the counts of all n-grams."""
+    counted = ngrams.count(text.ids_T[text.answer - 1 :].tolist() for text in texts)
+    return DynamoRecipe(first_parallel(options.draft_vocab, options.heads, target, texts), target, counted)

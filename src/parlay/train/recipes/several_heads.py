@@ -1,18 +1,34 @@
-"""Base of recipes whose heads guess one token each, and whose drafter fills a static tree."""
+"""Recipes whose heads guess one token each, on a target that stays as it is: Medusa, Hydra and their kin."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from parlay.heads import ngrams
 from parlay.heads.base import SeveralHeadsConfig, SeveralHeadsModule
+from parlay.heads.blockwise import WINDOW, BlockwiseHeads
+from parlay.heads.hydra import HydraHeads
+from parlay.heads.medusa import MedusaHeads
+from parlay.heads.mlp_speculator import MlpSpeculator
+from parlay.heads.redrafter import ReDrafterHead
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
+from parlay.train.options import (
+    BlockwiseTrainOptions,
+    HydraTrainOptions,
+    MedusaTrainOptions,
+    MlpSpeculatorTrainOptions,
+    ReDrafterTrainOptions,
+)
 from parlay.train.recipes.by_depth import ByDepth
 from parlay.train.recipes.linear_start import states_ahead
+from parlay.train.recipes.recipe import final_states
 from parlay.train.recipes.target import Target, common_tokens
 
 
@@ -59,3 +75,147 @@ def first_heads(
         for weight, guess_HH in zip(heads.lm_head_weights, ahead, strict=True):
             weight.copy_(head_DH @ guess_HH)
     return heads
+
+
+class MedusaRecipe(SeveralHeads):
+    """Medusa-1 (Cai et al. 2024); see `SeveralHeads`. Each head reads the state alone."""
+
+    def __init__(self, heads: MedusaHeads, target: Target) -> None:
+        super().__init__(heads, target)
+        self._heads = heads
+
+    def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
+        yield from self._heads(final_states(batch, self._heads.config.hidden_size))
+
+
+def start_medusa(options: MedusaTrainOptions, target: Target, texts: Sequence[Featured]) -> MedusaRecipe:
+    """From the best linear guess on."""
+    return MedusaRecipe(first_heads(MedusaHeads, target, texts, options.draft_vocab, options.heads), target)
+
+
+class HydraRecipe(SeveralHeads):
+    """Hydra (Ankner et al. 2024); see `SeveralHeads`. While training, heads read the text's own tokens.
+
+    Hydra++ learns the target's own distribution in place of the text, weighted alike.
+    """
+
+    def __init__(self, heads: HydraHeads, target: Target) -> None:
+        super().__init__(heads, target)
+        self._heads = heads
+        self._embedding_VH = target.embedding_VH
+
+    def loss(self, batch: TrainingBatch) -> Tensor:
+        plain = self._heads.prefix is None
+        return super().loss(batch) if plain else self.soft_losses(batch, self.logits(batch))
+
+    def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
+        states_BTH = batch.states_BTF[..., -self._heads.config.hidden_size :]
+        hidden_BRH = self._heads.read(states_BTH, batch.padding_B, batch.rows)
+        embedded: list[Tensor] = []
+        for place, head in enumerate(self._heads.heads):
+            ids_BR = batch.tokens_ahead(place + 1).clamp(min=0)
+            embedded.append(F.embedding(ids_BR, self._embedding_VH).float())
+            yield head(hidden_BRH, torch.cat(embedded, -1))
+
+    def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
+        return {**super().settings(heldout), "plus": self._heads.prefix is not None}
+
+
+def start_hydra(options: HydraTrainOptions, target: Target, texts: Sequence[Featured]) -> HydraRecipe:
+    """From the best linear guess on."""
+    make = partial(HydraHeads, plus=target.config if options.plus else None)
+    return HydraRecipe(first_heads(make, target, texts, options.draft_vocab, options.heads), target)
+
+
+class MlpSpeculatorRecipe(SeveralHeads):
+    """The MLP speculator (Wertheimer et al. 2024); see `SeveralHeads`. Steps carry a state along the text's own tokens.
+
+    The texts are the target's own, as in the second stage of the paper.
+    """
+
+    def __init__(self, speculator: MlpSpeculator, target: Target) -> None:
+        super().__init__(speculator, target, speculator.emb.parameters())
+        self._speculator = speculator
+
+    def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
+        config = self._speculator.config
+        state = self._speculator.begin(final_states(batch, config.hidden_size))
+        for step in range(config.heads):
+            state = self._speculator.advance(step, state, batch.tokens_ahead(step + 1).clamp(min=0))
+            yield self._speculator.read(step, state)
+
+
+def start_mlp_speculator(
+    options: MlpSpeculatorTrainOptions, target: Target, texts: Sequence[Featured]
+) -> MlpSpeculatorRecipe:
+    """With the target's embedding; see `first_heads`."""
+    speculator = first_heads(MlpSpeculator, target, texts, options.draft_vocab, options.heads)
+    with torch.no_grad():
+        speculator.emb.weight.copy_(target.embedding_VH.float())
+    return MlpSpeculatorRecipe(speculator, target)
+
+
+class ReDrafterRecipe(SeveralHeads):
+    """ReDrafter (Zhang et al. 2024); see `SeveralHeads`. One network is run as often as there would be heads."""
+
+    def __init__(self, head: ReDrafterHead, target: Target) -> None:
+        super().__init__(head, target)
+        self._head = head
+        self._embedding_VH = target.embedding_VH
+
+    def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
+        hidden_BRH = final_states(batch, self._head.config.hidden_size)
+        state = torch.zeros_like(hidden_BRH)
+        for step in range(self._head.config.heads):
+            ids_BR = batch.tokens_ahead(step + 1).clamp(min=0)
+            state = self._head.advance(state, F.embedding(ids_BR, self._embedding_VH).float())
+            yield self._head.read(hidden_BRH, state)
+
+
+def start_redrafter(options: ReDrafterTrainOptions, target: Target, texts: Sequence[Featured]) -> ReDrafterRecipe:
+    """A head that guesses like the target's LM head."""
+    size, vocab_size = target.config.hidden_size, target.config.vocab_size
+    draft_ids_D = common_tokens(texts, options.draft_vocab, vocab_size)
+    head = ReDrafterHead(SeveralHeadsConfig(size, vocab_size, len(draft_ids_D), options.length))
+    head.set_draft_vocab(draft_ids_D)
+    with torch.no_grad():
+        head.lm_head.weight.copy_(
+            torch.cat((target.head_VH[draft_ids_D].float(), torch.zeros(len(draft_ids_D), size)), 1)
+        )
+    return ReDrafterRecipe(head, target)
+
+
+class BlockwiseRecipe(SeveralHeads):
+    """Blockwise decoding (Stern et al. 2018); see `SeveralHeads`. The heads share the target's LM head.
+
+    The model that rescores (Kim et al. 2024) learns beside them, by the cross-entropy of each next token. ``counted``
+    are n-grams.
+    """
+
+    def __init__(self, heads: BlockwiseHeads, target: Target, counted: Mapping[str, Tensor]) -> None:
+        super().__init__(heads, target, [heads.rescorer.get_parameter("lm_head.weight")])
+        self._heads, self._counted = heads, dict(counted)
+        self._embedding_VH = target.embedding_VH
+
+    def loss(self, batch: TrainingBatch) -> Tensor:
+        padded = F.pad(batch.ids_BT, (WINDOW - 1, 0))
+        windows_BRW = padded.unfold(1, WINDOW, 1)[:, -batch.rows :]
+        embedded = F.embedding(windows_BRW, self._embedding_VH).float().flatten(2)
+        return super().loss(batch) + self.hard_loss(batch, 1, self._heads.rescorer(embedded))
+
+    def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
+        hidden_BRH = final_states(batch, self._config.hidden_size)
+        for head in self._heads.heads:
+            yield self._read(head(hidden_BRH))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {**ByDepth.tensors(self), **self._counted}
+
+
+def start_blockwise(options: BlockwiseTrainOptions, target: Target, texts: Sequence[Featured]) -> BlockwiseRecipe:
+    """Heads that guess like the target's LM head, and the counts of all n-grams."""
+    draft_ids_D = common_tokens(texts, options.draft_vocab, target.config.vocab_size)
+    sizes = (target.config.hidden_size, target.config.vocab_size, len(draft_ids_D), options.heads)
+    heads = BlockwiseHeads(SeveralHeadsConfig(*sizes), target.config.intermediate_size)
+    heads.set_draft_vocab(draft_ids_D)
+    return BlockwiseRecipe(heads, target, ngrams.count(text.ids_T[text.answer - 1 :].tolist() for text in texts))
