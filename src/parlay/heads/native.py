@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,7 +17,6 @@ from parlay.models.config import DecoderConfig, HeadForm
 from parlay.models.weights.fused import Operand, as_tensor, chosen_rows
 
 _LAYER = "model.layers.{}."
-_FIRST = _LAYER.format(0)
 _PRODUCTS = (
     *(f"self_attn.{part}_proj.weight" for part in "qkvo"),
     *(f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
@@ -26,85 +26,62 @@ _QK_NORMS = tuple(f"self_attn.{part}_norm.weight" for part in "qk")
 _FEW = 2  # rows of an LM head that nobody reads
 _IDLE = 32  # numbers in an MLP that adds nothing
 _NORM = "post_attention_layernorm.weight"
+_FIRST_NORM, _BESIDE_NORM, _LAST_NORM = "input_layernorm.weight", "hidden_norm.weight", "norm.weight"
+
+LayersOfHead: TypeAlias = tuple[DecoderConfig, dict[str, Operand]]
+"""A head's layers as a decoder: its config, and its weights under a checkpoint's names."""
 
 
 def eagle3_decoder(
     layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand, *, normed: bool = False
-) -> tuple[DecoderConfig, dict[str, Operand]]:
+) -> LayersOfHead:
     """The layer of an `Eagle3Head` as a decoder's config and weights; see `_decoder`.
 
     With ``normed`` its rows read what `input_norm` makes of hidden states.
     """
-    norms = {
-        "model.norm.weight": "norm.weight",
-        _FIRST + "beside_layernorm.weight": "midlayer.input_layernorm.weight",
-        _FIRST + "input_layernorm.weight": "midlayer.hidden_norm.weight",
-    }
-    return _decoder(layer, tensors, embedding, ("midlayer.",), norms, beside=True, normed=normed)
+    return _decoder(layer, tensors, embedding, ("midlayer.",), beside=True, normed=normed)
 
 
-def eagle_decoder(
-    layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand
-) -> tuple[DecoderConfig, dict[str, Operand]]:
+def eagle_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand) -> LayersOfHead:
     """The layer of an `EagleHead` as a decoder's config and weights; see `_decoder`."""
-    return _decoder(layer, tensors, embedding, ("layers.0.",), {}, bare=True)
+    return _decoder(layer, tensors, embedding, ("layers.0.",), bare=True)
 
 
-def mtp_decoder(
-    layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand
-) -> tuple[DecoderConfig, dict[str, Operand]]:
+def mtp_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand) -> LayersOfHead:
     """The block of an `MtpModule` as a decoder's config and weights; see `_decoder`."""
-    norms = {"model.norm.weight": "norm.weight", _FIRST + "input_layernorm.weight": "block.input_layernorm.weight"}
-    return _decoder(layer, tensors, embedding, ("block.",), norms)
+    return _decoder(layer, tensors, embedding, ("block.",))
 
 
 def parallel_decoder(
     layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand, head: int
-) -> tuple[DecoderConfig, dict[str, Operand]]:
+) -> LayersOfHead:
     """One of `ParallelHeads` as a decoder's config and weights; see `_decoder`."""
-    own = f"blocks.{head}."
-    norms = {"model.norm.weight": "norm.weight", _FIRST + "input_layernorm.weight": own + "input_layernorm.weight"}
-    return _decoder(layer, tensors, embedding, (own,), norms)
+    return _decoder(layer, tensors, embedding, (f"blocks.{head}.",))
 
 
-def prefix_decoder(
-    layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand
-) -> tuple[DecoderConfig, dict[str, Operand]]:
+def prefix_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand) -> LayersOfHead:
     """The prefix layer of `HydraHeads` as a decoder's config and weights. Nobody reads its logits."""
     d2t = as_tensor(tensors["d2t"], torch.int64)[:_FEW]
     few: dict[str, Operand] = {**tensors, "d2t": d2t, "lm_head.weight": torch.zeros(_FEW, layer.hidden_size)}
-    few["model.norm"] = torch.ones(layer.hidden_size)
-    norms = {"model.norm.weight": "model.norm", _FIRST + "input_layernorm.weight": "prefix.input_layernorm.weight"}
-    return _decoder(layer, few, embedding, ("prefix.",), norms)
+    few[_LAST_NORM] = torch.ones(layer.hidden_size)
+    return _decoder(layer, few, embedding, ("prefix.",))
 
 
-def kangaroo_decoder(
-    layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand
-) -> tuple[DecoderConfig, dict[str, Operand]]:
+def kangaroo_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand) -> LayersOfHead:
     """A `KangarooAdapter` as a decoder's config and weights, with an MLP that adds nothing; see `_decoder`."""
     size = layer.hidden_size
     mlp = {"gate": (_IDLE, size), "up": (_IDLE, size), "down": (size, _IDLE)}
     idle = {f"mlp.{part}_proj.weight": torch.zeros(shape) for part, shape in mlp.items()}
-    norms = {"model.norm.weight": "norm.weight", _FIRST + "input_layernorm.weight": "input_layernorm.weight"}
     held = {**tensors, **idle, _NORM: torch.ones(size)}
-    return _decoder(replace(layer, intermediate_size=_IDLE), held, embedding, ("",), norms)
+    return _decoder(replace(layer, intermediate_size=_IDLE), held, embedding, ("",))
 
 
 def block_decoder(
     layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand, layers: int, *, normed: bool = False
-) -> tuple[DecoderConfig, dict[str, Operand]]:
+) -> LayersOfHead:
     """The ``layers`` of a `BlockHead` as a decoder's config and weights; see `eagle3_decoder`."""
-    norms = {
-        "model.norm.weight": "norm.weight",
-        _FIRST + "beside_layernorm.weight": "layers.0.input_layernorm.weight",
-        _FIRST + "input_layernorm.weight": "layers.0.hidden_norm.weight",
-        **{
-            _LAYER.format(place) + "input_layernorm.weight": f"layers.{place}.input_layernorm.weight"
-            for place in range(1, layers)
-        },
-    }
     prefixes = [f"layers.{place}." for place in range(layers)]
-    return _decoder(layer, tensors, embedding, prefixes, norms, beside=True, normed=normed)
+    return _decoder(layer, tensors, embedding, prefixes, beside=True, normed=normed)
 
 
 def input_norm(held: HeadArtefact, name: str) -> Callable[[Tensor], Tensor]:
@@ -121,25 +98,28 @@ def _decoder(
     tensors: Mapping[str, Operand],
     embedding: Operand,
     prefixes: Sequence[str],
-    norms: Mapping[str, str],
     *,
     beside: bool = False,
     bare: bool = False,
     normed: bool = False,
-) -> tuple[DecoderConfig, dict[str, Operand]]:
+) -> LayersOfHead:
     """``layer`` is the shape of the head's layers, each of whose tensors begin with its prefix.
 
-    ``norms`` are the names of further weights.
-
+    The first layer has another norm ``beside`` its own, or with ``bare`` none; then there is no last norm, neither.
     ``embedding`` ``[V, H]`` is the target's. A head without an LM head of its own reads these rows of it.
     """
     ids_D = draft_ids(as_tensor(tensors["d2t"], torch.int64))
     head_DH = tensors["lm_head.weight"] if "lm_head.weight" in tensors else chosen_rows(embedding, ids_D)
     form = HeadForm(draft_vocab_size=len(ids_D), beside=beside, bare=bare, normed=normed)
     decoder = replace(layer.plain, num_layers=len(prefixes), head=form, tie_embeddings=False)
-    names = dict(norms)
     of_a_layer = (*_PRODUCTS, _NORM, *(_BIASES if layer.qkv_bias else ()), *(_QK_NORMS if layer.qk_norm else ()))
+    names = {} if bare else {"model.norm.weight": _LAST_NORM}
     for place, prefix in enumerate(prefixes):
-        names |= {_LAYER.format(place) + name: prefix + name for name in of_a_layer}
+        own = _LAYER.format(place)
+        names |= {own + name: prefix + name for name in of_a_layer}
+        if place == 0 and beside:
+            names |= {own + "beside_layernorm.weight": prefix + _FIRST_NORM, own + _FIRST_NORM: prefix + _BESIDE_NORM}
+        elif not bare:
+            names[own + _FIRST_NORM] = prefix + _FIRST_NORM
     found = {to: tensors[of] for to, of in names.items()}
     return decoder, {"model.embed_tokens.weight": embedding, "lm_head.weight": head_DH, **found}

@@ -6,20 +6,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from parlay.heads.artefact import BadHead, HeadArtefact
 from parlay.heads.layouts.eagle3 import architecture_of
-from parlay.heads.layouts.layout import (
-    NO_WITNESS,
-    Foreign,
-    Json,
-    Layout,
-    TargetShape,
-    decoder_layer,
-    renamed,
-    with_draft_vocab,
-)
+from parlay.heads.layouts.layout import Foreign, Json, Layout, TargetShape, decoder_layer, published_head, renamed
 from parlay.heads.mtp import NORMED
 
 _COUNT = "num_nextn_predict_layers"
@@ -55,9 +44,7 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
         *((f"{prefix}{name}.", f"{name}.") for name in ("enorm", "hnorm", "eh_proj")),
         (prefix, "block."),
     )
-    settings = {"taps": [target.num_layers], "draft_vocab_size": layer.vocab_size, NORMED: True}
-    tensors = with_draft_vocab(tensors, torch.arange(layer.vocab_size), layer.vocab_size)
-    return HeadArtefact("mtp", layer, settings, tensors, NO_WITNESS)
+    return published_head("mtp", layer, target, tensors, settings={NORMED: True})
 
 
 DEEPSEEK_MTP = Layout("DeepSeek MTP", _recognises, _read, _owns)

@@ -9,15 +9,14 @@ import torch
 
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.layouts.layout import (
-    NO_WITNESS,
     Foreign,
     Json,
     Layout,
     TargetShape,
     decoder_layer,
+    published_head,
     renamed,
     usual_acceptance,
-    with_draft_vocab,
 )
 
 _LEVELS = 5
@@ -32,13 +31,7 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     layer = decoder_layer(foreign, foreign.config, target, "LlamaForCausalLM")
     tensors = renamed(foreign.tensors)
     tensors.setdefault("fc.bias", torch.zeros(layer.hidden_size))
-    settings = {
-        "taps": [target.num_layers],
-        "draft_vocab_size": layer.vocab_size,
-        "acceptance": usual_acceptance(_LEVELS),
-    }
-    tensors = with_draft_vocab(tensors, torch.arange(layer.vocab_size), layer.vocab_size)
-    return HeadArtefact("eagle", layer, settings, tensors, NO_WITNESS)
+    return published_head("eagle", layer, target, tensors, settings={"acceptance": usual_acceptance(_LEVELS)})
 
 
 EAGLE = Layout("EAGLE", _recognises, _read)

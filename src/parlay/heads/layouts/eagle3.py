@@ -6,21 +6,23 @@ tokens stand for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
 
 from parlay.heads.artefact import BadHead, HeadArtefact
 from parlay.heads.eagle3 import NORMED
 from parlay.heads.layouts.layout import (
-    NO_WITNESS,
     Foreign,
     Json,
     Layout,
     TargetShape,
     decoder_layer,
     offset_ids,
+    published_head,
     renamed,
-    with_draft_vocab,
 )
+from parlay.models.config import DecoderConfig
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
 
@@ -37,6 +39,24 @@ def taps_of(foreign: Foreign, said: Sequence[int] | None, target: TargetShape) -
     if len(set(found)) < len(found) or found[0] < 0 or found[-1] >= layers:
         raise BadHead(f"{foreign.folder}: {TAPS} {found} are not layers below the last of a target that has {layers}")
     return found
+
+
+def fused_head(
+    method: str,
+    foreign: Foreign,
+    layer: DecoderConfig,
+    target: TargetShape,
+    tensors: Mapping[str, Tensor],
+    *,
+    fused: Sequence[int] | None,
+    settings: Json,
+) -> HeadArtefact:
+    """A head that fuses several of the target's layers, ``fused`` or the usual, and may have a smaller vocabulary."""
+    config = foreign.config
+    size = foreign.number({"draft_vocab_size": layer.vocab_size, **config}, "draft_vocab_size")
+    ids_D = offset_ids(foreign, size, layer.vocab_size)
+    usual = {"taps": taps_of(foreign, fused, target), NORMED: bool(config.get("norm_before_residual"))}
+    return published_head(method, layer, target, tensors, settings={**usual, **settings}, ids_D=ids_D)
 
 
 def plain(foreign: Foreign, said: Json) -> None:
@@ -56,17 +76,10 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     foreign.require(config, num_hidden_layers=1, parallel_drafting=False)
     plain(foreign, {**config, **nested})
     layer = decoder_layer(foreign, config, target, architecture_of(frozenset(foreign.tensors)))
-    size = foreign.number({"draft_vocab_size": layer.vocab_size, **config}, "draft_vocab_size")
     # The nested field counts layers by their outputs, the other by their inputs.
     said = [place + 1 for place in nested[TAPS]] if nested.get(TAPS) else config.get(TAPS)
-    settings = {
-        "taps": taps_of(foreign, said, target),
-        "draft_vocab_size": size,
-        NORMED: bool(config.get("norm_before_residual")),
-    }
-    ids_D = offset_ids(foreign, size, layer.vocab_size)
-    tensors = with_draft_vocab(renamed(foreign.tensors, ("layers.0.", "midlayer.")), ids_D, layer.vocab_size)
-    return HeadArtefact("eagle3", layer, settings, tensors, NO_WITNESS)
+    tensors = renamed(foreign.tensors, ("layers.0.", "midlayer."))
+    return fused_head("eagle3", foreign, layer, target, tensors, fused=said, settings={})
 
 
 EAGLE3 = Layout("EAGLE-3", _recognises, _read)

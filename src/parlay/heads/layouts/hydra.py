@@ -12,18 +12,9 @@ from torch import Tensor
 
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.hydra import PUBLISHED
-from parlay.heads.layouts.layout import (
-    NO_WITNESS,
-    Foreign,
-    Json,
-    Layout,
-    TargetShape,
-    plain_layer,
-    usual_acceptance,
-    with_draft_vocab,
-)
+from parlay.heads.layouts.layout import MOST_HEADS, Foreign, Json, Layout, TargetShape, several_heads
 
-_MOST = 64
+_MOST_LAYERS = 64
 _MLP = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)")
 _LM_HEAD = re.compile(r"hydra_lm_head\.(\d+)\.(weight|bias)")
 
@@ -35,24 +26,14 @@ def _recognises(config: Json, names: frozenset[str]) -> bool:
 def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     config = foreign.config
     foreign.require(config, hydra_head_arch="mlp", grounded_heads=True, hidden_state_offset=0)
-    heads, layers = foreign.number(config, "hydra_num_heads"), foreign.number(config, "hydra_num_layers")
-    for field, value in (("hydra_num_heads", heads), ("hydra_num_layers", layers)):
-        if value > _MOST:
-            raise foreign.refuse(field, value, f"at most {_MOST}")
+    heads = foreign.number(config, "hydra_num_heads", most=MOST_HEADS)
+    layers = foreign.number(config, "hydra_num_layers", most=_MOST_LAYERS)
     tensors = _own(foreign, layers)
     if layers == 1:  # no layer is repeated
         size = target.hidden_size
         nothing = {"weight": torch.zeros(size, size), "bias": torch.zeros(size)}
         tensors |= {f"heads.{head}.inner.{part}": each for head in range(heads) for part, each in nothing.items()}
-    settings = {
-        "taps": [target.num_layers],
-        "draft_vocab_size": target.vocab_size,
-        "heads": heads,
-        "acceptance": usual_acceptance(heads),
-        PUBLISHED: layers,
-    }
-    tensors = with_draft_vocab(tensors, torch.arange(target.vocab_size), target.vocab_size)
-    return HeadArtefact("hydra", plain_layer(target), settings, tensors, NO_WITNESS)
+    return several_heads("hydra", target, heads, tensors, settings={PUBLISHED: layers})
 
 
 def _own(foreign: Foreign, layers: int) -> dict[str, Tensor]:

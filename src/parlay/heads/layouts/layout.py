@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ NEED_LM_HEAD = frozenset({"eagle", "eagle3", "mtp", "block-drafter"})
 """Methods whose drafters read an LM head: the target's, where a head in a published layout brings none."""
 NO_WITNESS = torch.zeros(0)
 """Of heads that know nothing of their target."""
+MOST_HEADS = 64
 LAYOUT = "layout"
 """A setting: in which layout a head was published. Nothing in such a head says how often it should be right."""
 USUAL_ACCEPTANCE = (0.5, 0.14, 0.07, 0.05, 0.035, 0.03, 0.025, 0.02, 0.015, 0.01)
@@ -61,11 +63,13 @@ class Foreign:
             if said.get(field) not in (None, value):
                 raise self.refuse(field, said[field], value)
 
-    def number(self, said: Json, field: str, least: int = 1) -> int:
-        """An integer of its config. Raises BadHead where it is none, or smaller."""
+    def number(self, said: Json, field: str, least: int = 1, most: float = math.inf) -> int:
+        """An integer of its config. Raises BadHead where it is none, smaller or larger."""
         value = said.get(field)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise BadHead(f"{self.folder}: config.json says {field} {value!s:.40}: expected an integer from {least} on")
+        if value > most:
+            raise self.refuse(field, value, f"at most {most}")
         return value
 
 
@@ -111,9 +115,38 @@ def decoder_layer(foreign: Foreign, said: Json, target: TargetShape, architectur
     )
 
 
-def plain_layer(target: TargetShape) -> DecoderConfig:
-    """For heads without decoder layers: the sizes that they share with their target."""
-    return DecoderConfig(
+def published_head(
+    method: str,
+    layer: DecoderConfig,
+    target: TargetShape,
+    tensors: Mapping[str, Tensor],
+    *,
+    settings: Json,
+    ids_D: Tensor | None = None,
+) -> HeadArtefact:
+    """A head that drafts the tokens ``ids_D`` of the target, or all; it reads its last layer unless ``taps`` are given.
+
+    ``tensors`` are all but the two that say which tokens these are.
+    """
+    ids_D = torch.arange(target.vocab_size) if ids_D is None else ids_D
+    known_V = torch.zeros(target.vocab_size, dtype=torch.bool)
+    known_V[ids_D] = True
+    tensors = {**tensors, "d2t": ids_D - torch.arange(len(ids_D)), "t2d": known_V}
+    usual = {"taps": [target.num_layers], "draft_vocab_size": len(ids_D)}
+    return HeadArtefact(method, layer, {**usual, **settings}, tensors, NO_WITNESS)
+
+
+def several_heads(
+    method: str,
+    target: TargetShape,
+    heads: int,
+    tensors: Mapping[str, Tensor],
+    *,
+    settings: Json,
+    ids_D: Tensor | None = None,
+) -> HeadArtefact:
+    """Heads without decoder layers, which share no more than sizes with their target."""
+    shared_sizes = DecoderConfig(
         architecture="LlamaForCausalLM",
         vocab_size=target.vocab_size,
         hidden_size=target.hidden_size,
@@ -125,6 +158,8 @@ def plain_layer(target: TargetShape) -> DecoderConfig:
         rms_norm_eps=1e-6,
         max_context=target.max_context,
     )
+    settings = {"heads": heads, "acceptance": usual_acceptance(heads), **settings}
+    return published_head(method, shared_sizes, target, tensors, settings=settings, ids_D=ids_D)
 
 
 def renamed(tensors: Mapping[str, Tensor], *rules: tuple[str, str]) -> dict[str, Tensor]:
@@ -135,13 +170,6 @@ def renamed(tensors: Mapping[str, Tensor], *rules: tuple[str, str]) -> dict[str,
             rule = next((rule for rule in rules if name.startswith(rule[0])), ("", ""))
             found[rule[1] + name.removeprefix(rule[0])] = tensor
     return found
-
-
-def with_draft_vocab(tensors: Mapping[str, Tensor], ids_D: Tensor, vocab_size: int) -> dict[str, Tensor]:
-    """With the two tensors that say which tokens of the target can be drafted: ``ids_D`` int64."""
-    known_V = torch.zeros(vocab_size, dtype=torch.bool)
-    known_V[ids_D] = True
-    return {**tensors, "d2t": ids_D - torch.arange(len(ids_D)), "t2d": known_V}
 
 
 def offset_ids(foreign: Foreign, size: int, vocab_size: int) -> Tensor:

@@ -12,20 +12,9 @@ import torch
 from torch import Tensor
 
 from parlay.heads.artefact import HeadArtefact
-from parlay.heads.layouts.layout import (
-    NO_WITNESS,
-    Foreign,
-    Json,
-    Layout,
-    TargetShape,
-    checked_ids,
-    plain_layer,
-    usual_acceptance,
-    with_draft_vocab,
-)
+from parlay.heads.layouts.layout import MOST_HEADS, Foreign, Json, Layout, TargetShape, checked_ids, several_heads
 
 _NUMBERED = re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
-_MOST_HEADS = 64
 
 
 def _recognises(config: Json, names: frozenset[str]) -> bool:
@@ -38,9 +27,7 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     said = {**said, "vocab_size": target.vocab_size, "hidden_size": target.hidden_size, **config}
     foreign.require(said, num_hidden_layers=1, logit_scale=1.0)
     foreign.require(said, vocab_size=target.vocab_size, hidden_size=target.hidden_size)
-    heads = foreign.number(said, "num_heads")
-    if heads > _MOST_HEADS:
-        raise foreign.refuse("num_heads", heads, f"at most {_MOST_HEADS}")
+    heads = foreign.number(said, "num_heads", most=MOST_HEADS)
     tensors = dict(map(_named, foreign.tensors.items()))
     ids_D = _draft_ids(foreign, tensors.pop("token_map", None), target.vocab_size)
     shared = tensors.pop("lm_head.weight", tensors.get("lm_heads.0.weight")) if said.get("original_lm_head") else None
@@ -54,14 +41,7 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
         for name, each in tensors.items()
         if "lm_heads" in name
     }
-    tensors = with_draft_vocab({**tensors, **rows}, ids_D, target.vocab_size)
-    settings = {
-        "taps": [target.num_layers],
-        "draft_vocab_size": len(ids_D),
-        "heads": heads,
-        "acceptance": usual_acceptance(heads),
-    }
-    return HeadArtefact("medusa", plain_layer(target), settings, tensors, NO_WITNESS)
+    return several_heads("medusa", target, heads, {**tensors, **rows}, settings={}, ids_D=ids_D)
 
 
 def _named(entry: tuple[str, Tensor]) -> tuple[str, Tensor]:

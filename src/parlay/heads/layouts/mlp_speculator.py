@@ -13,20 +13,8 @@ import torch
 from torch import Tensor
 
 from parlay.heads.artefact import BadHead, HeadArtefact
-from parlay.heads.layouts.layout import (
-    NO_WITNESS,
-    Foreign,
-    Json,
-    Layout,
-    TargetShape,
-    plain_layer,
-    renamed,
-    usual_acceptance,
-    with_draft_vocab,
-)
+from parlay.heads.layouts.layout import MOST_HEADS, Foreign, Json, Layout, TargetShape, renamed, several_heads
 from parlay.heads.mlp_speculator import FORM, SpeculatorForm
-
-_MOST_STEPS = 64
 
 
 def _recognises(config: Json, names: frozenset[str]) -> bool:
@@ -36,9 +24,7 @@ def _recognises(config: Json, names: frozenset[str]) -> bool:
 def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     config = foreign.config
     foreign.require(config, vocab_size=target.vocab_size, emb_dim=target.hidden_size)
-    steps = foreign.number(config, "n_predict")
-    if steps > _MOST_STEPS:
-        raise foreign.refuse("n_predict", steps, f"at most {_MOST_STEPS}")
+    steps = foreign.number(config, "n_predict", most=MOST_HEADS)
     inner = foreign.number({"inner_dim": target.hidden_size, **config}, "inner_dim", least=0) or target.hidden_size
     tied = bool(config.get("tie_weights"))
     form = SpeculatorForm(inner, rms=True, tied=tied, scaled=bool(config.get("scale_input")))
@@ -46,16 +32,7 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     if tensors["first.weight"].shape[0] != inner:
         raise foreign.refuse("inner_dim", inner, f"{tensors['first.weight'].shape[0]}, as the tensors have it")
     tensors.setdefault("later.weight", torch.zeros(inner, inner))  # of one step alone
-    settings = {
-        "taps": [target.num_layers],
-        "draft_vocab_size": target.vocab_size,
-        "heads": steps,
-        "acceptance": usual_acceptance(steps),
-        FORM: asdict(form),
-    }
-    ids_D = torch.arange(target.vocab_size)
-    tensors = with_draft_vocab(tensors, ids_D, target.vocab_size)
-    return HeadArtefact("mlp-speculator", plain_layer(target), settings, tensors, NO_WITNESS)
+    return several_heads("mlp-speculator", target, steps, tensors, settings={FORM: asdict(form)})
 
 
 def _own(foreign: Foreign, held: Mapping[str, Tensor], steps: int, tied: bool) -> dict[str, Tensor]:

@@ -6,28 +6,23 @@ names the verifier, which is the target. EAGLE-3's layers are ``layers.N``, a mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from parlay.heads.artefact import BadHead, HeadArtefact, Origin
-from parlay.heads.eagle3 import NORMED
-from parlay.heads.layouts.eagle3 import TAPS, plain, taps_of
+from parlay.heads.layouts.eagle3 import TAPS, fused_head, plain
 from parlay.heads.layouts.layout import (
     LM_HEAD,
-    NO_WITNESS,
     Foreign,
     Json,
     Layout,
     TargetShape,
     decoder_layer,
-    offset_ids,
+    published_head,
     renamed,
-    with_draft_vocab,
 )
-from parlay.heads.mtp import NORMED as MTP_NORMED
+from parlay.heads.mtp import NORMED
 from parlay.models.config import DecoderConfig
 
 LAYER = "transformer_layer_config"
@@ -53,7 +48,7 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     if reader is None:
         raise foreign.refuse("speculators_model_type", kind, f"one of {', '.join(_READERS)}")
     layer, said = _layer(foreign, target)
-    return reader(foreign, layer, said, target)
+    return replace(reader(foreign, layer, said, target), origin=_origin(foreign))
 
 
 def _layer(foreign: Foreign, target: TargetShape) -> tuple[DecoderConfig, dict[str, Any]]:
@@ -70,51 +65,35 @@ def _layer(foreign: Foreign, target: TargetShape) -> tuple[DecoderConfig, dict[s
     return decoder_layer(foreign, said, target, ARCHITECTURES[kind]), said
 
 
-def _common(
-    foreign: Foreign, layer: DecoderConfig, target: TargetShape
-) -> tuple[dict[str, Any], Callable[[Mapping[str, Tensor]], dict[str, Tensor]]]:
-    """Settings of EAGLE-3 and P-EAGLE, and what adds their draft vocabulary to tensors."""
-    config = foreign.config
-    plain(foreign, {**config, "hidden_size": layer.hidden_size})
-    size = foreign.number({"draft_vocab_size": layer.vocab_size, **config}, "draft_vocab_size")
-    ids_D = offset_ids(foreign, size, layer.vocab_size)
-    settings = {
-        "taps": taps_of(foreign, config.get(TAPS), target),
-        "draft_vocab_size": size,
-        NORMED: bool(config.get("norm_before_residual")),
-    }
-    return settings, lambda tensors: with_draft_vocab(tensors, ids_D, layer.vocab_size)
-
-
 def _eagle3(foreign: Foreign, layer: DecoderConfig, said: Json, target: TargetShape) -> HeadArtefact:
+    config = foreign.config
     foreign.require(said, num_hidden_layers=1)
-    settings, with_vocab = _common(foreign, layer, target)
-    tensors = with_vocab(renamed(foreign.tensors, ("layers.0.", "midlayer.")))
-    return HeadArtefact("eagle3", layer, settings, tensors, NO_WITNESS, _origin(foreign))
+    plain(foreign, {**config, "hidden_size": layer.hidden_size})
+    tensors = renamed(foreign.tensors, ("layers.0.", "midlayer."))
+    return fused_head("eagle3", foreign, layer, target, tensors, fused=config.get(TAPS), settings={})
 
 
 def _peagle(foreign: Foreign, layer: DecoderConfig, said: Json, target: TargetShape) -> HeadArtefact:
-    settings, with_vocab = _common(foreign, layer, target)
+    config = foreign.config
+    plain(foreign, {**config, "hidden_size": layer.hidden_size})
     sizes = {
         "layers": foreign.number(said, "num_hidden_layers"),
-        "mask_id": foreign.number(foreign.config, "mask_token_id", least=0),
+        "mask_id": foreign.number(config, "mask_token_id", least=0),
         "length": foreign.number(_proposal(foreign), "speculative_tokens"),
     }
     if sizes["mask_id"] >= layer.vocab_size:
         raise foreign.refuse("mask_token_id", sizes["mask_id"], f"a token of {layer.vocab_size}")
-    tensors = with_vocab(renamed(foreign.tensors))
+    tensors = renamed(foreign.tensors)
     if "mask_hidden" in tensors:
         tensors["mask_hidden"] = tensors["mask_hidden"].flatten()
-    return HeadArtefact("block-drafter", layer, {**settings, **sizes}, tensors, NO_WITNESS, _origin(foreign))
+    return fused_head("block-drafter", foreign, layer, target, tensors, fused=config.get(TAPS), settings=sizes)
 
 
 def _mtp(foreign: Foreign, layer: DecoderConfig, said: Json, target: TargetShape) -> HeadArtefact:
     del said  # the number of layers is the target's
     foreign.require(foreign.config, num_nextn_predict_layers=1)
-    settings = {"taps": [target.num_layers], "draft_vocab_size": layer.vocab_size, MTP_NORMED: True}
     tensors = {name: each for name, each in foreign.tensors.items() if name != LM_HEAD}  # it is the verifier's
-    tensors = with_draft_vocab(renamed(tensors, *MTP_NAMES), torch.arange(layer.vocab_size), layer.vocab_size)
-    return HeadArtefact("mtp", layer, settings, tensors, NO_WITNESS, _origin(foreign))
+    return published_head("mtp", layer, target, renamed(tensors, *MTP_NAMES), settings={NORMED: True})
 
 
 def _proposal(foreign: Foreign) -> Json:
