@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import pytest
+
 from parlay import LLM, SamplingParams
+from parlay.cli import main
 from parlay.ranks.leader import Leader
+from parlay.ranks.wire import SECRET
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
 PROMPTS = ["Once upon a time", "def add(a, b):"]
@@ -34,3 +40,13 @@ def test_a_rank_that_nobody_waits_for_says_until_when_it_waits_and_then_that_it_
     waits, ends = done.stderr.splitlines()
     assert waits.startswith("parlay rank: nobody answers at 127.0.0.1:1 yet; waits until ")
     assert ends.startswith("parlay: error: nobody answers at 127.0.0.1:1 within 1 s")
+
+
+def test_a_child_of_a_rank_0_that_ends_at_once_speaks_of_no_secret(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(SECRET, "a secret of the ranks")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=lambda: listener.accept()[0].close()).start()
+        assert main(["rank", "--of-parent", "--join", f"127.0.0.1:{listener.getsockname()[1]}"]) == 1
+    assert capsys.readouterr().err == "parlay: error: rank 0 ended before this rank had joined\n"

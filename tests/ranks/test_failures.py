@@ -113,6 +113,19 @@ def test_while_a_model_loads_no_file_is_left_to_one_that_is_killed(
     assert not left
 
 
+def test_an_interrupt_of_rank_0_is_its_end_to_the_others(
+    crew: Crew, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("parlay.ranks.starting.models.load", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lead(str(llama), LOAD, RankOptions(tensor_parallel=2), start=crew.start)
+    crew.said()
+    assert "rank 0 has ended" in crew.said()[1]
+
+
 def test_ranks_with_other_weights_are_refused(crew: Crew, llama: Path, tmp_path: Path) -> None:
     save_random("llama", tmp_path, seed=1)
     crew.model = str(tmp_path)

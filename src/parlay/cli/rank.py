@@ -9,8 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from parlay.cli.flags import whole
-from parlay.ranks.wire import SECRET, connect, read_address, read_secret
+from parlay.ranks.wire import SECRET, WrongSecret, connect, read_address, read_secret
 from parlay.types import ParlayError
+
+_TOO_LATE = "rank 0 ended before this rank had joined"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +43,12 @@ def run(options: argparse.Namespace) -> int:
     leader, secret = read_address(options.join), read_secret(options.rank_secret_file)
     if not secret:
         raise ParlayError(f"rank 0 asks for a secret: put it into {SECRET}, or name --rank-secret-file")
-    connection = connect(leader, secret, 0, options.rank_timeout, partial(_wait, options))
+    try:
+        connection = connect(leader, secret, 0, options.rank_timeout, partial(_wait, options))
+    except WrongSecret:
+        if options.of_parent:  # which has given it its secret
+            raise ParlayError(_TOO_LATE) from None
+        raise
     from parlay.ranks.follower import follow  # here, because it loads torch
 
     follow(connection, leader, secret, model=options.model, threads=options.threads)
@@ -51,6 +58,6 @@ def run(options: argparse.Namespace) -> int:
 def _wait(options: argparse.Namespace) -> None:
     """Say that nobody answers yet, and until when the rank waits. Raises ParlayError where that can't help."""
     if options.of_parent:
-        raise ParlayError("rank 0 ended before this rank had joined")
+        raise ParlayError(_TOO_LATE)
     until = time.strftime("%H:%M:%S", time.localtime(time.time() + options.rank_timeout))
     print(f"parlay rank: nobody answers at {options.join} yet; waits until {until}", file=sys.stderr)

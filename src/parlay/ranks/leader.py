@@ -287,7 +287,8 @@ class Leader(WrappedRunner):
             self.followers.check()
             raise
         except BaseException as error:
-            self.followers.lose(f"rank 0 failed: {one_line(error)}")
+            failed = "" if isinstance(error, KeyboardInterrupt) else "rank 0 failed: "
+            self.followers.lose(failed + one_line(error))
             raise
         finally:
             self.followers.busy = self._under_way > 0
