@@ -169,6 +169,7 @@ def page(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
+@one_line_errors("two_models")
 def main() -> None:
     parser = command_parser("two_models", __doc__)
     add_run_flags(parser, quick="two problems, short answers: to see that it works")
@@ -188,16 +189,15 @@ def main() -> None:
     if options.write_texts is not None:
         write_texts(options.data, options.write_texts)
         return
-    with one_line_errors("two_models"):
-        begin(options)
-        command = "python -m benchmarks.two_models --data DIR --model FILE --draft-model FILE"
-        results = open_results(options, "two-models", command, {"max_tokens": options.max_tokens})
-        problems, until = read_problems(options.data)[: options.problems], time.monotonic() + 60 * options.minutes
-        ways = {LARGE: "none", SMALL: "none", **big_little(options.thresholds)}
-        ways |= {} if options.head is None else {DEFER: "none"}
-        measure_answers(ways, problems, options, results, until)
-        measure_seconds(ways, problems[: options.timed], options, results, until)
-        write_page(results.path, page(results))
+    begin(options)
+    command = "python -m benchmarks.two_models --data DIR --model FILE --draft-model FILE"
+    results = open_results(options, "two-models", command, {"max_tokens": options.max_tokens})
+    problems, until = read_problems(options.data)[: options.problems], time.monotonic() + 60 * options.minutes
+    ways = {LARGE: "none", SMALL: "none", **big_little(options.thresholds)}
+    ways |= {} if options.head is None else {DEFER: "none"}
+    measure_answers(ways, problems, options, results, until)
+    measure_seconds(ways, problems[: options.timed], options, results, until)
+    write_page(results.path, page(results))
 
 
 if __name__ == "__main__":

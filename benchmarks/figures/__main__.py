@@ -32,12 +32,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@one_line_errors("figures")
 def main() -> int:
     """Run the parts asked for; a part that fails is reported, and the others go on."""
     options = parse()
     begin(options)
-    with one_line_errors("figures"):
-        results = open_results(options, "figures", command(options))
+    results = open_results(options, "figures", command(options))
     setup = Setup(QUICK if options.quick else FULL, options.data, options.cache)
     failures = [part for part in options.only if not run(part, setup, results)]
     write_page(results.path, report(results.header, results.rows))

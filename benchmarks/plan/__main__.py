@@ -57,12 +57,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@one_line_errors("plan")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Calibrate, measure, write the page."""
     options = parse(arguments)
     begin(options)
-    with one_line_errors("plan"):
-        results = open_results(options, "plan", "python -m benchmarks.plan")
+    results = open_results(options, "plan", "python -m benchmarks.plan")
     bench = Bench(results, options.dtype, options.quick)
     calibration = bench.calibration(results.path.with_suffix(".calibration.json"), fresh=options.fresh)
     logger.info("the calibration's own median error is %.1f %%", 100 * calibration.median_error)

@@ -49,19 +49,19 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@one_line_errors("plan.files")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Predict, measure, write the page."""
     options = parse(arguments)
     begin(options)
-    with one_line_errors("plan"):
-        results = open_results(options, "plan-files", "python -m benchmarks.plan.files --files FILE FILE FILE")
-        if not results.rows:
-            told = {file.stem: predicted(file, options.threads) for file in options.files}
-            runners = {
-                file.stem: TimedModel(load(str(file), LoadOptions(threads=options.threads))) for file in options.files
-            }
-            rows, contexts, passes = ((1, 2), (16,), 2) if options.quick else (ROWS, CONTEXTS, PASSES)
-            results.add([_with_prediction(row, told) for row in measure(runners, rows, contexts, passes)])
+    results = open_results(options, "plan-files", "python -m benchmarks.plan.files --files FILE FILE FILE")
+    if not results.rows:
+        told = {file.stem: predicted(file, options.threads) for file in options.files}
+        runners = {
+            file.stem: TimedModel(load(str(file), LoadOptions(threads=options.threads))) for file in options.files
+        }
+        rows, contexts, passes = ((1, 2), (16,), 2) if options.quick else (ROWS, CONTEXTS, PASSES)
+        results.add([_with_prediction(row, told) for row in measure(runners, rows, contexts, passes)])
     write_page(results.path, report(results.header, results.rows))
 
 

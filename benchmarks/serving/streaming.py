@@ -93,14 +93,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@one_line_errors("serving.streaming")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and write the page."""
     options = parse(arguments)
     begin(options)
     words = [Path(model).name for model in options.models]
     command = f"python -m benchmarks.serving.streaming --models {' '.join(words)}"
-    with one_line_errors("serving.streaming"):
-        results = open_results(options, "streaming", command)
+    results = open_results(options, "streaming", command)
     setup = Setup(QUICK if options.quick else FULL, None, options.cache)
     rounds = options.rounds or (2 if options.quick else ROUNDS)
     for model in options.models:

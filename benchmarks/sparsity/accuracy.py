@@ -131,6 +131,7 @@ def rows(model: str, variants: Sequence[Variant], text: ReadText, heldout: ReadT
         yield variant.name, by, f"{torch.tensor(own.nats).exp():.3f}", f"{same:.3f}"
 
 
+@one_line_errors("sparsity.accuracy")
 def main() -> None:
     """Command line."""
     parser = command_parser("sparsity.accuracy", __doc__)
@@ -144,16 +145,15 @@ def main() -> None:
     threads.settle(options.threads)
     tokenizer = load_tokenizer(resolve(options.model))
     variants = ZEROS if options.zeros_only else [*ZEROS, *SMALLER]
-    with one_line_errors("sparsity.accuracy"):
-        text, heldout = (
-            ReadText.of(file.read_text(encoding="utf-8"), tokenizer, options.tokens)
-            for file in (options.text, options.heldout)
-        )
-        found = []
-        for row in rows(options.model, variants, text, heldout):
-            found.append(row)
-            print(*row, sep=" | ", flush=True)
-        print("\n".join(table(("pruned", "by", "perplexity", "same likeliest token"), found)))
+    text, heldout = (
+        ReadText.of(file.read_text(encoding="utf-8"), tokenizer, options.tokens)
+        for file in (options.text, options.heldout)
+    )
+    found = []
+    for row in rows(options.model, variants, text, heldout):
+        found.append(row)
+        print(*row, sep=" | ", flush=True)
+    print("\n".join(table(("pruned", "by", "perplexity", "same likeliest token"), found)))
 
 
 if __name__ == "__main__":

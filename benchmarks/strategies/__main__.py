@@ -34,13 +34,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+@one_line_errors("strategies")
 def main() -> None:
     """Measure, and write the report."""
     options = parse()
     show_log()
-    with one_line_errors("strategies"):
-        command = f"python -m benchmarks.strategies{' --data DIR' if options.data else ''}"
-        results = open_results(options, "strategies", command)
+    command = f"python -m benchmarks.strategies{' --data DIR' if options.data else ''}"
+    results = open_results(options, "strategies", command)
     asked = replace(FULL, wide_prompts=options.prompts, wide_rounds=options.rounds, tokens=options.tokens)
     scale = QUICK if options.quick else asked
     setup = Setup(scale, options.data, options.cache)

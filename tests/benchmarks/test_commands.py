@@ -11,6 +11,7 @@ from benchmarks import plots
 from benchmarks.options import add_run_flags, command_parser
 from benchmarks.plan import kinds
 from benchmarks.serving import infill
+from benchmarks.strategies import __main__ as strategies
 
 
 def test_files_and_servers_that_are_not_there_are_one_line(tmp_path: Path) -> None:
@@ -35,6 +36,13 @@ def test_tables_and_pictures_are_made_where_the_rows_are(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=r"benchmarks\.plots: there is no folder docs/pictures here"):
         plots.main()
+
+
+def test_a_folder_without_the_recorded_answers_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--data", str(tmp_path), "--only", "replay", "--out", str(tmp_path / "rows.jsonl")]
+    monkeypatch.setattr("sys.argv", ["benchmarks.strategies", *words])
+    with pytest.raises(SystemExit, match=r"benchmarks\.strategies: can't read .*\.jsonl.*: No such file or directory"):
+        strategies.main()
 
 
 def test_an_out_that_cannot_be_written_is_one_line_before_anything_is_measured(
