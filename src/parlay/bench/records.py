@@ -285,8 +285,9 @@ def parse(record: Record) -> Row:
     for name, value in record.items():
         _check(name, value)
     cell = {name: value for name, value in record.items() if name in _CELL}
-    own = {name: _frozen(value) for name, value in record.items() if name not in _CELL}
-    return Row(cell=Cell(**cell), **own)
+    own = {name: value for name, value in record.items() if name not in _CELL}
+    frozen: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
+    return Row(cell=Cell(**cell), **frozen)
 
 
 _CELL = frozenset(each.name for each in fields(Cell))
@@ -325,7 +326,3 @@ def _check(name: str, value: object) -> None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

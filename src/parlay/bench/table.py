@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from parlay.bench.against import NAME
 from parlay.bench.records import OURS, PLAIN
-from parlay.bench.report.markdown import Table, markdown
-from parlay.bench.summary import CellSummary, Spread, geometric_means, plain_of
+from parlay.bench.report.markdown import Table, markdown, number, spread
+from parlay.bench.summary import CellSummary, geometric_means, plain_of
 from parlay.system.terminal import aligned, counted
 
 ABSENT = "-"
@@ -28,7 +28,7 @@ def table(summaries: Sequence[CellSummary], price_per_hour: float | None = None)
     """A line for each summary, then notes and errors, then geometric means of the ratios."""
     columns = [*_what(summaries), *_measures(summaries, price_per_hour)]
     rows = [[column.head for column in columns]]
-    rows += [[column.text(each) for column in columns] for each in summaries]
+    rows += [[column.text(each) or ABSENT for column in columns] for each in summaries]
     notes = _remarks(summaries)
     means = [
         f"{strategy}: {mean:.2f} times {PLAIN} in geometric mean over {counted(count, 'cell')}"
@@ -54,24 +54,24 @@ def _what(summaries: Sequence[CellSummary]) -> list[Column]:
 
 def _measures(summaries: Sequence[CellSummary], price_per_hour: float | None) -> list[Column]:
     columns = [
-        Column("tok/s", lambda each: _spread(each.speed, ".1f")),
-        Column("ratio", lambda each: _spread(each.ratio, ".2f")),
-        Column("95 %", lambda each: f"{each.interval.low:.2f}-{each.interval.high:.2f}" if each.interval else ABSENT),
-        Column("tok/step", lambda each: _number(each.tokens_per_step, ".2f")),
-        Column("accepted", lambda each: _number(each.acceptance_rate, ".0%")),
-        Column("first ms", lambda each: _number(each.ttft, ".1f", 1000)),
-        Column("next ms", lambda each: _number(each.itl, ".2f", 1000)),
-        Column("draft/verify/rest", lambda each: "/".join(f"{share:.0%}" for share in each.shares or ()) or ABSENT),
-        Column("memory", lambda each: f"{each.peak_memory_bytes / 2**20:.0f}M" if each.peak_memory_bytes else ABSENT),
-        Column("looped", lambda each: _number(each.looped, ".0%")),
-        Column("same", lambda each: f"{each.same[0]}/{each.same[1]}" if each.same else ABSENT),
+        Column("tok/s", lambda each: spread(each.speed, ".1f")),
+        Column("ratio", lambda each: spread(each.ratio, ".2f")),
+        Column("95 %", lambda each: f"{each.interval.low:.2f}-{each.interval.high:.2f}" if each.interval else ""),
+        Column("tok/step", lambda each: number(each.tokens_per_step, ".2f")),
+        Column("accepted", lambda each: number(each.acceptance_rate, ".0%")),
+        Column("first ms", lambda each: number(each.ttft, ".1f", 1000)),
+        Column("next ms", lambda each: number(each.itl, ".2f", 1000)),
+        Column("draft/verify/rest", lambda each: "/".join(f"{share:.0%}" for share in each.shares or ())),
+        Column("memory", lambda each: f"{each.peak_memory_bytes / 2**20:.0f}M" if each.peak_memory_bytes else ""),
+        Column("looped", lambda each: number(each.looped, ".0%")),
+        Column("same", lambda each: f"{each.same[0]}/{each.same[1]}" if each.same else ""),
     ]
     if any(each.joules_per_token is not None for each in summaries):
-        columns.append(Column("J/token", lambda each: _number(each.joules_per_token, ".4f")))
+        columns.append(Column("J/token", lambda each: number(each.joules_per_token, ".4f")))
     if any(each.modelled_joules_per_token is not None for each in summaries):
-        columns.append(Column("J/token, modelled", lambda each: _number(each.modelled_joules_per_token, ".4f")))
+        columns.append(Column("J/token, modelled", lambda each: number(each.modelled_joules_per_token, ".4f")))
     if price_per_hour is not None:
-        columns.append(Column("tok/unit", lambda each: _number(each.tokens_per_unit(price_per_hour), ".0f")))
+        columns.append(Column("tok/unit", lambda each: number(each.tokens_per_unit(price_per_hour), ".0f")))
     return columns
 
 
@@ -94,17 +94,6 @@ def _where(strategy: str, own: Iterable[str], everywhere: Set[str]) -> str:
     if not strategy:
         return ", ".join(names)
     return strategy if len(names) == len(everywhere) else f"{strategy} on {', '.join(names)}"
-
-
-def _spread(value: Spread | None, form: str) -> str:
-    if value is None:
-        return ABSENT
-    median, low, high = (format(number, form) for number in (value.median, value.low, value.high))
-    return median if low == high else f"{median} ({low}-{high})"
-
-
-def _number(value: float | None, form: str, times: float = 1) -> str:
-    return ABSENT if value is None else format(times * value, form)
 
 
 def readme_table(summaries: Sequence[CellSummary]) -> str:

@@ -61,6 +61,7 @@ def row_of(cell: Cell, number: int, waves: Sequence[Wave], prepared: Prepared) -
     """The row of waves that went through the prepared requests in order, once or several times."""
     answers = [answer for wave in waves for answer in wave.answers]
     metrics = [answer.metrics for answer in answers]
+    notes = dict.fromkeys(answer.reading.note for answer in answers)
     return Row(
         cell=cell,
         round=number,
@@ -74,7 +75,7 @@ def row_of(cell: Cell, number: int, waves: Sequence[Wave], prepared: Prepared) -
         joules=_joules(waves),
         energy=waves[0].energy,
         values=_merged(wave.values for wave in waves),
-        note="; ".join(filter(None, [*_notes(answers), prepared.note, _faults(metrics)])),
+        note="; ".join(filter(None, [*notes, prepared.note, _faults(metrics)])),
     )
 
 
@@ -126,10 +127,6 @@ def sameness(answers: Sequence[Answer], prepared: Prepared) -> Sameness:
     goals = islice(cycle(prepared.goals), len(answers))
     same = sum(answer.tokens == goal for answer, goal in zip(answers, goals, strict=True))
     return {"same": same, "of": len(answers), "exactness": str(exactness)}
-
-
-def _notes(answers: Sequence[Answer]) -> list[str]:
-    return list(dict.fromkeys(answer.reading.note for answer in answers))
 
 
 def _faults(metrics: Sequence[Metrics]) -> str:

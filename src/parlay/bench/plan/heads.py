@@ -9,26 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from parlay.cost.roofline import ModelShape
-from parlay.drafters.options import (
-    BITA,
-    BLOCK_DRAFTER,
-    BLOCKWISE,
-    DYNAMO,
-    EAGLE,
-    EAGLE2,
-    EAGLE3,
-    HYDRA,
-    KANGAROO,
-    MEDUSA,
-    MLP_SPECULATOR,
-    MTP,
-    PASS,
-    PPD,
-    REDRAFTER,
-    STREAMING,
-    GroupOptions,
-    PpdOptions,
-)
+from parlay.drafters import options as methods
 
 DRAFT_VOCAB = 4096
 """Tokens that a head can draft, as ``parlay train`` makes it unless told otherwise."""
@@ -121,35 +102,35 @@ def _pass(target: ModelShape) -> HeadCost:
 
 def _probes(target: ModelShape) -> HeadCost:
     """Rows alone."""
-    return HeadCost(None, probes=PpdOptions().probes)
+    return HeadCost(None, probes=methods.PpdOptions().probes)
 
 
 def _groups(target: ModelShape) -> HeadCost:
     """All trained inputs below each of some nodes."""
-    return HeadCost(None, probes=_FEW_HEADS * GroupOptions().groups)
+    return HeadCost(None, probes=_FEW_HEADS * methods.GroupOptions().groups)
 
 
 def _streams(target: ModelShape) -> HeadCost:
     """The same, through the last layers alone."""
-    return HeadCost(None, probes=round(_LATE * _FEW_HEADS * GroupOptions().groups))
+    return HeadCost(None, probes=round(_LATE * _FEW_HEADS * methods.GroupOptions().groups))
 
 
 HEADS: Mapping[str, Callable[[ModelShape], HeadCost]] = {
-    EAGLE: _eagle,
-    EAGLE2: _eagle,
-    EAGLE3: _eagle3,
-    MTP: _eagle,
-    MEDUSA: _medusa,
-    HYDRA: _steps,
-    MLP_SPECULATOR: _steps,
-    REDRAFTER: _steps,
-    BLOCKWISE: _blockwise,
-    BLOCK_DRAFTER: _block,
-    DYNAMO: _dynamo,
-    KANGAROO: _kangaroo,
-    PASS: _pass,
-    PPD: _probes,
-    BITA: _groups,
-    STREAMING: _streams,
+    methods.EAGLE: _eagle,
+    methods.EAGLE2: _eagle,
+    methods.EAGLE3: _eagle3,
+    methods.MTP: _eagle,
+    methods.MEDUSA: _medusa,
+    methods.HYDRA: _steps,
+    methods.MLP_SPECULATOR: _steps,
+    methods.REDRAFTER: _steps,
+    methods.BLOCKWISE: _blockwise,
+    methods.BLOCK_DRAFTER: _block,
+    methods.DYNAMO: _dynamo,
+    methods.KANGAROO: _kangaroo,
+    methods.PASS: _pass,
+    methods.PPD: _probes,
+    methods.BITA: _groups,
+    methods.STREAMING: _streams,
 }
 """By strategy: its head's cost on a target of these sizes."""

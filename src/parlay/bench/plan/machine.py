@@ -172,9 +172,10 @@ def load_calibration(path: Path) -> MachineCalibration:
 
 
 def _provenance(runner: Runner, kept: ModelShape) -> dict[str, str | float]:
+    device = runner.spec.device
     return {
-        "device": runner.spec.device,
-        "processor": _processor(runner.spec.device),
+        "device": device,
+        "processor": torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_model(),
         "dtype": runner.spec.dtype,
         "weight_bytes": kept.weight_bytes,
         "kv_bytes": kept.kv_bytes,
@@ -185,11 +186,6 @@ def _provenance(runner: Runner, kept: ModelShape) -> dict[str, str | float]:
         "torch": metadata.version("torch"),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
     }
-
-
-def _processor(device: str) -> str:
-    """The processor's own name."""
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_model()
 
 
 def _memory_bytes(device: str) -> int:

@@ -44,11 +44,7 @@ def _places(problem: Problem, words: Words) -> float:
         return _share(problem, words)
     if words in problem.accepted:
         return 1.0
-    return max(_alike(words, answer) for answer in problem.accepted)
-
-
-def _alike(words: Words, answer: Words) -> float:
-    return sum(map(str.__eq__, words, answer)) / max(len(words), len(answer))
+    return max(sum(map(str.__eq__, words, answer)) / max(len(words), len(answer)) for answer in problem.accepted)
 
 
 def _share(problem: Problem, words: Words) -> float:

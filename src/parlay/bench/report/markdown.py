@@ -1,9 +1,11 @@
-"""Tables and sections as Markdown."""
+"""Tables and sections as Markdown, and the numbers in their cells."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from parlay.bench.summary import Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +49,16 @@ def markdown(table: Table) -> str:
 def escaped(text: str) -> str:
     """Text that can stand in a cell of a table."""
     return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
+
+
+def spread(value: Spread | None, form: str) -> str:
+    """The median, with lowest and highest in brackets where they differ; empty where nothing was measured."""
+    if value is None:
+        return ""
+    middle, low, high = (format(number, form) for number in (value.median, value.low, value.high))
+    return middle if low == high else f"{middle} ({low}-{high})"
+
+
+def number(value: float | None, form: str, times: float = 1) -> str:
+    """Empty where nothing was measured."""
+    return "" if value is None else format(times * value, form)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -73,9 +73,5 @@ def _differences(sources: Sequence[Source]) -> Iterator[str]:
     for one, other in combinations(sources, 2):
         shared = {row.cell for row in one.rows} & {row.cell for row in other.rows}
         fields = [*(ORIGIN if one is sources[0] else ()), *(CONDITIONS if shared else ())]
-        if names := _differing(one, other, fields):
-            yield f"{other.name} differs from {one.name} in {names}"
-
-
-def _differing(one: Source, other: Source, fields: Iterable[str]) -> str:
-    return ", ".join(name for name in fields if one.header.get(name) != other.header.get(name))
+        if names := [name for name in fields if one.header.get(name) != other.header.get(name)]:
+            yield f"{other.name} differs from {one.name} in {', '.join(names)}"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from parlay.bench.forwards import curves, is_forward, reading
 from parlay.bench.records import PLAIN, Row
-from parlay.bench.report.markdown import Section, Table
+from parlay.bench.report.markdown import Section, Table, number, spread
 from parlay.bench.summary import CellSummary, Spread, ratio, summarise
 
 SPEED, STEPS = "Speed by workload and strategy", "Tokens per step on recorded answers"
@@ -114,7 +114,7 @@ def steps_alone(rows: Sequence[Row]) -> Section:
             (
                 name,
                 _mean(steps[name], kinds),
-                *(_number(steps[name].get(kind), ".2f") for kind in kinds),
+                *(number(steps[name].get(kind), ".2f") for kind in kinds),
                 _same(own, name),
             )
             for name in sorted(steps, key=lambda name: -_geometric(steps[name].values()))
@@ -153,7 +153,7 @@ def by_position(rows: Sequence[Row]) -> Section:
         counts = enumerate(zip_longest(proposed, accepted, fillvalue=0), start=1)
         at = {place: taken / made for place, (made, taken) in counts if made >= FEWEST}
         if at:
-            shares = (_number(at.get(place), ".2f") for place in SHOWN)
+            shares = (number(at.get(place), ".2f") for place in SHOWN)
             lines.append((name, f"{sum(accepted) / sum(proposed):.2f}", *shares))
     text = (
         "Accepted over proposed nodes, by how deep they stand in the draft. The deeper, the fewer drafts reach there, "
@@ -235,32 +235,21 @@ def _sources(each: CellSummary) -> str:
     return ", ".join(shares) if len(shares) > 1 else ""
 
 
-def _spread(value: Spread | None, form: str) -> str:
-    if value is None:
-        return ""
-    middle, low, high = (format(number, form) for number in (value.median, value.low, value.high))
-    return middle if low == high else f"{middle} ({low}-{high})"
-
-
-def _number(value: float | None, form: str, times: float = 1) -> str:
-    return "" if value is None else format(times * value, form)
-
-
 COLUMNS: Mapping[str, Callable[[CellSummary], str]] = {
     "strategy": lambda each: _system(each.rows[0]),
     "workload": lambda each: each.cell.workload,
-    "against plain": lambda each: _spread(each.ratio, ".2f"),
-    "tokens/s": lambda each: _spread(each.speed, ".1f") if any(row.tokens for row in each.rows) else "no tokens",
-    "tokens per step": lambda each: _number(each.tokens_per_step, ".2f"),
-    "accepted": lambda each: _number(each.acceptance_rate, ".2f"),
+    "against plain": lambda each: spread(each.ratio, ".2f"),
+    "tokens/s": lambda each: spread(each.speed, ".1f") if any(row.tokens for row in each.rows) else "no tokens",
+    "tokens per step": lambda each: number(each.tokens_per_step, ".2f"),
+    "accepted": lambda each: number(each.acceptance_rate, ".2f"),
     "by source": _sources,
-    "first token, ms": lambda each: _number(each.ttft, ".1f", 1e3),
-    "between tokens, ms": lambda each: _number(each.itl, ".2f", 1e3),
+    "first token, ms": lambda each: number(each.ttft, ".1f", 1e3),
+    "between tokens, ms": lambda each: number(each.itl, ".2f", 1e3),
     "draft / verify / rest": lambda each: " / ".join(f"{share:.0%}" for share in each.shares or ()),
-    "MiB at most": lambda each: _number(each.peak_memory_bytes or None, ".0f", 2**-20),
-    "J per token": lambda each: _number(each.joules_per_token, ".3f"),
-    "J per token, modelled": lambda each: _number(each.modelled_joules_per_token, ".3f"),
-    "looped": lambda each: _number(each.looped, ".2f"),
+    "MiB at most": lambda each: number(each.peak_memory_bytes or None, ".0f", 2**-20),
+    "J per token": lambda each: number(each.joules_per_token, ".3f"),
+    "J per token, modelled": lambda each: number(each.modelled_joules_per_token, ".3f"),
+    "looped": lambda each: number(each.looped, ".2f"),
     "same text": lambda each: f"{each.same[0]}/{each.same[1]}" if each.same else "",
     "exactness": lambda each: each.rows[0].exactness,
     "note": lambda each: each.note,

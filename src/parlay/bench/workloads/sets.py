@@ -24,7 +24,7 @@ _LONG_CHARACTERS = 4500
 
 def load(name: str) -> Workload:
     """One of `NAMES`."""
-    items = _long_items() if name == LONG else _written()[name]
+    items = list(map(_long_item, range(_LONG_ITEMS))) if name == LONG else _written()[name]
     return Workload(name, tuple(items))
 
 
@@ -34,11 +34,6 @@ def _written() -> dict[str, list[Item]]:
     for item in files.read(PROMPTS):
         sets.setdefault(item.category, []).append(item)
     return sets
-
-
-def _long_items() -> list[Item]:
-    """A book of entries, one of which is to be repeated."""
-    return [_long_item(number) for number in range(_LONG_ITEMS)]
 
 
 def _long_item(number: int) -> Item:
