@@ -1,12 +1,6 @@
 """Public path of calibration: how lossy strategies get their certificate."""
 
-from parlay.bench.certify import (
-    Calibration,
-    Shown,
-    calibrate,
-    calibrate_cascade,
-    fewest,
-)
+from parlay.bench.certify import Calibration, Shown, calibrate, calibrate_cascade, fewest
 
 __all__ = [
     "Calibration",

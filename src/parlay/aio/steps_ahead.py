@@ -12,22 +12,11 @@ from itertools import islice
 
 from parlay.aio.service import AsyncLLM
 from parlay.aio.stream import CLOSED, Busy, Closed, JobQueue, JobStream, PendingJob
+from parlay.llm import steps_ahead
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
 from parlay.llm.judging import Words
 from parlay.llm.step_parts import Part, needless
-from parlay.llm.steps_ahead import (
-    JUDGE_VARIABLES,
-    SOURCE,
-    AheadParams,
-    AheadText,
-    begin_ahead,
-    check_drafter,
-    check_sampling,
-    judge_chats,
-    judge_sampling,
-    judge_words,
-)
 from parlay.text.chat_template import ChatOptions
 from parlay.types import TARGET, CommittedTokens, Event, Exactness, FinishReason, Metrics, ParlayError
 
@@ -40,7 +29,7 @@ class StepsDrafter:
     """The model that drafts steps ahead, how many and which may stand, and the options of the target's own steps."""
 
     llm: AsyncLLM
-    params: AheadParams
+    params: steps_ahead.AheadParams
     options: RequestOptions
 
 
@@ -49,9 +38,9 @@ def check_ahead(llm: AsyncLLM, job: Job, drafter: StepsDrafter) -> Words | None:
 
     Raises ValueError for what can't be honoured, for a drafter of other tokens, and for a model that can't judge.
     """
-    check_sampling(job.samples[0].request.params)
-    check_drafter(llm.llm, drafter.llm.llm)
-    return judge_words(llm.llm) if drafter.params.judge == "model" else None
+    steps_ahead.check_sampling(job.samples[0].request.params)
+    steps_ahead.check_drafter(llm.llm, drafter.llm.llm)
+    return steps_ahead.judge_words(llm.llm) if drafter.params.judge == "model" else None
 
 
 async def submit_ahead(
@@ -75,7 +64,7 @@ async def submit_ahead(
         raise Closed(CLOSED)
     if stats.waiting + stats.running >= llm.capacity:
         raise Busy(f"{stats.waiting + stats.running} requests are under way and no more may wait: try again later")
-    text = begin_ahead(llm.llm, drafter.llm.llm, job, drafter.params, drafter.options)
+    text = steps_ahead.begin_ahead(llm.llm, drafter.llm.llm, job, drafter.params, drafter.options)
     pending = PendingJob(job, whole, None, JobQueue(wake_event))
     writer = _Writer((llm, drafter.llm), text, pending, words)
     if timeout is not None:
@@ -92,11 +81,11 @@ class _Writer:
     """Writes the text of a job in a task of its event loop."""
 
     def __init__(
-        self, models: tuple[AsyncLLM, AsyncLLM], text: AheadText, pending: PendingJob, words: Words | None
+        self, models: tuple[AsyncLLM, AsyncLLM], text: steps_ahead.AheadText, pending: PendingJob, words: Words | None
     ) -> None:
         (self._llm, self._drafter), self._text, self._words = models, text, words
         self._pending, self._sample = pending, pending.job.samples[0]
-        self._sample.strategy, text.lossy = SOURCE, words is not None
+        self._sample.strategy, text.lossy = steps_ahead.SOURCE, words is not None
         self._began, self._first = time.perf_counter(), 0.0
         self._found: list[Metrics] = []
         self._steps = 0
@@ -206,11 +195,11 @@ class _Writer:
 
     async def _judged(self, parts: Sequence[Part], words: Words) -> list[bool]:
         """Ask the target about the drafted steps that differ from its own."""
-        chats, own = judge_chats(self._text.pairs(parts)), self._text.options
-        options, chat = replace(own, strategy=None), ChatOptions(variables=JUDGE_VARIABLES)
+        chats, own = steps_ahead.judge_chats(self._text.pairs(parts)), self._text.options
+        options, chat = replace(own, strategy=None), ChatOptions(variables=steps_ahead.JUDGE_VARIABLES)
 
         def made() -> list[Job]:
-            return [self._llm.llm.job(each, judge_sampling(words), options, chat) for each in chats]
+            return [self._llm.llm.job(each, steps_ahead.judge_sampling(words), options, chat) for each in chats]
 
         async def asked(job: Job) -> bool:
             output = await (await self._llm.submit(job, whole=True)).wait()
@@ -283,7 +272,7 @@ class _Writer:
         accepted = Counter(source for source in self._sample.sources if source != TARGET)
         first = (self._first or now) - self._began
         return Metrics(
-            SOURCE,
+            steps_ahead.SOURCE,
             self._text.exactness if tokens else Exactness.BITS,
             prompt_tokens=len(self._text.prompt),
             cached_tokens=self._cached or 0,

@@ -27,17 +27,7 @@ from parlay.strategies.spelling import StrategySpec
 from parlay.text.detokenizer import TextStream
 from parlay.text.prompts import Ids, TokensPrompt
 from parlay.text.reasoning import Thoughts
-from parlay.types import (
-    TARGET,
-    Event,
-    Exactness,
-    FinishReason,
-    Metrics,
-    Origin,
-    ParlayError,
-    Request,
-    TokenLogprobs,
-)
+from parlay.types import TARGET, Event, Exactness, FinishReason, Metrics, Origin, ParlayError, Request, TokenLogprobs
 
 if TYPE_CHECKING:
     from tqdm import tqdm

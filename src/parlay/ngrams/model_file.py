@@ -99,7 +99,7 @@ class _Column:
             if self.log:
                 found = np.log10(np.maximum(found, 10**NEVER, dtype=np.float64)).astype(np.float32)
             if self.table is not None:
-                found = _codes(found, self.table)
+                found = np.searchsorted((self.table[1:] + self.table[:-1]) / 2, found)  # the nearest number's place
             yield found.astype(self.dtype).tobytes()
 
 
@@ -164,11 +164,6 @@ def _table(values: Numbers) -> Numbers:
         logs = logs[logs != 0]
         different = np.unique([0.0, *(part.mean() for part in np.array_split(logs, _CODES - 1) if len(part))])
     return different.astype(np.float32)
-
-
-def _codes(values: Numbers, table: Numbers) -> Integers:
-    """The place of the nearest number of a sorted table."""
-    return np.searchsorted((table[1:] + table[:-1]) / 2, values)
 
 
 def is_ngram_file(path: Path) -> bool:

@@ -150,7 +150,8 @@ def _convert(error: Exception, retry_after: int) -> ApiError:
         case RequestValidationError():
             return from_validation(error)
         case HTTPException():
-            return ApiError(error.status_code, _plainly(error), headers=error.headers)
+            message = _PLAINLY.get(error.status_code, str(error.detail))
+            return ApiError(error.status_code, message, headers=error.headers)
         case Busy():
             return too_many(retry_after, "too many requests are waiting: try again later")
         case Closed():
@@ -159,10 +160,6 @@ def _convert(error: Exception, retry_after: int) -> ApiError:
             return ApiError(400, str(error))
         case _:
             return ApiError(500, "a fault of the server, which its log tells more of", code="internal_error")
-
-
-def _plainly(error: HTTPException) -> str:
-    return _PLAINLY.get(error.status_code, str(error.detail))
 
 
 _PLAINLY = {

@@ -134,7 +134,7 @@ def _from_json(path: Path, text: str, most: int | None) -> Traffic:
     first = next(records, None)
     if first is None:
         raise ValueError(f"{path} has no requests: {SHAPES}")
-    if _is_log(first[1]):
+    if {"time", "level", "logger", "message"} <= first[1].keys():
         return _log(path, [first, *records], most)
     _check_columns(path, set(first[1]))
 
@@ -155,10 +155,6 @@ def _records(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             if not isinstance(record, dict):
                 raise ValueError(f"{path}, line {number}: not an object: {SHAPES}")
             yield f"line {number}", record
-
-
-def _is_log(record: Mapping[str, Any]) -> bool:
-    return {"time", "level", "logger", "message"} <= record.keys()
 
 
 def _log(path: Path, records: list[tuple[str, Mapping[str, Any]]], most: int | None) -> Traffic:

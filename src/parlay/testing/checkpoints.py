@@ -8,12 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from parlay.models.loading import load_weights, read_config
 from parlay.models.pruning.saving import described, save

@@ -44,7 +44,8 @@ def sources(names: Sequence[str]) -> list[CorpusSource]:
     for path in map(Path, names):
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.is_file())
-            found += [CorpusSource(file, False) for file in inside if not _hidden(file.relative_to(path))]
+            hidden = {file for file in inside if any(part.startswith(".") for part in file.relative_to(path).parts)}
+            found += [CorpusSource(file, False) for file in inside if file not in hidden]
         elif path == STDIN or path.exists():
             found.append(CorpusSource(path, True))
         else:
@@ -156,10 +157,6 @@ def text_of(line: str, where: str) -> str:
         return texts[0].encode().decode()
     except UnicodeEncodeError:
         raise ValueError(f"{where}: the text is not valid Unicode") from None
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def encode(

@@ -21,7 +21,7 @@ class TokenLetters:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._letters = _byte_letters() if _is_byte_level(tokenizer) else {}
+        self._letters = byte_letters() if _is_byte_level(tokenizer) else {}
         self._added = {token.content for token in tokenizer.added_tokens_decoder.values()}
 
     def is_byte(self, piece: str) -> bool:
@@ -90,7 +90,7 @@ def _is_byte_level(tokenizer: Tokenizer) -> bool:
     return decoder is not None and '"ByteLevel"' in json.dumps(json.loads(decoder.__getstate__()))
 
 
-def _byte_letters() -> dict[str, int]:
+def byte_letters() -> dict[str, int]:
     """GPT-2's way to write bytes: printable ones as themselves, the others as the letters from 256 on, in order."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in printable]

@@ -74,10 +74,6 @@ class Recorder:
         return generate_latest(self._registry)
 
 
-def _labels(name: str) -> tuple[str, str]:
-    return _OF_VLLM if name.startswith("vllm:") else ("model", "strategy")
-
-
 @lru_cache(maxsize=1024)
 def _name(strategy: str) -> str:
     """The strategy's name without parameters, because clients choose those freely and labels must stay few."""
@@ -97,7 +93,8 @@ class _Counted:
     label: str = ""
 
     def made(self, registry: CollectorRegistry) -> prometheus_client.Counter:
-        labels = (*_labels(self.name), *([self.label] if self.label else []))
+        of_all = _OF_VLLM if self.name.startswith("vllm:") else ("model", "strategy")
+        labels = (*of_all, *([self.label] if self.label else []))
         return prometheus_client.Counter(self.name, self.help, labels, registry=registry)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from typing_extensions import TypedDict  # typing's own is not enough for pydantic before Python 3.12
 
+from parlay.drafters.other_vocabularies.letters import byte_letters
 from parlay.llm.outputs import CompletionOutput
 from parlay.text.detokenizer import make_detokenizer
 from parlay.types import Tokenizer, TokenLogprobs
@@ -20,14 +21,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "▁"
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The letters by which byte-level vocabularies write bytes: printable ones stand for themselves."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
-
-
-_ALPHABET = _byte_alphabet()
+_ALPHABET = byte_letters()
 
 
 class Speller:

@@ -22,20 +22,9 @@ from parlay.train.lm import anonymous, log, rounded
 from parlay.train.lm_model import export, machine_record
 from parlay.train.optimizers import Optimizers, learning_rate, mixed
 from parlay.train.saving import make_folder
+from parlay.train.translation import objectives
 from parlay.train.translation.align import aligned
 from parlay.train.translation.distilling import distilled
-from parlay.train.translation.objectives import (
-    Ahead,
-    Batch,
-    Fertile,
-    Frames,
-    Glancing,
-    Graph,
-    MaskedTarget,
-    Objective,
-    OnePass,
-    TokenByToken,
-)
 from parlay.train.translation.options import (
     CONTEXT,
     TRANSLATORS,
@@ -75,7 +64,7 @@ _LOG_SECONDS = 20.0
 class _Made(NamedTuple):
     """An objective, and what config.json says besides. ``ready`` finds out what the objective has to know of pairs."""
 
-    objective: Objective
+    objective: objectives.Objective
     says: Mapping[str, Any] = MappingProxyType({})
     ready: Callable[[Sequence[Pair]], list[Pair]] = list
 
@@ -96,23 +85,23 @@ def _canvas(words: Words, own: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _cmlm(asked: CmlmTrainOptions, words: Words) -> _Made:
     own = {"ends": "length", "drafts": asked.drafts > 0}
-    return _Made(MaskedTarget(words, asked.drafts, asked.block), _canvas(words, own))
+    return _Made(objectives.MaskedTarget(words, asked.drafts, asked.block), _canvas(words, own))
 
 
 def _frames(asked: FramesTrainOptions, words: Words) -> _Made:
     own = {"ends": "frames", "scale": asked.scale, "blank_token_id": words.blank, "copies": True}
-    return _Made(Frames(words, asked.scale), _canvas(words, own))
+    return _Made(objectives.Frames(words, asked.scale), _canvas(words, own))
 
 
 def _graph(asked: GraphTrainOptions, words: Words) -> _Made:
     own = {"ends": "graph", "scale": asked.scale, "heads": asked.heads}
-    return _Made(Graph(words, asked.scale, asked.ratio, asked.heads), _canvas(words, own))
+    return _Made(objectives.Graph(words, asked.scale, asked.ratio, asked.heads), _canvas(words, own))
 
 
 def _nat(asked: NatTrainOptions, words: Words) -> _Made:
     if asked.fertilities:
-        return _Made(Fertile(words), _canvas(words, {"ends": "fertilities"}), aligned)
-    return _Made(OnePass(words), _canvas(words, {"ends": "length", "copies": True}))
+        return _Made(objectives.Fertile(words), _canvas(words, {"ends": "fertilities"}), aligned)
+    return _Made(objectives.OnePass(words), _canvas(words, {"ends": "length", "copies": True}))
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(
@@ -120,12 +109,12 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "translator": Method(
             "train a small translator that writes token by token",
             TranslatorTrainOptions,
-            lambda asked, words: _Made(TokenByToken(words)),
+            lambda asked, words: _Made(objectives.TokenByToken(words)),
         ),
         "gad": Method(
             "train a translator that also drafts a block for another (aggressive decoding)",
             AheadTrainOptions,
-            lambda asked, words: _Made(Ahead(words, asked.block), set_block_config(words.mask, asked.block)),
+            lambda asked, words: _Made(objectives.Ahead(words, asked.block), set_block_config(words.mask, asked.block)),
         ),
         "cmlm": Method("train a translator that fills masks (Mask-Predict)", CmlmTrainOptions, _cmlm),
         "nat": Method(
@@ -136,7 +125,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "glat": Method(
             "train a one-pass translator that is shown some tokens while it learns",
             GlancingTrainOptions,
-            lambda asked, words: _Made(Glancing(words, asked.ratio), _canvas(words, {"ends": "length"})),
+            lambda asked, words: _Made(objectives.Glancing(words, asked.ratio), _canvas(words, {"ends": "length"})),
         ),
         "ctc": Method("train a one-pass translator with repeats and blanks (CTC)", FramesTrainOptions, _frames),
         "da": Method("train a one-pass translator over a graph (DA-Transformer)", GraphTrainOptions, _graph),
@@ -255,7 +244,7 @@ def _say(folder: Path, more: Mapping[str, Any]) -> None:
 class Run:
     """A run under way: weights, optimizers and what was done so far."""
 
-    def __init__(self, asked: TranslatorTrainOptions, objective: Objective, network: Network) -> None:
+    def __init__(self, asked: TranslatorTrainOptions, objective: objectives.Objective, network: Network) -> None:
         self._asked, self._objective, self.network = asked, objective, network
         self._odd = 0  # updates in a row that gave no number
         self._optimizers = Optimizers(network.model.train())
@@ -320,7 +309,7 @@ class Run:
     ) -> Tensor:
         pairs, laid = zip(*batch, strict=True)
         rows = Rows.of(laid, batches.length, batches.rows)
-        return self._objective(self.network, Batch(pairs, laid, rows, share, draw))
+        return self._objective(self.network, objectives.Batch(pairs, laid, rows, share, draw))
 
     @torch.no_grad()
     def check(self, pairs: Sequence[Pair]) -> float | None:

@@ -33,14 +33,7 @@ from parlay.serve.hosted import Served
 from parlay.serve.openai.chat.contents import NAMES
 from parlay.serve.openai.chat.reply import AnswerMessage, ChatReply, ChatShape, Finish, finish_word, reasoning_tokens
 from parlay.serve.openai.chunks import chunk_frames
-from parlay.serve.protocol.answering import (
-    Chunk,
-    answer_streamed,
-    answer_whole,
-    in_thread,
-    nobody_waits,
-    outputs_of,
-)
+from parlay.serve.protocol.answering import Chunk, answer_streamed, answer_whole, in_thread, nobody_waits, outputs_of
 from parlay.serve.protocol.body import note_ignored
 from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.outlining import OutlineReply

@@ -17,14 +17,7 @@ from parlay.serve.openai.chunks import AttributionReply, OpenAIChunks, attributi
 from parlay.serve.protocol.logprobs import ChatLogprobs, Speller, chat_logprobs, entries, tokens_before
 from parlay.serve.protocol.outlining import OutlineReply
 from parlay.serve.protocol.steps_ahead import ReasonAheadReply, ahead_reply
-from parlay.serve.protocol.usage import (
-    RequestMetrics,
-    StreamUsage,
-    Summary,
-    Usage,
-    extras,
-    usage,
-)
+from parlay.serve.protocol.usage import RequestMetrics, StreamUsage, Summary, Usage, extras, usage
 from parlay.serve.protocol.voting import VoteReply, vote_reply
 from parlay.types import FinishReason, TokenLogprobs
 

@@ -15,14 +15,7 @@ from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.serve.openai.chat.reply import finish_word
 from parlay.serve.openai.chunks import AttributionReply, OpenAIChunks, attributions_reply
 from parlay.serve.protocol.logprobs import CompletionLogprobs, CompletionTable, Speller, begins, ends_of, entries
-from parlay.serve.protocol.usage import (
-    RequestMetrics,
-    StreamUsage,
-    Summary,
-    Usage,
-    extras,
-    usage,
-)
+from parlay.serve.protocol.usage import RequestMetrics, StreamUsage, Summary, Usage, extras, usage
 from parlay.serve.protocol.voting import VoteReply, vote_reply
 from parlay.types import FinishReason, Tokenizer
 
