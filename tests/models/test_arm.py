@@ -16,6 +16,7 @@ import torch
 
 from parlay.compiled import build
 from parlay.models.weights.dequantize import dense
+from parlay.models.weights.grids import packable
 from tests.models.test_formats import BLOCKS, assert_product, rows, stored
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`products.c` with the whole core, as the package would build it on such a machine."""
     folder = tmp_path_factory.mktemp("arm")
-    build.build_objects(COMPILER, "aarch64", folder)
+    build.build_objects([COMPILER], "aarch64", folder)
     made = folder / "products"
     source = Path(__file__).parent / "arm" / "products.c"
     command = [COMPILER, "-std=gnu11", "-O1", "-static", "-pthread", "-w", "-I", str(build.SOURCES), "-o", str(made)]
@@ -44,11 +45,10 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_products_of_every_format_are_exact_and_the_same_alone_and_in_company(program: Path, name: str) -> None:
     x_NK = rows(ROWS, SHAPE[1])
     weights = {format: stored(format, SHAPE) for format in BLOCKS}
+    data = [packable(weight).contiguous().numpy().tobytes() for weight in weights.values()]
     asked = b"".join(
-        struct.pack("<5q", format.number, *SHAPE, ROWS, weight.data.numel())
-        + weight.data.numpy().tobytes()
-        + x_NK.numpy().tobytes()
-        for format, weight in weights.items()
+        struct.pack("<5q", format.number, *SHAPE, ROWS, len(each)) + each + x_NK.numpy().tobytes()
+        for format, each in zip(weights, data, strict=True)
     )
     command = [EMULATOR, "-cpu", SETS[name], str(program), name]
     done = subprocess.run(command, input=asked, capture_output=True, check=True, timeout=120)
