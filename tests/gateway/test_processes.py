@@ -134,6 +134,29 @@ def test_replicas_end_when_their_terminal_is_closed() -> None:
 
 
 @pytest.mark.slow
+def test_replicas_outlive_the_process_that_forks_them_and_leave_nothing_when_their_parent_is_killed() -> None:
+    """Their parent takes them for ended, and starts others in their places."""
+    with started("serve", "parlay-mini", "--replicas", "2", "--router-memory", "off") as (process, url, log):
+
+        def found(pattern: str) -> list[str]:
+            return [match[1] for line in log if (match := re.search(pattern, line))]
+
+        ready(url)
+        expected = texts(url, 4)
+        forks = Path(f"/proc/{found('is process ([0-9]+)')[0]}/stat").read_text().rpartition(")")[2].split()[1]
+        assert texts(url, 4, lambda: os.kill(int(forks), signal.SIGKILL)) == expected
+        while len(found("is process ([0-9]+)")) < 4 or len(found("(unix:.*) is ready")) < 4:
+            time.sleep(0.05)
+        ready(url)
+        assert texts(url, 4) == expected
+        folder = Path(found("unix:(.*) is ready")[0]).parent
+        assert folder.is_dir()
+        process.kill()
+        while folder.exists():
+            time.sleep(0.05)
+
+
+@pytest.mark.slow
 def test_a_replica_that_is_stopped_and_wakes_up_says_nothing_twice() -> None:
     replicas = [started("serve", "parlay-mini", "--router-memory", "off") for _ in range(2)]
     with ExitStack() as stack:

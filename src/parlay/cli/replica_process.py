@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import shutil
 import signal
@@ -10,7 +11,8 @@ import socket
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
@@ -18,6 +20,9 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from parlay.cli import guarded
+
+_LETTING_GO = 0.5
+"""Seconds in which the system lets go of all that a process held which has ended."""
 
 
 @dataclass(slots=True, eq=False)
@@ -113,5 +118,18 @@ def _end_with_parent(folder: Path) -> None:
     parent = parent_process()
     assert parent is not None
     parent.join()
-    shutil.rmtree(folder, ignore_errors=True)
+    time.sleep(_LETTING_GO)
+    with suppress(OSError), held(folder):  # a parent that goes on holds it, as where the server of forks has ended
+        shutil.rmtree(folder, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder in the block, so that nobody else can; whoever ends lets go of it. Raises OSError if it is held."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
