@@ -80,14 +80,10 @@ class PredictedOutput:
         if spot.place == LOST:
             return NO_DRAFT, False
         ids = predicted.continuation(spot.place, view.tokens, budget, self._codec)
-        tokens = list(takewhile(self._is_known, ids))
+        tokens = list(takewhile(lambda token: token < self._vocab_size, ids))  # a tokenizer may know more ids
         agreed = predicted.tokens_agreed(spot)
         scores = [chance(agreed + depth) for depth in range(len(tokens))]
         return trees.chain(tokens, SOURCE, scores), predicted.is_sure(spot)
-
-    def _is_known(self, token: int) -> bool:
-        """A tokenizer may know more ids than its model."""
-        return token < self._vocab_size
 
     def _copy(self, view: SequenceView) -> _PredictionCopy | None:
         """None while the step has no room to read the prediction."""

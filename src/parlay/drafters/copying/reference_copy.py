@@ -70,7 +70,8 @@ class ReferenceCopy(OneByOne):
         if self._resync:
             place, length = self._follow(view, index)
         else:
-            place, length = _first(index, _latest(view, self._longest), self._shortest)
+            latest = view.tokens[max(view.prompt_length, len(view.tokens) - self._longest) :]
+            place, length = _first(index, latest, self._shortest)
         if place == LOST:
             return NO_DRAFT
         tokens = index.copy(place, budget)
@@ -90,11 +91,6 @@ class ReferenceCopy(OneByOne):
         self._alignments.pop(sequence, None)
         self._bytes.release(sequence)
         self._indexes.release(sequence)
-
-
-def _latest(view: SequenceView, count: int) -> Sequence[int]:
-    """The last ``count`` tokens of the output, fewer while it is shorter."""
-    return view.tokens[max(view.prompt_length, len(view.tokens) - count) :]
 
 
 def _first(index: NgramIndex, output: Sequence[int], shortest: int) -> tuple[int, int]:

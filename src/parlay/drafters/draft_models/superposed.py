@@ -23,15 +23,7 @@ from parlay.drafters.per_sequence import FromText
 from parlay.drafters.resources import Resources
 from parlay.ngrams.model import NgramModel
 from parlay.options import UsageError, refuse_unread
-from parlay.types import (
-    NO_DRAFT,
-    Draft,
-    Features,
-    Segment,
-    SequenceView,
-    Tree,
-    trees,
-)
+from parlay.types import NO_DRAFT, Draft, Features, Segment, SequenceView, Tree, trees
 
 _LN10 = math.log(10)
 _LEAST = 1e-30  # a chance whose logarithm is still a number

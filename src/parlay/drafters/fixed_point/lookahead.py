@@ -81,7 +81,9 @@ class Lookahead(OneByOne):
             state = self._states.get(observation.view.sequence)
             before = len(observation.view.tokens) - len(observation.verdict.sampled)
             if state is not None and state.window and len(state.history.tokens) == before:
-                state.learn(_probes(observation.draft), observation.top_k)
+                draft = observation.draft
+                own = [node for node in range(len(draft) - draft.probes, len(draft)) if draft.sources[node] == SOURCE]
+                state.learn(own, observation.top_k)
 
     def release(self, sequence: int) -> None:
         self._states.pop(sequence, None)
@@ -177,8 +179,3 @@ def _scores(tree: Tree) -> list[float]:
         rank = ranks[parent] = ranks.get(parent, -1) + 1
         scores.append((_DEEPER if parent >= 0 else _FIRST)[min(rank, 2)])
     return scores
-
-
-def _probes(draft: Draft) -> list[int]:
-    """The probes that are this drafter's."""
-    return [node for node in range(len(draft) - draft.probes, len(draft)) if draft.sources[node] == SOURCE]

@@ -21,18 +21,7 @@ from parlay.heads.artefact import HeadArtefact
 from parlay.heads.opening import opened
 from parlay.options import UsageError
 from parlay.sampling.sampler import ranked
-from parlay.types import (
-    NO_DRAFT,
-    WHOLE_FORM,
-    Draft,
-    Features,
-    Join,
-    Needs,
-    Observation,
-    Prefix,
-    SequenceView,
-    trees,
-)
+from parlay.types import NO_DRAFT, WHOLE_FORM, Draft, Features, Join, Needs, Observation, Prefix, SequenceView, trees
 
 _ANOTHER = "choose a head that was trained for this model"
 _TOKEN = 0

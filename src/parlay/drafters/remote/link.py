@@ -17,15 +17,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from parlay.drafters.remote.messages import (
-    DRAFTS_PATH,
-    INFO_PATH,
-    VERSION,
-    Answer,
-    BadAnswer,
-    TextUpdate,
-    read_answers,
-)
+from parlay.drafters.remote.messages import DRAFTS_PATH, INFO_PATH, VERSION, Answer, BadAnswer, TextUpdate, read_answers
 from parlay.options import UsageError
 from parlay.types import ParlayError
 

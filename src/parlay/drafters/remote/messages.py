@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from parlay.types import NO_DRAFT, Draft, NoiseKey, ParlayError, SamplingParams, SequenceView, Tree
@@ -55,22 +55,8 @@ class TextUpdate:
     facts: TextFacts
 
     def as_json(self) -> dict[str, Any]:
-        facts = self.facts
-        return {
-            "id": self.id,
-            "start": self.start,
-            "tokens": list(self.tokens),
-            "most": self.most,
-            "prompt_length": facts.prompt_length,
-            "temperature": facts.temperature,
-            "top_k": facts.top_k,
-            "top_p": facts.top_p,
-            "min_p": facts.min_p,
-            "seed": facts.seed,
-            "sample": facts.sample,
-            "salt": facts.salt,
-            "store": facts.store,
-        }
+        own = {"id": self.id, "start": self.start, "tokens": list(self.tokens), "most": self.most}
+        return {**own, **asdict(self.facts)}
 
 
 @dataclass(frozen=True, slots=True)

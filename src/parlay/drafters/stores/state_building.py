@@ -16,26 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from parlay.drafters.stores import state_store
 from parlay.drafters.stores.datastore_file import Datastore
-from parlay.drafters.stores.state_store import (
-    DOCUMENTS,
-    HEADER,
-    INDEX,
-    LISTS,
-    PLACE_TYPE,
-    PLACES,
-    STATE_TYPE,
-    STATES,
-    VERSION,
-    BadStates,
-    StateHeader,
-    dump,
-    folder_of,
-    need_faiss,
-    normalized,
-    sha256_of,
-    silent,
-)
 from parlay.options import UsageError
 from parlay.types import Runner, RunnerSpec, Segment
 
@@ -86,28 +68,30 @@ def check_has_states(spec: RunnerSpec) -> None:
         raise UsageError(f"{spec.name} does not write token by token from left to right: it has no states to look up")
 
 
-def write_states(path: Path, names: Sequence[str], model: Built, done: Callable[[int], object] = bool) -> StateHeader:
+def write_states(
+    path: Path, names: Sequence[str], model: Built, done: Callable[[int], object] = bool
+) -> state_store.StateHeader:
     """Write the states of the datastore at ``path``, all or nothing; ``done`` gets how many more tokens have been read.
 
     ``names`` are those of its documents. Memory holds a part of the states at a time: up to `_LEARNED` bytes, twice,
     while the index is learned. Raises BadStates where no token has a successor, OSError.
     """
     check_has_states(model.runner.spec)
-    faiss = need_faiss()
-    store, folder = Datastore.open(path), folder_of(path)
+    faiss = state_store.need_faiss()
+    store, folder = Datastore.open(path), state_store.folder_of(path)
     part = path.with_name(f".{folder.name}.{os.getpid()}.part")
     part.mkdir()
     try:
         count = _write_rows(part, store, model, done)
         if not count:
-            raise BadStates("the corpus has no text of two tokens: there is nothing to look up")
-        (part / DOCUMENTS).write_text(json.dumps(list(names)), encoding="utf-8")
+            raise state_store.BadStates("the corpus has no text of two tokens: there is nothing to look up")
+        (part / state_store.DOCUMENTS).write_text(json.dumps(list(names)), encoding="utf-8")
         spec = model.runner.spec
-        states_NH = np.memmap(part / STATES, STATE_TYPE, "r", shape=(count, spec.hidden_size))
+        states_NH = np.memmap(part / state_store.STATES, state_store.STATE_TYPE, "r", shape=(count, spec.hidden_size))
         _index(faiss, states_NH, part, folder)
         files = sorted(part.iterdir())
-        header = StateHeader(
-            version=VERSION,
+        header = state_store.StateHeader(
+            version=state_store.VERSION,
             model=model.name,
             weights=model.weights,
             layer=spec.num_layers - 1,
@@ -116,9 +100,9 @@ def write_states(path: Path, names: Sequence[str], model: Built, done: Callable[
             states=count,
             datastore=store.checksum,
             sizes={file.name: file.stat().st_size for file in files},
-            checksums={file.name: sha256_of(file) for file in files},
+            checksums={file.name: state_store.sha256_of(file) for file in files},
         )
-        (part / HEADER).write_text(dump(header), encoding="utf-8")
+        (part / state_store.HEADER).write_text(state_store.dump(header), encoding="utf-8")
         _replace(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -127,8 +111,8 @@ def write_states(path: Path, names: Sequence[str], model: Built, done: Callable[
 
 def check_place(path: Path) -> None:
     """Raises ValueError where something else than states lies in their place."""
-    folder = folder_of(path)
-    if folder.exists() and not (folder / HEADER).is_file():
+    folder = state_store.folder_of(path)
+    if folder.exists() and not (folder / state_store.HEADER).is_file():
         raise ValueError(f"{folder} exists and holds no states: remove it, or name another file")
 
 
@@ -144,7 +128,7 @@ def _replace(part: Path, folder: Path) -> None:
 def _write_rows(folder: Path, store: Datastore, model: Built, done: Callable[[int], object]) -> int:
     """Write states and places; returns how many."""
     count = 0
-    with (folder / STATES).open("wb") as states, (folder / PLACES).open("wb") as places:
+    with (folder / state_store.STATES).open("wb") as states, (folder / state_store.PLACES).open("wb") as places:
         for states_NH, places_N in states_of(store, model.runner, model.prefix):
             states.write(states_NH.tobytes())
             places.write(places_N.tobytes())
@@ -159,8 +143,8 @@ def states_of(
     """The states of all texts, in parts, and where in the datastore the tokens after them stand."""
     for batch in _batches(_windows(store, prefix, runner.spec.max_context)):
         for window, rows_TH in zip(batch, _states(batch, runner), strict=True):
-            wanted_NH = normalized(rows_TH[window.known :]).astype(STATE_TYPE)
-            yield wanted_NH, np.arange(window.place, window.place + len(wanted_NH), dtype=PLACE_TYPE)
+            wanted_NH = state_store.normalized(rows_TH[window.known :]).astype(state_store.STATE_TYPE)
+            yield wanted_NH, np.arange(window.place, window.place + len(wanted_NH), dtype=state_store.PLACE_TYPE)
 
 
 def _states(batch: Sequence[_Window], runner: Runner) -> list[NDArray[np.float32]]:
@@ -172,7 +156,7 @@ def _states(batch: Sequence[_Window], runner: Runner) -> list[NDArray[np.float32
         for name, window in zip(names, batch, strict=True):
             runner.open(name, (), salt=f"states {name}")
             if not runner.reserve(name, len(window.tokens)):
-                raise BadStates(f"the cache has no room for {len(window.tokens)} tokens: free some memory")
+                raise state_store.BadStates(f"the cache has no room for {len(window.tokens)} tokens: free some memory")
         while running := [n for n, window in enumerate(batch) if read[n] < len(window.tokens)]:
             chunks = [batch[n].tokens[read[n] : read[n] + _ROWS] for n in running]
             segments = [
@@ -227,7 +211,7 @@ def _index(faiss: Any, states_NH: NDArray[np.float16], folder: Path, place: Path
     if count <= _FLAT:
         index = faiss.IndexFlatL2(size)
         index.add(states_NH.astype(np.float32))
-        faiss.write_index(index, str(folder / INDEX))
+        faiss.write_index(index, str(folder / state_store.INDEX))
         return
     learned = _LEARNED // (4 * size)
     lists = max(1, min(1 << 16, int(4 * math.sqrt(count)), count // _POINTS, learned // _FEWEST))
@@ -246,9 +230,9 @@ def _index(faiss: Any, states_NH: NDArray[np.float16], folder: Path, place: Path
     if parts:
         from faiss.contrib.ondisk import merge_ondisk
 
-        with silent():
-            merge_ondisk(index, [str(part) for part in parts], str(folder / LISTS))
+        with state_store.silent():
+            merge_ondisk(index, [str(part) for part in parts], str(folder / state_store.LISTS))
         for part in parts:
             part.unlink()
-        faiss.downcast_InvertedLists(index.invlists).filename = str(place / LISTS)  # where it will be
-    faiss.write_index(index, str(folder / INDEX))
+        faiss.downcast_InvertedLists(index.invlists).filename = str(place / state_store.LISTS)  # where it will be
+    faiss.write_index(index, str(folder / state_store.INDEX))
