@@ -7,10 +7,7 @@ import torch
 from torch import Tensor
 
 from parlay.drafters.draft_models.static_trees import best_tree
-from parlay.drafters.heads.hydra import Hydra
-from parlay.drafters.heads.medusa import Medusa
-from parlay.drafters.heads.mlp_speculator import MlpSpeculatorDrafter
-from parlay.drafters.heads.redrafter import ReDrafter
+from parlay.drafters.heads.several_heads import Hydra, Medusa, MlpSpeculatorDrafter, ReDrafter
 from parlay.drafters.options import HYDRA, MEDUSA, MLP_SPECULATOR, REDRAFTER, BeamOptions, HeadOptions
 from parlay.drafters.resources import Resources
 from parlay.heads.base import SeveralHeadsConfig

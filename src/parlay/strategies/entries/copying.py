@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from parlay.drafters.copying import aggressive, prediction, prompt_lookup, reference_copy
 from parlay.drafters.counting import adaptive_ngram, ngram_caches
 from parlay.strategies.entry import StrategyEntry
 
+_copy = partial(StrategyEntry, family="copy")
+
 ENTRIES = (
-    StrategyEntry(
+    _copy(
         name=prompt_lookup.SOURCE,
-        family="copy",
         replayable=True,
         training="none",
         needs="nothing",
@@ -22,9 +25,8 @@ ENTRIES = (
         toys=("", "min_ngram=1,max_ngram=2,pick=leftmost"),
         vllm=("ngram", "ngram_gpu"),
     ),
-    StrategyEntry(
+    _copy(
         name=ngram_caches.SOURCE,
-        family="copy",
         replayable=True,
         training="none",
         needs="nothing",
@@ -32,12 +34,10 @@ ENTRIES = (
         when="many requests look alike, and chains are enough",
         reference="llama.cpp, example `lookup`, github.com/ggml-org/llama.cpp",
         options=ngram_caches.NgramCachesOptions,
-        k=16,
         factory="parlay.drafters.counting.ngram_caches:NgramCaches",
     ),
-    StrategyEntry(
+    _copy(
         name=reference_copy.SOURCE,
-        family="copy",
         replayable=True,
         training="none",
         needs="requests with references",
@@ -49,9 +49,8 @@ ENTRIES = (
         factory="parlay.drafters.copying.reference_copy:ReferenceCopy",
         toys=("", "resync=true"),
     ),
-    StrategyEntry(
+    _copy(
         name=prediction.SOURCE,
-        family="copy",
         replayable=True,
         training="none",
         needs="requests with a prediction",
@@ -63,9 +62,8 @@ ENTRIES = (
         factory="parlay.drafters.copying.prediction:PredictedOutput",
         toys=("", "fallback="),
     ),
-    StrategyEntry(
+    _copy(
         name=aggressive.SOURCE,
-        family="copy",
         replayable=True,
         training="none",
         needs="nothing; best with the source as a reference",
@@ -76,9 +74,8 @@ ENTRIES = (
         k=63,
         factory="parlay.drafters.copying.aggressive:Aggressive",
     ),
-    StrategyEntry(
+    _copy(
         name=adaptive_ngram.SOURCE,
-        family="copy",
         replayable=True,
         training="none",
         needs="nothing",

@@ -23,7 +23,6 @@ ENTRIES: tuple[StrategyEntry, ...] = (
         when="models tuned for it (consistency models); otherwise for comparison",
         reference="Santilli et al. 2023, arXiv:2305.10427; for tuned targets Kou et al. 2024 (CLLM), arXiv:2403.00835",
         options=JacobiOptions,
-        k=16,
         factory="parlay.drafters.fixed_point.jacobi:Jacobi",
     ),
     StrategyEntry(

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from parlay.drafters import options as methods
 from parlay.strategies import accept_rules
 from parlay.strategies.entry import StrategyEntry
 
 _STATES = "parlay.drafters.heads.next_states:"
+_SEVERAL = "parlay.drafters.heads.several_heads:"
 _TOYS = ("min_p=0", "min_p=0,width=2,depth=6")
+_head = partial(StrategyEntry, family="heads")
 
 ENTRIES = (
-    StrategyEntry(
+    _head(
         name=methods.EAGLE,
-        family="heads",
         training="a head on the target (parlay train eagle)",
         needs="a head trained for this target",
         summary="A one-layer head guesses the target's next feature, and the target's LM head reads it; a static tree.",
         when="a head of this kind exists and eagle2's trees cost too much",
         reference="Li et al. 2024, arXiv:2401.15077",
         options=methods.HeadOptions,
-        k=16,
         factory=_STATES + "Eagle",
         vllm=(methods.EAGLE,),
     ),
-    StrategyEntry(
+    _head(
         name=methods.EAGLE2,
-        family="heads",
         arm=3,
         training="a head on the target (parlay train eagle)",
         needs="eagle's head, trained for this target",
@@ -33,13 +34,11 @@ ENTRIES = (
         when="a head of EAGLE exists for the target, and none of EAGLE-3",
         reference="Li et al. 2024, arXiv:2406.16858",
         options=methods.DynamicTreeOptions,
-        k=16,
         factory=_STATES + "Eagle2",
         toys=_TOYS,
     ),
-    StrategyEntry(
+    _head(
         name=methods.EAGLE3,
-        family="heads",
         arm=5,
         training="a head on the target (parlay train eagle3)",
         needs="a head trained for this target",
@@ -47,14 +46,12 @@ ENTRIES = (
         when="a head for the target exists: any text, above all new text that copies nothing",
         reference="Li et al. 2025, arXiv:2503.01840; trees: Li et al. 2024, arXiv:2406.16858",
         options=methods.DynamicTreeOptions,
-        k=16,
         factory="parlay.drafters.heads.eagle3:Eagle3",
         toys=_TOYS,
         vllm=(methods.EAGLE3,),
     ),
-    StrategyEntry(
+    _head(
         name=methods.MTP,
-        family="heads",
         arm=4,
         training="a module on the target (parlay train mtp), or one that came with it",
         needs="a module trained for this target",
@@ -62,27 +59,23 @@ ENTRIES = (
         when="the target was published with such a module",
         reference="DeepSeek-AI 2024, arXiv:2412.19437, section 2.2; parallel: Gloeckle et al. 2024, arXiv:2404.19737",
         options=methods.DynamicTreeOptions,
-        k=16,
         factory="parlay.drafters.heads.mtp:mtp",
         toys=(*_TOYS, "min_p=0,head=parallel"),
         vllm=(methods.MTP,),
     ),
-    StrategyEntry(
+    _head(
         name=methods.BLOCK_DRAFTER,
-        family="heads",
         training="a head on the target (parlay train block-drafter)",
         needs="a head trained for this target",
         summary="A small head over features of several target layers guesses a whole block of tokens in one forward.",
         when="a head of this kind exists, above all where each forward of a head costs much beside the target's",
         reference="Hui et al. 2026, arXiv:2602.01469; masks: An et al. 2025, arXiv:2504.18583",
         options=methods.BlockOptions,
-        k=16,
         factory="parlay.drafters.heads.block:BlockDrafter",
         toys=("min_p=0",),
     ),
-    StrategyEntry(
+    _head(
         name=methods.MEDUSA,
-        family="heads",
         arm=1,
         training="heads on the target (parlay train medusa)",
         needs="heads trained for this target",
@@ -90,26 +83,22 @@ ENTRIES = (
         when="heads for the target exist, and the target is so large that drafting must cost nearly nothing",
         reference="Cai et al. 2024, arXiv:2401.10774",
         options=methods.HeadOptions,
-        k=16,
-        factory="parlay.drafters.heads.medusa:Medusa",
+        factory=_SEVERAL + "Medusa",
         vllm=(methods.MEDUSA,),
     ),
-    StrategyEntry(
+    _head(
         name=methods.BLOCKWISE,
-        family="heads",
         training="heads on the target (parlay train blockwise)",
         needs="heads trained for this target",
         summary="Small heads before the target's LM head guess a token each; a language model reorders their guesses.",
         when="as medusa, with heads that need no vocabularies of their own",
         reference="Stern et al. 2018, arXiv:1811.03115; rescoring: Kim et al. 2024, arXiv:2404.09221",
         options=methods.BlockwiseOptions,
-        k=16,
         factory="parlay.drafters.heads.blockwise:Blockwise",
         toys=("min_p=0", "min_p=0,rescore=ngram", "min_p=0,rescore=none,width=1"),
     ),
-    StrategyEntry(
+    _head(
         name=methods.HYDRA,
-        family="heads",
         arm=2,
         training="heads on the target (parlay train hydra)",
         needs="heads trained for this target",
@@ -117,39 +106,33 @@ ENTRIES = (
         when="as medusa, where drafting may cost a little more",
         reference="Ankner et al. 2024, arXiv:2402.05109",
         options=methods.HeadOptions,
-        k=16,
-        factory="parlay.drafters.heads.hydra:Hydra",
+        factory=_SEVERAL + "Hydra",
         toys=("", "head=plus"),
     ),
-    StrategyEntry(
+    _head(
         name=methods.MLP_SPECULATOR,
-        family="heads",
         training="a speculator on the target (parlay train mlp-speculator)",
         needs="a speculator trained for this target",
         summary="Small steps carry a state from the target's last one along the drafted tokens, and guess one each.",
         when="as hydra; speculators of this kind are published for several models",
         reference="Wertheimer et al. 2024, arXiv:2404.19124",
         options=methods.HeadOptions,
-        k=16,
-        factory="parlay.drafters.heads.mlp_speculator:MlpSpeculatorDrafter",
+        factory=_SEVERAL + "MlpSpeculatorDrafter",
         vllm=("mlp_speculator",),
     ),
-    StrategyEntry(
+    _head(
         name=methods.REDRAFTER,
-        family="heads",
         training="a recurrent head on the target (parlay train redrafter)",
         needs="a head trained for this target",
         summary="A small recurrent network on the target's last state searches beams, which are merged into one tree.",
         when="as hydra, with drafts of any length from one small network",
         reference="Zhang et al. 2024, arXiv:2403.09919",
         options=methods.BeamOptions,
-        k=16,
-        factory="parlay.drafters.heads.redrafter:ReDrafter",
+        factory=_SEVERAL + "ReDrafter",
         toys=("width=2,depth=6",),
     ),
-    StrategyEntry(
+    _head(
         name=methods.KANGAROO,
-        family="heads",
         training="an adapter on the target (parlay train kangaroo)",
         needs="an adapter trained for this target, which must be able to stop at a layer",
         summary="The target's first layers and a trained adapter write a chain, which ends where they are unsure.",
@@ -160,9 +143,8 @@ ENTRIES = (
         factory="parlay.drafters.heads.kangaroo:Kangaroo",
         toys=("threshold=0",),
     ),
-    StrategyEntry(
+    _head(
         name=methods.PPD,
-        family="heads",
         training="a few inputs of the target (parlay train ppd)",
         needs="probes trained for this target, which must read inputs in place of tokens",
         summary="Trained inputs behind each node: the forward that verifies a draft guesses the next one as well.",
@@ -172,9 +154,8 @@ ENTRIES = (
         k=8,
         factory="parlay.drafters.heads.probes:Ppd",
     ),
-    StrategyEntry(
+    _head(
         name=methods.PASS,
-        family="heads",
         training="a few inputs of the target (parlay train pass)",
         needs="probes trained for this target, which must read inputs in place of tokens",
         summary="Trained inputs behind the text: one forward of the target drafts a chain, the next one verifies it.",
@@ -184,9 +165,8 @@ ENTRIES = (
         k=4,
         factory="parlay.drafters.heads.probes:Pass",
     ),
-    StrategyEntry(
+    _head(
         name=methods.BITA,
-        family="heads",
         training="a few inputs of the target, and a prefix that they see (parlay train bita)",
         needs="probes trained for this target, which must read inputs in place of tokens",
         summary="Trained inputs behind each node see a trained prefix; one forward verifies and guesses.",
@@ -196,9 +176,8 @@ ENTRIES = (
         k=7,
         factory="parlay.drafters.heads.probes:Bita",
     ),
-    StrategyEntry(
+    _head(
         name=methods.STREAMING,
-        family="heads",
         training="streams of the target (parlay train speculative-streaming)",
         needs="streams trained for this target, in which rows must be able to begin at a layer",
         summary="Streams begin at a late layer from each node's state: one forward verifies a draft, guesses the next.",
@@ -208,16 +187,14 @@ ENTRIES = (
         k=7,
         factory="parlay.drafters.heads.probes:SpeculativeStreaming",
     ),
-    StrategyEntry(
+    _head(
         name=methods.DYNAMO,
-        family="heads",
         training="heads on the target (parlay train dynamo)",
         needs="heads trained for this target",
         summary="Parallel heads whose guesses are joined by what stands together in texts; rule=unverified is lossy.",
         when="as mtp with parallel heads; with rule=unverified, where speed counts more than the target's own text",
         reference="Tuli et al. 2024, arXiv:2405.00888",
         options=methods.DynamoOptions,
-        k=16,
         rules=(*accept_rules.GUESSED, accept_rules.UNVERIFIED.name),
         factory="parlay.drafters.heads.dynamo:Dynamo",
         toys=("min_p=0,lattice=4", "lattice=4,rule=unverified"),

@@ -2,86 +2,72 @@
 
 from __future__ import annotations
 
-from parlay.drafters.options import (
-    EARLY_EXIT,
-    LAYER_SKIP,
-    SELF_DRAFT,
-    SET_BLOCK,
-    SWIFT,
-    EarlyExitOptions,
-    LayerSkipOptions,
-    SelfDraftOptions,
-    SetBlockOptions,
-    SwiftOptions,
-)
+from functools import partial
+
+from parlay.drafters import options as methods
 from parlay.strategies.entry import StrategyEntry
 
 _NEEDS = "a target whose layers can be skipped (the native decoder)"
+_self = partial(StrategyEntry, family="self")
 
 ENTRIES = (
-    StrategyEntry(
-        name=LAYER_SKIP,
-        family="self",
+    _self(
+        name=methods.LAYER_SKIP,
         training="none",
         needs=_NEEDS,
         summary="The target drafts for itself, with some attention and MLP blocks skipped.",
         when="deep targets without a draft model",
         reference="Zhang et al. 2023 (Draft & Verify), arXiv:2309.08168",
-        options=LayerSkipOptions,
+        options=methods.LayerSkipOptions,
         k=8,
         factory="parlay.drafters.self_speculation.layer_skip:LayerSkip",
         toys=("search=12,window=4",),
     ),
-    StrategyEntry(
-        name=EARLY_EXIT,
-        family="self",
+    _self(
+        name=methods.EARLY_EXIT,
         training="the target itself (parlay train early-exit), or one that was published so",
         needs=_NEEDS,
         summary="The target drafts with its first layers: its last norm and LM head read an early layer.",
         when="the target was trained with early exits, as LayerSkip's models",
         reference="Elhoushi et al. 2024 (LayerSkip), arXiv:2404.16710",
-        options=EarlyExitOptions,
+        options=methods.EarlyExitOptions,
         k=6,
         factory="parlay.drafters.self_speculation.early_exit:EarlyExit",
         toys=("exit=1",),
     ),
-    StrategyEntry(
-        name=SWIFT,
-        family="self",
+    _self(
+        name=methods.SWIFT,
         training="none",
         needs=_NEEDS,
         summary="The target drafts for itself with layers skipped, and searches during decoding for those to skip.",
         when="deep targets without a draft model, long outputs of one kind",
-        reference="Xia et al. 2024 (SWIFT), arXiv:2410.06916",
-        options=SwiftOptions,
+        reference="Xia et al. 2024 (methods.SWIFT), arXiv:2410.06916",
+        options=methods.SwiftOptions,
         k=25,
         factory="parlay.drafters.self_speculation.swift:Swift",
         toys=("window=4,every=3,width=3",),
     ),
-    StrategyEntry(
-        name=SELF_DRAFT,
-        family="self",
+    _self(
+        name=methods.SELF_DRAFT,
         training="none",
         needs="Parlay's compiled decoder (CPU), in one process",
         summary="The target drafts for itself with weights of fewer bits, or with some of its cached keys.",
         when="weights of 16 or 8 bits without a draft model (bits=4), or texts of 8,000 tokens and more (window, keys)",
         reference="Sadhukhan et al. 2024 (MagicDec), arXiv:2408.11049; Li et al. 2024 (SnapKV), arXiv:2404.14469",
-        options=SelfDraftOptions,
+        options=methods.SelfDraftOptions,
         k=8,
         factory="parlay.drafters.self_speculation.self_draft:SelfDraft",
         toys=("bits=4",),
     ),
-    StrategyEntry(
-        name=SET_BLOCK,
-        family="self",
+    _self(
+        name=methods.SET_BLOCK,
         arm=1,
         training="the target itself or an adapter for it (parlay train set-block), or one that was published so",
         needs="a target that writes token by token and fills masked places, or an adapter with which any target does",
         summary="The target drafts for itself on masked places, which the forward that verifies computes as well.",
         when="the target has both modes, as Nemotron-Labs-Diffusion and what parlay train set-block makes",
         reference="Liu et al. 2025 (TiDAR), arXiv:2511.08923; Gat et al. 2025, arXiv:2509.04185",
-        options=SetBlockOptions,
-        k=16,
+        options=methods.SetBlockOptions,
         factory="parlay.drafters.self_speculation.set_block:SetBlock",
         toys=("", "groups=1,width=1"),
         fills=True,
