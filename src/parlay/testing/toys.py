@@ -62,6 +62,15 @@ def without(token: int, logits_of: LogitsOf) -> LogitsOf:
     return logits
 
 
+def with_mask(logits_of: LogitsOf, mask_id: int) -> LogitsOf:
+    """The same logits of ``mask_id`` tokens, and a mask behind them, which is never written and reads as token 0."""
+
+    def logits(ids: Sequence[int]) -> Tensor:
+        return torch.cat([logits_of([token % mask_id for token in ids]), torch.tensor([-torch.inf])])
+
+    return logits
+
+
 def nan_after(logits_of: LogitsOf, length: int) -> LogitsOf:
     """The same logits, but NaN for the token after exactly ``length`` ids."""
 

@@ -32,7 +32,7 @@ from parlay.testing.conformance.stage import Stage
 from parlay.testing.random_heads import random_heads
 from parlay.testing.reference import LogitsOf
 from parlay.testing.toy_tokenizers import toy_tokenizer
-from parlay.testing.toys import RandomLogits, ToyRunner, without
+from parlay.testing.toys import RandomLogits, ToyRunner, with_mask
 from parlay.types import CanvasSpec, Runner, RunnerSpec, Segment
 
 _CPU = torch.device("cpu")
@@ -49,8 +49,8 @@ def toy_stage(
 ) -> Stage:
     """A `ToyRunner`; its draft model has the same logits but for what hangs on the whole text, so it is often right."""
     canvas = CanvasSpec(vocab_size - 1, block=4, shift=True)  # causal, so it changes no other strategy
-    logits_of = without(canvas.mask_id, RandomLogits(vocab_size))
-    draft = without(canvas.mask_id, RandomLogits(vocab_size, drift=0.0))
+    logits_of = with_mask(RandomLogits(canvas.mask_id), canvas.mask_id)
+    draft = with_mask(RandomLogits(canvas.mask_id, drift=0.0), canvas.mask_id)
 
     def open_runner(capacity: int) -> Runner:
         return ToyRunner(
