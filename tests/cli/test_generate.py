@@ -19,6 +19,7 @@ from torch import Tensor
 from parlay import LLM, SamplingParams
 from parlay.engine import Engine
 from parlay.models.fetch.resolving import resolve
+from parlay.types import RunnerLost
 from tests.cli.conftest import MINI, NO_MODEL, Cli, Result
 
 PROMPT = "The cat and the dog, the cat and the bird, the cat and the"
@@ -244,6 +245,23 @@ def test_ctrl_c_keeps_and_shows_what_was_generated(
     text = json.loads(result.out)["text"] if json_wanted else result.out.removesuffix("\n")
     assert 0 < len(text) < len(whole)
     assert whole.startswith(text)
+
+
+def test_an_error_stands_in_a_line_below_the_text(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = iter(range(1000))
+    step = Engine.step
+
+    def lose_third(engine: Engine) -> object:
+        if next(steps) == 3:
+            raise RunnerLost("the other rank has ended")
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", lose_third)
+    result = cli("generate", PROMPT, *MINI, "--max-tokens", "64", "--strategy", "none")
+    assert result.code == 1
+    assert result.out.strip()
+    assert result.out.endswith("\n")
+    assert result.err.splitlines()[-1] == "parlay: error: the other rank has ended"
 
 
 def test_a_reader_that_leaves_early_ends_the_run_quietly() -> None:

@@ -226,19 +226,21 @@ def _check_unicode(name: str, text: str) -> None:
 def _write(stream: Stream, interrupt: Interrupt, tint: Tint | None) -> None:
     """Decode to the end, or to Ctrl-C; with a tint, show the text as it is committed, or the one that a vote chose."""
     last = "\n"
-    with closing(stream):
-        for event in stream:
-            pieces = event.pieces
-            if stream.votes:
-                pieces = event.output.chosen.pieces if event.output is not None else ()
-            if tint is not None and pieces:
-                sys.stdout.write("".join(tint(piece.text, piece.source) for piece in pieces))
-                sys.stdout.flush()
-                last = pieces[-1].text[-1:] or last
-            if interrupt.noted:
-                break
-    if last != "\n":
-        print(flush=True)
+    try:
+        with closing(stream):
+            for event in stream:
+                pieces = event.pieces
+                if stream.votes:
+                    pieces = event.output.chosen.pieces if event.output is not None else ()
+                if tint is not None and pieces:
+                    sys.stdout.write("".join(tint(piece.text, piece.source) for piece in pieces))
+                    sys.stdout.flush()
+                    last = pieces[-1].text[-1:] or last
+                if interrupt.noted:
+                    break
+    finally:
+        if last != "\n":  # else an error would stand in the text's last line
+            print(flush=True)
 
 
 def _report(sample: CompletionOutput, vote: VoteOutput | None, *, whole: bool) -> dict[str, object]:

@@ -45,7 +45,7 @@ _LOADING_SECONDS = 1800.0
 _WAIT_SECONDS = 60.0
 """How long a request waits while no replica is ready: one that ended is being started again."""
 _KILL_SECONDS = 10.0
-"""Beyond the time for draining, until a replica is killed."""
+"""Until a replica that has nothing to do any more is killed."""
 _NEVER = 3600.0
 
 
@@ -202,7 +202,7 @@ class Processes:
         left = [*self._running.values(), *self._leaving, *([self._next] if self._next is not None else [])]
         for one in left:
             one.process.terminate()
-        end = time.monotonic() + self._patience
+        end = time.monotonic() + _KILL_SECONDS  # the gateway is closed, so nothing is left to drain
         for one in left:
             end_process(one.process, max(0.0, end - time.monotonic()))
 
