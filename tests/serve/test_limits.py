@@ -167,6 +167,16 @@ def test_too_many_samples_or_tokens_name_their_field(given: dict[str, int | None
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
+def test_a_hot_temperature_is_logged_once_for_each_value(caplog: pytest.LogCaptureFixture) -> None:
+    """A client that asks for it with each request does not fill the log."""
+    for temperature in (2.75, 2.75, 3.25, 2.75):
+        limit_params(SamplingParams(temperature=temperature), Settings())
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "temperature is 2.75",
+        "temperature is 3.25",
+    ]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "tokens"),
     [

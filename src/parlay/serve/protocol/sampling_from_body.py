@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -314,7 +315,7 @@ def limit_params(params: SamplingParams, settings: Settings) -> SamplingParams:
     if 0 < params.temperature < LEAST_TEMPERATURE:
         raise ApiError(400, f"temperature must be 0 or at least {LEAST_TEMPERATURE:g}", "temperature")
     if params.temperature > USUAL_TEMPERATURE:
-        logger.warning("temperature is %g: above %g, texts are mostly noise", params.temperature, USUAL_TEMPERATURE)
+        _warn_of(params.temperature)
     if params.n > settings.max_n:
         raise ApiError(400, f"n is {params.n}, and this server gives {settings.max_n} at most", "n")
     most = settings.max_tokens
@@ -322,6 +323,11 @@ def limit_params(params: SamplingParams, settings: Settings) -> SamplingParams:
         if most is not None and asked is not None and asked > most:
             raise ApiError(400, f"{name} is {asked}, and this server gives {most} at most", name)
     return params
+
+
+@lru_cache(maxsize=64)  # once for each value
+def _warn_of(temperature: float) -> None:
+    logger.warning("temperature is %g: above %g, texts are mostly noise", temperature, USUAL_TEMPERATURE)
 
 
 def check_prompt(tokens: int, settings: Settings, param: str = "prompt") -> None:
