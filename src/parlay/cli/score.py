@@ -62,7 +62,7 @@ def _tell(options: argparse.Namespace, file: Path, numbers: dict[str, float | in
         print(json.dumps({"file": str(file), **numbers}), flush=True)
         return
     parts = [
-        f"{name} {value:.4f}" if isinstance(value, float) else f"{counted(value, name.removesuffix('s'))}"
+        f"{name} {value:.4f}" if isinstance(value, float) else counted(value, name.removesuffix("s"))
         for name, value in numbers.items()
     ]
     print(shown(f"{file}: {', '.join(parts)}", sys.stdout), flush=True)

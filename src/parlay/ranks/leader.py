@@ -110,7 +110,7 @@ class Followers:
             for connection in self._connections:
                 connection.send(kind, content)
         except BaseException as error:  # an interrupted frame can't be taken up again
-            self.lose(one_line(error))
+            self.lose(ending_of(error))
             raise
 
     def lose(self, reason: str) -> None:
@@ -287,8 +287,7 @@ class Leader(WrappedRunner):
             self.followers.check()
             raise
         except BaseException as error:
-            failed = "" if isinstance(error, KeyboardInterrupt) else "rank 0 failed: "
-            self.followers.lose(failed + one_line(error))
+            self.followers.lose(ending_of(error, "rank 0 failed: "))
             raise
         finally:
             self.followers.busy = self._under_way > 0
@@ -315,3 +314,8 @@ class Leader(WrappedRunner):
 def adapter_reader(runner: Runner) -> Callable[[Path, str], Adapter] | None:
     """Find what reads an adapter from a folder under a name, for rows of a runner; None where it runs none."""
     return runner.read_adapter if isinstance(runner, NativeRunner | Leader) else None
+
+
+def ending_of(error: BaseException, before: str = "") -> str:
+    """Say to other ranks why rank 0 ends, with ``before`` in front of an error. An interrupt is no error."""
+    return "rank 0 has ended" if isinstance(error, KeyboardInterrupt) else before + one_line(error)

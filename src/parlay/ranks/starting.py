@@ -32,7 +32,7 @@ from parlay.options import LoadOptions, RankOptions
 from parlay.ranks.follower import machine_name
 from parlay.ranks.groups import make_shared_file
 from parlay.ranks.layout import Hello, Layout, Plan, Wanted, build_name, core_name, decode_hello, encode
-from parlay.ranks.leader import Followers, Leader
+from parlay.ranks.leader import Followers, Leader, ending_of
 from parlay.ranks.part import join_group
 from parlay.ranks.wire import LOOK_SECONDS, SECRET, Connection, Door, Kind, listen, one_line, read_address, read_secret
 from parlay.system import threads
@@ -156,7 +156,7 @@ def lead(
             )
             return Leader(runner, followers)
         except BaseException as error:
-            followers.lose(one_line(error))
+            followers.lose(ending_of(error))
             followers.close()
             raise
 
@@ -252,7 +252,7 @@ class _Gathering:
                 )
         except BaseException as error:
             for connection in [*self._joined, *self._asked]:
-                connection.send_away(one_line(error))
+                connection.send_away(ending_of(error))
             raise
         chosen = list(self._joined.items())[:count]
         for connection in {*self._joined, *self._asked} - {connection for connection, _ in chosen}:

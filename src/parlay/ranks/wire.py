@@ -333,7 +333,5 @@ def read_secret(file: Path | None) -> bytes:
 
 
 def one_line(error: BaseException) -> str:
-    """Spell an error in one line. An interrupt of rank 0 is its end."""
-    if isinstance(error, KeyboardInterrupt):
-        return "rank 0 has ended"
+    """Spell an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__
