@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from parlay import LLM, RequestFailed, SamplingParams
-from parlay.aio import AsyncLLM, JobStream
+from parlay.aio import AsyncLLM, JobStream, Lost
 from parlay.llm.input_processor import RequestOptions
 from parlay.types import ParlayError, RunnerLost
 from tests.aio.conftest import LONG, PROMPTS, Plain
@@ -167,10 +167,12 @@ def test_work_put_off_is_done_once_in_the_first_pause_and_may_fail(monkeypatch: 
 
 
 def test_a_runner_that_is_lost_ends_the_service_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No later call could work: a server loads the model again."""
+    """No later call could work: a server loads the model again. Who asks later hears the reason, too."""
     service = AsyncLLM(LLM("parlay-mini", dtype="float32", seed=1, max_num_seqs=1))
 
     def fail(*_: object) -> None:
+        while (stats := service.stats()).waiting + stats.running < 2:
+            time.sleep(0.001)
         raise RunnerLost("rank 1 has ended")
 
     monkeypatch.setattr(service.llm.runner, "forward", fail)
@@ -184,3 +186,5 @@ def test_a_runner_that_is_lost_ends_the_service_with_its_reason(monkeypatch: pyt
         assert "rank 1 has ended" in str(error)
     asyncio.run(service.close(0))
     assert not service.alive
+    with pytest.raises(Lost, match="rank 1 has ended"):
+        asyncio.run(service.generate(PROMPTS[0], SHORT))

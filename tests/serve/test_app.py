@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 import parlay
-from parlay.aio import AsyncLLM, Busy, Closed
+from parlay.aio import AsyncLLM, Busy, Closed, Lost
 from parlay.serve.app import create_app
 from parlay.serve.errors import ApiError
 from parlay.serve.settings import Settings
@@ -102,6 +102,7 @@ def test_a_wrong_method_is_a_405_that_says_which_are_right(client: TestClient) -
         (ApiError(418, "no coffee", "pot", "teapot"), 418, "no coffee"),
         (Busy("full"), 429, "waiting"),
         (Closed("closed"), 503, "shutting down"),
+        (Lost("rank 1 has ended"), 503, "rank 1 has ended"),
         (ParlayError("this model has no chat template"), 400, "chat template"),
         (RuntimeError("the password is 1234"), 500, "fault of the server"),
     ],

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from parlay.aio.stream import CLOSED, Closed, PendingJob
+from parlay.aio.stream import Closed, PendingJob
 from parlay.llm.llm import LLM
 from parlay.strategies.built import UnbuiltStrategy
 from parlay.strategies.spelling import StrategySpec
@@ -33,7 +33,7 @@ class StrategyBuilds:
         self._llm, self._beside, self._wake = llm, beside, wake
         self._asked: dict[StrategySpec, _Asked] = {}  # the first is being built
         self._building: Future[None] | None = None
-        self._closed = False
+        self._refusal: Callable[[], Closed] | None = None
 
     def hold(self, job: PendingJob) -> bool:
         """Keep a job until its strategy is there. False: it is there.
@@ -43,8 +43,8 @@ class StrategyBuilds:
         for strategy in {sample.strategy for sample in job.job.samples}:
             unbuilt = self._llm.strategies.unbuilt(strategy)
             if unbuilt is not None:
-                if self._closed:
-                    raise Closed(CLOSED)
+                if self._refusal is not None:
+                    raise self._refusal()
                 self._asked.setdefault(unbuilt.spec, _Asked(unbuilt)).jobs.append(job)
                 self._build()
                 return True
@@ -82,9 +82,9 @@ class StrategyBuilds:
         self._build()
         return asked.jobs, error
 
-    def refuse(self) -> list[PendingJob]:
-        """Build nothing more from now on. Returns the jobs that waited."""
-        self._closed = True
+    def refuse(self, refusal: Callable[[], Closed]) -> list[PendingJob]:
+        """Build nothing more from now on, and raise what ``refusal`` makes instead. Returns the jobs that waited."""
+        self._refusal = refusal
         jobs = [job for asked in self._asked.values() for job in asked.jobs]
         for asked in self._asked.values():
             asked.jobs.clear()

@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from parlay.aio.building import StrategyBuilds
-from parlay.aio.stream import CLOSED, Busy, Closed, Message, OutputQueue, PendingJob
+from parlay.aio.stream import Busy, Closed, Lost, Message, OutputQueue, PendingJob, for_future, in_one_line
 from parlay.llm.jobs import Sample
 from parlay.llm.llm import LLM
 from parlay.llm.outputs import StreamEvent
@@ -99,7 +99,8 @@ class Worker:
         self.capacity = self._engine.limits.max_sequences + max_waiting
         self._stats = self._engine.stats()
         self._lock = threading.Lock()
-        self._closing = False
+        self._refusal: Callable[[], Closed] | None = None
+        """Makes the error for new requests; None: it takes them."""
         self._under_way = 0
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._done: Future[None] = Future()
@@ -118,7 +119,7 @@ class Worker:
 
     @property
     def closing(self) -> bool:
-        return self._closing
+        return self._refusal is not None
 
     @property
     def stats(self) -> EngineStats:
@@ -130,7 +131,7 @@ class Worker:
         """Take a job; its queue hears the rest. Raises Closed or Busy."""
         count = len(pending.job.samples)
         with self._lock:
-            self._require_open()
+            self.require_open()
             if self._under_way and self._under_way + count > self.capacity:
                 raise Busy(f"{self._under_way} requests are under way and no more may wait: try again later")
             self._under_way += count
@@ -143,20 +144,21 @@ class Worker:
     def call(self, function: Callable[[], None]) -> None:
         """Have a function that raises nothing called in the engine thread, between two steps. Raises Closed."""
         with self._lock:
-            self._require_open()
+            self.require_open()
             self._inbox.put(function)
 
     def close(self, drain_seconds: float | None) -> Future[None]:
         """Take nothing more, let what is under way finish for so long, then end it; the future is done after that."""
         until = math.inf if drain_seconds is None else time.monotonic() + drain_seconds
         with self._lock:
-            self._closing = True
+            self._refusal = self._refusal or Closed
             self._inbox.put(lambda: self._drain(until))
         return self._done
 
-    def _require_open(self) -> None:
-        if self._closing:
-            raise Closed(CLOSED)
+    def require_open(self) -> None:
+        """Raises Closed when it takes no more requests, Lost when that is because the model is gone."""
+        if self._refusal is not None:
+            raise self._refusal()
 
     # ------------------------------------------------------------------------------------------------ engine thread
 
@@ -175,7 +177,8 @@ class Worker:
         except RunnerLost as error:
             failure = str(error)
             logger.error("the model is gone, and all its requests end: %s", failure)
-        except BaseException:  # a thread that ended without a word would leave everyone waiting
+        except BaseException as error:  # a thread that ended without a word would leave everyone waiting
+            failure = f"the engine failed ({in_one_line(error)})"
             logger.exception("the engine thread failed; all requests end")
         self._end(failure)
 
@@ -260,7 +263,7 @@ class Worker:
             raise
         except BaseException as error:
             logger.exception("a step of the engine failed; the requests in it end, the engine goes on")
-            self._give_up(f"the engine failed while this request was running ({_one_line(error)})")
+            self._give_up(f"the engine failed while this request was running ({in_one_line(error)})")
             return
         for event in events:
             self._send(event)
@@ -318,7 +321,7 @@ class Worker:
             news = pending.job.event(sample, event)
         except BaseException as error:
             logger.exception("request %s ends: its output can't be made into text", event.request)
-            self._break(pending, ParlayError(f"the output can't be made into text ({_one_line(error)})"))
+            self._break(pending, ParlayError(f"the output can't be made into text ({in_one_line(error)})"))
             return
         if news.output is not None:
             self._deadlines.pop(pending, None)
@@ -361,10 +364,11 @@ class Worker:
             self._queues.clear()  # loops come and go
 
     def _end(self, failure: str | None) -> None:
+        refusal = Closed if failure is None else partial(Lost, failure)
         with self._lock:
-            self._closing = True
-        for pending in self._builds.refuse():
-            self._refuse(pending, Closed(CLOSED))
+            self._refusal = refusal
+        for pending in self._builds.refuse(refusal):
+            self._refuse(pending, refusal())
         while not self._inbox.empty():
             self._inbox.get()()
         for name in list(self._owners):
@@ -384,17 +388,3 @@ class Worker:
 
 def _go_on() -> None:
     """Do nothing: whoever waited for a call looks at what else there is."""
-
-
-def for_future(error: BaseException) -> Exception:
-    """The error as one that futures and event loops take.
-
-    Others' code may raise what is no `Exception`: SystemExit, say, or the panic of a library in Rust.
-    """
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    return ParlayError(_one_line(error))
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -11,8 +11,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from parlay.aio.engine_loop import EngineThread, Worker, for_future
-from parlay.aio.stream import CLOSED, Busy, Closed, JobQueue, JobStream, PendingJob
+from parlay.aio.engine_loop import EngineThread, Worker
+from parlay.aio.stream import Busy, Closed, JobQueue, JobStream, PendingJob, for_future
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Audit, Job
 from parlay.llm.llm import LLM
@@ -91,7 +91,7 @@ class AsyncLLM:
         the stream has only the last event, which costs less if nobody reads along. To read several streams at once by
         `JobStream.take`, give them one ``wake_event``, which is set when there is something to read.
 
-        Raises ValueError or ParlayError for what can't run, `Busy` and `Closed`.
+        Raises ValueError or ParlayError for what can't run, `Busy`, and `Closed` (or its kind `Lost`).
         """
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be above 0 seconds, got {timeout:g}")
@@ -157,6 +157,10 @@ class AsyncLLM:
         """Whether it takes requests: not after `close`, nor after its thread has failed."""
         return not self._worker.closing
 
+    def require_open(self) -> None:
+        """Raises Closed when it takes no more requests, Lost when that is because the model is gone."""
+        self._worker.require_open()
+
     @property
     def capacity(self) -> int:
         """How many samples may be under way at once, those that wait included."""
@@ -209,8 +213,7 @@ class AsyncLLM:
         self, prompt: Prompt | Messages, params: SamplingParams | None, options: RequestOptions | None
     ) -> Job:
         """In another thread: a long prompt takes time to encode, and the event loop has others to serve."""
-        if not self.alive:
-            raise Closed(CLOSED)
+        self.require_open()
         return await asyncio.to_thread(self.llm.job, prompt, params, options)
 
 

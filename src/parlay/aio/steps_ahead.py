@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from parlay.aio.service import AsyncLLM
-from parlay.aio.stream import CLOSED, Busy, Closed, JobQueue, JobStream, PendingJob
+from parlay.aio.stream import Busy, Closed, JobQueue, JobStream, PendingJob
 from parlay.llm import steps_ahead
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
@@ -60,8 +60,7 @@ async def submit_ahead(
     """
     words = await asyncio.to_thread(check_ahead, llm, job, drafter)
     stats = llm.stats()
-    if not llm.alive:
-        raise Closed(CLOSED)
+    llm.require_open()
     if stats.waiting + stats.running >= llm.capacity:
         raise Busy(f"{stats.waiting + stats.running} requests are under way and no more may wait: try again later")
     text = steps_ahead.begin_ahead(llm.llm, drafter.llm.llm, job, drafter.params, drafter.options)

@@ -19,11 +19,16 @@ quarter of a millisecond of a core that the decoder could use; a reader does not
 Message = StreamEvent | Exception | None
 """Something new; why there is nothing or nothing more; or, first of all, that the engine has taken the job."""
 
-CLOSED = "the service has been closed: it takes no more requests"
-
 
 class Closed(ParlayError):
-    """The service is shutting down, or has."""
+    """The service takes no more requests: it is shutting down, or has."""
+
+    def __init__(self, message: str = "the service has been closed: it takes no more requests") -> None:
+        super().__init__(message)
+
+
+class Lost(Closed):
+    """The service takes no more requests, as its model is gone. The message says why."""
 
 
 class Busy(ParlayError):
@@ -210,3 +215,17 @@ class JobStream(AsyncIterator[StreamEvent]):
     def __del__(self) -> None:
         if not self._pending.queue.over.done():
             self._worker.abort(self._pending)
+
+
+def for_future(error: BaseException) -> Exception:
+    """The error as one that futures and event loops take.
+
+    Others' code may raise what is no `Exception`: SystemExit, say, or the panic of a library in Rust.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return ParlayError(in_one_line(error))
+
+
+def in_one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

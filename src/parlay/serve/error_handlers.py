@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 
-from parlay.aio import Busy, Closed
+from parlay.aio import Busy, Closed, Lost
 from parlay.serve.errors import ApiError, too_many, unavailable
 from parlay.serve.field_spelling import as_sent, read_leniently
 from parlay.types import ParlayError, show_number
@@ -155,11 +155,17 @@ def _convert(error: Exception, retry_after: int) -> ApiError:
         case Busy():
             return too_many(retry_after, "too many requests are waiting: try again later")
         case Closed():
-            return unavailable(retry_after)
+            return _closed(error, retry_after)
         case ParlayError():
             return ApiError(400, str(error))
         case _:
             return ApiError(500, "a fault of the server, which its log tells more of", code="internal_error")
+
+
+def _closed(error: Closed, retry_after: int) -> ApiError:
+    if isinstance(error, Lost):
+        return unavailable(retry_after, f"the model was lost and is loaded again: try again ({error})")
+    return unavailable(retry_after)
 
 
 _PLAINLY = {
