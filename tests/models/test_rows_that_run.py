@@ -14,7 +14,7 @@ from parlay.models.config import DecoderConfig
 from parlay.models.forward import ForwardBatch, ForwardOutput
 from parlay.models.native import NativeRunner
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model
-from parlay.types import NO_SKIP, Exactness, Features, Segment, Skip, Tree, trees
+from parlay.types import NO_SKIP, NO_TREE, Exactness, Features, Segment, Skip, Tree, trees
 
 CONFIG = DecoderConfig(
     architecture="LlamaForCausalLM", vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=48, num_layers=3,
@@ -86,6 +86,25 @@ def test_with_everything_skipped_a_row_sees_its_own_token_only(dtype: torch.dtyp
     every = frozenset(runner.spec.sublayers)
     both = runner.forward([Segment(0, (5, 9), logits_from=1), Segment(1, (9,))], skip=every).logits_RV
     assert torch.equal(both[0], both[1])
+
+
+@pytest.mark.parametrize("taps", [(), (1,), (1, 3)], ids=str)
+def test_logits_are_the_same_whichever_other_rows_have_some(dtype: torch.dtype, taps: tuple[int, ...]) -> None:
+    """Rows without logits need not pass the last layer, beside rows of other sequences and a tree that do."""
+    runner = make(dtype)
+    for name in range(6):
+        opened(runner, name, TEXT, 0 if name % 3 < 2 else 50)
+    texts = [TEXT, TEXT[:7], TEXT[50:]]
+    every = [Segment(name, tuple(text), WHOLE if name == 2 else NO_TREE) for name, text in enumerate(texts)]
+    some = [each._replace(sequence=each.sequence + 3, logits_from=len(each.pending) - 1) for each in every]
+    whole, part = runner.forward(every, taps), runner.forward(some, taps)
+    assert torch.equal(part.logits_RV, whole.logits_RV[[59, 66, *range(76, 91)]])
+    assert all(torch.equal(part.taps[tap], whole.taps[tap]) for tap in taps)
+    after = []
+    for name in range(6):
+        runner.keep(name, (0, 2) if name % 3 == 2 else ())
+        after.append(runner.forward([Segment(name, (7,))]).logits_RV)
+    assert all(torch.equal(after[name], after[name + 3]) for name in range(3))
 
 
 WHOLE = Tree(tuple(range(20, 34)), (-1, -1, 0, 0, 1, 3, 2, 2, 5, 5, 8, 9, 9, 11))

@@ -151,14 +151,40 @@ static void prepare_attention(const Pass *pass, int64_t part, int64_t parts)
 
 /* ---------------------------------------------------------------------------------------------------- the sub-layers */
 
+/* Whether this is the last attention that has keys. */
+static int has_last_keys(const Pass *pass)
+{
+    int64_t last = pass->model->layers - 1;
+    while (pass->model->layer[last].reads_others) last--;
+    return pass->here == 2 * last;
+}
+
 /* Of the last layer that has keys only keys and values, if nobody reads what comes after: of a text that is fed in pieces,
  * or of what a draft head's one layer reads before it drafts. */
 static int leaves_keys_alone(const Pass *pass)
 {
-    int64_t last = pass->model->layers - 1;
-    if (pass->batch->wanted || pass->batch->taps) return 0;
-    while (pass->model->layer[last].reads_others) last--;
-    return pass->here == 2 * last;
+    const Batch *batch = pass->batch;
+    return !batch->wanted && !(batch->taps && batch->taps[pass->model->layers]) && has_last_keys(pass);
+}
+
+/* The states of the rows with logits, which are in rising order, move to the front. */
+static void gather_kept(const Pass *pass, int64_t part, int64_t parts)
+{
+    (void)part, (void)parts;
+    const int64_t hidden = pass->model->hidden;
+    float *states = pass->space->hidden;
+    for (int64_t i = 0; i < pass->batch->wanted; i++)
+        memmove(states + i * hidden, states + pass->batch->wanted_rows[i] * hidden, (size_t)hidden * 4);
+}
+
+/* From here on the rows with logits run alone. */
+static int keep_wanted(Pass *pass)
+{
+    if (!run_once(pass, gather_kept)) return 0;
+    const int recent = (int)pass->model->layer[pass->here / 2].recent;
+    pass->first_tile = pass->tiles[recent], pass->tiles[recent] = pass->kept_tiles;
+    pass->batch = pass->kept, pass->rows = pass->kept->rows, pass->place = pass->space->kept.place;
+    return 1;
 }
 
 /* The last product of a sub-layer, whose outputs join the hidden state: summed over ranks before, where there are some,
@@ -186,10 +212,10 @@ static int run_inputs(const Pass *pass, int64_t rows)
     return run_product(pass, product, rows, 0) && run_once(pass, gather_inputs) && run_rows(pass, prepare_attention);
 }
 
-static int run_attention(const Pass *pass)
+static int run_attention(Pass *pass)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
-    return run_inputs(pass, pass->rows) && attend(pass) &&
+    return run_inputs(pass, pass->rows) && (!pass->kept || !has_last_keys(pass) || keep_wanted(pass)) && attend(pass) &&
            run_last(pass, &layer->out, pass->space->normed, layer->attention_out_norm, enter_next);
 }
 
@@ -283,18 +309,51 @@ static Pass pass_of(const Model *model, const Batch *batch, const Space *space)
     early.segments -= batch->late_segments;
     Pass pass = {.model = model, .batch = batch, .space = space, .rows = batch->rows - batch->late};
     for (int i = 0; i < 2; i++) { /* where both kinds of layers are alike, their tiles are the same ones */
-        pass.tiles[i] = i && !differ(model) ? pass.tiles[0] : cut_tiles(&early, &space->alike[i]);
-        pass.all_tiles[i] = i && !differ(model) ? pass.all_tiles[0] : cut_tiles(batch, &space->alike[i]);
+        pass.tiles[i] = i && !differ(model) ? pass.tiles[0] : cut_tiles(&early, &space->alike[i], 0, 0);
+        pass.all_tiles[i] = i && !differ(model) ? pass.all_tiles[0] : cut_tiles(batch, &space->alike[i], 0, 0);
     }
     pass.all_rounds = rounds_of(model, longest_of(batch));
     return pass;
 }
 
+/* Whether rows without logits end with the last layer's keys and values: nobody reads what they would leave. */
+static int keeps_wanted(const Model *model, const Batch *batch)
+{
+    if (!batch->wanted || batch->wanted >= batch->rows || batch->late || batch->all_rows || batch->skip || model->context) return 0;
+    if (model->per_layer || model->layer[model->layers - 1].reads_others) return 0;
+    if (batch->taps && batch->taps[model->layers]) return 0;
+    for (int64_t s = 0; s < batch->segments; s++)
+        if (batch->segment[s].votes) return 0;
+    for (int64_t i = 1; i < batch->wanted; i++)
+        if (batch->wanted_rows[i] <= batch->wanted_rows[i - 1]) return 0;
+    return 1;
+}
+
+/* The rows with logits as a batch of their own, whose segments are those of all rows. */
+static void lay_out_kept(Pass *pass, Batch *kept)
+{
+    const Batch *batch = pass->batch;
+    const Kept *space = &pass->space->kept;
+    const int recent = (int)pass->model->layer[pass->model->layers - 1].recent;
+    memset(space->place, 0xff, (size_t)batch->rows * 4);
+    for (int64_t i = 0; i < batch->wanted; i++) {
+        space->place[batch->wanted_rows[i]] = space->order[i] = (int32_t)i;
+        if (batch->adapters) space->adapters[i] = batch->adapters[batch->wanted_rows[i]];
+    }
+    *kept = *batch;
+    kept->rows = batch->wanted, kept->wanted_rows = space->order, kept->taps = 0;
+    if (batch->adapters) kept->adapters = space->adapters;
+    pass->kept = kept;
+    pass->kept_tiles = cut_tiles(batch, &pass->space->alike[recent], space->place, pass->tiles[recent]);
+}
+
 static void forward(const Model *model, const Batch *batch)
 {
+    Batch kept;
     Space space = lay_out(model, batch->rows, all_rows_of(batch), batch->wanted, longest_of(batch), batch->segments,
                           batch->threads, batch->space);
     Pass pass = pass_of(model, batch, &space);
+    if (keeps_wanted(model, batch)) lay_out_kept(&pass, &kept);
     if (model->stream) parlay_stream_begin(model->stream);
     if (model->shelf) parlay_shelf_begin(model->shelf);
     parlay_pool_run(DECODING, batch->threads, run, &pass);

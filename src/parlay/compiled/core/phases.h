@@ -19,6 +19,9 @@ typedef struct {
     const Space *space;
     Member *me;
     int64_t rows;                   /* that run in this layer */
+    const Batch *kept;              /* the rows with logits alone, as which the last layer's attention goes on; or null */
+    int64_t kept_tiles, first_tile; /* how many of attention in that layer; the first one of the layer that runs */
+    const int32_t *place;           /* where the batch's rows are among those that run; null: where they are in the batch */
     int64_t tiles[2], all_tiles[2]; /* of attention in layers as Space has them; when late rows have joined */
     int64_t here, next; /* the sub-layer that runs, and the one that runs after it, past the last: the head */
     int64_t entered; /* layers so far, where some are read from a file */

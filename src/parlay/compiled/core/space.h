@@ -25,6 +25,13 @@ typedef struct {
     Tile *tiles;
 } Alike;
 
+/* Of the rows that run, those with logits: no other runs behind the last keys and values. */
+typedef struct {
+    int32_t *place;           /* [rows]: where a row is among them; -1: it is none of them */
+    int32_t *order;           /* [wanted]: 0, 1, 2 and so on */
+    const LowRank **adapters; /* [wanted]: as a batch has them */
+} Kept;
+
 /* The parts of a forward's memory. Strides count 32-bit words. */
 typedef struct {
     float *hidden;    /* [rows][hidden] */
@@ -38,6 +45,7 @@ typedef struct {
     Alike alike[2];    /* layers that see all keys, and those whose keys are in recent pages */
     float *per_layer, *gates; /* [rows][2][layers][per_layer]: what layers read besides, and what is projected for it; a
                                * layer's gates [rows][per_layer]. Vectors are read past the last row. */
+    Kept kept;
     float *parts, *joined; /* of models whose keys several ranks have, see tiles.h */
     char *threads;    /* per thread: what Work has of a tile, slots of a path */
     int64_t qkv_stride, thread_bytes, bytes;
@@ -191,17 +199,19 @@ INLINE int64_t tile_bytes(const Alike *alike)
     return line(alike->queries_each * COLUMNS * 4) + 2 * sums_bytes(alike) + tile_blocks_bytes(alike);
 }
 
-/* Tiles of so many rows and segments, at most. */
+/* Tiles of so many rows and segments for each head, at most: those of all rows, then those of rows with logits. */
+INLINE int64_t tiles_each(int64_t rows, int64_t segments) { return 2 * (rows + segments); }
+
 INLINE int64_t tiles_of(const Model *model, int64_t rows, int64_t segments)
 {
-    return (rows + segments) * (model->keys[0].count + (differ(model) ? model->keys[1].count : 0));
+    return tiles_each(rows, segments) * (model->keys[0].count + (differ(model) ? model->keys[1].count : 0));
 }
 
 /* Where the tiles lie. */
 static void lay_tiles(const Model *model, int64_t rows, int64_t segments, Space *space, Tile *tiles)
 {
     space->alike[0].tiles = tiles;
-    space->alike[1].tiles = tiles + (differ(model) ? (rows + segments) * model->keys[0].count : 0);
+    space->alike[1].tiles = tiles + (differ(model) ? tiles_each(rows, segments) * model->keys[0].count : 0);
 }
 
 /* `longest`: keys of the sequence that has most, with its new rows. */
@@ -230,6 +240,8 @@ static Space lay_out(const Model *model, int64_t rows, int64_t all_rows, int64_t
     s.queries = (uint32_t *)take(&at, all_rows * model->heads * words * 4);
     s.per_layer = (float *)take(&at, (rows * 2 * model->layers * model->per_layer + LANES) * 4);
     s.gates = (float *)take(&at, (rows * model->per_layer + LANES) * 4);
+    s.kept.place = (int32_t *)take(&at, rows * 4), s.kept.order = (int32_t *)take(&at, wanted * 4);
+    s.kept.adapters = (const LowRank **)take(&at, wanted * (int64_t)sizeof(LowRank *));
     lay_out_parts(model, all_rows, longest, &s, &at);
     lay_tiles(model, all_rows, segments, &s, (Tile *)take(&at, tiles_of(model, all_rows, segments) * (int64_t)sizeof(Tile)));
     s.threads = take(&at, threads * s.thread_bytes);
@@ -246,8 +258,11 @@ static int64_t space_bytes(const Model *model, int64_t rows, int64_t all_rows, i
 
 INLINE int64_t all_rows_of(const Batch *batch) { return batch->all_rows ? batch->all_rows : batch->rows; }
 
-/* Whole segments by head, in tiles of rows that share keys; the rows of a tree apart from those before it. */
-static int64_t cut_tiles(const Batch *batch, const Alike *alike)
+INLINE int is_kept(const int32_t *place, int64_t row) { return !place || place[row] >= 0; }
+
+/* Whole segments by head, in tiles of rows that share keys; the rows of a tree apart from those before it. With `place`
+ * only rows that have one. The first tile is number `first`; returns how many there are. */
+static int64_t cut_tiles(const Batch *batch, const Alike *alike, const int32_t *place, int64_t first)
 {
     int64_t count = 0, most = alike->queries_each / alike->heads.group;
     for (int64_t s = 0; s < batch->segments; s++) {
@@ -256,8 +271,10 @@ static int64_t cut_tiles(const Batch *batch, const Alike *alike)
         for (int64_t head = 0; head < alike->kv_heads; head++)
             for (int64_t from = segment->base, to; from < rows; from = to) {
                 int64_t until = from < segment->pending ? segment->pending : rows;
-                to = from + most < until ? from + most : until;
-                alike->tiles[count++] = (Tile){(int32_t)s, (int32_t)head, (int32_t)from, (int32_t)to};
+                to = from + 1;
+                if (!is_kept(place, segment->begin + from)) continue;
+                while (to < until && to < from + most && is_kept(place, segment->begin + to)) to++;
+                alike->tiles[first + count++] = (Tile){(int32_t)s, (int32_t)head, (int32_t)from, (int32_t)to};
             }
     }
     return count;

@@ -24,6 +24,7 @@ static InputBlock *lay_blocks(const Heads *heads, const uint32_t *const *queries
 INLINE const Layer *layer_here(const Pass *pass) { return &pass->model->layer[pass->here / 2]; }
 INLINE const Alike *alike_here(const Pass *pass) { return &pass->space->alike[layer_here(pass)->recent]; }
 INLINE int64_t tiles_here(const Pass *pass) { return pass->tiles[layer_here(pass)->recent]; }
+INLINE const Tile *tile_here(const Pass *pass, int64_t number) { return &alike_here(pass)->tiles[pass->first_tile + number]; }
 
 /* The segment of a tile, with the pages of the layer that runs. */
 INLINE Segment segment_of(const Pass *pass, const Tile *tile)
@@ -115,7 +116,7 @@ static int run_tiles(const TilesTask *task)
 
 static void compute_tile(const Pass *pass, int64_t piece, int64_t thread)
 {
-    const Tile *tile = &alike_here(pass)->tiles[piece];
+    const Tile *tile = tile_here(pass, piece);
     const uint32_t *queries[MOST_QUERIES];
     int64_t *slots;
     const Segment segment = segment_of(pass, tile);
@@ -174,12 +175,14 @@ static void store_votes(const Pass *pass, const Tile *tile, int64_t thread)
 static void store_tile(const Pass *pass, int64_t piece, int64_t thread)
 {
     const Alike *alike = alike_here(pass);
-    const Tile *tile = &alike->tiles[piece];
+    const Tile *tile = tile_here(pass, piece);
     const float *mixed = sums_of_thread(pass->space, alike, thread, 1).mixed;
     const int wanted = wanted_of_heads(pass);
-    for (int64_t q = 0; q < queries_of(pass, tile); q++)
-        put_mixed(pass, wanted, row_of_query(pass, tile, q), head_of_query(pass, tile, q),
+    for (int64_t q = 0; q < queries_of(pass, tile); q++) {
+        const int64_t row = row_of_query(pass, tile, q);
+        put_mixed(pass, wanted, pass->place ? pass->place[row] : row, head_of_query(pass, tile, q),
                   mixed + q * width_of(&alike->heads));
+    }
     store_votes(pass, tile, thread);
 }
 
@@ -198,7 +201,7 @@ static void compute_part(const Pass *pass, int64_t piece, int64_t thread)
 {
     const Ranks *context = pass->model->context;
     const int64_t tiles = tiles_here(pass);
-    const Tile *tile = &alike_here(pass)->tiles[piece % tiles];
+    const Tile *tile = tile_here(pass, piece % tiles);
     int64_t span = (pass->round + piece / tiles) * context->count + context->rank, *slots;
     const uint32_t *queries[MOST_QUERIES];
     const Segment segment = segment_of(pass, tile);
@@ -210,7 +213,7 @@ static void compute_part(const Pass *pass, int64_t piece, int64_t thread)
 static void store_part(const Pass *pass, int64_t piece, int64_t thread)
 {
     const Alike *alike = alike_here(pass);
-    const Tile *tile = &alike->tiles[piece % tiles_here(pass)];
+    const Tile *tile = tile_here(pass, piece % tiles_here(pass));
     const int64_t dim = alike->heads.head_dim, round = pass->model->context->rank * pass->rounds + piece / tiles_here(pass);
     Sums sums = sums_of_thread(pass->space, alike, thread, 0);
     for (int64_t q = 0; q < queries_of(pass, tile); q++) {
