@@ -1,44 +1,66 @@
-/* Products of rows with packed weights: memory is read once, in order, for as many rows as there are registers. */
+/* Matrix products y = W x of a batch's rows with packed weights: the counterpart of ggml's mul_mat.
+ *
+ * phases.h runs a `Product` on the pool's threads. Each piece of work is some panels of W times all rows, in two steps:
+ * `multiply_panels` writes raw sums to memory of the thread, and `finish_panels` applies scale, bias and adapters and
+ * writes the outputs where all threads see them. Nothing shared is written before the second step, so a piece may be
+ * computed twice, but is committed once (pool.h). Weights are read from memory once, in order, for as many rows as the
+ * registers hold sums of.
+ *
+ * A panel is PANEL neighbouring rows of W, that is PANEL outputs, interleaved so that one vector holds the weights of LANES
+ * outputs for the same inputs. dense.h has the layout of plain numbers, codes.h that of quantised blocks:
+ *
+ *     W [out][in]:  panel 0 = outputs 0 .. PANEL - 1 | panel 1 = outputs PANEL .. 2 PANEL - 1 | ... | last: filled with zeros
+ */
 #ifndef PARLAY_LINEAR_H
 #define PARLAY_LINEAR_H
 
 #include "core.h"
 #include "dense.h"
 
-/* Rows that enter products, in the forms that these want. */
+/* The rows that products read, in every form that some weight format multiplies: float32, bfloat16, or blocks of 32
+ * eight-bit codes with one scale (as ggml's q8_1). Only the forms that the products at hand want are filled in. */
 typedef struct {
     float *floats;      /* [rows][stride] */
     uint16_t *brains;   /* the same */
-    InputBlock *blocks; /* [stride / BLOCK][rows] */
-    int64_t stride, rows;
+    /* [stride / BLOCK][rows]: block b of all rows lies together, for a product goes through a panel block by block. */
+    InputBlock *blocks;
+    int64_t stride, rows; /* stride: numbers of a row, padded; rows: how many there is room for */
 } Inputs;
 
-/* What becomes of the outputs of a product: they are put, or added to what is there, or two products make activation(first)
- * * second, which enters a third. */
+/* What happens to a product's outputs. KEEP: they overwrite y. ADD: they are added to y, as at a residual connection.
+ * GATE: of two matrices, gate and up, activation(gate) * up becomes the inputs of the next product, down. */
 typedef enum { KEEP, ADD, GATE } Ending;
 
-/* What a thread needs to compute sums is here or lives as long as the model, for it may come late to its piece. */
+/* A product of the batch's rows with up to three matrices that read the same inputs: query, key and value, or gate and
+ * up. A thread that the system has suspended may compute its piece after the phase has ended. So each thread has a copy
+ * of this struct, and all that `multiply_panels` reads through it lives until `parlay_pool_rest`. */
 typedef struct {
-    const Linear *linear[3]; /* side by side; null from some on */
+    /* The matrices, null after the last one. Their outputs lie side by side in a row of y. */
+    const Linear *linear[3];
     Inputs x;
     Ending ending;
-    float *y; /* [rows][stride], but for GATE */
+    float *y; /* [rows][stride], unless the ending is GATE */
     int64_t stride;
+    /* For GATE: where the inputs of the next product go, in which
+     * forms (FLOATS, BRAINS, CODES), and by which activation. */
     const Inputs *gated;
-    int wanted; /* forms of it */
+    int wanted;
     int64_t activation;
-    float cap; /* of what is put: see bounded; 0: none */
-    const LowRank *const *adapters; /* as a batch has them, or null; and `lowered` as that has it */
+    float cap; /* outputs y become cap * tanh(y / cap) (`bounded`); 0: they do not */
+    /* LoRA: the rows' adapters as Batch has them, or null; and down(x) of each row and matrix, [rows][3][most_rank]. */
+    const LowRank *const *adapters;
     const float *lowered;
-    int64_t most_rank, first; /* which of an adapter's products is the first of these */
-    int brains;               /* whether adapters are in bfloat16 */
-    int lowers;               /* whether it makes `lowered` itself; else it is there with the inputs */
+    int64_t most_rank, first; /* first: the place of linear[0] in an adapter's table */
+    int brains;               /* 1: the adapters' matrices are in bfloat16 */
+    /* 1: `run_product` computes `lowered`, in a phase of its own. 0: whoever made the inputs has done so. */
+    int lowers;
 } Product;
 
+/* One panel of one of a product's matrices. */
 typedef struct {
     const Linear *linear;
-    int64_t index;  /* among its panels */
-    int64_t column; /* of the product's outputs: where it begins */
+    int64_t index;  /* among the matrix's panels */
+    int64_t column; /* where its outputs begin in a row of y */
 } Panel;
 
 INLINE const Format *format_of(const Linear *linear) { return find_format(linear->kind); }
@@ -52,13 +74,14 @@ static int64_t panels_of_product(const Product *product)
     return count;
 }
 
-/* As many neighbouring panels stay together: two are faster, a gate and its up need each other, and gates must make up
- * whole blocks of the next product's inputs. */
+/* How many neighbouring panels stay in one piece of work. Two are faster than one. GATE needs a gate panel and its up
+ * panel together, and enough of them to fill whole blocks of the next product's inputs, whose codes share a scale. */
 static int64_t unit_of(const Product *product)
 {
     return product->ending == GATE && PANEL < BLOCK ? 2 * BLOCK / PANEL : 2;
 }
 
+/* Panel number `index` of a product: the matrices' panels in turn, but for GATE a gate panel and an up panel alternate. */
 static Panel panel_at(const Product *product, int64_t index)
 {
     if (product->ending == GATE) return (Panel){product->linear[index % 2], index / 2, index / 2 * PANEL};
@@ -76,15 +99,16 @@ INLINE const char *weights_of(const Panel *panel)
     return (const char *)panel->linear->panels + panel->index * format_of(panel->linear)->panel_bytes(panel->linear->in);
 }
 
-/* How many of so many rows a pass over a panel of blocks takes: about the same in each. Where there is no code for their
- * number, rows would be computed in vain, so passes are shorter. */
+/* How many rows one pass over a panel of blocks takes, where STRIP_ROWS at most fit and all passes should take about as
+ * many. formats.c compiles code for some numbers of rows only, and rounds others up. Where it would, twice as many
+ * passes take half as many rows each, so that no sums are computed in vain. */
 INLINE int64_t rows_of_pass(int64_t rows)
 {
     int64_t passes = (rows + STRIP_ROWS - 1) / STRIP_ROWS, each = passes ? (rows + passes - 1) / passes : 1;
     return each > EXACT_ROWS && each % 4 ? (rows + 2 * passes - 1) / (2 * passes) : each;
 }
 
-/* One panel times all rows, in blocks, to out [rows][PANEL]. */
+/* Multiplies one panel of a block format with all rows, to out [rows][PANEL]. */
 static void multiply_blocks(const Panel *panel, const Inputs *x, int64_t rows, float *out)
 {
     const Format *format = format_of(panel->linear);
@@ -98,7 +122,8 @@ static void multiply_blocks(const Panel *panel, const Inputs *x, int64_t rows, f
     }
 }
 
-/* One panel, or two of the same format and length, times all rows, to out [panels][rows][PANEL]. */
+/* Multiplies one panel of plain numbers, or two of the same format
+ * and length, with all rows, to out [panels][rows][PANEL]. */
 static void multiply_words(const Panel *panel, int panels, const Inputs *x, int64_t rows, float *out)
 {
     const Format *format = format_of(panel->linear);
@@ -115,8 +140,8 @@ static void multiply_words(const Panel *panel, int panels, const Inputs *x, int6
     }
 }
 
-/* `count` panels from `first` on for all rows, as they come out of the sums: `out` is [count][rows][PANEL]. Two panels
- * at a time where few rows leave registers free. */
+/* Multiplies `count` panels from `first` on with all rows. `out` [count][rows][PANEL] gets raw sums, before scale and
+ * bias. Two panels of plain numbers go together where the rows are few: their sums fit into the registers, too. */
 static void multiply_panels(const Product *product, int64_t rows, int64_t first, int64_t count, float *out)
 {
     for (int64_t i = 0, panels; i < count; i += panels, out += panels * rows * PANEL) {
@@ -132,18 +157,20 @@ static void multiply_panels(const Product *product, int64_t rows, int64_t first,
     }
 }
 
+/* Adds up(lowered) to one panel of a row's outputs, with the adapter's matrix in float32 or bfloat16. */
 INLINE void add_words(const int bf16, const char *up, const uint32_t *lowered, int64_t words, vf outputs[BLOCKS])
 {
     for (int64_t r = 0; r < words; r++) {
         const char *at = up + r * PANEL * 4;
         const vu low = splat_word(lowered[r]);
-        for (int64_t b = 0; b < PANEL * 4; b += 64) __builtin_prefetch(at + words * PANEL * 4 + b); /* of the next panel */
+        for (int64_t b = 0; b < PANEL * 4; b += 64) __builtin_prefetch(at + words * PANEL * 4 + b); /* the next panel */
         UNROLL for (int b = 0; b < BLOCKS; b++)
             outputs[b] = dot(bf16, outputs[b], load_words(at + b * LANES * 4), low);
     }
 }
 
-/* The second half of what a row's adapter adds, in order of its ranks. */
+/* Adds up(down(x)) to one panel of a row's outputs, if the row has an adapter; down(x) is in `lowered` (adapters.h).
+ * Ranks are summed in order, so that the bits are always the same. */
 INLINE void add_adapter(const Product *to, const Panel *panel, int64_t row, vf outputs[BLOCKS])
 {
     const LowRank *own = to->adapters ? to->adapters[row] : 0;
@@ -165,6 +192,7 @@ INLINE void add_adapter(const Product *to, const Panel *panel, int64_t row, vf o
         add_words(0, up, lowered, words, outputs);
 }
 
+/* Loads a row's raw sums of one panel, and applies scale, bias and the row's adapter. */
 INLINE void load_outputs(const Product *to, const Panel *panel, int64_t row, const float *sums, vf outputs[BLOCKS])
 {
     const Linear *linear = panel->linear;
@@ -176,6 +204,7 @@ INLINE void load_outputs(const Product *to, const Panel *panel, int64_t row, con
     add_adapter(to, panel, row, outputs);
 }
 
+/* Writes or adds one panel of a row's outputs to y, without the zeros that fill up the last panel. */
 INLINE void put_outputs(const Product *to, const Panel *panel, int64_t row, const vf outputs[BLOCKS])
 {
     float *y = to->y + row * to->stride + panel->column;
@@ -191,19 +220,22 @@ INLINE void put_outputs(const Product *to, const Panel *panel, int64_t row, cons
     }
 }
 
+/* Writes LANES inputs of a row from place `index` on, in the
+ * wanted forms. Codes are made of the floats later: `put_codes`. */
 INLINE void put_input(const Inputs *inputs, int wanted, int64_t row, int64_t index, vf value)
 {
     if (wanted & (FLOATS | CODES)) store(inputs->floats + row * inputs->stride + index, value);
     if (wanted & BRAINS) store_as(1, inputs->brains + row * inputs->stride, index, value);
 }
 
+/* The same for a single input. */
 INLINE void put_one_input(const Inputs *inputs, int wanted, int64_t row, int64_t index, float value)
 {
     if (wanted & (FLOATS | CODES)) inputs->floats[row * inputs->stride + index] = value;
     if (wanted & BRAINS) inputs->brains[row * inputs->stride + index] = round_one(value);
 }
 
-/* Numbers `from` on, at the beginning of a block, of those that a row has put; behind its end there are zeros. */
+/* Quantises `count` of a row's floats from `from` on, where a block begins. Zeros fill up the last block. */
 INLINE void put_codes(const Inputs *inputs, int wanted, int64_t row, int64_t from, int64_t count)
 {
     if (wanted & CODES)
@@ -211,7 +243,8 @@ INLINE void put_codes(const Inputs *inputs, int wanted, int64_t row, int64_t fro
                  inputs->rows);
 }
 
-/* The order in which side by side products read the numbers of a row: one for all. */
+/* The order in which products side by side read the numbers of a
+ * row, which is the same for all of them (`Linear.order`). */
 INLINE const int32_t *order_of(const Linear *const linear[3])
 {
     const int32_t *order = 0;
@@ -219,7 +252,7 @@ INLINE const int32_t *order_of(const Linear *const linear[3])
     return order;
 }
 
-/* The codes of all numbers that a row has put, in the order in which products read them; null: as they are. */
+/* Quantises all floats of a row, in the given order; null: as they lie. */
 INLINE void put_codes_of_row(const Inputs *inputs, int wanted, int64_t row, int64_t count, const int32_t *order)
 {
     if (!order) {
@@ -235,14 +268,15 @@ INLINE void put_codes_of_row(const Inputs *inputs, int wanted, int64_t row, int6
     }
 }
 
-/* silu: x / (1 + exp(-x)). The approximation of gelu has 2 sqrt(2 / pi) (x + 0.044715 x^3) in the place of that x. */
+/* silu(x) = x / (1 + exp(-x)). GELU's approximation by tanh is x
+ * / (1 + exp(-z)) with z = 2 sqrt(2 / pi) (x + 0.044715 x^3). */
 INLINE vf activate(int64_t activation, vf x)
 {
     vf inner = activation == GELU_TANH ? (x + x * x * x * 0.044715f) * 1.59576912f : x;
     return x / (1.0f + exponential(choose(inner < -87.0f, splat(87.0f), -inner)));
 }
 
-/* What a gate and its up make together. */
+/* activation(gate) * up. CLAMPED_SWIGLU is gpt-oss's: see `SILU` in core.h. */
 INLINE vf gate_up(int64_t activation, vf gate, vf up)
 {
     if (activation != CLAMPED_SWIGLU) return activate(activation, gate) * up;
@@ -252,7 +286,8 @@ INLINE vf gate_up(int64_t activation, vf gate, vf up)
     return x / (1.0f + exponential(choose(inner < -87.0f, splat(87.0f), -inner))) * (up + 1.0f);
 }
 
-/* Gates and their ups, then the codes of what they make: `count` panels are whole units. */
+/* Finishes pairs of gate and up panels: writes activation(gate) * up as inputs of the next product, then quantises
+ * these. `count` panels are whole units (see `unit_of`), so they fill whole blocks. */
 static void finish_gates(const Product *to, int64_t rows, int64_t first, int64_t count, const float *sums)
 {
     for (int64_t i = 0; i < count; i += 2) {
@@ -270,7 +305,7 @@ static void finish_gates(const Product *to, int64_t rows, int64_t first, int64_t
         put_codes(to->gated, to->wanted, row, panel_at(to, first).column, count / 2 * PANEL);
 }
 
-/* What `multiply_panels` left in `sums`, to where the product's outputs go. */
+/* Finishes what `multiply_panels` left in `sums`, and writes it to where the product's outputs go. */
 static void finish_panels(const Product *to, int64_t rows, int64_t first, int64_t count, const float *sums)
 {
     if (to->ending == GATE) {
