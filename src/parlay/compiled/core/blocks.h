@@ -1,13 +1,21 @@
-/* Products with weights in blocks. A row's sums have the same bits whatever rows are beside it: whole numbers are added
- * exactly within a block, blocks in order, by the same operations for any number of rows. */
+/* Multiplies quantised weights, in strips as in codes.h, with quantised rows (quantise.h): the counterpart of ggml's
+ * vec_dot functions. formats.c compiles `multiply_panel` for each format and number of rows, and linear.h calls the result
+ * through the table of formats. For each block and output, with q the codes of the row's block:
+ *
+ *     part = step * sum((code - zero) * q) + minimum * sum(q)        the first sum is in whole numbers: dots.h
+ *     y   += part * scale of the row's block                         blocks in order, in float32
+ *
+ * A row gets the same bits whatever rows are beside it: sums within a block are exact, and the rest is the same operations
+ * in the same order for any number of rows.
+ */
 #ifndef PARLAY_BLOCKS_H
 #define PARLAY_BLOCKS_H
 
 #include "dots.h"
 #include "formats.h"
 
-#define AHEAD 4096 /* bytes of weights fetched before they are needed */
-#define SHARE 8 /* blocks that share a K block's numbers */
+#define AHEAD 4096 /* how far ahead of their use weights are prefetched, in bytes */
+#define SHARE 8 /* blocks of 32 in one of ggml's super-blocks of 256, which share its scale and minimum */
 
 INLINE vf load_brains(const char *at)
 {
@@ -16,21 +24,26 @@ INLINE vf load_brains(const char *at)
     return (vf)(__builtin_convertvector(half, vu) << 16);
 }
 
+/* What the blocks of a format have: numbers shared between blocks, a minimum of the whole block, a scale (and with
+ * K_MINIMUMS a minimum) for each half, a shared scale of their minimums. */
 INLINE int shares(const Form form) { return form.scales >= K_SCALE; }
 INLINE int has_minimum(const Form form) { return form.scales == HALF_AND_MINIMUM || form.scales == HALF_AND_ZERO || form.scales == K_MINIMUM || form.scales == GROUP_AND_ZERO; }
 INLINE int has_halves(const Form form) { return form.scales == K_HALVES || form.scales == K_MINIMUMS; }
 INLINE int shares_minimum(const Form form) { return form.scales == K_MINIMUM || form.scales == K_MINIMUMS; }
 
-/* Blocks that share numbers. Those of a group end at a cache line. */
+/* How many blocks share numbers. Groups are of four: with their shared numbers they fill whole cache lines. */
 INLINE int share_of(const Form form) { return form.scales == GROUP_AND_ZERO ? 4 : SHARE; }
 
+/* Bytes that a strip has for the shared numbers of one super-block or group, before the first of its blocks. */
 INLINE int64_t shared_bytes(const Form form)
 {
     return shares(form) ? LANES * (shares_minimum(form) || form.scales == GROUP_AND_ZERO ? 4 : 2) : 0;
 }
 
+/* Bytes of one block in a strip: codes and scales. */
 INLINE int64_t block_bytes(const Form form)
 {
+    /* bytes for each output, in the order of Scales */
     static const int of_scales[] = {0, 2, 4, 2, 3, 1, 2, 2, 4, 0};
     return code_bytes(form.bits) + LANES * of_scales[form.scales];
 }
@@ -40,12 +53,13 @@ INLINE int64_t strip_bytes(const Form form, int64_t blocks)
     return blocks * block_bytes(form) + blocks / share_of(form) * shared_bytes(form);
 }
 
+/* What the codes of one block are worth, for LANES outputs: a weight is step * (code - zero) + minimum. */
 typedef struct {
-    vf step[2]; /* what a code is worth, in each half of the block */
-    vf minimum; /* added to every weight */
+    vf step[2]; /* of each half of the block; the second only where a format has halves */
+    vf minimum; /* of the whole block */
 } Worth;
 
-/* `at` the scales of a block; `shared`: the numbers that it shares. */
+/* Reads the scales of a block from `at`. `shared` is what `load_shared` has read for it. */
 INLINE Worth worth(const Form form, const char *at, const vf shared[2])
 {
     Worth w = {{{0}, {0}}, {0}};
@@ -64,7 +78,7 @@ INLINE Worth worth(const Form form, const char *at, const vf shared[2])
     return w;
 }
 
-/* What is added to the weights of each half of a block whose scales are at `at`. */
+/* With K_MINIMUMS (Q2_K): what is added to the weights of each half of a block; else unused. */
 typedef struct {
     vf of[2];
 } Minimums;
@@ -77,7 +91,7 @@ INLINE Minimums minimums(const Form form, const char *at, const vf shared[2])
     return m;
 }
 
-/* A block of `rows` rows times one of `strips` strips, added to sums. */
+/* Multiplies one block of `rows` rows with the same block of `strips` strips, and adds the results to sums[row][strip]. */
 INLINE void add_blocks(const Form form, const int strips, const int rows, const Codes *codes, const Worth *worths,
                        const Minimums *lows, const InputBlock *x, vf (*sums)[BLOCKS])
 {
@@ -105,7 +119,7 @@ INLINE void add_blocks(const Form form, const int strips, const int rows, const 
         }
 }
 
-/* What the next blocks share; where the first of them begins. */
+/* Reads the numbers that the next blocks share. Returns where the first of these blocks begins. */
 INLINE const char *load_shared(const Form form, const char *at, vf shared[2])
 {
     shared[0] = load_halves(at);
@@ -115,7 +129,9 @@ INLINE const char *load_shared(const Form form, const char *at, vf shared[2])
     return at + shared_bytes(form);
 }
 
-/* `strips` strips, `apart` bytes from each other, times `rows` rows; x [blocks][stride]. */
+/* Multiplies `strips` strips, which lie `apart` bytes from each other, with `rows` rows; x is [blocks][stride]. Codes
+ * are unpacked once for all rows; where there are several, AVX2 keeps them in memory (in the first-level cache), so that
+ * registers are free for sums. */
 INLINE void multiply_strips(const Form form, const int strips, const int rows, const char *at, int64_t apart,
                             const InputBlock *x, int64_t stride, int64_t blocks, vf (*total)[BLOCKS])
 {
@@ -148,7 +164,8 @@ INLINE void multiply_strips(const Form form, const int strips, const int rows, c
         UNROLL for (int s = 0; s < strips; s++) total[i][s] = sums[i][s];
 }
 
-/* A panel, whose strips lie `apart` bytes from each other, times up to STRIP_ROWS rows. */
+/* Multiplies a panel, whose strips lie `apart` bytes from each other, with up to STRIP_ROWS rows. A single row goes
+ * strip by strip: it has nothing to share between them but its own few inputs. */
 INLINE void multiply_panel(const Form form, const int rows, const char *panel, int64_t apart, const InputBlock *x,
                            int64_t stride, int64_t blocks, vf (*sums)[BLOCKS])
 {

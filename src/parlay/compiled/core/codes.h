@@ -1,8 +1,17 @@
-/* Blocks of weights as products read them: small whole numbers, unpacked once for all rows.
+/* How quantised weights lie in memory, and how their codes are unpacked. Much like ggml's repacked types (q4_0x8), it
+ * interleaves the same block of LANES outputs; stored.h makes this layout of ggml's blocks when a model is loaded, and
+ * blocks.h multiplies it.
  *
- * A strip is LANES outputs. Of each block of 32 inputs it holds vectors of LANES words, a word for each output: four
- * codes of four bits lie beside those of 16 inputs later, in one byte each; what they have beyond four bits follows,
- * then the scales. Codes of eight bits lie one to a byte.
+ * A panel is two strips, and a strip is LANES outputs. A strip has, for each block of 32 inputs in turn, the codes of all
+ * its outputs, then their scales. Where blocks share numbers, as in K formats, these come before the first of them. A word
+ * of 32 bits belongs to one output, and a vector has the words of LANES outputs. Codes of 4 to 6 bits, of one block:
+ *
+ *     vector 0         vector 1         vector 2         vector 3          vector 4 (5)        scales
+ *     inputs 0-3 in    inputs 4-7 in    inputs 8-11 in   inputs 12-15 in   bits from the       LANES halves,
+ *     low nibbles,     low nibbles,     low nibbles,     low nibbles,      fifth on, of all    minimums, ...
+ *     16-19 in high    20-23 in high    24-27 in high    28-31 in high     32 codes            (see Scales)
+ *
+ * Byte j of a word is input 4 g + j of group g. Codes of eight bits take one byte each: eight vectors, group after group.
  */
 #ifndef PARLAY_CODES_H
 #define PARLAY_CODES_H
@@ -10,31 +19,44 @@
 #include "lanes.h"
 #include "quantise.h"
 
-#define GROUPS (BLOCK / 4) /* words of a block: four inputs each */
+/* Groups of a block: four inputs, whose codes are a word of four bytes once they are unpacked. */
+#define GROUPS (BLOCK / 4)
 
-/* How the scales of a block are stored: in half precision or bfloat16; HALF_AND_ZERO has a whole number of eight bits
- * besides, which is subtracted from codes; K blocks have small whole numbers, and share
- * one number in half precision, or two, between 8 blocks. K_HALVES have a scale for each half of a block, and
- * K_MINIMUMS a minimum for each half besides. With GROUP_AND_ZERO four blocks share what HALF_AND_ZERO has in each. */
+/* The scales that a strip's block stores for each output. A weight is scale * (code - zero) + minimum.
+ *   HALF, BRAIN                 one scale, in half precision or in bfloat16
+ *   HALF_AND_MINIMUM            a scale and a minimum, in half precision
+ *   HALF_AND_ZERO               a scale, and a whole number of eight bits, the zero that is subtracted from codes
+ *   GROUP_AND_ZERO              the same, shared by four blocks: groups of 128 inputs (AWQ, GPTQ)
+ *   K_SCALE                     a whole number of eight bits, times a scale in half precision that 8 blocks share
+ *   K_MINIMUM                   that, and the same for a minimum, which is subtracted
+ *   K_HALVES                    K_SCALE's, for each half of the block: 16 inputs
+ *   K_MINIMUMS                  K_HALVES', and the same for the minimums of both halves
+ */
 typedef enum { NO_SCALE, HALF, HALF_AND_MINIMUM, BRAIN, HALF_AND_ZERO, K_SCALE, K_MINIMUM, K_HALVES, K_MINIMUMS, GROUP_AND_ZERO } Scales;
 
-/* What tells formats apart. All of it is known when a product is compiled. */
+/* All that tells block formats apart. Every function here gets it as a constant and is inlined, so a compiler makes
+ * separate code for each format. */
 typedef struct {
-    int bits;   /* of a stored code: 4, 5, 6 or 8 */
-    int zero;   /* what a stored code is above its value: a power of two, or 0 */
-    int table;  /* codes are numbers of values: 1: IQ4's, 2: MXFP4's, 3: IQ3_XXS's, 4: IQ3_S's, 5: IQ2's, 6: IQ1's */
+    int bits;   /* of a stored code: 4, 5, 6 or 8. Formats of fewer bits are stored with 4 */
+    int zero;   /* how far stored codes, which have no sign, are above their values: a power of two, or 0 */
+    /* Which row of `tables` codes are looked up in; 0: codes are the values. 1: IQ4's, 2: MXFP4's, 3: IQ3_XXS's, 4:
+     * IQ3_S's, 5: IQ2's, 6: IQ1's. */
+    int table;
     Scales scales;
-    int parts; /* the shared scale counts such parts of what it says; 0: it counts whole */
+    int parts; /* the shared scale is divided by it, unless it is 0 */
 } Form;
 
-typedef uint16_t vw __attribute__((vector_size(LANES * 4))); /* the bits of LANES words */
+/* The bits of LANES words. Elements of 16 bits, for x86 shifts no bytes. */
+typedef uint16_t vw __attribute__((vector_size(LANES * 4)));
+/* A strip's block, unpacked: each code is a byte. */
 typedef struct {
-    vw of[GROUPS]; /* codes of inputs 4 g to 4 g + 3, a byte each */
+    vw of[GROUPS]; /* of[g]: the codes of inputs 4 g to 4 g + 3, which are the four bytes of each output's word */
 } Codes;
 
 INLINE vw load_bits(const void *at) { vw v; memcpy(&v, at, sizeof v); return v; }
 INLINE vw splat_byte(int x) { return (uint16_t)(x * 257) - (vw){0}; }
 
+/* What codes of four bits stand for in IQ formats and MXFP4, plus 128, so that products need no signed codes. */
 static const uint8_t tables[7][16] = {
     {0},
     {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
@@ -43,8 +65,9 @@ static const uint8_t tables[7][16] = {
     {113, 115, 117, 119, 121, 123, 125, 127, 129, 131, 133, 135, 137, 139, 141, 143},
     {85, 103, 120, 136, 153, 171, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128},
     {119, 121, 127, 129, 135, 137, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128},
-}; /* values + 128 */
+};
 
+/* Replaces each byte of `codes` by the table's entry of that number. */
 INLINE vw look_up(const int table, vw codes)
 {
 #if defined(__AVX512BW__)
@@ -63,8 +86,9 @@ INLINE vw look_up(const int table, vw codes)
 #endif
 }
 
-INLINE int64_t code_bytes(const int bits) { return LANES * 4 * bits; } /* of a strip's block */
+INLINE int64_t code_bytes(const int bits) { return LANES * 4 * bits; } /* of the codes of one block in a strip */
 
+/* Unpacks the codes of one strip's block: `at` is its first vector. */
 INLINE void unpack(const Form form, const char *at, Codes *codes)
 {
     if (form.bits == 8) {
@@ -76,7 +100,8 @@ INLINE void unpack(const Form form, const char *at, Codes *codes)
         codes->of[i] = both & splat_byte(15);
         codes->of[i + GROUPS / 2] = both >> 4 & splat_byte(15);
     }
-    const int more = form.bits - 4; /* bits of every group's codes, one group's above another's in a byte */
+    /* Bits beyond four. Each byte of a vector has those of 8 / more groups, the first group's in its lowest bits. */
+    const int more = form.bits - 4;
     UNROLL for (int g = 0; more && g < GROUPS; g++) {
         vw high = load_bits(at + (4 + g * more / 8) * LANES * 4);
         const int place = g * more % 8;

@@ -1,18 +1,24 @@
-/* Sums of codes times the codes of rows over some groups, for each output; exact, as floating-point numbers. */
+/* The innermost loop of products with quantised weights: for each row and output of a strip, the sum of
+ * (code - zero) * input code over some groups of one block (a group is four inputs). `dot_codes` keeps sums in whole
+ * numbers, so they are exact, and returns them as float32, which holds them exactly too. blocks.h calls it, and formats.c
+ * for adapters. Each instruction set has its own form: VNNI's dpbusd, AVX2's and AVX-512's maddubs, NEON's sdot.
+ */
 #ifndef PARLAY_DOTS_H
 #define PARLAY_DOTS_H
 
 #include "codes.h"
 
-/* Rows and strips whose codes are multiplied at once. Where registers hold few codes, these stay in memory beside them,
- * and what is loaded must serve several products. */
+/* How many rows and strips are multiplied at once, so that each loaded code serves all these rows and each loaded input
+ * all these strips. With 16 registers (AVX2) not all codes of a block fit beside the sums, so they stay in memory, and
+ * every load must serve several products. */
 #if LANES == 8
 #define ROWS_AT_ONCE 4
 #define STRIPS_AT_ONCE 2
-#define SETTLE(X) __asm__("" : "+x"(X)) /* else a compiler makes all products first, and has no registers for them */
-#define KEEP_IN_MEMORY(X) __asm__("" : "+m"(X)) /* else it holds codes in registers that sums need */
+/* Pins X to a register here: else a compiler makes all products first, and runs out of registers for them. */
+#define SETTLE(X) __asm__("" : "+x"(X))
+#define KEEP_IN_MEMORY(X) __asm__("" : "+m"(X)) /* pins X to memory: else codes take the registers that sums need */
 #elif LANES == 16
-#define ROWS_AT_ONCE 4 /* alone, a row's products would wait for each other in places that other rows' could have */
+#define ROWS_AT_ONCE 4 /* with fewer, each product waits for the one before; other rows' fill these gaps */
 #define STRIPS_AT_ONCE 1
 #define SETTLE(X) __asm__("" : "+v"(X))
 #define KEEP_IN_MEMORY(X) ((void)0)
@@ -28,10 +34,15 @@
 #define KEEP_IN_MEMORY(X) ((void)0)
 #endif
 
-/* What the instruction sets offer: `value_of` stored codes as they are multiplied, `start_of` a sum, which makes up for
- * stored codes that are `zero` too large, and `add_products` of four inputs for every output. Sums of up to
- * `groups_of_sum` groups may be of fewer bits than their `total`. Instructions that stop at the largest number are never
- * used, but where they can't reach it. */
+/* Each instruction set defines these, on vectors of 32-bit sums (Whole), one sum for each output:
+ *   value_of        turns stored codes into the form that is multiplied
+ *   start_of        where the sum of a row begins: -zero * sum of its codes, where codes are multiplied as they are stored
+ *   add_products    adds four products to each output's sum
+ *   groups_of_sum   over how many groups add_products may add up before `add_sum` must move the sum to the total, because
+ *                   it has fewer bits
+ *   first_sum       where such a sum begins
+ * Instructions that saturate are used only where no sum can reach the limit.
+ */
 #if defined(__AVX2__) || defined(__AVX512F__)
 
 #if defined(__AVX512F__)
@@ -45,6 +56,8 @@ typedef __m256i Whole;
 INLINE Whole splat_whole(int32_t x) { return OPERATION(set1_epi32)(x); }
 INLINE vf to_floats(Whole x) { return (vf)OPERATION(cvtepi32_ps)(x); }
 
+/* -zero * sum of the row's codes over these groups: all of the block, or one half. InputBlock has -128 times the sum of
+ * all and -32 times the sums of halves, so shifts give the other zeros, which are powers of two. */
 INLINE Whole start_of_codes(const int zero, const InputBlock *x, const int from, const int to)
 {
     if (!zero) return (Whole){0};
@@ -78,7 +91,9 @@ INLINE Whole add_products(const Form form, Whole sum, Whole code, Whole input)
 
 #else
 
-/* Whether codes are multiplied with their signs: sizes of codes times inputs that have taken these signs. */
+/* Without VNNI: maddubs multiplies bytes without a sign by bytes with one, and adds pairs in 16 bits with saturation.
+ * Small codes are multiplied as they are stored. Codes of eight bits and table values would saturate, so zero is
+ * subtracted first, and |code| is multiplied with the input, which takes the code's sign. */
 INLINE int is_signed(const Form form) { return form.bits == 8 || form.table; }
 
 INLINE Whole value_of(const Form form, Whole stored)
@@ -91,8 +106,8 @@ INLINE Whole start_of(const Form form, const InputBlock *x, const int from, cons
     return is_signed(form) ? (Whole){0} : start_of_codes(form.zero, x, from, to);
 }
 
-/* Sums have sixteen bits. Pairs of products fit them: of codes below 16 eight pairs (8 * 2 * 15 * 127), below 32 four,
- * below 64 two, and of any code one, if the sign moves to the input (2 * 128 * 127). */
+/* How many groups fit into sums of 16 bits, at most 32767: eight of codes below 16 (8 * 2 * 15 * 127), four below 32,
+ * two below 64, and one of any code with its sign moved to the input (2 * 128 * 127). */
 INLINE int groups_of_sum(const Form form) { return is_signed(form) ? 1 : 32 >> (form.bits - 2); }
 INLINE Whole first_sum(Whole total) { return (Whole){0}; }
 
@@ -101,7 +116,7 @@ INLINE Whole add_sum(Whole total, Whole sum)
     return OPERATION(add_epi32)(total, OPERATION(madd_epi16)(sum, OPERATION(set1_epi16)(1)));
 }
 
-/* x, with the sign of the code that it meets. */
+/* x, with its sign changed where the code is negative. */
 INLINE Whole signed_like(Whole code, Whole x)
 {
 #if defined(__AVX512F__)
@@ -125,7 +140,7 @@ typedef int32x4_t Whole;
 INLINE Whole splat_whole(int32_t x) { return vdupq_n_s32(x); }
 INLINE vf to_floats(Whole x) { return (vf)vcvtq_f32_s32(x); }
 
-INLINE Whole value_of(const Form form, Whole stored) /* of -128 to 127 */
+INLINE Whole value_of(const Form form, Whole stored) /* subtracts zero, for sdot multiplies bytes that both have signs */
 {
     return form.zero ? (Whole)vsubq_s8((int8x16_t)stored, vdupq_n_s8((int8_t)form.zero)) : stored;
 }
@@ -139,7 +154,7 @@ INLINE Whole add_products(const Form form, Whole sum, Whole code, Whole input)
 {
 #if defined(__ARM_FEATURE_DOTPROD)
     return vdotq_s32(sum, (int8x16_t)code, (int8x16_t)input);
-#else /* pairs of products fit sixteen bits: 2 * 128 * 127 */
+#else /* without sdot: pairs of products fit into 16 bits, 2 * 128 * 127 */
     int16x8_t low = vmull_s8(vget_low_s8((int8x16_t)code), vget_low_s8((int8x16_t)input));
     return vpadalq_s16(sum, vpaddq_s16(low, vmull_high_s8((int8x16_t)code, (int8x16_t)input)));
 #endif
@@ -149,7 +164,8 @@ INLINE Whole add_products(const Form form, Whole sum, Whole code, Whole input)
 
 #if defined(__AVX2__) || defined(__AVX512F__) || defined(__aarch64__)
 
-/* `rows` rows, a block of each, times `strips` strips. A code that is loaded serves all rows, an input all strips. */
+/* Sums over the groups from..to of one block, for `rows` rows and `strips`
+ * strips. A loaded code serves all rows, a loaded input all strips. */
 INLINE void dot_codes(const Form form, const int strips, const int rows, const Codes *codes, const InputBlock *x,
                       const int from, const int to, vf (*dots)[BLOCKS])
 {
@@ -164,7 +180,7 @@ INLINE void dot_codes(const Form form, const int strips, const int rows, const C
             SETTLE(code[s]);
         }
         UNROLL for (int i = 0; i < rows; i++) {
-            int32_t word; /* four inputs, for every output */
+            int32_t word; /* four input codes of the row, broadcast to all outputs */
             memcpy(&word, x[i].codes + 4 * g, 4);
             Whole input = splat_whole(word);
             UNROLL for (int s = 0; s < strips; s++) {
@@ -183,7 +199,7 @@ INLINE void dot_codes(const Form form, const int strips, const int rows, const C
 
 #else
 
-/* One row times one strip, in floating-point numbers, where all of these sums are exact: below 2^24. */
+/* Plain C: one row and one strip, in float32. All sums are whole numbers below 2^24, so they are exact. */
 INLINE void dot_codes(const Form form, const int strips, const int rows, const Codes *codes, const InputBlock *x,
                       const int from, const int to, vf (*dots)[BLOCKS])
 {

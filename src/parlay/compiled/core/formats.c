@@ -1,5 +1,7 @@
-/* The formats of weights in blocks, compiled once for each instruction set without contracting what is written as two
- * operations: how many roundings a sum has may not depend on what a compiler finds at one place or another. */
+/* The block formats of weights. build.py compiles this file once for each instruction set, with
+ * -ffp-contract=off: where a compiler may turn a * b + c into one operation, the number of roundings
+ * would differ from place to place, and with it the bits of the results. To add a format, add a line
+ * to the table below, a case to `take` in stored.h, and its number in formats.h. */
 #include "formats.h"
 #include "stored.h"
 
@@ -18,6 +20,7 @@ void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride)
     ROWS(FORM, 1) ROWS(FORM, 2) ROWS(FORM, 3) ROWS(FORM, 4) ROWS(FORM, 5) ROWS(FORM, 6) ROWS(FORM, 7) ROWS(FORM, 8)  \
     ROWS(FORM, 12) ROWS(FORM, 16)
 
+/* Defines the table entry NAME: its functions are those of blocks.h and stored.h, compiled for the constant Form. */
 #define FORMAT(NAME, KIND, ...)                                                                                      \
     static int64_t bytes_##NAME(int64_t in)                                                                          \
     {                                                                                                                \
@@ -78,7 +81,7 @@ void LOWER(const char *strip, const InputBlock *x, int64_t stride, int64_t block
     else multiply_strips(form, 1, 4, strip, 0, x, stride, blocks, sums);
 }
 
-/* Half of a block of lowered numbers, from group `from` on, times one strip. */
+/* Sums of 16 ranks, half of a block of `lowered` from group `from` on, times one strip of `up`. */
 INLINE vf raise_half(const Form form, const char *at, const InputBlock *lowered, const int from)
 {
     Codes codes;

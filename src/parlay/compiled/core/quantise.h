@@ -1,4 +1,6 @@
-/* The inputs of products in eight bits: 32 neighbours share a scale. */
+/* Quantises the inputs of products to eight bits: blocks of 32 neighbours share a scale, as in ggml's q8_1. Every
+ * product with a block format reads rows in this form, and so do the scores of a cache in Q8_0. linear.h calls it
+ * through QUANTISE, which formats.c compiles. */
 #ifndef PARLAY_QUANTISE_H
 #define PARLAY_QUANTISE_H
 
@@ -7,25 +9,29 @@
 #include <immintrin.h>
 #endif
 
-#define BLOCK 32 /* inputs of a block */
+#define BLOCK 32 /* inputs of a block, in rows as in weights */
 
+/* A block of a row's inputs. Products multiply stored codes, which are `zero` above their values (codes.h), with these
+ * codes; the sums below let them subtract zero * sum of codes without adding anything up again. */
 typedef struct {
     int8_t codes[BLOCK];
-    float scale;     /* an input is about its code times this */
-    float sum;       /* of the codes */
-    int32_t start;   /* -128 times that sum: what a product starts from where stored codes are 128 too large ... */
-    int32_t half[2]; /* ... and -32 times the sum of each half of the codes */
+    float scale;     /* input i is about codes[i] * scale */
+    float sum;       /* of the codes; times a block's minimum it gives what minimums contribute */
+    int32_t start;   /* -128 * sum: where a product's total begins, if stored codes are 128 too large */
+    int32_t half[2]; /* -32 times the sum of each half of the codes */
 } InputBlock;
 
-/* Inputs below 4e-37 count as zeros. */
+/* What inputs are multiplied with to become codes, where `largest` is the largest size of a block. Inputs whose largest
+ * is below 4e-37 become zeros, because the inverse would overflow. */
 INLINE float inverse_of(float largest)
 {
     float inverse = largest > 0 ? 127.0f / largest : 0.0f;
     return inverse <= 3e38f ? inverse : 0.0f;
 }
 
-/* Rounds values to codes: to nearest, ties to even. Returns the largest of their sizes. One number that is none makes
- * that none either, for compared as whole numbers the bits of sizes grow with them, and NaN lies above infinity. */
+/* Rounds 32 values to codes, to nearest, ties to even, and returns the largest size.
+ * If one value is NaN or infinite, so is the result: it compares the bits of sizes as
+ * whole numbers, among which NaN is above infinity and that above all numbers. */
 #if defined(__AVX512F__)
 
 INLINE float round_block(const float *values, InputBlock *block)
@@ -55,7 +61,8 @@ INLINE float round_block(const float *values, InputBlock *block)
     memcpy(&largest, &most, 4);
     float inverse = inverse_of(largest);
     for (int i = 0; i < BLOCK; i++) {
-        float shifted = values[i] * inverse + 12582912.0f; /* 1.5 * 2^23: its last bit is worth 1 */
+        /* 1.5 * 2^23: adding it rounds to a whole number, which the lowest bits then have. */
+        float shifted = values[i] * inverse + 12582912.0f;
         int32_t bits;
         memcpy(&bits, &shifted, 4);
         codes[i] = bits - 0x4b400000;
@@ -66,12 +73,12 @@ INLINE float round_block(const float *values, InputBlock *block)
 
 #endif
 
-/* The sums of the two halves of a block's codes. */
+/* Adds up each half of a block's codes. */
 INLINE void sum_halves(const int8_t *codes, int32_t half[2])
 {
 #if defined(__SSE2__)
     const __m128i zero = _mm_setzero_si128(), sign = _mm_set1_epi8(-128);
-    for (int i = 0; i < 2; i++) { /* sums of eight bytes + 128 each */
+    for (int i = 0; i < 2; i++) { /* SAD adds up eight bytes at a time, each 128 above its code */
         __m128i sums = _mm_sad_epu8(_mm_xor_si128(_mm_loadu_si128((const __m128i *)codes + i), sign), zero);
         half[i] = _mm_cvtsi128_si32(sums) + _mm_cvtsi128_si32(_mm_srli_si128(sums, 8)) - 128 * BLOCK / 2;
     }
@@ -80,7 +87,7 @@ INLINE void sum_halves(const int8_t *codes, int32_t half[2])
 #endif
 }
 
-/* x[0 .. count), zeros behind them, to one block. */
+/* Quantises x[0 .. count) to one block; zeros fill it up. */
 INLINE void quantise_block(const float *x, int64_t count, InputBlock *block)
 {
     float last[BLOCK] = {0};
