@@ -1,7 +1,13 @@
-/* The compiled decoder: plain data that the caller lays out, and the table of what one instruction set offers.
+/* The interface between Python and the decoder in C: the structs of a model and of a batch, and the table of functions.
  *
- * Every number that leaves a forward comes out bit for bit the same whatever rows, keys and threads are beside it:
- * each sum runs in one order, over inputs of a product in order, over keys in path order.
+ * Python lays the structs out with ctypes (structs.py has the same fields in the same order), fills in a `Model` once
+ * (models/compiled/weights.py) and a `Batch` for each forward (models/compiled/layout.py), and calls the functions of
+ * `Core`. There is one Core for each instruction set; choose.c picks the widest that the processor has.
+ *
+ * Every number that leaves a forward has the same bits whatever rows, keys and threads are beside it: each sum is taken in
+ * one order, over a product's inputs in order, over keys in the order of their positions.
+ *
+ * In comments [rows][hidden] is the shape of an array, its last index running fastest. "Or null" says that a pointer may be.
  */
 #ifndef PARLAY_CORE_H
 #define PARLAY_CORE_H
@@ -10,259 +16,328 @@
 
 #include "shelf.h"
 
-#define PAGE 16 /* tokens of a page of the cache */
+#define PAGE 16 /* tokens of a page of the KV cache */
 
-/* y = W x (* scale) (+ bias). Weights are packed in panels of `panel` outputs, the last filled up with zeros. */
+/* A matrix of the model: y = W x, times `scale` and plus `bias` where there are such. W [out][in] is packed in panels
+ * (linear.h), the last one filled up with zeros. */
 typedef struct {
     const void *panels;
-    const float *scale; /* per output, for int8 weights; else null */
-    const float *bias;  /* per output, or null */
-    int64_t in, out, kind; /* the number of their format: ggml's, as in GGUF files */
-    const int32_t *order; /* [in] or null: input k is number order[k] of a row. Of formats of blocks alone */
+    const float *scale; /* [out], for weights in int8; else null */
+    const float *bias;  /* [out] or null */
+    int64_t in, out, kind; /* kind: the number of the weights' format, as in formats.h */
+    /* [in] or null: input k of W is number order[k] of a row (GPTQ's act-order); only for block formats. */
+    const int32_t *order;
 } Linear;
 
-/* How keys and values are cached: as plain numbers, or in blocks of 32 codes of eight bits with one scale, as ggml's
- * q8_0. Of plain numbers a page holds, for each head, PAGE keys in strips of LANES (strips.h), or PAGE rows of values. Of
- * blocks it holds PAGE keys in strips as of weights (codes.h), then PAGE rows of the codes of values, then their scales in
- * half precision, [head_dim / 32][PAGE]. */
+/* How keys and values are cached: as plain numbers, or as ggml's q8_0, in blocks of 32 codes of eight bits with a scale.
+ *
+ * A page has, for each layer of its kind, the keys of all key heads, then the values of all. For PAGE tokens of one head:
+ *   keys      PAGE / LANES strips of LANES keys; a strip has word k of all its keys side by side, then word k + 1, ...
+ *             (strips.h). In Q8_0 it is laid out like a strip of Q8_0 weights (codes.h).
+ *   values    PAGE rows, a row for each token. In Q8_0 the rows of codes, then the scales in half precision,
+ *             [head_dim / 32][PAGE].
+ */
 enum { CACHE_F32 = 0, CACHE_BF16 = 1, CACHE_Q8_0 = 2 };
 
-/* Of gates: x * sigmoid(x), its approximation of x * Phi(x) by tanh, and gpt-oss's: x * sigmoid(1.702 x) of what is at most
- * 7, times one more than what is at most 7 in size. */
+/* Activations of gates. SILU: x * sigmoid(x). GELU_TANH: the approximation of x * Phi(x) by tanh. CLAMPED_SWIGLU,
+ * gpt-oss's: min(gate, 7) * sigmoid(1.702 * min(gate, 7)) * (1 + up), with up held between -7 and 7. */
 enum { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2 };
 
-#define MOST_EXPERTS 1024 /* of a layer, with the shared one */
-#define MOST_CHOSEN 64    /* by a row, with the shared one */
+#define MOST_EXPERTS 1024 /* experts of a layer, the shared one included */
+#define MOST_CHOSEN 64    /* experts that a row chooses, the shared one included */
 
-/* A gated feed-forward of a mixture. */
+/* One expert of a mixture: a gated feed-forward. */
 typedef struct Expert {
     Linear gate, up, down;
 } Expert;
 
-/* Whether an expert runs for every row, and is multiplied by the sigmoid of a logit of its own, the router's last. */
+/* A layer's shared expert, which runs for every row. SHARED: as it is.
+ * GATED: times the sigmoid of a logit of its own, the router's last. */
 enum { NOT_SHARED = 0, SHARED = 1, GATED = 2 };
 
+/* One transformer layer: its matrices, norms and constants. Norms are RMS norms, whose weights the loader has multiplied
+ * by the root of their number (see `norm_row` in rows.h). */
 typedef struct {
     Linear query, key, value, out, gate, up, down;
-    const float *attention_norm, *feed_forward_norm;         /* [hidden] or null: of what sub-layers read */
-    const float *attention_out_norm, *feed_forward_out_norm; /* [hidden] or null: of what they give, before it is added */
-    const float *qk_norm;    /* [heads + key heads][their size], or null */
-    const float *value_norm; /* [their size], or null */
-    const float *rotations;  /* [positions][2][their size / 2]: cosines, sines */
-    double scale;       /* queries are multiplied by it */
-    double score_cap;   /* a score s becomes cap * tanh(s / cap); 0: stays as it is */
-    int64_t window;     /* a row sees the last so many keys of its path; 0: all */
-    int64_t activation; /* of gates */
-    const float *sinks;   /* [heads] or null: scores of keys without a value */
-    int64_t wide_norms;   /* 1: qk_norm norms all heads of queries together, and all of keys */
-    Linear router;        /* logits of experts, which take the place of gate, up and down */
-    const Expert *expert; /* [experts], then the shared one */
-    int64_t experts, chosen, shared; /* experts: 0 where there are none; those that a row chooses */
-    int64_t normalized;   /* 1: the weights of a row's experts add up to one */
-    int64_t groups, top_groups; /* of experts; those that a row may choose from, where there is a choice_bias */
-    double expert_scale;  /* the weights of a row's experts are multiplied by it */
-    const float *choice_bias; /* [experts] or null: weights are sigmoids, and with these beside them chosen by */
-    int64_t adapted; /* where the layer's experts begin in an adapter's table, each with EXPERT_PRODUCTS places */
-    const float *expert_scales; /* [experts] or null: of the weight of each */
-    const float *router_norm, *experts_norm; /* [hidden]: of what router and experts read where gate, up and down run
-                                              * besides; else null, and they read what feed_forward_norm makes */
-    const float *dense_out_norm, *experts_out_norm; /* [hidden]: of what these give before it is added up, and null */
-    int64_t place, recent; /* its number among the layers that share pages; 1: its keys are in a segment's recent pages */
-    int64_t reads_others;  /* 1: its keys and values are those that an earlier layer has put at `place` */
-    double out_scale;      /* the hidden state that leaves it is multiplied by it */
-    Linear per_layer_gate, per_layer_out; /* of what it adds last, see Model: from the hidden state, and to it */
-    const float *per_layer_norm;          /* [hidden]: of that before it is added; null: it adds nothing */
-    int64_t streamed;      /* 1 + its number among the layers that the model's stream reads; 0: it is in memory */
+    const float *attention_norm, *feed_forward_norm;         /* [hidden] or null: before the sub-layer */
+    const float *attention_out_norm, *feed_forward_out_norm; /* [hidden] or null: after it, before the residual addition */
+    const float *qk_norm;    /* [heads + key heads][head size] or null: of each head */
+    const float *value_norm; /* [head size] or null */
+    const float *rotations;  /* [positions][2][head size / 2]: RoPE's cosines, then its sines */
+    double scale;       /* queries are multiplied by it, mostly 1 / sqrt(head size) */
+    double score_cap;   /* scores s become cap * tanh(s / cap); 0: they do not */
+    int64_t window;     /* sliding window: a row sees the last so many keys of its path; 0: all */
+    int64_t activation; /* one of SILU, ... */
+    const float *sinks;   /* [heads] or null: attention sinks, the scores of a key without a value (gpt-oss) */
+    int64_t wide_norms;   /* 1: qk_norm treats all query heads as one vector, and all key heads as another (OLMo 2) */
+    Linear router;        /* of experts, which take the place of gate, up and down: see `experts` */
+    const Expert *expert; /* [experts], then the shared one if there is one */
+    int64_t experts, chosen, shared; /* experts: 0 in a dense layer. chosen: experts of a row. shared: NOT_SHARED, ... */
+    int64_t normalized;   /* 1: the weights of a row's experts are divided by their sum */
+    /* With a choice_bias: groups of experts, and how many of them a row may choose experts from. */
+    int64_t groups, top_groups;
+    double expert_scale;  /* all weights of experts are multiplied by it */
+    /* [experts] or null. With it weights are sigmoids of logits,
+     * and experts are chosen by weight plus bias (DeepSeek-V3). */
+    const float *choice_bias;
+    /* Where the layer's experts begin in an adapter's table of LowRank; each has EXPERT_PRODUCTS entries. */
+    int64_t adapted;
+    const float *expert_scales; /* [experts] or null: each expert's weight is multiplied by it */
+    /* For layers in which gate, up and down run beside the experts (Gemma 4), else null: the norms [hidden] of what
+     * router and experts read. Without them both read what feed_forward_norm gives. */
+    const float *router_norm, *experts_norm;
+    /* In such layers too: the norms [hidden] of what down and the experts give, before both are added up. */
+    const float *dense_out_norm, *experts_out_norm;
+    /* place: the layer's number among those whose keys are in the
+     * same pages. recent: 1: these are Segment's recent pages. */
+    int64_t place, recent;
+    /* 1: it has no keys and values of its own, and reads those that an earlier layer has at `place`. */
+    int64_t reads_others;
+    double out_scale;      /* the hidden state that leaves the layer is multiplied by it */
+    /* The layer's last step, see per_layer in Model: the product
+     * with the hidden state, and the one that leads back to it. */
+    Linear per_layer_gate, per_layer_out;
+    const float *per_layer_norm;          /* [hidden]: of what this step adds; null: the layer has no such step */
+    int64_t streamed;      /* 1 + its number among the layers that are read from a file (stream.h); 0: it is in memory */
 } Layer;
 
-/* Key heads of layers whose keys share pages: how many, and the numbers of one, which query heads have, too. */
+/* The KV heads of layers whose keys are in the same pages: how
+ * many, and the numbers of one head, of keys and of queries. */
 typedef struct {
     int64_t count, size;
 } KeyHeads;
 
-/* Processes that run the layers of a model together. `memory` is shared: a line that holds 1 + the number of a rank that is
- * lost, or 0; a line for each rank with the last round that it has written; parts [2][count][part]. Or, where it is null,
- * the two functions exchange numbers elsewhere; they return 0, or 1 + the number of a rank that is lost. See ranks.h. */
+/* Processes ("ranks") that run one model together, and how they exchange numbers; see ranks.h. Either `memory` is
+ * shared between them: a cache line with 1 + the number of a rank that is lost, or 0; a line for each rank with the
+ * last round that it has written; then the parts, [2][count][part]. Or memory is null, and the functions `sum` and
+ * `gather` exchange numbers, over a network for instance. These return 0, or 1 + the number of a lost rank. */
 typedef struct {
-    int64_t rank, count, part; /* this rank, of how many; numbers of a part */
+    int64_t rank, count, part; /* this process is number `rank` of `count`; part: the numbers of one exchange */
     char *memory;
-    int64_t patience; /* nanoseconds that a rank waits for another one's part */
+    int64_t patience; /* how many nanoseconds a rank waits for another one */
     int64_t (*sum)(float *numbers, int64_t count);
     int64_t (*gather)(float *numbers, int64_t count);
-    int64_t round, lost;
+    int64_t round, lost; /* exchanges so far; 1 + the number of a lost rank, or 0 */
 } Ranks;
 
-/* Embeddings of frequent n-grams, in bfloat16, [count][hidden]. Keys rise. That of an n-gram is node * vocab + its first
- * token, where the node stands for its other tokens: below vocab it is a token, else vocab + the place of an n-gram. */
+/* Embeddings of frequent n-grams (ngrams.h), in bfloat16, [count][hidden]; `keys` are sorted. The key of an n-gram is
+ * node * vocab + its first token, where `node` stands for the tokens after that: the token itself if it is one, else
+ * vocab + the index of their n-gram. */
 typedef struct {
     const int64_t *keys;
     const uint16_t *embeddings;
-    int64_t count, longest, vocab; /* longest: tokens of an n-gram, at most */
+    int64_t count, longest, vocab; /* longest: tokens of the longest n-gram */
 } Ngrams;
 
+/* A decoder, as it lies in memory. Nothing here changes during a
+ * forward, but for the states of ranks, stream and shelf. */
 typedef struct {
-    int64_t layers, hidden, heads, ffn, vocab; /* ffn: inner numbers of the layer that has most */
-    KeyHeads keys[2]; /* of the layers that see all keys, and of those whose keys are in recent pages */
-    int64_t cached; /* CACHE_F32, CACHE_BF16, or CACHE_Q8_0, for heads of whole blocks */
+    /* hidden: numbers of the hidden state. heads: query heads. ffn: the widest feed-forward. */
+    int64_t layers, hidden, heads, ffn, vocab;
+    KeyHeads keys[2]; /* of layers whose keys are in a segment's pages, and of those whose keys are in its recent pages */
+    int64_t cached; /* CACHE_F32, ...; CACHE_Q8_0 only where the head size is whole blocks */
     double eps;
-    Linear embedding; /* of its panels only single rows are read; plain numbers lie in rows instead, [vocab][hidden] */
+    /* Only single rows are read. Block formats are packed; plain numbers lie as rows, [vocab][hidden]. */
+    Linear embedding;
     const Layer *layer;
-    const float *final_norm; /* [hidden] */
-    const float *beside_norm; /* [hidden] or null. A norm: the first layer's attention reads each row's embedding, normed
-                               * by it, before the normed hidden state. Its products read 2 * hidden numbers then. */
-    int64_t raw_tap; /* 1: the last tap holds what leaves the last layer, before the norm */
-    Linear head;
+    const float *final_norm; /* [hidden]: before the head */
+    /* [hidden] or null. With it (heads such as EAGLE-3) the first layer's attention reads 2 * hidden numbers: each
+     * row's embedding, normed by it, then the normed hidden state. */
+    const float *beside_norm;
+    int64_t raw_tap; /* 1: Batch's last tap is what leaves the last layer, 0: the same after the final norm */
+    Linear head; /* the LM head */
     double embedding_scale; /* embeddings are multiplied by it */
-    double logit_cap;       /* a logit x becomes cap * tanh(x / cap); 0: stays as it is */
-    Ranks *ranks;   /* that have some heads and units of each layer each: what a sub-layer gives is their sum. Or null */
-    Ranks *context; /* that have some spans of each text's keys and values each: see tiles.h. Or null */
-    int64_t span;   /* keys, a multiple of STRIP (strips.h): attention sums up each span of a path by itself */
-    int64_t per_layer; /* numbers of a row that each layer reads besides the hidden state, 0: none. They are the sum of the
-                        * embedding [layers][per_layer] of its id, times a scale, and of a product with what enters the
-                        * first layer, normed. A layer multiplies them by the activation of its gate. */
-    Linear per_layer_embedding, per_layer_projection; /* the first as `embedding` */
+    double logit_cap;       /* logits x become cap * tanh(x / cap); 0: they do not */
+    /* Tensor parallelism: each rank has some heads and some of the
+     * feed-forward, and sub-layers' outputs are summed; or null. */
+    Ranks *ranks;
+    Ranks *context; /* context parallelism: each rank has some spans of every text's KV cache, see tiles.h; or null */
+    /* Keys of a span, a multiple of STRIP (strips.h). Attention sums up each span of a row's path by itself, then joins
+     * the spans in order, so that ranks may share the spans out without changing a bit. */
+    int64_t span;
+    /* Per-layer embeddings (Gemma 3n): how many numbers of its own each row has for each layer, 0: none. They are the
+     * row of the embedding [layers][per_layer] of its token, times per_layer_scale, plus the normed product of the
+     * first hidden state with per_layer_projection. per_layer.h says what layers do with them. */
+    int64_t per_layer;
+    Linear per_layer_embedding, per_layer_projection; /* the first is stored as `embedding` is */
     const float *per_layer_norm; /* [per_layer] */
     double per_layer_scale;
-    const Ngrams *ngrams; /* or null. What is added to the embedding of a row's token: that of the longest n-gram there */
-    Stream *stream; /* or null: all layers are in memory */
-    Shelf *shelf;   /* or null: all experts are */
+    /* Or null. To the embedding of a row's token it adds that of the longest known n-gram that ends there. */
+    const Ngrams *ngrams;
+    Stream *stream; /* reads layers from a file (stream.h); or null: all are in memory */
+    Shelf *shelf;   /* reads experts from a file (shelf.h); or null: all are in memory */
 } Model;
 
-/* Keys and values that have no position, in pages as a sequence's. */
+/* Keys and values before a text that have no position (a trained prefix), in pages laid out as a sequence's. */
 typedef struct {
     char *const *pages;
     int64_t pitch, keys;
 } Prefix;
 
-/* Rows of one sequence: `pending` tokens, then the nodes of a tree below the last of them. Those before `base` ran
- * before and are only read; the others run, row i as row begin + i of the batch. The last `seers` see a prefix, too.
- * The last `together` are chains, each below another row: a row sees all that the last of its chain sees. With a `block`
- * above 0 each row sees its whole block, which begins at a multiple of `block`; then all rows are pending. */
+/* Rows of one sequence in a batch: `pending` tokens of its text, then `nodes` of a draft tree whose root is the last of
+ * these. Row i is token start + i of the sequence, and its key and value go to that slot of the pages:
+ *
+ *     keys in the cache         rows of the segment
+ *     [0 ............ start)    [0 ..... base) [base ..... pending) [pending ........ pending + nodes)
+ *     earlier forwards          run before     pending tokens       nodes of the tree (base may lie in here too)
+ *
+ * Rows before `base` ran in an earlier forward, and their keys are only read. The others run now, row i as row begin + i
+ * of the batch.
+ *
+ * Who sees what (paths.h): a pending row sees all tokens up to itself, a node all of these and the nodes above it. The last
+ * `seers` rows see the prefix, too. The last `together` rows are chains, each below another row, of which every row sees all
+ * that the last one of its chain sees. With `block` above 0 there are no nodes, and each row sees all of the block it is in;
+ * blocks begin at multiples of `block`.
+ */
 typedef struct {
-    char *const *pages; /* of PAGE tokens each; row i of the segment is token start + i of its sequence. Null: a page that
-                         * another rank has */
-    int64_t pitch;      /* bytes from one head's PAGE rows to the next in a page: [layers][2][key heads] of them */
+    /* Pages of the KV cache, of PAGE tokens each. Null: another rank has the page. */
+    char *const *pages;
+    int64_t pitch;      /* bytes of one head's keys (or values) in a page, which is [layers][2][key heads] of these */
     int64_t start, pending, nodes, base, begin;
-    const int32_t *parents; /* per node; -1: the last pending row */
+    const int32_t *parents; /* [nodes]: each node's parent; -1: the last pending row */
     const Prefix *prefix;
     int64_t seers, together, block;
-    char *const *recent; /* pages of the layers that see the last keys alone, or null. Keys behind all windows may be zeros. */
+    /* The pages of layers with a sliding window (`Layer.recent`),
+     * or null. Keys that no window reaches any more may be zeros. */
+    char *const *recent;
     int64_t recent_pitch;
-    int64_t hidden_from, hidden_to; /* committed tokens that no row sees; multiples of KEYS (strips.h) */
-    const int32_t *chosen; /* [layers][heads of keys[0]][chosen_pages] or null: pages of these that rows see, after all */
+    int64_t hidden_from, hidden_to; /* tokens that no row sees, from..to; multiples of KEYS (strips.h) */
+    /* [layers][heads of keys[0]][chosen_pages] or null: numbers of hidden pages that rows see after all. */
+    const int32_t *chosen;
     int64_t chosen_pages;
-    float *votes; /* [layers][heads of keys[0]][rows that run][votes_pages] or null: of the attention that a row pays, summed
-                   * over the queries of a head, what each of the first pages gets. Both: not where a layer has a window */
-    int64_t votes_pages; /* all of them before the first row that runs */
-    const int64_t *tokens; /* of its rows, those before `base` too; and before these `longest` - 1 of the text, or -1. Only
-                            * for models with n-grams */
-    const int64_t *places; /* positions by which the last `placed` rows turn, in place of those on their path */
+    /* [layers][heads of keys[0]][rows that run][votes_pages] or null: gets the
+     * attention that each row pays to each of the first pages, summed over the query
+     * heads of a key head. Neither `chosen` nor `votes` is for layers with a window. */
+    float *votes;
+    int64_t votes_pages; /* these pages end before the first row that runs */
+    /* Only for models with n-grams: the token of each row (those before `base` too). The `longest` - 1 tokens before
+     * the first row lie in front of it, -1 where there are none. */
+    const int64_t *tokens;
+    /* The positions for RoPE of the last `placed` rows. All others take the position on their path. */
+    const int64_t *places;
     int64_t placed;
 } Segment;
 
-/* A row that begins within the model: what the batch's inputs say of it, and x + up(down(x)) of the anchor's state x. */
+/* A row that starts in the middle of the model, at Batch's layer `join`. Its hidden state is its input plus x +
+ * up(down(x)), where x is the hidden state of row `anchor` there. */
 typedef struct {
     int64_t anchor, rank;
     const float *down, *up; /* [rank][hidden] each */
 } Joining;
 
-/* What an adapter adds to a product of a layer: up(down(x)) (Hu et al. 2021). Rank 0: nothing. */
+/* What a LoRA adapter adds to one product: up(down(x)) (Hu et al. 2021). Rank 0: nothing. */
 typedef struct {
-    int64_t rank, codes; /* 1: in eight bits, for inputs in blocks: strips as of Q8_0, and what RAISE reads (formats.h) */
-    const void *down; /* [rank / LANES, rounded up][words of in][LANES]: words of 32 bits as of inputs, see lanes.h */
-    const void *up;   /* [panels of outputs][words of rank][panel] */
+    int64_t rank, codes; /* codes: 1: both matrices are in eight bits, as LOWER and RAISE (formats.h) read them */
+    /* Strips of LANES ranks: [rank / LANES, rounded up][words of in][LANES], in words of 32 bits as in lanes.h. */
+    const void *down;
+    const void *up;   /* [panels of outputs][words of rank][PANEL] */
 } LowRank;
 
-enum { OF_QUERY, OF_OUT = 3, OF_GATE, OF_DOWN = 6, LAYER_PRODUCTS }; /* of a layer, in the order in which Layer has them */
-#define EXPERT_PRODUCTS (LAYER_PRODUCTS - OF_GATE) /* of an expert, in the order in which Expert has them */
+/* The order of Layer's matrices in an adapter's table. */
+enum { OF_QUERY, OF_OUT = 3, OF_GATE, OF_DOWN = 6, LAYER_PRODUCTS };
+#define EXPERT_PRODUCTS (LAYER_PRODUCTS - OF_GATE) /* gate, up and down, as in Expert */
 
+/* One forward: which rows run, for which sequences, and where the results go. */
 typedef struct {
-    int64_t rows, segments, wanted, threads;
-    const int64_t *ids;
-    const float *inputs; /* [rows][hidden], read in place of the embeddings of ids; or null */
-    const Segment *segment;
-    const int32_t *wanted_rows;
-    const uint8_t *skip; /* [2 * layers]: attention and feed-forward of each layer, or null */
-    float *const *taps;  /* [layers + 1][rows][hidden] or null each: what enters a layer; last, what the head reads */
+    int64_t rows, segments, wanted, threads; /* wanted: rows whose logits are wanted */
+    const int64_t *ids; /* [rows]: tokens */
+    const float *inputs; /* [rows][hidden] or null: read in place of the tokens' embeddings */
+    const Segment *segment; /* [segments] */
+    const int32_t *wanted_rows; /* [wanted] */
+    const uint8_t *skip; /* [2 * layers] or null: 1 skips the attention (2 i) or the feed-forward (2 i + 1) of layer i */
+    /* [layers + 1] or null: each [rows][hidden] or null. They get the hidden states that enter each layer; the last
+     * one, what the head reads. */
+    float *const *taps;
     float *logits;       /* [wanted][vocab], or null: nobody reads them */
-    char *space;         /* `space_bytes` of them or more, 64-byte aligned */
-    int64_t late, late_segments, join; /* so many last rows, those of the last segments, run from layer `join` on */
-    const Joining *joining;            /* per such row */
-    const LowRank *const *adapters; /* [rows] or null: each row's, or null: [layers][LAYER_PRODUCTS], then its experts' */
-    float *lowered;                 /* [rows, times experts of a row][3][most_rank]: room for what their first halves make */
-    int64_t most_rank; /* of the rows' adapters, rounded up to whole vectors and to RANKS */
-    int64_t brains;    /* 1: adapters have numbers in bfloat16, two neighbours to a word; 0: in float32 */
-    int64_t codes;     /* 1: the matrices of all these adapters have eight bits */
-    int64_t all_rows, own; /* 0: all rows run here. Else segments say where the rows of all ranks that share texts lie, and
-                            * each runs as many, in turn, `rows` of them here; `own` is the first of these */
+    char *space;         /* scratch memory, of `space_bytes` or more, aligned to 64 */
+    /* The last `late` rows, which are those of the last `late_segments` segments, start at layer `join`. */
+    int64_t late, late_segments, join;
+    const Joining *joining;            /* [late] */
+    /* [rows] or null: each row's adapter, or null. An adapter is a table: [layers][LAYER_PRODUCTS], then the experts'. */
+    const LowRank *const *adapters;
+    /* Scratch memory for down(x) of each row: [rows, times experts of a row][3][most_rank]. */
+    float *lowered;
+    int64_t most_rank; /* the largest rank of the adapters, rounded up to whole vectors and to RANKS */
+    int64_t brains;    /* 1: the adapters are in bfloat16, two neighbours to a word; 0: in float32 */
+    int64_t codes;     /* 1: all these adapters are in eight bits */
+    /* Under context parallelism: the rows of all ranks together, whose places the segments give. Each rank runs an
+     * equal share in turn, `rows` of them here, the first of which is row `own`. 0: all rows run here. */
+    int64_t all_rows, own;
 } Batch;
 
+/* How wide a level of a tree and how large a draft may be in `Growth`. */
 #define MOST_CHILDREN 64
 #define MOST_DRAFT 1024
 
-/* How a request draws its tokens; see draw.h. Temperature 0: the likeliest. */
+/* How a request draws its tokens; see draw.h. Temperature 0 takes the likeliest. */
 typedef struct {
     float temperature;
-    int64_t top_k;           /* 0: all */
-    double top_p, log_min_p; /* 1 and -INFINITY: all */
+    int64_t top_k;           /* 0: no limit */
+    double top_p, log_min_p; /* top_p 1 and log_min_p -INFINITY: no limit */
 } Sampling;
 
-/* How trees grow: `width` rows of a level and children of a row, MOST_CHILDREN at most. Of the tokens that may join the
- * draft of a segment those with the likeliest paths are written, a parent before its children. */
+/* How draft trees grow, one for each segment, level by level (grow.h). `width` limits the rows of a level and the children
+ * of each row, MOST_CHILDREN at most. Of all tokens that were offered, those with the likeliest paths become the draft, a
+ * parent before its children.
+ */
 typedef struct {
-    int64_t levels, width, most; /* most: nodes that there is room for in each draft */
-    int64_t embedded; /* 1: rows below the text read the embeddings of their tokens, as in a draft model, and there are no
-                       * more than the draft may have nodes; 0: the hidden states that left the row above, as in a head */
-    double least;                /* no path below this chance is offered */
-    const int64_t *tokens;       /* [vocab]: the target's token of each output */
-    const int64_t *budgets;      /* [segments]: nodes of each draft, `most` at most, and that MOST_DRAFT at most */
-    const Linear *first;         /* makes the inputs of the first rows, or null: the batch has them */
-    const float *features;       /* [rows][in] that this product reads */
-    const uint64_t *streams;     /* [segments][levels]: of the noise at the places of each level's tokens, see noise.h */
+    int64_t levels, width, most; /* most: nodes that each segment's results have room for */
+    /* 1: rows of the tree read the embeddings of their tokens, as in a draft model, and a tree runs no more rows than
+     * its draft may have nodes. 0: they read the hidden states that left the row above, as in a draft head (EAGLE). */
+    int64_t embedded;
+    double least;                /* tokens whose path is less likely are not offered */
+    const int64_t *tokens;       /* [vocab]: the target's token for each output of the head */
+    const int64_t *budgets;      /* [segments]: the most nodes of each draft; `most` and MOST_DRAFT at most */
+    const Linear *first;         /* computes the first rows' inputs from `features`; or null: the batch has the inputs */
+    const float *features;       /* [rows][in of first] */
+    const uint64_t *streams;     /* [segments][levels]: the streams of the sampler's noise at each level, see noise.h */
     const Sampling *samplings;   /* [segments] */
-    const int64_t *ends;         /* tokens that end texts, below which nothing grows: those of each segment in turn */
-    const int64_t *ends_from;    /* [segments + 1]: where those of each begin */
-    int64_t *drafted;            /* [segments][most]: tokens */
-    int64_t *parents;            /* [segments][most]: places in the draft, -1 for the root */
-    double *chances;             /* [segments][most]: of a token below its parent */
-    int64_t *ran;                /* [segments][most]: which of the rows below the text a node was, -1: it did not run */
-    int64_t *counts;             /* [segments]: nodes */
-    char *memory;                /* `growth_bytes` of them, 64-byte aligned; it lives until no thread reads it, see rest */
-    const int32_t *stop;         /* not null: grow beside forwards, and no further level once this is not 0 */
+    /* Tokens that end a text, below which nothing grows: those of each segment in turn. */
+    const int64_t *ends;
+    const int64_t *ends_from;    /* [segments + 1]: where each segment's begin */
+    int64_t *drafted;            /* results, [segments][most]: tokens */
+    int64_t *parents;            /* [segments][most]: index of the parent in the draft, -1 for the root */
+    double *chances;             /* [segments][most]: probability of a token, given its parent */
+    int64_t *ran;                /* [segments][most]: which row below the text the node was; -1: it did not run */
+    int64_t *counts;             /* [segments]: nodes of the draft */
+    char *memory;                /* scratch memory, `growth_bytes` of it, aligned to 64; free it only after `rest` */
+    /* Not null: runs beside forwards, in the second pool, and begins no level once this is not 0. */
+    const int32_t *stop;
 } Growth;
 
-/* Stored rows [out][in] that are to be packed. */
+/* A matrix that `pack_all` packs: rows [out][in] as a file stores them, to panels. */
 typedef struct {
     int64_t kind, out, in;
     const void *rows;
     void *panels;
 } Packing;
 
+/* The functions that one instruction set offers. */
 typedef struct {
     const char *name;
-    int64_t panel;
-    int64_t (*panel_bytes)(int64_t kind, int64_t in); /* 0: a format that is not known */
-    /* Whether all its numbers, or the scales of its blocks, are finite. */
+    int64_t panel; /* outputs of a panel */
+    int64_t (*panel_bytes)(int64_t kind, int64_t in); /* 0: the format is not known */
+    /* 0: a number, or a block's scale, is not finite. */
     int64_t (*pack)(int64_t kind, const void *rows, int64_t out, int64_t in, void *panels);
-    int64_t (*pack_all)(const Packing *, int64_t count); /* Returns the first one that is not finite, or -1. */
+    int64_t (*pack_all)(const Packing *, int64_t count); /* returns the first one that is not finite, or -1 */
     void (*read)(const Linear *embedding, int64_t row, float *values);
-    /* A product alone: x [rows][in], y [rows][out]. 0: there is no memory for it. */
+    /* One product: x [rows][in], y [rows][out]. 0: there is no memory for it. */
     int64_t (*multiply)(const Linear *, const float *x, int64_t rows, float *y);
-    /* all_rows: as Batch has them, or as many as rows. */
+    /* all_rows: as in Batch, or the same as rows. */
     int64_t (*space_bytes)(const Model *, int64_t rows, int64_t all_rows, int64_t wanted, int64_t longest,
                            int64_t segments, int64_t threads);
     void (*forward)(const Model *, const Batch *);
     int64_t (*growth_bytes)(const Model *, const Batch *, const Growth *);
-    void (*grow)(const Model *, const Batch *, const Growth *); /* its batch needs no space of its own */
+    void (*grow)(const Model *, const Batch *, const Growth *); /* the batch needs no `space` */
     int64_t (*noisy_best)(const float *logits, int64_t size, float temperature, uint64_t state, int64_t count,
                           int64_t *ids); /* noise.h */
     int64_t (*draw)(const float *logits, int64_t size, float temperature, int64_t top_k, double top_p, double log_min_p,
                     uint64_t state); /* draw.h */
     void (*leading)(float *logits, int64_t rows, int64_t size, const int32_t *barred, int64_t bars, int64_t width,
                     int32_t *ids, float *chances, int32_t *counts); /* draw.h */
-    void (*sum_over_ranks)(Ranks *, float *numbers, int64_t count); /* as a forward does it, for other decoders */
+    void (*sum_over_ranks)(Ranks *, float *numbers, int64_t count); /* as a forward does it, for decoders in Python */
     void (*gather_over_ranks)(Ranks *, float *numbers, int64_t each);
-    void (*rest)(void); /* returns when no thread reads what forwards were given */
+    void (*rest)(void); /* returns when no thread reads any more what forwards were given */
     uint64_t (*stream_sum)(const char *bytes, int64_t count); /* stream.h */
     int64_t (*stream_read)(const Streaming *, int64_t number, char *to);
     Stream *(*stream_open)(const Streaming *);
