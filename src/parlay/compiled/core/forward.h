@@ -1,6 +1,15 @@
-/* One forward: a job of the pool.
+/* One forward of the model: `forward` is what Python calls, through the table in kernels.c.
  *
- * Sub-layers are numbered: 2 * layer is its attention, 2 * layer + 1 its feed-forward.
+ * A forward is one job of the thread pool. Every thread runs the same `run_forward`, layer by layer, and at each phase
+ * (phases.h) takes its share of the work; a phase is a barrier. A sub-layer of a dense model takes these phases:
+ *
+ *     attention       query, key, value products | rotate, store keys and values | attention by tiles | out product
+ *     feed-forward    gate and up products | down product
+ *
+ * The last product of a sub-layer adds to the hidden state, and the next sub-layer's norm follows it: `enter_next`. Where a
+ * batch has few rows, the thread that ends a product takes the steps on rows behind it at once, without a phase of their own.
+ *
+ * Sub-layers are numbered: 2 * layer is a layer's attention, 2 * layer + 1 its feed-forward, and 2 * layers the head.
  */
 #ifndef PARLAY_FORWARD_H
 #define PARLAY_FORWARD_H
@@ -9,7 +18,7 @@
 #include "per_layer.h"
 #include "tiles.h"
 
-/* In which forms products want the rows that they share. */
+/* The forms in which some products side by side read their rows. */
 static int forms(const Linear *const linear[3])
 {
     int wanted = 0;
@@ -17,6 +26,8 @@ static int forms(const Linear *const linear[3])
     return wanted;
 }
 
+/* The product of the normed rows with query, key and value, to the rows'
+ * qkv. Layers that read other layers' keys have the query alone. */
 static Product attention_inputs(const Pass *pass, int64_t layer)
 {
     const Layer *own = &pass->model->layer[layer];
@@ -26,6 +37,7 @@ static Product attention_inputs(const Pass *pass, int64_t layer)
     return with_adapters(pass, product, layer, OF_QUERY);
 }
 
+/* The product of the normed rows with gate and up, to the inputs of down. */
 static Product gates(const Pass *pass, int64_t layer)
 {
     const Layer *own = &pass->model->layer[layer];
@@ -40,6 +52,7 @@ static Product gates(const Pass *pass, int64_t layer)
 
 static int64_t sublayers(const Pass *pass) { return 2 * pass->model->layers; }
 
+/* The first sub-layer from `from` on that the batch does not skip. */
 static int64_t next_sublayer(const Pass *pass, int64_t from)
 {
     while (from < sublayers(pass) && pass->batch->skip && pass->batch->skip[from]) from++;
@@ -48,7 +61,8 @@ static int64_t next_sublayer(const Pass *pass, int64_t from)
 
 /* ----------------------------------------------------------------------------------------------- the steps of rows */
 
-/* The rows that the head reads, normed: exact ones to where taps go, then the inputs of its product. */
+/* After the last layer: writes the last tap (the normed hidden states as float32), and the inputs of the head for the
+ * rows whose logits are wanted. */
 static void norm_last(const Pass *pass, int64_t part, int64_t parts)
 {
     const Model *model = pass->model;
@@ -65,7 +79,7 @@ static void norm_last(const Pass *pass, int64_t part, int64_t parts)
                    model->head.order);
 }
 
-/* Rows normed for the sub-layer that runs next. */
+/* Norms rows from..to into the inputs of the sub-layer that runs next, and computes the first half of their adapters. */
 static void norm_next(const Pass *pass, int64_t from, int64_t to)
 {
     const Layer *own = &pass->model->layer[pass->next / 2];
@@ -82,13 +96,14 @@ static void norm_next(const Pass *pass, int64_t from, int64_t to)
     if (product.adapters) lower_rows(&product, pass->batch->lowered, from, to);
 }
 
-/* Whether rows that are late join before the sub-layer that runs next. */
+/* Whether the late rows join before the sub-layer that runs next (Batch.late). */
 INLINE int join_next(const Pass *pass)
 {
     return pass->rows < pass->batch->rows && pass->next >= 2 * pass->batch->join;
 }
 
-/* Between two sub-layers: late rows join, rows that enter a tapped layer are put aside, then normed for what runs next. */
+/* The step between two sub-layers: late rows join, hidden states that enter a tapped layer are copied to its tap, and
+ * rows are normed for what runs next. */
 static void enter_next(const Pass *pass, int64_t part, int64_t parts)
 {
     const Batch *batch = pass->batch;
@@ -105,12 +120,14 @@ static void enter_next(const Pass *pass, int64_t part, int64_t parts)
         norm_last(pass, part, parts);
 }
 
+/* The first step: embeddings become the hidden states. */
 static void begin(const Pass *pass, int64_t part, int64_t parts)
 {
     int64_t rows = pass->batch->rows;
     embed(pass->model, pass->batch, pass->space, rows * part / parts, rows * (part + 1) / parts);
 }
 
+/* After a sub-layer whose outputs were set apart: norms them and adds them to the hidden state. */
 static void add_outputs(const Pass *pass, int64_t part, int64_t parts)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
@@ -121,6 +138,7 @@ static void add_outputs(const Pass *pass, int64_t part, int64_t parts)
     }
 }
 
+/* Sums the sub-layer's outputs over ranks (tensor parallelism). One thread does this. */
 static void sum_outputs(const Pass *pass, int64_t part, int64_t parts)
 {
     (void)part, (void)parts;
@@ -134,7 +152,7 @@ static void sum_and_enter_next(const Pass *pass, int64_t part, int64_t parts)
     enter_next(pass, part, parts);
 }
 
-/* Each rank's rows of a batch that several divide. */
+/* Context parallelism: each rank has computed queries, keys and values of its own rows. Here all get those of all rows. */
 static void gather_inputs(const Pass *pass, int64_t part, int64_t parts)
 {
     (void)part, (void)parts;
@@ -143,6 +161,7 @@ static void gather_inputs(const Pass *pass, int64_t part, int64_t parts)
     gather_over_ranks(context, pass->space->qkv, each * pass->space->qkv_stride);
 }
 
+/* Norms and rotates queries and keys, and stores keys and values in the cache. */
 static void prepare_attention(const Pass *pass, int64_t part, int64_t parts)
 {
     int64_t rows = pass->batch->all_rows ? pass->batch->all_rows : pass->rows;
@@ -151,7 +170,7 @@ static void prepare_attention(const Pass *pass, int64_t part, int64_t parts)
 
 /* ---------------------------------------------------------------------------------------------------- the sub-layers */
 
-/* Whether this is the last attention that has keys. */
+/* Whether the attention that runs is the last one with keys and values of its own. */
 static int has_last_keys(const Pass *pass)
 {
     int64_t last = pass->model->layers - 1;
@@ -159,15 +178,16 @@ static int has_last_keys(const Pass *pass)
     return pass->here == 2 * last;
 }
 
-/* Of the last layer that has keys only keys and values, if nobody reads what comes after: of a text that is fed in pieces,
- * or of what a draft head's one layer reads before it drafts. */
+/* Whether this is the last layer with keys and values of its own, and nobody reads
+ * any output: then these are stored, and the forward ends. So it is when a prompt is
+ * fed in pieces, or a draft head of one layer reads a text before it drafts. */
 static int leaves_keys_alone(const Pass *pass)
 {
     const Batch *batch = pass->batch;
     return !batch->wanted && !(batch->taps && batch->taps[pass->model->layers]) && has_last_keys(pass);
 }
 
-/* The states of the rows with logits, which are in rising order, move to the front. */
+/* Moves the hidden states of the rows with logits, which are in rising order, to the front. */
 static void gather_kept(const Pass *pass, int64_t part, int64_t parts)
 {
     (void)part, (void)parts;
@@ -177,7 +197,7 @@ static void gather_kept(const Pass *pass, int64_t part, int64_t parts)
         memmove(states + i * hidden, states + pass->batch->wanted_rows[i] * hidden, (size_t)hidden * 4);
 }
 
-/* From here on the rows with logits run alone. */
+/* Goes on with the rows with logits alone: the last layer has the keys and values of all. */
 static int keep_wanted(Pass *pass)
 {
     if (!run_once(pass, gather_kept)) return 0;
@@ -187,8 +207,9 @@ static int keep_wanted(Pass *pass)
     return 1;
 }
 
-/* The last product of a sub-layer, whose outputs join the hidden state: summed over ranks before, where there are some,
- * and normed, where there is a norm for that. What leaves a layer may be multiplied then. Then a step of what comes next. */
+/* The last product of a sub-layer (out or down), then the step `next`. Mostly its outputs
+ * are added to the hidden state right away. Where they are normed first, summed over
+ * ranks or scaled, they are written to space->given, and `add_outputs` adds them. */
 static int run_last(const Pass *pass, const Linear *last, Inputs x, const float *norm, Step *next)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
@@ -204,7 +225,7 @@ static int run_last(const Pass *pass, const Linear *last, Inputs x, const float 
                  : run_product(pass, product, pass->rows, next);
 }
 
-/* Queries, and new keys and values of the cache. */
+/* Computes queries, keys and values, and stores the keys and values in the cache. */
 static int run_inputs(const Pass *pass, int64_t rows)
 {
     Product product = attention_inputs(pass, pass->here / 2);
@@ -219,7 +240,7 @@ static int run_attention(Pass *pass)
            run_last(pass, &layer->out, pass->space->normed, layer->attention_out_norm, enter_next);
 }
 
-/* A feed-forward beside experts, up to the inputs of the router. */
+/* The dense feed-forward of a layer that has experts besides, up to the inputs of the router. */
 static int run_beside(const Pass *pass)
 {
     const Linear *down = &pass->model->layer[pass->here / 2].down;
@@ -245,14 +266,15 @@ static int run_feed_forward(const Pass *pass)
     return goes_on && (!layer->per_layer_norm || (run_per_layer(pass) && run_rows(pass, enter_next)));
 }
 
+/* Makes the layer that runs next available where layers are read from a file. One thread waits for it. */
 static void enter_layer(const Pass *pass, int64_t part, int64_t parts)
 {
     (void)part, (void)parts;
     parlay_stream_enter(pass->model->stream, pass->model->layer[pass->next / 2].streamed - 1);
 }
 
-/* Before the first sub-layer of a layer that runs, where some are read from a file: it must be there. 0: it can't be had,
- * and the forward ends. */
+/* Where layers are read from a file: waits until the layer that runs next is there. 0: it can't be read, and the
+ * forward ends here for all threads. */
 static int reach_layer(Pass *pass)
 {
     if (!pass->model->stream || (pass->here >= 0 && pass->here / 2 == pass->next / 2)) return 1;
@@ -260,7 +282,8 @@ static int reach_layer(Pass *pass)
     return run_once(pass, enter_layer) && !parlay_stream_ends(pass->model->stream, pass->entered);
 }
 
-/* All of a forward, as one thread walks through it. 0: the job has ended meanwhile, or a layer can't be had. */
+/* The whole forward, as each thread runs it. 0: the job has ended meanwhile, because this thread was late and others
+ * did its work; or a layer can't be read. */
 static int run_forward(Pass pass)
 {
     pass.here = -1;
@@ -285,12 +308,12 @@ static int run_forward(Pass pass)
 
 static void run(const void *context, Member *me)
 {
-    Pass pass = *(const Pass *)context; /* where and what comes next is each thread's own */
+    Pass pass = *(const Pass *)context; /* each thread has a copy, for it may be in another phase than the rest */
     pass.me = me;
     run_forward(pass);
 }
 
-/* Keys of the sequence that has most, with its new rows. */
+/* How many keys the longest sequence has, its new rows included. */
 static int64_t longest_of(const Batch *batch)
 {
     int64_t longest = 1;
@@ -302,13 +325,14 @@ static int64_t longest_of(const Batch *batch)
     return longest;
 }
 
-/* Cuts the tiles of the batch into the space. */
+/* What each thread starts from: the batch, and its attention cut into tiles, which are written to the space. */
 static Pass pass_of(const Model *model, const Batch *batch, const Space *space)
 {
     Batch early = *batch;
     early.segments -= batch->late_segments;
     Pass pass = {.model = model, .batch = batch, .space = space, .rows = batch->rows - batch->late};
-    for (int i = 0; i < 2; i++) { /* where both kinds of layers are alike, their tiles are the same ones */
+    /* Layers with all keys and with recent pages share tiles where their heads are the same. */
+    for (int i = 0; i < 2; i++) {
         pass.tiles[i] = i && !differ(model) ? pass.tiles[0] : cut_tiles(&early, &space->alike[i], 0, 0);
         pass.all_tiles[i] = i && !differ(model) ? pass.all_tiles[0] : cut_tiles(batch, &space->alike[i], 0, 0);
     }
@@ -316,7 +340,8 @@ static Pass pass_of(const Model *model, const Batch *batch, const Space *space)
     return pass;
 }
 
-/* Whether rows without logits end with the last layer's keys and values: nobody reads what they would leave. */
+/* Whether rows without logits stop once the last layer has their keys and values, as those of a
+ * prompt do but for its last row. No later layer, tap or vote may read what they would compute. */
 static int keeps_wanted(const Model *model, const Batch *batch)
 {
     if (!batch->wanted || batch->wanted >= batch->rows || batch->late || batch->all_rows || batch->skip || model->context) return 0;
@@ -329,7 +354,7 @@ static int keeps_wanted(const Model *model, const Batch *batch)
     return 1;
 }
 
-/* The rows with logits as a batch of their own, whose segments are those of all rows. */
+/* Makes a batch of the rows with logits alone, and cuts their tiles. Its segments still number all rows. */
 static void lay_out_kept(Pass *pass, Batch *kept)
 {
     const Batch *batch = pass->batch;
@@ -347,6 +372,7 @@ static void lay_out_kept(Pass *pass, Batch *kept)
     pass->kept_tiles = cut_tiles(batch, &pass->space->alike[recent], space->place, pass->tiles[recent]);
 }
 
+/* Runs one forward on the pool, and returns when its results are there. */
 static void forward(const Model *model, const Batch *batch)
 {
     Batch kept;

@@ -1,5 +1,14 @@
-/* The phases of a forward, in which threads share the work on rows or on a product. A phase ends wherever a thread reads
- * what others wrote. */
+/* How the threads of a forward share its work: phases over rows (`run_rows`), over the panels of a product (`run_product`),
+ * or done by one thread (`run_once`). A phase is a barrier (pool.h), and ends wherever a thread reads what others wrote.
+ *
+ * All these functions return 0 when the job has ended meanwhile, because this thread was late: the caller leaves at once.
+ *
+ * A product's panels are cut into ranges, one for each thread, and each range into pieces of some panels. Threads steal
+ * pieces of other ranges when their own are done:
+ *
+ *     panels   | thread 0                | thread 1                | ...
+ *     pieces   | 0  | 1  | 2  | 3  | 4  | 5  | 6  | 7  | 8  | 9  |        `each` panels to a piece
+ */
 #ifndef PARLAY_PHASES_H
 #define PARLAY_PHASES_H
 
@@ -7,41 +16,54 @@
 #include "pool.h"
 #include "space.h"
 
-#define FEW_NUMBERS 8192    /* of rows: one thread is done with them before it could share them out */
-#define PIECES 32           /* of a product, for each thread */
-#define LEAST_WEIGHTS 65536 /* numbers that a piece reads: to claim one takes as long as reading some thousands */
-#define MOST_RESULTS 65536  /* numbers of one piece: they should stay in the second-level cache */
+/* Up to so many numbers of all rows, one thread takes a step alone: the others would not arrive in time to help. */
+#define FEW_NUMBERS 8192
+/* Pieces of a product for each thread, about: few enough to claim cheaply, enough to share evenly. */
+#define PIECES 32
+/* A piece reads at least so many weights, because claiming one takes as long as reading some thousands. */
+#define LEAST_WEIGHTS 65536
+#define MOST_RESULTS 65536  /* a piece has at most so many results, which should stay in the second-level cache */
 
-/* A forward as one thread sees it. */
+/* A forward as one thread sees it: each has a copy. What differs between threads is `me`, and how far each has come. */
 typedef struct {
     const Model *model;
     const Batch *batch;
     const Space *space;
     Member *me;
-    int64_t rows;                   /* that run in this layer */
-    const Batch *kept;              /* the rows with logits alone, as which the last layer's attention goes on; or null */
-    int64_t kept_tiles, first_tile; /* how many of attention in that layer; the first one of the layer that runs */
-    const int32_t *place;           /* where the batch's rows are among those that run; null: where they are in the batch */
-    int64_t tiles[2], all_tiles[2]; /* of attention in layers as Space has them; when late rows have joined */
-    int64_t here, next; /* the sub-layer that runs, and the one that runs after it, past the last: the head */
-    int64_t entered; /* layers so far, where some are read from a file */
-    int64_t round, rounds, all_rounds; /* of spans that several ranks have: the first at work, how many, and of how many */
+    int64_t rows;                   /* that run in this layer: without the late ones before they join */
+    /* The rows with logits as a batch of their own, which the last layer's
+     * attention goes on with; null: all rows run to the end. */
+    const Batch *kept;
+    const int32_t *place; /* then: each row's place among these, -1 for others; null before that */
+    /* How many tiles attention has, for both kinds of layers
+     * (Space.alike); and how many once the late rows have joined. */
+    int64_t tiles[2], all_tiles[2];
+    int64_t first_tile, kept_tiles; /* where the tiles of the layer that runs begin; how many the rows with logits have */
+    int64_t here, next; /* the sub-layer that runs, and the one after it: 2 * layers stands for the head */
+    int64_t entered; /* layers entered so far, where some are read from a file */
+    /* Context parallelism, in attention: rounds of spans (tiles.h)
+     * from `round` on, `rounds` of them at once, of all_rounds. */
+    int64_t round, rounds, all_rounds;
 } Pass;
 
-/* A part of the work on rows, which are cut into `parts`. */
+/* A step on rows: does part number `part` of `parts`. Which rows these are, it computes itself. */
 typedef void Step(const Pass *pass, int64_t part, int64_t parts);
 
+/* A phase over rows; `commit_rows` runs a piece of it. */
 typedef struct {
     const Pass *pass;
     Step *step;
     int64_t parts;
 } RowsTask;
 
+/* A phase that computes a product. */
 typedef struct {
-    RowsTask after; /* what is made of the outputs once they are all there */
+    RowsTask after; /* the step on rows that follows at once, if few rows run */
     Product product;
     int64_t rows, threads, panels;
-    int64_t unit, each, pieces; /* panels of a unit, and of a piece, in whole units; pieces of each thread's panels */
+    /* unit: panels that stay together (`unit_of`). each: panels of a
+     * piece, whole units. pieces: how many each thread's range has. */
+    int64_t unit, each, pieces;
 } ProductTask;
 
 static void commit_rows(const void *own, int64_t piece, Member *me)
@@ -51,6 +73,7 @@ static void commit_rows(const void *own, int64_t piece, Member *me)
     task->step(task->pass, piece, task->parts);
 }
 
+/* Ends a product: whoever finishes the last piece takes the step on all rows. */
 static void close_with_rows(const void *own)
 {
     const RowsTask *task = own;
@@ -66,14 +89,14 @@ static int run_parts(const Pass *pass, Step *step, int64_t parts)
     return parlay_pool_phase(pass->me, &phase);
 }
 
-/* A step as a phase of its own. */
+/* Runs a step on rows as a phase of its own. */
 static int run_rows(const Pass *pass, Step *step)
 {
     int64_t most = 4 * pass->me->count, rows = pass->batch->rows;
     return run_parts(pass, step, has_few_rows(pass) ? 1 : rows < most ? rows : most);
 }
 
-/* A step that one thread takes for all. */
+/* Runs a step that one thread takes while the others wait. */
 static int run_once(const Pass *pass, Step *step) { return run_parts(pass, step, 1); }
 
 /* --------------------------------------------------------------------------------------------------------- adapters */
@@ -91,6 +114,7 @@ static void commit_lowered(const void *own, int64_t piece, Member *me)
     lower_rows(task->product, task->lowered, task->rows * piece / task->parts, task->rows * (piece + 1) / task->parts);
 }
 
+/* A phase that computes down(x) of the rows' adapters. */
 static int run_lower(const Pass *pass, const Product *product, int64_t rows)
 {
     int64_t most = 4 * pass->me->count;
@@ -99,13 +123,14 @@ static int run_lower(const Pass *pass, const Product *product, int64_t rows)
     return parlay_pool_phase(pass->me, &phase);
 }
 
-/* In which form adapters want the inputs of products, if any row has one. */
+/* The form in which adapters read the inputs of products, if any row
+ * has one. In eight bits they read the same codes as the product. */
 INLINE int forms_of_adapters(const Batch *batch)
 {
     return !batch->adapters || batch->codes ? 0 : batch->brains ? BRAINS : FLOATS;
 }
 
-/* A layer's product with what the rows' adapters add to it; its first matrix is number `first` of LAYER_PRODUCTS. */
+/* Adds the rows' adapters to a layer's product. `first` is where its first matrix stands in LAYER_PRODUCTS. */
 static Product with_adapters(const Pass *pass, Product product, int64_t layer, int64_t first)
 {
     product.adapters = pass->batch->adapters;
@@ -117,15 +142,18 @@ static Product with_adapters(const Pass *pass, Product product, int64_t layer, i
 
 /* --------------------------------------------------------------------------------------------------------- products */
 
-/* Gates stay in whole units. Other products may cut one, so that threads have even shares. */
+/* How many panels a thread's range is a multiple of. Gates must stay in whole units; ranges of other products may cut
+ * one, so that threads get even shares. */
 static int64_t whole_panels(const ProductTask *task) { return task->product.ending == GATE ? task->unit : 1; }
 
+/* The first panel of a thread's range. */
 static int64_t first_of_thread(const ProductTask *task, int64_t thread)
 {
     int64_t whole = whole_panels(task), panel = (task->panels + whole - 1) / whole * thread / task->threads * whole;
     return panel < task->panels ? panel : task->panels;
 }
 
+/* The first panel of a piece; the range's end, for the last pieces of a range that is shorter than others. */
 static int64_t first_panel(const ProductTask *task, int64_t piece)
 {
     int64_t thread = piece / task->pieces, panel = first_of_thread(task, thread) + piece % task->pieces * task->each;
@@ -148,6 +176,7 @@ static void commit_product(const void *own, int64_t piece, Member *me)
     finish_panels(&task->product, task->rows, first, count, (const float *)me->private);
 }
 
+/* How many panels make up a piece: about 1 / PIECES of a thread's range, within the limits above and MOST_PIECES. */
 static int64_t panels_of_piece(const ProductTask *task)
 {
     int64_t each = task->panels / task->threads / PIECES, few = LEAST_WEIGHTS / (PANEL * task->product.linear[0]->in);
@@ -158,14 +187,15 @@ static int64_t panels_of_piece(const ProductTask *task)
     return (each + task->unit - 1) / task->unit * task->unit;
 }
 
-/* Of the thread that has most. */
+/* The number of pieces in the longest range, which all ranges get. */
 static int64_t pieces_of_thread(const ProductTask *task)
 {
     int64_t whole = whole_panels(task), units = (task->panels + whole - 1) / whole;
     return ((units + task->threads - 1) / task->threads * whole + task->each - 1) / task->each;
 }
 
-/* A product of so many rows, then `after`, which may be null: by whoever ends the product where it is done at once. */
+/* Computes a product of so many rows, then takes the step `after`, if not null: at once by whoever ends the product, if
+ * rows are few, else as a phase of its own. */
 static int run_product(const Pass *pass, Product product, int64_t rows, Step *after)
 {
     int64_t few = has_few_rows(pass);

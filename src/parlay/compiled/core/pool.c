@@ -1,5 +1,17 @@
-/* The pools of threads; pool.h says what it promises. Every shared word is atomic and sequentially consistent unless an
- * order is named: waking sleepers and leaving jobs both rest on "write mine, then read yours".
+/* The thread pools; pool.h says what they promise.
+ *
+ * Each piece of the running phase has a slot, a word of stamp, thread and state. A thread claims a piece by swapping its own
+ * tag into the slot, and moves it from CLAIMED to COMMITTING to DONE. Another thread may take over a CLAIMED piece by
+ * swapping in its own tag; the first one's swap to COMMITTING then fails, and it drops its result. Slots are never cleared:
+ * the next phase has a higher stamp, to which all older slots count as free.
+ *
+ *     free --claim--> CLAIMED(a) --commit begins--> COMMITTING(a) --commit ends--> DONE(a)
+ *                        |  ^
+ *                        +--+ take_over: CLAIMED(b)
+ *
+ * Shared words are atomic and sequentially consistent, unless the code names another order. Both places where a thread
+ * could miss another one rest on that: to wake sleepers, and to leave a job, each side writes its own word, then reads the
+ * other's.
  */
 #define _GNU_SOURCE
 #include "pool.h"
@@ -12,49 +24,59 @@
 
 #include "system.h"
 
-/* Nanoseconds. A wait within a phase is for a thread that commits or closes, which takes a few microseconds at most if
- * it has its core; between jobs the caller prepares the next one. */
+/* How long threads spin before they sleep, in nanoseconds. Within a phase they
+ * wait for a thread that commits or closes, which takes some microseconds if it
+ * has a core. Between jobs they wait for the caller, who prepares the next one. */
 #define SPIN_IN_PHASE 40000
 #define SPIN_BETWEEN_JOBS 1000000
-/* Where other processes want the cores too, who spins uses up its share of them, and keeps a core from a thread of ours
- * that waits for one. So after a period in which threads waited long for cores, they spin little for a while. */
+/* Where other processes want the cores too, a thread that spins uses up its share of them, and may keep a core from
+ * another thread of the pool. So after a PERIOD in which the pool's threads waited MUCH for cores, all threads spin
+ * little, for CROWDED_FOR nanoseconds. */
 #define PERIOD 80000000
-#define MUCH (PERIOD / 8) /* of all threads together */
+#define MUCH (PERIOD / 8) /* all threads' waits added up */
 #define CROWDED_FOR 1000000000
 #define SPIN_WHERE_CROWDED 5000
 #ifndef LEAST_PATIENCE
-#define LEAST_PATIENCE 5000 /* before a piece is taken from a late thread, which then computes what nobody uses */
+#define LEAST_PATIENCE 5000 /* before a late piece is taken over, which makes the late thread's work useless */
 #endif
-#define NAP 1000000         /* asleep at most, before a look at whether a piece can be taken over */
+#define NAP 1000000         /* the longest sleep before a thread looks whether it can take over a piece */
 
+/* The states of a piece; and where a worker is: OUTSIDE any job, INSIDE one, or DETACHED: in a computation that the job
+ * need not wait for (Phase.detached). */
 enum { CLAIMED = 1, COMMITTING = 2, DONE = 3 };
 enum { OUTSIDE, INSIDE, DETACHED };
 
+/* One thread of the pool besides callers. */
 typedef struct {
-    uint32_t place __attribute__((aligned(64))); /* OUTSIDE the job, INSIDE, or DETACHED in a piece's computation */
+    /* OUTSIDE, INSIDE or DETACHED. */
+    uint32_t place __attribute__((aligned(64)));
     Member member;
     pthread_t thread;
-    int64_t name;
+    int64_t name; /* the system's number of the thread, see system.h */
 } Worker;
 
 typedef struct Pool {
-    pthread_mutex_t jobs; /* held by who runs a job */
-    int64_t workers;      /* threads there are besides callers */
+    pthread_mutex_t jobs; /* held while a job runs */
+    int64_t workers;      /* threads that have been started */
     void (*job)(const void *, Member *);
     const void *context;
-    int64_t count;   /* threads of the job */
-    uint64_t stamps; /* given to phases so far */
-    uint64_t active __attribute__((aligned(64)));  /* the first stamp of the job that runs, or 0 */
-    uint64_t current __attribute__((aligned(64))); /* the stamp of the phase that runs */
-    uint64_t closing;                              /* the last stamp whose end somebody has taken in hand */
-    uint32_t bell, sleepers; /* rung when a phase ends; who listens */
+    int64_t count;   /* threads of the job, its caller included */
+    uint64_t stamps; /* no phase so far has a higher stamp */
+    uint64_t active __attribute__((aligned(64)));  /* the first stamp of the running job; 0: none runs */
+    uint64_t current __attribute__((aligned(64))); /* the stamp of the running phase */
+    uint64_t closing;                              /* the last stamp that a thread has begun to close */
+    uint32_t bell, sleepers; /* a futex that changes when a phase ends; how many threads sleep on it */
+    /* The same for the beginning of a job. */
     uint32_t job_bell __attribute__((aligned(64))), job_sleepers;
-    int64_t gap, ended; /* nanoseconds between jobs, lately; when the last one ended */
-    int64_t looker;                               /* who looked around last */
-    int64_t looked_at, waited, crowded_until;    /* when; how long it and the workers had waited for cores by then */
-    int64_t delayed, delay_every, delay; /* for tests */
+    int64_t gap, ended; /* nanoseconds between jobs, averaged over the latest; when the last one ended */
+    /* For `look_around`: the thread that called it last, when, how long all threads had waited for cores by then; and
+     * until when they count as crowded. */
+    int64_t looker;
+    int64_t looked_at, waited, crowded_until;
+    int64_t delayed, delay_every, delay; /* see parlay_pool_delay */
     Member caller;
-    /* Per piece: stamp << 16 | thread << 2 | state. A slot of an earlier phase is free. */
+    /* For each piece: stamp << 16 | thread << 2 | state. A stamp
+     * before the running phase's means that the piece is free. */
     uint64_t slot[MOST_PIECES] __attribute__((aligned(64)));
     Worker worker[MOST_THREADS];
 } Pool;
@@ -66,7 +88,7 @@ static Pool pools[POOLS] = {
 
 #define LOAD(WORD) __atomic_load_n(&(WORD), __ATOMIC_SEQ_CST)
 #define STORE(WORD, VALUE) __atomic_store_n(&(WORD), VALUE, __ATOMIC_SEQ_CST)
-/* Of what decides nothing but how long threads wait. */
+/* For words that only decide how long threads wait. */
 #define GLANCE(WORD) __atomic_load_n(&(WORD), __ATOMIC_RELAXED)
 #define NOTE(WORD, VALUE) __atomic_store_n(&(WORD), VALUE, __ATOMIC_RELAXED)
 #define SWAP_IF(WORD, OLD, NEW) __atomic_compare_exchange_n(&(WORD), &(OLD), NEW, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)
@@ -78,6 +100,7 @@ static int64_t now(void)
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
+/* Wakes all who sleep on a bell. Its count only changes where somebody sleeps. */
 static void ring(uint32_t *word, uint32_t *sleepers)
 {
     if (!LOAD(*sleepers)) return;
@@ -85,7 +108,7 @@ static void ring(uint32_t *word, uint32_t *sleepers)
     wake(word);
 }
 
-/* Now and then at the beginning of a job: whether threads have to wait for cores. */
+/* At the beginning of a job, once in a PERIOD: finds out whether the threads had to wait long for cores. */
 static void look_around(Pool *pool, int64_t time)
 {
     if (time - pool->looked_at < PERIOD) return;
@@ -108,6 +131,7 @@ static uint64_t tag(const Member *me, uint64_t stamp, int state)
     return stamp << 16 | (uint64_t)me->index << 2 | (uint64_t)state;
 }
 
+/* Tells where a worker is. The caller (index 0) has no place, for the job cannot end without it. */
 static void set_place(const Member *me, uint32_t place)
 {
     if (me->index) STORE(me->pool->worker[me->index].place, place);
@@ -121,7 +145,8 @@ static void delay_for_tests(const Member *me, int64_t piece)
     nanosleep(&time, 0);
 }
 
-/* Computes and commits a piece that this thread has claimed. 0: the job has ended meanwhile. */
+/* Computes and commits a piece that this thread has claimed, unless
+ * another one has taken it over. 0: the job has ended meanwhile. */
 static int work_on(Member *me, const Phase *phase, int64_t piece, uint64_t stamp)
 {
     uint64_t mine = tag(me, stamp, CLAIMED);
@@ -129,7 +154,8 @@ static int work_on(Member *me, const Phase *phase, int64_t piece, uint64_t stamp
         if (phase->detached) set_place(me, DETACHED);
         phase->compute(phase->task, piece, me);
         if (__builtin_expect(GLANCE(me->pool->delayed) >= 0, 0)) delay_for_tests(me, piece);
-        int kept = SWAP_IF(me->pool->slot[piece], mine, tag(me, stamp, COMMITTING)); /* then the job waits for this piece */
+        /* From here on nobody can take the piece over, and the job waits for it. */
+        int kept = SWAP_IF(me->pool->slot[piece], mine, tag(me, stamp, COMMITTING));
         if (phase->detached) set_place(me, INSIDE);
         if (!kept) return LOAD(me->pool->active) == me->job;
     }
@@ -138,21 +164,21 @@ static int work_on(Member *me, const Phase *phase, int64_t piece, uint64_t stamp
     return 1;
 }
 
-/* Claims a piece that nobody has begun. */
+/* Claims a piece, if nobody has begun it. */
 static int claim(const Member *me, const Phase *phase, int64_t piece, uint64_t stamp)
 {
     uint64_t seen = __atomic_load_n(&me->pool->slot[piece], __ATOMIC_RELAXED);
     return seen >> 16 < stamp && SWAP_IF(me->pool->slot[piece], seen, tag(me, stamp, phase->compute ? CLAIMED : COMMITTING));
 }
 
-/* Claims one that another thread has begun and not committed. */
+/* Takes over a piece that another thread has claimed and not begun to commit. */
 static int take_over(const Member *me, int64_t piece, uint64_t stamp)
 {
     uint64_t seen = LOAD(me->pool->slot[piece]);
     return seen >> 16 == stamp && (seen & 3) == CLAIMED && SWAP_IF(me->pool->slot[piece], seen, tag(me, stamp, CLAIMED));
 }
 
-/* The first piece from `next` on that could be taken over, or -1. */
+/* Takes over the first such piece from `next` on, and returns its number, or -1. */
 static int64_t take_any_over(const Member *me, const Phase *phase, int64_t next, uint64_t stamp)
 {
     for (; next < phase->pieces; next++)
@@ -166,7 +192,8 @@ static int is_done(const Pool *pool, int64_t piece, uint64_t stamp)
     return seen >> 16 > stamp || (seen >> 16 == stamp && (seen & 3) == DONE);
 }
 
-/* Its own range in order, then those of the others from their ends. How many pieces it did, or -1: the job ended. */
+/* Does the pieces of the thread's own range in order, then steals from the others' ranges, from their ends, where their
+ * owners come last. Returns how many pieces it did, or -1: the job has ended. */
 static int64_t work_through(Member *me, const Phase *phase, uint64_t stamp)
 {
     int64_t did = 0, from = phase->pieces * me->index / me->count, to = phase->pieces * (me->index + 1) / me->count;
@@ -187,7 +214,7 @@ static int64_t work_through(Member *me, const Phase *phase, uint64_t stamp)
     return did;
 }
 
-/* Ends a phase whose pieces are all done, if nobody else does. */
+/* Closes a phase whose pieces are all done, unless another thread does so already. 1: this thread has done it. */
 static int close_phase(Pool *pool, const Phase *phase, uint64_t stamp)
 {
     uint64_t seen = LOAD(pool->closing);
@@ -198,6 +225,7 @@ static int close_phase(Pool *pool, const Phase *phase, uint64_t stamp)
     return 1;
 }
 
+/* Sleeps until the phase ends, or for a NAP. The count of sleepers goes up before the look at `current`: see `ring`. */
 static void sleep_in_phase(Pool *pool, uint64_t stamp)
 {
     __atomic_fetch_add(&pool->sleepers, 1, __ATOMIC_SEQ_CST);
@@ -206,7 +234,8 @@ static void sleep_in_phase(Pool *pool, uint64_t stamp)
     __atomic_fetch_sub(&pool->sleepers, 1, __ATOMIC_SEQ_CST);
 }
 
-/* Waits for the end of a phase in which there is nothing more to claim, and helps where others are late. */
+/* Waits for the end of a phase in which nothing is left to claim. Meanwhile it takes over late pieces, and closes the
+ * phase when all are done. 0: the job has ended meanwhile. */
 static int see_to_the_end(Member *me, const Phase *phase, uint64_t stamp, int64_t patience)
 {
     int64_t next = 0, began = 0;
@@ -228,6 +257,7 @@ static int see_to_the_end(Member *me, const Phase *phase, uint64_t stamp, int64_
     return LOAD(me->pool->active) == me->job;
 }
 
+/* A phase of a job that has a single thread. */
 static int phase_alone(Member *me, const Phase *phase)
 {
     for (int64_t piece = 0; piece < phase->pieces; piece++) {
@@ -255,14 +285,15 @@ char *parlay_pool_private(Member *me, size_t bytes)
         free(me->private);
         me->private_bytes = (bytes + bytes / 4 + 63) / 64 * 64;
         me->private = aligned_alloc(64, me->private_bytes);
-        if (!me->private) abort(); /* some hundred kilobytes */
+        if (!me->private) abort(); /* it is some hundred kilobytes */
     }
     return me->private;
 }
 
 /* ------------------------------------------------------------------------------------------------------------- jobs */
 
-/* Until the number of jobs differs from `seen`: spinning for as long as the next one usually takes to come. */
+/* Waits for the next job: until job_bell differs from `seen`. It
+ * spins for about as long as the next job usually takes to come. */
 static uint32_t next_job(Pool *pool, uint32_t seen)
 {
     int64_t began = now(), gap = GLANCE(pool->gap);
@@ -279,11 +310,13 @@ static uint32_t next_job(Pool *pool, uint32_t seen)
     return LOAD(pool->job_bell);
 }
 
+/* Runs the job that is active, if it wants this worker. */
 static void take_part(Worker *worker)
 {
     Member *me = &worker->member;
     Pool *pool = me->pool;
-    STORE(worker->place, INSIDE); /* before the look at what runs: who ends the job looks the other way round */
+    /* Before it looks at `active`: the thread that ends the job writes that first, then looks at the places. */
+    STORE(worker->place, INSIDE);
     uint64_t job = LOAD(pool->active);
     if (job && me->index < pool->count) {
         me->job = me->stamp = job;
@@ -297,7 +330,7 @@ static void *serve(void *own)
 {
     Worker *worker = own;
     NOTE(worker->name, thread_name());
-    fesetenv(FE_DFL_ENV); /* not as the thread that has started this one may have changed it */
+    fesetenv(FE_DFL_ENV); /* the thread that started this one may have changed rounding or traps */
     for (uint32_t seen = 0;;) {
         seen = next_job(worker->member.pool, seen);
         take_part(worker);
@@ -322,8 +355,9 @@ static int start_worker(Pool *pool, int64_t index)
     return !failed;
 }
 
-/* Only the thread that forked lives on in the child: its pools are empty, and fill when they are next used. A job that
- * another thread was running never ends here, and has used stamps that nobody has counted. */
+/* Runs in the child after a fork, where only the thread that forked lives on. Its pools are empty, and start new
+ * workers when they are next used. A job that another thread was running never ends here, and its phases have used
+ * stamps that `stamps` does not count. */
 static void start_anew(void)
 {
     forget_sleepers();
@@ -333,7 +367,7 @@ static void start_anew(void)
         if (pool->stamps < pool->current) pool->stamps = pool->current;
         pool->active = 0;
         pool->sleepers = pool->job_sleepers = 0;
-        pool->caller.private = 0, pool->caller.private_bytes = 0; /* another thread may have been about to replace it */
+        pool->caller.private = 0, pool->caller.private_bytes = 0; /* another thread may have been replacing it */
     }
 }
 
@@ -342,6 +376,7 @@ static void prepare_for_forks(void)
     pthread_atfork(0, 0, start_anew);
 }
 
+/* Starts missing workers. Returns how many threads the job gets: fewer, if the system gives no more. */
 static int64_t gather(Pool *pool, int64_t threads)
 {
     static pthread_once_t prepared = PTHREAD_ONCE_INIT;
@@ -351,6 +386,7 @@ static int64_t gather(Pool *pool, int64_t threads)
     return pool->workers + 1 < threads ? pool->workers + 1 : threads;
 }
 
+/* Waits until all workers are at `place`. Detached ones are waited for only if `detached_too`. */
 static void wait_until(Pool *pool, uint32_t place, int detached_too)
 {
     for (int64_t other = 1; other <= pool->workers; other++)
@@ -360,7 +396,8 @@ static void wait_until(Pool *pool, uint32_t place, int detached_too)
             if (looks < 1000)
                 PAUSE();
             else
-                sleep_on(&pool->worker[other].place, seen, 50000); /* nobody rings for it */
+                /* Nobody wakes it: it looks again after 50 microseconds. */
+                sleep_on(&pool->worker[other].place, seen, 50000);
         }
 }
 
@@ -382,7 +419,7 @@ void parlay_pool_run(int which, int64_t threads, void (*job)(const void *, Membe
         __atomic_fetch_add(&pool->job_bell, 1, __ATOMIC_SEQ_CST);
         if (LOAD(pool->job_sleepers)) wake(&pool->job_bell);
     }
-    fenv_t own; /* of the caller, who may round otherwise, or to zeros: all threads of a job compute alike */
+    fenv_t own; /* the caller's floating-point settings; all threads of a job compute with the default ones */
     fegetenv(&own);
     fesetenv(FE_DFL_ENV);
     job(context, &pool->caller);

@@ -25,9 +25,9 @@ typedef struct {
     Tile *tiles;
 } Alike;
 
-/* Of the rows that run, those with logits: no other runs behind the last keys and values. */
+/* The rows with logits, which may run alone from the last layer's attention on; see `keeps_wanted`. */
 typedef struct {
-    int32_t *place;           /* [rows]: where a row is among them; -1: it is none of them */
+    int32_t *place;           /* [rows]: a row's place among them; -1: it has no logits */
     int32_t *order;           /* [wanted]: 0, 1, 2 and so on */
     const LowRank **adapters; /* [wanted]: as a batch has them */
 } Kept;

@@ -1,7 +1,8 @@
-/* What the pool of threads asks of the operating system: to sleep on a word, and how long threads waited for cores.
+/* What the thread pool (pool.c) needs from the operating system: to sleep on a word of memory, and to learn how long
+ * threads waited for cores.
  *
- * Linux answers both. Elsewhere one lock and one condition of POSIX threads stand for all words, and nobody tells how
- * long a thread waited. PARLAY_POSIX asks for that form on Linux too, where it can be tested.
+ * Linux has both: futexes, and schedstat. Elsewhere one lock and one condition of POSIX threads serve all words, and nobody
+ * tells how long threads waited. With PARLAY_POSIX that form is used on Linux too, so that it can be tested.
  */
 #ifndef PARLAY_SYSTEM_H
 #define PARLAY_SYSTEM_H
@@ -18,14 +19,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Sleeps while the word is what was seen; for so many nanoseconds at most, if not 0. May wake for no reason. */
+/* Sleeps while the word equals `seen`, for so many nanoseconds
+ * at most; 0: no limit. It may return earlier for no reason. */
 static void sleep_on(uint32_t *word, uint32_t seen, int64_t nanoseconds)
 {
     struct timespec most = {nanoseconds / 1000000000, nanoseconds % 1000000000};
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, nanoseconds ? &most : 0, 0, 0);
 }
 
-/* Wakes all who sleep on a word that has changed. */
+/* Wakes all threads that sleep on a word. The caller has changed it before. */
 static void wake(uint32_t *word)
 {
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
@@ -33,12 +35,13 @@ static void wake(uint32_t *word)
 
 static void forget_sleepers(void) {}
 
+/* The system's number of the calling thread. */
 static int64_t thread_name(void)
 {
     return syscall(SYS_gettid);
 }
 
-/* How long a thread has been ready to run without a core, since it began. 0 where the system does not tell. */
+/* How many nanoseconds a thread has waited for a core since it began. 0: the system does not tell. */
 static int64_t waited_for_core(int64_t thread)
 {
     char path[64], text[128];
@@ -76,12 +79,12 @@ static void sleep_on(uint32_t *word, uint32_t seen, int64_t nanoseconds)
 static void wake(uint32_t *word)
 {
     (void)word;
-    pthread_mutex_lock(&sleepers_lock); /* a thread that saw the old word sleeps by now */
+    pthread_mutex_lock(&sleepers_lock); /* with the lock, no thread is between its look at the word and its sleep */
     pthread_cond_broadcast(&sleepers_bell);
     pthread_mutex_unlock(&sleepers_lock);
 }
 
-/* In the child of a fork, which has none of the sleepers, and maybe a lock that nobody holds any more. */
+/* In the child of a fork: none of the sleepers is there, and the lock may be held by a thread that is not. */
 static void forget_sleepers(void)
 {
     pthread_mutex_init(&sleepers_lock, 0);
