@@ -1,10 +1,21 @@
-/* Attention of new rows over cached keys and their own; paths.h says which of them a row sees.
+/* Attention of one tile: flash attention on a CPU. tiles.h calls `attend_tile` for each tile; paths.h says which keys a row
+ * sees.
  *
- * A tile's queries go through the keys in blocks, each with one softmax over what came so far (Milakov and Gimelshein
- * 2018; Dao et al. 2022). Key number p of a path is summed at the same place whatever rows share the work: blocks begin
- * at multiples of their length, scores go to memory, the softmax and the mix of values run over them by p, and a key that
- * is hidden from a row adds zero to its sums. Nor does it matter which pages of the cache hold the keys: they are read
- * where they lie, a vector of them never from two pages.
+ * A tile's queries go through the keys in blocks of KEYS, with an online softmax (Milakov and Gimelshein 2018; Dao et al.
+ * 2022). For each block:
+ *
+ *     score_keys     scores = queries . keys                               to memory, [queries][COLUMNS]
+ *     weigh_block    hides what a row may not see, weights = exp(scores - largest so far), shrinks what is mixed already
+ *     mix_keys       mixed += weights * values
+ *
+ * Blocks are grouped into spans (Model.span). Each span's sums begin anew, and `join_sums` adds them up in order, as ranks
+ * that share the spans out do, too.
+ *
+ * A row's result has the same bits whatever rows share the work and wherever its keys lie: the key at position p of a path is
+ * always summed at the same place. Blocks begin at multiples of KEYS, all sums run over the block by p, and a hidden key adds
+ * zero. Keys are read where they lie in the cache, and a vector of them never comes from two pages.
+ *
+ * Nodes of a tree share the text's keys, whose slots are their positions; then each row reads the slots of its own path.
  */
 #ifndef PARLAY_ATTENTION_H
 #define PARLAY_ATTENTION_H
@@ -12,7 +23,8 @@
 #include "codes_of_keys.h"
 #include "values.h"
 
-/* Columns of the keys with these slots, `count` of them; the others are never used. */
+/* Copies the keys with these slots into a strip of their own. Lanes from
+ * `count` on are filled with the last key; nobody uses their sums. */
 static void gather_columns(const Work *work, const int64_t *slots, int64_t count, uint32_t *columns)
 {
     for (int64_t lane = 0; lane < LANES; lane++) {
@@ -22,7 +34,7 @@ static void gather_columns(const Work *work, const int64_t *slots, int64_t count
     }
 }
 
-/* Columns of two bfloat16 numbers to two of one. */
+/* Widens columns of bfloat16 pairs to twice as many columns of float32. */
 INLINE void widen_columns(const uint32_t *columns, int64_t words, uint32_t *wide)
 {
     for (int64_t k = 0; k < words; k++) {
@@ -32,7 +44,8 @@ INLINE void widen_columns(const uint32_t *columns, int64_t words, uint32_t *wide
     }
 }
 
-/* Keys from..to of a block and queries first..last; slots[0] belongs to key `from`, null: slots are key numbers. */
+/* Computes the scores of queries first..last and keys from..to of one block. `slots` has the keys' slots, slots[0] for
+ * key `from`; null: a key's slot is its position. */
 static void score_keys(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to, const int64_t *slots)
 {
     if (in_blocks(&work->heads)) {
@@ -65,14 +78,14 @@ static void score_keys(const Work *work, int64_t first, int64_t last, int64_t fr
     }
 }
 
-/* Columns from..to of a block. */
+/* Hides columns from..to of a block: their weights become zero. */
 INLINE void hide(float *scores, int64_t from, int64_t to)
 {
     for (int64_t key = from; key < to; key++) scores[key] = -__builtin_inff();
 }
 
-/* Scores of a query in a block, of which those before `end` may be seen, to weights, in the activation type, in place.
- * What is mixed already shrinks to the new largest score. */
+/* Turns a query's scores of one block into weights, in place and in the form that values are multiplied with
+ * (`form_of`); only columns before `end` count. What was mixed before shrinks if there is a new largest score. */
 static void soften(const Work *work, int64_t query, int64_t end)
 {
     const int form = form_of(work->heads.cached);
@@ -101,7 +114,7 @@ static void soften(const Work *work, int64_t query, int64_t end)
     *total_so_far += sum(total);
 }
 
-/* The scores of queries first..last in a block, of which they see columns from..to, to weights. */
+/* Turns the scores of queries first..last of one block into weights, where each query sees columns from..to. */
 static void weigh_block(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to)
 {
     for (int64_t q = first; q < last; q++) {
@@ -118,7 +131,7 @@ static void weigh_block(const Work *work, int64_t first, int64_t last, int64_t f
     }
 }
 
-/* The work with a prefix in place of the sequence's own keys; `pages` stands for it. */
+/* The same work over the pages of the prefix. `pages` is memory for the segment that stands for them. */
 static Work work_on_prefix(const Work *work, Segment *pages)
 {
     const Prefix *prefix = work->segment->prefix;
@@ -130,7 +143,7 @@ static Work work_on_prefix(const Work *work, Segment *pages)
     return own;
 }
 
-/* The first keys in the work's pages, all of which a tile's queries from `first` on see. */
+/* Attends to the first `keys` keys in the pages, all of which the queries from `first` on see. */
 static void attend_pages(const Work *work, int64_t first, int64_t keys)
 {
     for (int64_t block = 0; block < keys; block += KEYS) {
@@ -141,7 +154,7 @@ static void attend_pages(const Work *work, int64_t first, int64_t keys)
     }
 }
 
-/* A prefix, which a tile's queries from `first` on see as a whole. */
+/* Attends to the prefix: the queries from `first` on see all of it. */
 static void attend_prefix(const Work *work, int64_t first)
 {
     Segment pages;
@@ -149,7 +162,8 @@ static void attend_prefix(const Work *work, int64_t first)
     attend_pages(&own, first, work->segment->prefix->keys);
 }
 
-/* What all rows of a tile see of the hidden keys. `pages` has room for their addresses. */
+/* Attends to the chosen pages among the hidden ones, which all
+ * rows of the tile see. `pages` has room for their addresses. */
 static void attend_chosen(const Work *work, char **pages)
 {
     const Segment *segment = work->segment;
@@ -160,8 +174,8 @@ static void attend_chosen(const Work *work, char **pages)
     attend_pages(&own, 0, segment->chosen_pages * PAGE);
 }
 
-/* Which part of the attention of each row, summed over its queries, the first `pages` get: [rows][pages]. What queries
- * see was summed up before, and all of them see these pages. */
+/* Writes votes [rows][pages]: which part of its attention each row pays to each of the first pages, summed over its
+ * queries. All rows see these pages, and work->whole has the sums over all that they see. */
 static void vote(const Work *work, int64_t pages, float *votes)
 {
     memset(votes, 0, (size_t)(work->count / work->heads.group * pages) * 4);
@@ -180,8 +194,9 @@ static void vote(const Work *work, int64_t pages, float *votes)
     }
 }
 
-/* The keys of a tile's rows: from..shared are those that all see, those of its last rows end at `end`; of nodes each row
- * sees its own path behind the shared ones. Of all these only keys first..limit count. */
+/* Which keys the rows of a tile see, by position. Keys from..shared are read for all rows together; behind them each node
+ * reads its own path (`nodes`). `end` is where the last row's keys end. Only keys first..limit count: the span at work.
+ */
 typedef struct {
     const Tile *tile;
     int nodes;
@@ -191,7 +206,8 @@ typedef struct {
 INLINE int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* The keys of a node's own path that a block has: where they begin, and in `end` where they end. */
+/* The keys of a row's own path, behind the shared ones, that lie in a block: returns where they begin, sets `end`, and
+ * writes their slots to seen->slots. */
 static int64_t own_keys(const Work *work, const Seen *seen, int64_t row, int64_t block, int64_t *end)
 {
     int64_t limit = limit_of(work->segment, row), from = most_of(most_of(block, seen->shared), seen->first);
@@ -200,6 +216,8 @@ static int64_t own_keys(const Work *work, const Seen *seen, int64_t row, int64_t
     return from;
 }
 
+/* Attends to one block of keys: scores of the shared keys for all
+ * rows, of own paths row by row; weights; then the values, likewise. */
 static void attend_block(const Work *work, const Seen *seen, int64_t block)
 {
     const Segment *segment = work->segment;
@@ -221,7 +239,7 @@ static void attend_block(const Work *work, const Seen *seen, int64_t block)
     }
 }
 
-/* The keys that the rows of a tile see. `slots` has room for a path. */
+/* Finds the keys that the rows of a tile see. `slots` has room for a path. */
 static Seen seen_by(const Work *work, const Tile *tile, int64_t *slots)
 {
     const Segment *segment = work->segment;
@@ -233,15 +251,15 @@ static Seen seen_by(const Work *work, const Tile *tile, int64_t *slots)
     return seen;
 }
 
-/* Sums over no keys. */
+/* Sets the sums of all queries to those over no keys. */
 static void clear_sums(const Work *work, const Sums *sums)
 {
     for (int64_t q = 0; q < work->count; q++) sums->most[q] = -__builtin_inff(), sums->total[q] = 0;
     memset(sums->mixed, 0, (size_t)(work->count * width_of(&work->heads)) * 4);
 }
 
-/* Sums up the keys of one span, block by block. What a row sees of other spans changes nothing. Compiled once, so that
- * its bits are the same for all callers. */
+/* Sums up the keys of one span, `first` its first key, block by block; what rows see of other spans does not matter. It
+ * is never inlined, so that it is compiled once and has the same bits for all callers. */
 __attribute__((noinline)) static void attend_span(const Work *work, const Seen *seen, int64_t first)
 {
     Seen own = *seen;
@@ -253,7 +271,7 @@ __attribute__((noinline)) static void attend_span(const Work *work, const Seen *
         if (!is_hidden(work->segment, block)) attend_block(work, &own, block);
 }
 
-/* Adds one query's sums over other keys to `to`. In one order of spans they are the same bits wherever that is done. */
+/* Adds one query's sums `more`, over other keys, to `to`. Whoever joins the spans in order gets the same bits. */
 __attribute__((noinline)) static void join_sums(Sums to, Sums more, int64_t head_dim)
 {
     if (*more.most == -__builtin_inff()) return;
@@ -271,12 +289,13 @@ INLINE Sums sums_of_query(const Sums *sums, int64_t query, int64_t width)
     return (Sums){sums->mixed + query * width, sums->most + query, sums->total + query};
 }
 
-/* A sink is a key without a value: the first that a row sees. */
+/* Begins a query's sums with its attention sink, a key without a value. */
 INLINE void begin_with_sink(Sums sums, const float *sink)
 {
     if (sink) *sums.most = *sink, *sums.total = 1;
 }
 
+/* Adds the sums over the span at work to the sums over all spans before. */
 static void join_span(const Work *work)
 {
     const int64_t width = width_of(&work->heads);
@@ -284,12 +303,13 @@ static void join_span(const Work *work)
         join_sums(sums_of_query(&work->whole, q, width), sums_of_query(&work->span, q, width), work->heads.head_dim);
 }
 
+/* Ends the softmax: divides mixed values by the sum of their weights. */
 INLINE void divide(Sums sums, int64_t head_dim)
 {
     for (int64_t i = 0; i < head_dim; i++) sums.mixed[i] /= *sums.total;
 }
 
-/* Span by span what the rows of a tile see, then chosen pages of what is hidden, then for some the prefix. */
+/* Computes the attention of a tile: all spans that its rows see, then chosen hidden pages, then the prefix. */
 static void attend_tile(const Work *work, const Tile *tile, int64_t *slots)
 {
     const int64_t width = width_of(&work->heads), group = work->heads.group;

@@ -1,7 +1,11 @@
-/* Keys in blocks of eight bits: a row's codes into the cache, and the scores of queries in blocks, by whole numbers.
+/* The KV cache in Q8_0: stores a row's codes, and computes scores by products of whole numbers, with queries in InputBlocks.
  *
- * A page holds PAGE / LANES strips of keys, each [blocks][KEY_BYTES]: of a block the codes, four to a word, a word of each
- * key beside those of the others, then their scales. So keys are multiplied where they lie.
+ * LANES keys lie like a strip of Q8_0 weights (codes.h), so SCORE multiplies them where they lie, as a product does weights:
+ *
+ *     a page of one head    PAGE / LANES strips, each [blocks of the head][KEY_BYTES]
+ *     KEY_BYTES             [8 groups][LANES] words of four codes, 128 above their values; then LANES scales in half precision
+ *
+ * Values are read row by row; core.h has their layout.
  */
 #ifndef PARLAY_CODES_OF_KEYS_H
 #define PARLAY_CODES_OF_KEYS_H
@@ -9,8 +13,8 @@
 #include "codes.h"
 #include "strips.h"
 
-/* Each block times Hadamard's orthogonal matrix, which leaves products of queries and keys as they are: one large number
- * becomes 32 of middle size, so that a scale fits them all (Ashkboos et al. 2024, QuaRot). */
+/* Multiplies each block with Hadamard's orthogonal matrix. If queries and keys both are, their products stay the same,
+ * and one large number becomes 32 of middle size, so that a single scale serves all (Ashkboos et al. 2024, QuaRot). */
 static void spread(float *x, int64_t count)
 {
     for (float *block = x; block < x + count; block += BLOCK) {
@@ -24,7 +28,7 @@ static void spread(float *x, int64_t count)
     }
 }
 
-/* A key or value of whole blocks into its slot. */
+/* Stores a quantised key in its slot. */
 static void store_key(const Segment *segment, int64_t part, int64_t slot, const InputBlock *blocks, int64_t count)
 {
     char *strip = strip_at(segment, part, count * KEY_BYTES, slot);
@@ -33,13 +37,14 @@ static void store_key(const Segment *segment, int64_t part, int64_t slot, const 
         for (int g = 0; g < GROUPS; g++) {
             uint32_t word;
             memcpy(&word, blocks[b].codes + 4 * g, 4);
-            word ^= 0x80808080u; /* stored codes are 128 too large */
+            word ^= 0x80808080u; /* stored codes are 128 above their values */
             memcpy(strip + (g * LANES + slot % LANES) * 4, &word, 4);
         }
         memcpy(strip + (GROUPS * LANES * 2 + slot % LANES) * 2, &scale, 2);
     }
 }
 
+/* Stores a quantised value in its slot. */
 static void store_value(const Segment *segment, int64_t part, int64_t slot, const InputBlock *blocks, int64_t count)
 {
     char *codes = row_at(segment, part, slot, count * BLOCK);
@@ -50,7 +55,8 @@ static void store_value(const Segment *segment, int64_t part, int64_t slot, cons
     }
 }
 
-/* A strip of the keys with these slots, `count` of them; the others are never used. */
+/* Copies the keys with these slots into a strip of their own. Lanes from
+ * `count` on are filled with the last key; nobody uses their sums. */
 static void gather_keys(const Work *work, const int64_t *slots, int64_t count, char *strip)
 {
     const int64_t blocks = blocks_of(&work->heads);
@@ -65,7 +71,7 @@ static void gather_keys(const Work *work, const int64_t *slots, int64_t count, c
     }
 }
 
-/* What `score_keys` does, for a cache in blocks. */
+/* `score_keys` (attention.h) for a cache in Q8_0. */
 static void score_codes(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to, const int64_t *slots)
 {
     char gathered[VECTORS][LONGEST_HEAD / BLOCK * KEY_BYTES] __attribute__((aligned(64)));

@@ -1,8 +1,14 @@
-/* Which keys a row sees.
+/* Which keys a row sees: the attention mask, computed from the tree in place of a matrix.
  *
- * Its path, in order: committed tokens and pending rows up to itself, or all of these and then the nodes from the root
- * down to itself; of rows that see each other, as those of a block may, all have the path of the last. Of that path it sees the keys before
- * `limit_of`, from `first_of` on.
+ * A row's path is the keys from the beginning of its text down to itself, numbered by position: for a pending row all tokens
+ * up to it, for a node of a draft all pending rows and the nodes above it. Where some rows see each other (rows of a block,
+ * or of a chain that is `together`), they share the path of the last one. Of its path a row sees positions first_of ..
+ * limit_of - 1: all, or the last ones of a sliding window.
+ *
+ * Position and slot are the same for tokens of the text. Nodes take consecutive slots behind it, whatever their depth:
+ *
+ *     slots     0 ... start + pending - 1 | one slot for each node, in the order of the draft
+ *     path      0 ... start + pending - 1 | the slots of the nodes from the root down: `path_slots`
  */
 #ifndef PARLAY_PATHS_H
 #define PARLAY_PATHS_H
@@ -12,12 +18,13 @@
 
 INLINE int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
-/* Rows from..to of one segment, for one key/value head. Nodes of a branching tree are tiles of their own. */
+/* A piece of attention: the queries of rows from..to of one segment for
+ * one key head. Nodes of a tree are in tiles apart from pending rows. */
 typedef struct {
     int32_t segment, head, from, to;
 } Tile;
 
-/* The segment with the pages that a layer's keys are in. */
+/* The segment, with its recent pages in place of the others where the layer's keys are in these. */
 INLINE Segment in_pages_of(const Layer *layer, const Segment *segment)
 {
     Segment own = *segment;
@@ -25,12 +32,13 @@ INLINE Segment in_pages_of(const Layer *layer, const Segment *segment)
     return own;
 }
 
-/* A slot's row among those that begin at `part` of each page. */
+/* The address of a slot's row of `bytes`, among rows that begin `part` bytes into each page. */
 INLINE char *row_at(const Segment *segment, int64_t part, int64_t slot, int64_t bytes)
 {
     return segment->pages[(uint64_t)slot / PAGE] + part + (uint64_t)slot % PAGE * bytes;
 }
 
+/* How many nodes a path has down to this one. */
 INLINE int64_t depth_of(const Segment *segment, int64_t node)
 {
     int64_t depth = 0;
@@ -38,21 +46,21 @@ INLINE int64_t depth_of(const Segment *segment, int64_t node)
     return depth;
 }
 
-/* Position of a row: how many keys come before its own. */
+/* A row's position: how many keys come before its own on its path. */
 INLINE int64_t position_of(const Segment *segment, int64_t row)
 {
     if (row < segment->pending) return segment->start + row;
     return segment->start + segment->pending - 1 + depth_of(segment, row - segment->pending);
 }
 
-/* The position by which a row turns. */
+/* The position that RoPE gives a row: that on its path, or one of Segment's `places`. */
 INLINE int64_t turn_of(const Segment *segment, int64_t row)
 {
     int64_t first = segment->pending + segment->nodes - segment->placed;
     return row < first ? position_of(segment, row) : segment->places[row - first];
 }
 
-/* The row whose path this row sees. */
+/* The row whose path this row sees: itself, or the last one of its block or chain. */
 INLINE int64_t last_seen(const Segment *segment, int64_t row)
 {
     int64_t rows = segment->pending + segment->nodes;
@@ -76,13 +84,13 @@ INLINE int64_t first_of(const Segment *segment, int64_t window, int64_t row)
     return window && first > 0 ? first : 0;
 }
 
-/* Whether no row sees a block of keys, which are all hidden or none. */
+/* Whether no row sees a block of KEYS keys. Hidden keys are whole blocks. */
 INLINE int is_hidden(const Segment *segment, int64_t block)
 {
     return block >= segment->hidden_from && block < segment->hidden_to;
 }
 
-/* Slots of the keys at positions from..limit of the path that a row sees, `from` on. */
+/* Writes the slots of the keys at positions from..limit - 1 of a row's path to `slots`. */
 static void path_slots(const Segment *segment, int64_t row, int64_t from, int64_t limit, int64_t *slots)
 {
     int64_t base = segment->start + segment->pending, node = last_seen(segment, row) - segment->pending;
@@ -92,14 +100,14 @@ static void path_slots(const Segment *segment, int64_t row, int64_t from, int64_
     }
 }
 
-/* The first row of a tile that sees the segment's prefix. */
+/* The first row of a tile that sees the segment's prefix; the tile's end, if none does. */
 INLINE int64_t first_seer(const Segment *segment, const Tile *tile)
 {
     int64_t first = segment->pending + segment->nodes - (segment->prefix ? segment->seers : 0);
     return first < tile->from ? tile->from : first > tile->to ? tile->to : first;
 }
 
-/* Where the keys that a tile's rows see alike begin and end. A window's begin at a multiple of `step`. */
+/* The first key that some row of a tile sees, rounded down to a multiple of `step`; 0 without a window. `to` if later. */
 static int64_t shared_from(const Segment *segment, const Tile *tile, int64_t window, int64_t step, int64_t to)
 {
     int64_t from = to;
@@ -110,6 +118,8 @@ static int64_t shared_from(const Segment *segment, const Tile *tile, int64_t win
     return window ? from / step * step : 0;
 }
 
+/* Where the keys end that the rows of a tile read from the same slots. Nodes share the text, but only whole vectors of
+ * it; pending rows share all that the last one sees. */
 static int64_t shared_to(const Segment *segment, const Tile *tile, int nodes)
 {
     return nodes ? (segment->start + segment->pending) / LANES * LANES : limit_of(segment, tile->to - 1);

@@ -1,40 +1,54 @@
-/* A tile of attention at work, and the sums that all of it comes down to: strips of scores, strips of mixed values. */
+/* What the loops of attention share: sizes, the state of a tile at work (`Work`), and `add_strip`, the one inner loop to which
+ * scores (queries times keys) and mixed values (weights times values) both come down.
+ *
+ * Cached keys lie in strips of LANES keys, as columns: word k of all keys, then word k + 1. A query's word is broadcast and
+ * multiplied with a column, which gives LANES scores at once; VECTORS strips go together. With plain numbers:
+ *
+ *               LANES keys
+ *     word 0  [ k0 k1 k2 ... ]  <- one vector load
+ *     word 1  [ k0 k1 k2 ... ]     a word is one float32, or two bfloat16 that follow each other
+ */
 #ifndef PARLAY_STRIPS_H
 #define PARLAY_STRIPS_H
 
 #include "formats.h"
 #include "paths.h"
 
-/* Whether two bfloat16 numbers are multiplied at once. Where they are not, attention multiplies float32 numbers: it
- * widens keys and values as it reads them, and queries and weights are only rounded. */
+/* Whether the processor multiplies two bfloat16 numbers at once. Where it does not, attention over a bfloat16 cache
+ * widens keys and values to float32 as it reads them; queries and weights are rounded to bfloat16 and kept in float32. */
 #if defined(__AVX512BF16__)
 #define PAIRED 1
 #else
 #define PAIRED 0
 #endif
 
-/* Queries, at most, that share what is loaded of keys or values, and vectors of these. Registers hold their sums. */
+/* QUERIES: how many queries, at most, share each load of keys or values; VECTORS: vectors of keys (or of a value's
+ * numbers) at a time. Registers hold QUERIES * VECTORS sums. */
 #if LANES == 16
 #define QUERIES 8
 #else
 #define QUERIES 6
 #endif
 #define VECTORS 2
-#define FORWARD 64        /* keys fetched before their values are needed: four pages, each a stream of its own */
+/* How many keys ahead values are prefetched: four pages, which the processor sees as four streams. */
+#define FORWARD 64
+/* How many keys, or numbers of values, are summed at a time. */
 #define STRIP (VECTORS * LANES)
-#define KEYS 256          /* of a block: with a tile's scores they stay in the second-level cache */
+/* Keys of a block, the step of the online softmax: a tile's scores for it stay in the second-level cache. */
+#define KEYS 256
 #define COLUMNS (KEYS + STRIP)
-#define MOST_QUERIES 96   /* of a tile, unless a row has more: they share what is made of keys and values */
-#define LONGEST_HEAD 512  /* numbers */
+#define MOST_QUERIES 96   /* queries of a tile, unless one row has more: they share what is gathered of keys and values */
+#define LONGEST_HEAD 512  /* numbers of a head, at most */
 
-/* Sizes that all share; `words` of a head as the cache has it, of blocks those of the codes. */
+/* The sizes of a layer's heads. cached: CACHE_F32, ...; group: query heads for each key head; words: 32-bit words of a
+ * key or value in the cache, in Q8_0 of its codes. */
 typedef struct {
     int cached;
     int64_t group, head_dim, words;
 } Heads;
 
-/* What is multiplied with plain numbers of the cache. Codes are multiplied with queries in blocks, and as values, which
- * bfloat16 has exactly, with weights that have taken in the scale. */
+/* The form (lanes.h) in which queries and weights are multiplied with the cache. In Q8_0, queries are in blocks, and
+ * values are codes, which float32 and bfloat16 hold exactly; their scales are multiplied into the weights. */
 INLINE int form_of(const int cached) { return cached != CACHE_BF16 ? FLOAT32 : PAIRED ? BFLOAT16 : ROUNDED; }
 INLINE int in_blocks(const Heads *heads) { return heads->cached == CACHE_Q8_0; }
 INLINE int is_paired(const Heads *heads) { return PAIRED && heads->cached != CACHE_F32; }
@@ -45,47 +59,51 @@ INLINE int64_t words_of_query(const Heads *heads)
     return is_paired(heads) ? heads->words : heads->head_dim;
 }
 
-/* Sums over some keys, of each query: values mixed by their weights, the largest score, and the sum of the weights. */
+/* The state of an online softmax over some keys, for each query: the values mixed by their weights so far (not yet
+ * divided), the largest score, and the sum of the weights. */
 typedef struct {
     float *mixed, *most, *total; /* mixed: [count][width_of(heads)], the others [count] */
 } Sums;
 
-/* One tile at work. */
+/* One tile of attention, as a thread computes it. */
 typedef struct {
     const Segment *segment;
     Heads heads;
-    int64_t keys, values;           /* where those of its head begin in each page */
-    int64_t prefix_keys, prefix_values; /* and in each page of a prefix, which has all layers */
-    const uint32_t *const *queries; /* by query: its words */
-    InputBlock *blocks;             /* [blocks_of(heads)][count]: the same; some are read behind the last */
-    int64_t count;                  /* queries: rows * group */
-    float *scores;                  /* [count][COLUMNS]: of a block, then its weights */
-    Sums span, whole;               /* over the keys of a span so far, and over all spans before */
+    int64_t keys, values;           /* byte offsets of the head's keys and values in each page */
+    int64_t prefix_keys, prefix_values; /* and in each page of the prefix, which has all layers */
+    const uint32_t *const *queries; /* [count]: each query's words */
+    /* Q8_0: [blocks_of(heads)][count], the queries as InputBlocks. Some more behind the last one may be read. */
+    InputBlock *blocks;
+    int64_t count;                  /* queries: rows of the tile times group */
+    /* [count][COLUMNS]: scores of one block of keys; the softmax puts weights in their place. */
+    float *scores;
+    Sums span, whole;               /* over the current span so far, and over all spans before it */
     int64_t window, span_keys;
-    const int32_t *chosen; /* of the layer and head: pages in the hidden span, or null; see Segment */
-    float cap; /* of scores; 0: none */
+    const int32_t *chosen; /* hidden pages that the tile's rows see after all, or null; see Segment */
+    float cap; /* score_cap of Layer */
     const float *sinks; /* [group] or null: see Layer */
 } Work;
 
 INLINE int64_t row_bytes(const Heads *heads) { return heads->words * 4; }
 
-/* LANES keys lie word by word, a word of each key beside those of the others: as columns, in which they are multiplied. */
+/* Bytes of a strip: LANES keys of one head. */
 INLINE int64_t strip_bytes_of(const Heads *heads)
 {
     return in_blocks(heads) ? blocks_of(heads) * KEY_BYTES : heads->words * LANES * 4;
 }
 
-/* Where the strip that has a slot begins. */
+/* The address of the strip that holds a slot's key. */
 INLINE char *strip_at(const Segment *segment, int64_t part, int64_t bytes, int64_t slot)
 {
     return row_at(segment, part, slot, 0) + slot % PAGE / LANES * bytes;
 }
 
-/* Numbers of a row of mixed values, which are summed a strip at a time. */
+/* Numbers of a query's mixed values, padded to whole STRIPs. */
 INLINE int64_t width_of(const Heads *heads) { return up_to(heads->head_dim, STRIP); }
 
-/* A strip of sums for each of some queries: what is added are `words` words of their inputs times those of the columns,
- * each [words][LANES]. Scores are such sums, of queries and keys, and mixed values are, of weights and values. */
+/* A product of some queries with VECTORS * LANES columns: sums[query][column] += inputs[query] . column, over `words`
+ * words. For scores, inputs are queries, columns are keys, and words run along the head. For mixed values, inputs are
+ * weights, columns are numbers of the values, and words run along the keys. */
 typedef struct {
     const uint32_t *columns[VECTORS];
     int64_t words;
@@ -93,6 +111,7 @@ typedef struct {
     float *sums[QUERIES];
 } Strip;
 
+/* Computes a Strip for `count` queries, a constant: their sums stay in registers. */
 INLINE void add_some(const int paired, const int count, const Strip *strip)
 {
     vf totals[QUERIES][VECTORS];

@@ -1,8 +1,14 @@
-/* Attention of a batch, tile by tile.
+/* Attention of a batch: every tile (rows of one segment, one key head) is a piece of a phase. A thread computes a piece in its
+ * own part of the space, and writes the results as inputs of the out product when it commits the piece.
  *
- * Of a text whose keys several ranks have, span s of each path belongs to rank s % count. Each rank sums up its spans for
- * all rows. Then all join the sums of all ranks, span by span in the order in which one rank does it alone. So a row's
- * attention has the same bits whatever the number of ranks. A round takes one span of each rank.
+ * Context parallelism: if several ranks share the keys of each text, span s of every path belongs to rank s % count. Each
+ * rank sums up its own spans, for the rows of all ranks. Then the ranks exchange these sums, and each joins them for its own
+ * rows, span by span in the order in which a single rank does it: so a row has the same bits whatever the number of ranks. A
+ * round is one span of each rank:
+ *
+ *     span     0       1       2       3       4       5
+ *     rank     0       1       2       0       1       2
+ *     round    0       0       0       1       1       1
  */
 #ifndef PARLAY_TILES_H
 #define PARLAY_TILES_H
@@ -11,7 +17,7 @@
 #include "ranks.h"
 #include "rows.h"
 
-/* A tile's queries in blocks, as products read rows. */
+/* Copies a tile's quantised queries to [blocks][queries], as SCORE reads them. */
 static InputBlock *lay_blocks(const Heads *heads, const uint32_t *const *queries, int64_t count, char *at)
 {
     InputBlock *blocks = (InputBlock *)at, *to = blocks;
@@ -20,32 +26,33 @@ static InputBlock *lay_blocks(const Heads *heads, const uint32_t *const *queries
     return blocks;
 }
 
-/* The layer whose attention runs, and what it has in common with others. */
+/* The layer whose attention runs; what it has in common with
+ * others whose keys are in the same pages; its number of tiles. */
 INLINE const Layer *layer_here(const Pass *pass) { return &pass->model->layer[pass->here / 2]; }
 INLINE const Alike *alike_here(const Pass *pass) { return &pass->space->alike[layer_here(pass)->recent]; }
 INLINE int64_t tiles_here(const Pass *pass) { return pass->tiles[layer_here(pass)->recent]; }
 INLINE const Tile *tile_here(const Pass *pass, int64_t number) { return &alike_here(pass)->tiles[pass->first_tile + number]; }
 
-/* The segment of a tile, with the pages of the layer that runs. */
+/* A tile's segment, with the pages that the running layer reads. */
 INLINE Segment segment_of(const Pass *pass, const Tile *tile)
 {
     return in_pages_of(layer_here(pass), &pass->batch->segment[tile->segment]);
 }
 
-/* The place of a tile's layer and head among those of all that see all keys; -1 where the layer has a window. */
+/* The index [layer][key head] of a tile in `chosen` and `votes`; -1 where the layer has a window. */
 INLINE int64_t head_here(const Pass *pass, const Tile *tile)
 {
     return layer_here(pass)->window ? -1 : pass->here / 2 * pass->model->keys[0].count + tile->head;
 }
 
-/* Hidden pages that a tile's rows see. */
+/* The hidden pages that a tile's rows see after all, or null. */
 INLINE const int32_t *chosen_of(const Pass *pass, const Tile *tile, const Segment *segment)
 {
     const int64_t head = head_here(pass, tile);
     return segment->chosen && head >= 0 ? segment->chosen + head * segment->chosen_pages : 0;
 }
 
-/* A tile of a segment at work, in the thread's own part of the space. */
+/* Puts together the work on a tile, whose memory is the thread's own part of the space. */
 static Work work_of(const Pass *pass, const Tile *tile, const Segment *segment, int64_t thread, const uint32_t **queries,
                     int64_t **slots)
 {
@@ -82,7 +89,8 @@ static Work work_of(const Pass *pass, const Tile *tile, const Segment *segment, 
                   .sinks = layer->sinks ? layer->sinks + tile->head * group : 0};
 }
 
-/* What pieces of attention are: each computes in the thread's own part of the space, then stores that. */
+/* A phase of `count` tiles: `compute` leaves sums in the thread's
+ * own part of the space, `store` writes them where others read. */
 typedef struct {
     const Pass *pass;
     int64_t count;
@@ -96,7 +104,8 @@ static void compute_piece(const void *own, int64_t piece, Member *me)
     task->compute(task->pass, piece, me->index);
 }
 
-/* Beyond MOST_PIECES a piece is several: the first is computed already. */
+/* Commits a piece. If there are more tiles than MOST_PIECES, a piece is several: the first one has been computed, the
+ * others are computed and stored here. */
 static void commit_pieces(const void *own, int64_t piece, Member *me)
 {
     const TilesTask *task = own;
@@ -114,6 +123,7 @@ static int run_tiles(const TilesTask *task)
     return parlay_pool_phase(task->pass->me, &phase);
 }
 
+/* Computes the attention of one tile, to the thread's sums. */
 static void compute_tile(const Pass *pass, int64_t piece, int64_t thread)
 {
     const Tile *tile = tile_here(pass, piece);
@@ -124,19 +134,20 @@ static void compute_tile(const Pass *pass, int64_t piece, int64_t thread)
     attend_tile(&work, tile, slots);
 }
 
-/* In which forms the product wants it that reads what all heads give, and adapters. */
+/* The forms in which the out product and its adapters read what the heads give. */
 INLINE int wanted_of_heads(const Pass *pass)
 {
     return format_of(&layer_here(pass)->out)->input | forms_of_adapters(pass->batch);
 }
 
-/* Whether that product's codes are made when all heads are there: of heads that end within a block, or in another order. */
+/* Whether the out product's codes can only be made when all heads are there: heads end within a block, or the codes are
+ * in another order. Else each head makes its own. */
 INLINE int codes_come_last(const Pass *pass)
 {
     return alike_here(pass)->heads.head_dim % BLOCK || layer_here(pass)->out.order;
 }
 
-/* What a head gives, into the inputs of that product. */
+/* Writes a head's output for one row into the inputs of the out product. */
 static void put_mixed(const Pass *pass, int wanted, int64_t row, int64_t head, const float *mixed)
 {
     const Inputs *inputs = &pass->space->normed;
@@ -146,7 +157,7 @@ static void put_mixed(const Pass *pass, int wanted, int64_t row, int64_t head, c
     if (!codes_come_last(pass)) put_codes(inputs, wanted, row, at, dim);
 }
 
-/* The batch's row, and the head, of a tile's query. */
+/* The row in the batch and the query head of a tile's query; and how many queries a tile has. */
 INLINE int64_t row_of_query(const Pass *pass, const Tile *tile, int64_t q)
 {
     return pass->batch->segment[tile->segment].begin + tile->from + q / alike_here(pass)->heads.group;
@@ -160,7 +171,7 @@ INLINE int64_t queries_of(const Pass *pass, const Tile *tile)
     return (tile->to - tile->from) * alike_here(pass)->heads.group;
 }
 
-/* The votes of a tile's rows, whose sums are there. */
+/* Writes the votes of a tile's rows, when their sums are there (Segment.votes). */
 static void store_votes(const Pass *pass, const Tile *tile, int64_t thread)
 {
     const uint32_t *queries[MOST_QUERIES];
@@ -172,6 +183,7 @@ static void store_votes(const Pass *pass, const Tile *tile, int64_t thread)
     vote(&work, segment.votes_pages, segment.votes + (head * rows + tile->from - segment.base) * segment.votes_pages);
 }
 
+/* Writes the outputs of a tile. */
 static void store_tile(const Pass *pass, int64_t piece, int64_t thread)
 {
     const Alike *alike = alike_here(pass);
@@ -188,7 +200,7 @@ static void store_tile(const Pass *pass, int64_t piece, int64_t thread)
 
 /* ------------------------------------------------------------------------------------------ keys of several ranks */
 
-/* The sums of one query as ranks exchange them. */
+/* One query's sums as ranks exchange them: mixed values, the largest score, the sum of the weights. */
 INLINE Sums sums_of_part(const Pass *pass, float *parts, int64_t round, int64_t row, int64_t head)
 {
     int64_t numbers = part_numbers(pass->model), rows = all_rows_of(pass->batch);
@@ -196,7 +208,7 @@ INLINE Sums sums_of_part(const Pass *pass, float *parts, int64_t round, int64_t 
     return (Sums){at, at + numbers - 2, at + numbers - 1};
 }
 
-/* A tile's sums over this rank's span of a round. */
+/* Computes a tile's sums over this rank's span of one round. */
 static void compute_part(const Pass *pass, int64_t piece, int64_t thread)
 {
     const Ranks *context = pass->model->context;
@@ -210,6 +222,7 @@ static void compute_part(const Pass *pass, int64_t piece, int64_t thread)
     attend_span(&work, &seen, span * pass->model->span);
 }
 
+/* Writes these sums to this rank's part. */
 static void store_part(const Pass *pass, int64_t piece, int64_t thread)
 {
     const Alike *alike = alike_here(pass);
@@ -224,6 +237,7 @@ static void store_part(const Pass *pass, int64_t piece, int64_t thread)
     }
 }
 
+/* Exchanges the parts of all ranks. One thread does this. */
 static void gather_parts(const Pass *pass, int64_t part, int64_t parts)
 {
     (void)part, (void)parts;
@@ -231,7 +245,8 @@ static void gather_parts(const Pass *pass, int64_t part, int64_t parts)
     gather_over_ranks(pass->model->context, pass->space->parts, numbers);
 }
 
-/* Rounds of one of this rank's rows and one head join those before; the last ones complete what the head gives. */
+/* Joins the sums of all ranks, for one of this rank's rows and one head, to those of earlier rounds. After the last
+ * round it writes the head's output. */
 static void join_rounds(const Pass *pass, int64_t row, int64_t head)
 {
     const Model *model = pass->model;
@@ -258,6 +273,7 @@ static void join_parts(const Pass *pass, int64_t part, int64_t parts)
 
 /* ----------------------------------------------------------------------------------------------- attention as a whole */
 
+/* Attention under context parallelism: as many rounds at once as the space has room for. */
 static int attend_with_ranks(Pass pass)
 {
     for (pass.round = 0; pass.round < pass.all_rounds; pass.round += pass.rounds) {
@@ -268,6 +284,7 @@ static int attend_with_ranks(Pass pass)
     return 1;
 }
 
+/* Makes the out product's codes, when all heads are there. */
 static void put_mixed_codes(const Pass *pass, int64_t part, int64_t parts)
 {
     int64_t rows = pass->rows;
@@ -276,7 +293,7 @@ static void put_mixed_codes(const Pass *pass, int64_t part, int64_t parts)
                          layer_here(pass)->out.order);
 }
 
-/* All rows attend to what they see. */
+/* Computes the attention of all rows of the layer, up to the inputs of the out product. */
 static int attend(const Pass *pass)
 {
     TilesTask task = {pass, tiles_here(pass), compute_tile, store_tile};

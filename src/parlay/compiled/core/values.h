@@ -1,16 +1,18 @@
-/* Values of a block of keys, mixed by the weights of queries. Many queries share what is gathered of them once; few read
- * them where they lie. */
+/* Mixes the values of one block of keys by the queries' weights: `mix_keys`, the second half of attention. If more than
+ * QUERIES queries share the values, or keys are not in order, it first gathers the values as columns; few queries read
+ * them where they lie. Both ways sum key after key, so they give the same bits. */
 #ifndef PARLAY_VALUES_H
 #define PARLAY_VALUES_H
 
 #include "strips.h"
 
-/* A step along the keys: a key, or two of them where bfloat16 numbers are paired. */
+/* Keys of one step along the sums: two where bfloat16 numbers are multiplied in pairs, else one. */
 INLINE int step_of(const int cached) { return cached != CACHE_F32 && PAIRED ? 2 : 1; }
 
+/* Bytes of a value's number in the cache, without scales. */
 INLINE int64_t bytes_of(const int cached) { return cached == CACHE_Q8_0 ? 1 : cached == CACHE_BF16 ? 2 : 4; }
 
-/* LANES numbers, or codes; zeros behind the `left` that there are. */
+/* Loads LANES numbers or codes as floats; zeros where only `left` are there. */
 INLINE vf load_values(const int cached, const char *at, int64_t left)
 {
     char some[LANES * 4] = {0};
@@ -18,7 +20,8 @@ INLINE vf load_values(const int cached, const char *at, int64_t left)
     return cached == CACHE_Q8_0 ? load_small(at) : cached == CACHE_BF16 ? widen_all(load_halfwords(at)) : load(at);
 }
 
-/* Words of a step along the keys: a strip of the values of one key, or of two, from number `at` on. */
+/* Loads numbers at.. at + STRIP of the values of a step's key
+ * `one`, or of both keys, interleaved to words of two bfloat16. */
 INLINE void value_words(const int cached, const char *one, const char *two, int64_t at, int64_t head_dim, vu words[VECTORS])
 {
 #if PAIRED
@@ -40,11 +43,11 @@ INLINE void value_words(const int cached, const char *one, const char *two, int6
     }
 }
 
-/* Values of keys from `key` on, of which `end` is the first that lies elsewhere: keys of a page, or one step along slots.
- * A second key that is not there has no weight. */
+/* Where the values of keys from `key` on lie, up to key `end`: the rest of a page, or one step where keys have slots.
+ * If the second key of a step is missing, its weight is zero, and any value will do. */
 typedef struct {
     const char *one, *ahead;
-    int64_t apart, end; /* bytes from a key to the next */
+    int64_t apart, end; /* apart: bytes from one key's value to the next. ahead: what to prefetch, or null */
 } Values;
 
 INLINE Values values_from(const Work *work, int64_t key, int64_t from, int64_t to, const int64_t *slots)
@@ -66,7 +69,7 @@ INLINE void fetch_ahead(const Values *values, int64_t bytes, int64_t place)
     for (int64_t b = 0; values->ahead && b < bytes; b += 64) __builtin_prefetch(values->ahead + place * values->apart + b);
 }
 
-/* A strip of the values of keys from..to, as columns. */
+/* Gathers numbers at .. at + STRIP of the values of keys from..to as columns: [VECTORS][steps][LANES]. */
 static void gather_values(const Work *work, int64_t at, int64_t from, int64_t to, const int64_t *slots, uint32_t *columns)
 {
     const int cached = work->heads.cached, step = step_of(cached);
@@ -83,7 +86,7 @@ static void gather_values(const Work *work, int64_t at, int64_t from, int64_t to
     }
 }
 
-/* What `add_some` does with gathered values, as they are read. */
+/* The same sums as `add_some`, over values that are read where they lie. */
 INLINE void add_values(const int cached, const int count, const Work *work, const Strip *strip, int64_t at, int64_t from,
                        int64_t to)
 {
@@ -120,7 +123,7 @@ static void add_read(int64_t count, const Work *work, const Strip *strip, int64_
     switch (count) { EACH_COUNT(VALUES) }
 }
 
-/* Scales of a block of the values of keys from..to, zeros behind them up to a whole vector. */
+/* Q8_0: reads the scales of one block of the values of keys from..to, with zeros up to a whole vector. */
 static void gather_scales(const Work *work, int64_t block, int64_t from, int64_t to, const int64_t *slots, float *scales)
 {
     const int64_t part = work->values + PAGE * work->heads.head_dim + block * PAGE * 2;
@@ -133,7 +136,7 @@ static void gather_scales(const Work *work, int64_t block, int64_t from, int64_t
     for (int64_t key = to; key < from + up_to(to - from, LANES); key++) scales[key - from] = 0;
 }
 
-/* Weights of `count` keys, times the scales of their values, as they are multiplied with codes. */
+/* Q8_0: the weights of `count` keys times the scales of their values, in the form that is multiplied with codes. */
 INLINE const uint32_t *scale_weights(const float *weights, const float *scales, int64_t count, uint32_t *scaled)
 {
     for (int64_t k = 0; k < count; k += LANES)
@@ -141,8 +144,8 @@ INLINE const uint32_t *scale_weights(const float *weights, const float *scales, 
     return scaled;
 }
 
-/* Adds the values of keys from..to of a block, times their weights, to what is mixed of queries first..last. `from` is
- * even, and without slots it begins a page. */
+/* Adds the values of keys from..to of one block, times their weights, to the mixed values of queries first..last.
+ * `from` is even; without slots it begins a page. */
 static void mix_keys(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to, const int64_t *slots)
 {
     uint32_t columns[KEYS * STRIP] __attribute__((aligned(64))), scaled[QUERIES][KEYS];
