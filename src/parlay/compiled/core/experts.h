@@ -1,6 +1,12 @@
-/* Mixtures of experts: each row runs those that its router's logits choose, and what they give is summed in the order of
- * their numbers. An expert's rows are gathered side by side and multiplied together, so its weights are read once however
- * many rows chose it. Nothing of a row depends on the others: its experts and their weights come from its own logits.
+/* Mixtures of experts: the feed-forward of layers with experts, from the router to the hidden state (`run_experts`).
+ *
+ *     route      router logits of all rows; each row chooses its experts and their weights
+ *     group      each row is copied once for each of its experts, so that the copies for one expert lie side by side
+ *     gate, up   one product for each expert that has rows, then
+ *     down       the same, so an expert's weights are read once however many rows have chosen it
+ *     add        each row adds up its experts' outputs times their weights, in the order of the experts' numbers
+ *
+ * A row's experts and weights come from its own logits, so nothing in a row depends on the others.
  */
 #ifndef PARLAY_EXPERTS_H
 #define PARLAY_EXPERTS_H
@@ -8,10 +14,10 @@
 #include "phases.h"
 #include "rows.h"
 
-/* Whether a layer's experts are read from a file when rows choose them. */
+/* Whether a layer's experts are read from a file when rows choose them (shelf.h). */
 INLINE int is_shelved(const Pass *pass, const Layer *layer) { return pass->model->shelf && layer->experts; }
 
-/* In which forms a layer's router and experts want the rows that they share. */
+/* The forms in which a layer's router and experts read the normed rows. */
 static int expert_forms(const Layer *layer)
 {
     int wanted = format_of(&layer->router)->input;
@@ -22,7 +28,7 @@ static int expert_forms(const Layer *layer)
 
 /* ------------------------------------------------------------------------------------------------- which rows run where */
 
-/* The places of the largest logits, best first; of equals the first. */
+/* Writes the numbers of the `chosen` largest logits, the largest first; of equal ones the lower number comes first. */
 static void best_experts(const float *logits, int64_t experts, int64_t chosen, int32_t *best)
 {
     int64_t kept = 0;
@@ -34,6 +40,7 @@ static void best_experts(const float *logits, int64_t experts, int64_t chosen, i
     }
 }
 
+/* Sorts numbers, the smallest first. */
 static void rise(int32_t *numbers, int64_t count)
 {
     for (int64_t i = 1; i < count; i++) {
@@ -44,6 +51,7 @@ static void rise(int32_t *numbers, int64_t count)
     }
 }
 
+/* Chooses by logits. Weights are a softmax over the chosen experts (normalized), or over all. */
 static void choose_by_softmax(const Layer *layer, const float *logits, int32_t *expert, float *weight)
 {
     const int64_t chosen = layer->chosen;
@@ -57,7 +65,8 @@ static void choose_by_softmax(const Layer *layer, const float *logits, int32_t *
 
 INLINE float sigmoid(float logit) { return 1.0f / (1.0f + __builtin_expf(-logit)); }
 
-/* What is chosen by becomes minus infinity in all groups of experts but the best, by the sum of a group's best two. */
+/* Closes all groups of experts but the best top_groups: their choice values become minus infinity. A group counts as
+ * much as its best two experts together. */
 static void close_groups(const Layer *layer, float *choice)
 {
     const int64_t each = layer->experts / layer->groups;
@@ -74,6 +83,7 @@ static void close_groups(const Layer *layer, float *choice)
         if (sums[e / each] < __builtin_inff()) choice[e] = -__builtin_inff();
 }
 
+/* Chooses by sigmoids of logits plus a bias; weights are the sigmoids alone (DeepSeek-V3). */
 static void choose_by_sigmoid(const Layer *layer, const float *logits, int32_t *expert, float *weight)
 {
     const int64_t chosen = layer->chosen;
@@ -86,7 +96,7 @@ static void choose_by_sigmoid(const Layer *layer, const float *logits, int32_t *
     for (int64_t i = 0; layer->normalized && i < chosen; i++) weight[i] /= total + 1e-20f;
 }
 
-/* The experts of a row in rising order, the shared one last, and the weight of each. */
+/* Writes a row's experts, in rising order and the shared one last, and their weights. */
 static void choose_row(const Layer *layer, const float *logits, int32_t *expert, float *weight)
 {
     const int64_t chosen = layer->chosen;
@@ -98,7 +108,7 @@ static void choose_row(const Layer *layer, const float *logits, int32_t *expert,
     weight[chosen] = layer->shared == GATED ? sigmoid(logits[layer->experts]) : 1.0f;
 }
 
-/* Where each row of each expert goes among the gathered ones: expert by expert, an expert's in their own order. */
+/* Finds the place of every copy: expert by expert, rows of one expert in their own order. One thread does this. */
 static void group_rows(const Pass *pass, int64_t part, int64_t parts)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
@@ -114,7 +124,8 @@ static void group_rows(const Pass *pass, int64_t part, int64_t parts)
     routed->first[0] = 0;
 }
 
-/* Codes are made anew where an expert reads them in an `order` of its own. */
+/* Copies a row's inputs to a place among the copies. If the expert
+ * reads codes in an order of its own, they are quantised anew. */
 static void gather_row(const Inputs *from, int64_t row, const Inputs *to, int64_t place, int64_t numbers, int wanted,
                        const int32_t *order)
 {
@@ -130,6 +141,7 @@ static void gather_row(const Inputs *from, int64_t row, const Inputs *to, int64_
         to->blocks[b * to->rows + place] = from->blocks[b * from->rows + row];
 }
 
+/* Copies rows to the places that `group_rows` has found. */
 static void gather_rows(const Pass *pass, int64_t part, int64_t parts)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
@@ -146,14 +158,14 @@ static void gather_rows(const Pass *pass, int64_t part, int64_t parts)
         }
 }
 
-/* Hidden states, normed for what comes next in a layer with a feed-forward beside experts. */
+/* Norms the hidden states for the router or the experts, in layers with a dense feed-forward besides. */
 static void norm_for_experts(const Pass *pass, const float *norm, int wanted, int64_t part, int64_t parts)
 {
     for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++)
         norm_input(pass->model, pass->space, norm, wanted, row, row, 0);
 }
 
-/* What a feed-forward beside experts gives is normed and put aside, and its rows are normed for the router. */
+/* After the dense feed-forward of such a layer: norms its output and puts it aside, then norms the rows for the router. */
 static void put_aside(const Pass *pass, int64_t part, int64_t parts)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
@@ -165,7 +177,7 @@ static void put_aside(const Pass *pass, int64_t part, int64_t parts)
     norm_for_experts(pass, layer->router_norm, format_of(&layer->router)->input, part, parts);
 }
 
-/* What experts give is normed, and what was put aside joins it. */
+/* Norms the experts' output of a row, and adds what the dense feed-forward gave. */
 static void join_aside(const Pass *pass, const float *norm, int64_t row)
 {
     int64_t hidden = pass->model->hidden;
@@ -174,7 +186,8 @@ static void join_aside(const Pass *pass, const float *norm, int64_t row)
     for (int64_t i = 0; i < hidden; i++) given[i] += aside[i];
 }
 
-/* From the router's logits on; one thread does the rest, too, where there are few rows. */
+/* The step after the router's product: rows choose experts. If
+ * rows are few, the same thread groups and copies them, too. */
 static void route_rows(const Pass *pass, int64_t part, int64_t parts)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
@@ -191,21 +204,23 @@ static void route_rows(const Pass *pass, int64_t part, int64_t parts)
 
 /* --------------------------------------------------------------------------------------------------- their two products */
 
-/* One product of every expert that has rows, with them: gates and ups, or what leads out. Each thread has a copy, for one
- * that is late may still read it when the next layer's rows are grouped. */
+/* A phase that computes one product of every expert that has rows: gate and up, or
+ * down (leads_out). Each thread has a copy, which a late thread may still read when
+ * the next layer's rows are grouped. Pieces are numbered expert by expert. */
 typedef struct {
     const Layer *layer;
     Inputs x, gated;
     float *given;
-    const LowRank *const *adapters; /* of the gathered rows, or null */
+    const LowRank *const *adapters; /* of the copies, or null */
     float *lowered;
     int64_t most_rank, brains, forms;
-    int64_t hidden, leads_out, active;
-    int64_t each, pieces; /* panels of a piece, and pieces of an expert */
-    int64_t shares;       /* of an expert's rows, for what adapters add to them */
+    int64_t hidden, leads_out, active; /* leads_out: 1: down. active: experts that have rows */
+    int64_t each, pieces; /* panels of a piece, and pieces of each expert */
+    int64_t shares;       /* how many parts an expert's rows are cut into, for what adapters add */
     int32_t expert[MOST_EXPERTS], first[MOST_EXPERTS + 1];
 } ExpertsTask;
 
+/* The inputs from row `row` on. */
 INLINE Inputs inputs_from(const Inputs *all, int64_t row)
 {
     return (Inputs){all->floats + row * all->stride, all->brains + row * all->stride, all->blocks + row, all->stride, all->rows};
@@ -216,7 +231,7 @@ INLINE int64_t rows_of_expert(const ExpertsTask *task, int64_t active)
     return task->first[task->expert[active] + 1] - task->first[task->expert[active]];
 }
 
-/* An expert's product with what adapters add to its rows, which begin at `first`. */
+/* Adds the rows' adapters to an expert's product. `first`: the first of its copies. */
 static Product with_adapters_of(const ExpertsTask *task, Product product, int64_t expert, int64_t first)
 {
     if (!task->adapters) return product;
@@ -227,7 +242,8 @@ static Product with_adapters_of(const ExpertsTask *task, Product product, int64_
     return product;
 }
 
-/* `gated` is where the product's view of what it gates is put. */
+/* The product of active expert number `active` with its rows.
+ * `gated` is memory for the view that the product points to. */
 static Product product_of(const ExpertsTask *task, int64_t active, Inputs *gated)
 {
     const int64_t expert = task->expert[active], first = task->first[expert];
@@ -243,7 +259,7 @@ static Product product_of(const ExpertsTask *task, int64_t active, Inputs *gated
     return with_adapters_of(task, task->leads_out ? leads_out : leads_in, expert, first);
 }
 
-/* Panels of a piece: from the first one on, none where the expert has fewer. */
+/* How many panels a piece has, from `first` on; 0 or fewer if the expert has fewer pieces. */
 static int64_t panels_of_expert(const ExpertsTask *task, const Product *product, int64_t piece, int64_t *first)
 {
     int64_t left = panels_of_product(product) - (*first = piece % task->pieces * task->each);
@@ -269,7 +285,7 @@ static void commit_expert(const void *own, int64_t piece, Member *me)
     if (count > 0) finish_panels(&product, rows, first, count, (const float *)me->private);
 }
 
-/* The first halves of what adapters add to some rows of one expert. */
+/* Computes down(x) of the adapters for some rows of one expert. */
 static void commit_lowered_of_expert(const void *own, int64_t piece, Member *me)
 {
     const ExpertsTask *task = own;
@@ -280,7 +296,8 @@ static void commit_lowered_of_expert(const void *own, int64_t piece, Member *me)
     lower_rows(&product, (float *)product.lowered, rows * share / task->shares, rows * (share + 1) / task->shares);
 }
 
-/* Cuts the products into pieces, as `panels_of_piece` does for one. */
+/* Cuts the experts' products into pieces, all alike: sized for the largest product and the most rows, by the rules of
+ * `panels_of_piece` in phases.h. */
 static void cut_experts(ExpertsTask *task, int64_t threads)
 {
     int64_t panels = 1, rows = 1, in = 1, unit = 2;
@@ -302,7 +319,7 @@ static void cut_experts(ExpertsTask *task, int64_t threads)
     task->shares = least_of(most_of(rows / LOWERED_TOGETHER, 1), most_of(4 * threads / most_of(task->active, 1), 1));
 }
 
-/* Experts that have rows, in rising order; how many. */
+/* Lists the experts that have rows, in rising order, and returns how many there are. */
 static int64_t active_experts(const Layer *layer, const int32_t *first, int32_t *experts)
 {
     int64_t count = 0;
@@ -311,7 +328,7 @@ static int64_t active_experts(const Layer *layer, const int32_t *first, int32_t 
     return count;
 }
 
-/* Those of a layer's shelf that can be computed now. */
+/* Lists the experts whose turn it is where they are read from a file. */
 static int64_t shelved_experts(const Pass *pass, const Layer *layer, int32_t *experts)
 {
     int64_t count = parlay_shelf_group(pass->model->shelf, experts);
@@ -320,7 +337,7 @@ static int64_t shelved_experts(const Pass *pass, const Layer *layer, int32_t *ex
     return count;
 }
 
-/* Of all experts that have rows, or of those that their layer's shelf has given. */
+/* Computes one product of all experts that have rows, or of those that the shelf has just made available. */
 static int run_products_of_experts(const Pass *pass, int64_t leads_out)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
@@ -343,6 +360,7 @@ static int run_products_of_experts(const Pass *pass, int64_t leads_out)
     return parlay_pool_phase(pass->me, &phase);
 }
 
+/* Tells the shelf which experts the rows have chosen. One thread does this, and the next step. */
 static void want_experts(const Pass *pass, int64_t part, int64_t parts)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
@@ -352,14 +370,15 @@ static void want_experts(const Pass *pass, int64_t part, int64_t parts)
                       active_experts(layer, pass->space->routed.first, experts));
 }
 
+/* Waits until the shelf's next group of experts is in memory. */
 static void take_experts(const Pass *pass, int64_t part, int64_t parts)
 {
     (void)part, (void)parts;
     parlay_shelf_take(pass->model->shelf);
 }
 
-/* Both products of a layer's experts: of all at once, or group by group as their shelf gives them. 0: the job has ended
- * meanwhile, or an expert can't be had. */
+/* Computes both products of a layer's experts, of all at once, or group by group as the shelf makes them available. 0:
+ * the job has ended meanwhile, or an expert can't be read. */
 static int run_chosen_experts(const Pass *pass)
 {
     const int64_t layer = pass->here / 2;
@@ -373,8 +392,8 @@ static int run_chosen_experts(const Pass *pass)
     return 1;
 }
 
-/* What a row's experts give, each times its weight, in rising order: added to the hidden state, or put where it is normed
- * or summed over ranks. */
+/* Adds up a row's experts' outputs times their weights, in rising order, into the hidden state, or into `given` where
+ * the sum is normed or summed over ranks first. */
 static void add_experts(const Pass *pass, int64_t part, int64_t parts)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
@@ -397,7 +416,7 @@ static void add_experts(const Pass *pass, int64_t part, int64_t parts)
     }
 }
 
-/* A feed-forward of experts, up to the hidden state. */
+/* Runs a layer's experts, from the router to the hidden state. */
 static int run_experts(const Pass *pass)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];

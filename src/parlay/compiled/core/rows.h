@@ -1,11 +1,14 @@
-/* What a forward does row by row: embeddings, norms, rotations, and the new keys and values of the cache. */
+/* What a forward does row by row between products: embeddings, norms, RoPE, and storing new keys and values in the
+ * cache. forward.h calls these functions in steps (phases.h), which share the rows out. */
 #ifndef PARLAY_ROWS_H
 #define PARLAY_ROWS_H
 
 #include "ngrams.h"
 #include "space.h"
 
-/* x / sqrt(|x|^2 + floor) * weight, into bfloat16 or float32; x itself without a weight. */
+/* RMS norm: x / sqrt(|x|^2 + floor) * weight, as float32 or bfloat16; x itself if weight is null. The loader has multiplied
+ * weights by sqrt(size), and floor is size * eps, so this is x / sqrt(mean(x^2) + eps) times the model's weight.
+ */
 INLINE void norm_row(const float *x, int64_t size, float floor, const float *weight, int bf16, void *out)
 {
     if (!weight) {
@@ -25,7 +28,7 @@ INLINE void norm_row(const float *x, int64_t size, float floor, const float *wei
     for (int64_t i = whole; i < size; i++) store_one(bf16, out, i, x[i] * scale * weight[i]);
 }
 
-/* `hidden` numbers, normed, into row `to` of the inputs of products that want them in some forms, from place `at` on. */
+/* Norms the `hidden` numbers at x into row `to` of the inputs, from place `at` on, in the wanted forms; codes not yet. */
 INLINE void put_normed(const Model *model, const Inputs *inputs, const float *x, const float *weight, int wanted,
                        int64_t to, int64_t at)
 {
@@ -35,7 +38,7 @@ INLINE void put_normed(const Model *model, const Inputs *inputs, const float *x,
         norm_row(x, model->hidden, floor, weight, 0, inputs->floats + to * inputs->stride + at);
 }
 
-/* A row of the hidden states, normed; its codes in the `order` of the products that read them. */
+/* Norms a row of the hidden states into row `to` of the inputs, codes included; these in the `order` of the products. */
 INLINE void norm_input(const Model *model, const Space *space, const float *weight, int wanted, int64_t row, int64_t to,
                        const int32_t *order)
 {
@@ -43,11 +46,13 @@ INLINE void norm_input(const Model *model, const Space *space, const float *weig
     put_codes_of_row(&space->normed, wanted, to, model->hidden, order);
 }
 
-/* What the first layer's attention reads: the embedding of the row's id, then the hidden state, each normed. */
+/* The inputs of the first layer's attention in models with a beside_norm: the embedding of the row's token, then the
+ * hidden state, each normed. */
 static void norm_beside(const Model *model, const Batch *batch, const Space *space, int wanted, int64_t row)
 {
     const Inputs *inputs = &space->normed;
-    float *embedded = inputs->floats + row * inputs->stride; /* there whatever is wanted; normed in its place */
+    /* This array is always there; the embedding is normed in place. */
+    float *embedded = inputs->floats + row * inputs->stride;
     format_of(&model->embedding)->read(model->embedding.panels, batch->ids[row], model->hidden, embedded);
     put_normed(model, inputs, embedded, model->beside_norm, wanted, row, 0);
     put_normed(model, inputs, space->hidden + row * model->hidden, model->layer[0].attention_norm, wanted, row,
@@ -55,6 +60,7 @@ static void norm_beside(const Model *model, const Batch *batch, const Space *spa
     put_codes(inputs, wanted, row, 0, 2 * model->hidden);
 }
 
+/* Fills in the hidden states of rows from..to: their tokens' embeddings, or Batch.inputs. */
 static void embed(const Model *model, const Batch *batch, const Space *space, int64_t from, int64_t to)
 {
     const Linear *embedding = &model->embedding;
@@ -71,7 +77,7 @@ static void embed(const Model *model, const Batch *batch, const Space *space, in
     if (model->ngrams && !batch->inputs) add_ngrams(model->ngrams, batch, space->hidden, model->hidden, from, to);
 }
 
-/* A row that begins here: its input stands in its place already; see Joining. */
+/* Starts a late row: adds the anchor's x + up(down(x)) to its input, which is in the hidden states already (Joining). */
 INLINE void join_row(const Model *model, const Space *space, const Joining *joining, int64_t row)
 {
     const float *x = space->hidden + joining->anchor * model->hidden;
@@ -89,7 +95,7 @@ INLINE void join_row(const Model *model, const Space *space, const Joining *join
     }
 }
 
-/* What a sub-layer gave, normed, joins the hidden state. */
+/* Norms a sub-layer's output and adds it to the hidden state; without a norm if weight is null. */
 INLINE void add_normed(const Model *model, const Space *space, const float *weight, int64_t row)
 {
     float *given = space->given + row * model->hidden, *out = space->hidden + row * model->hidden;
@@ -97,20 +103,21 @@ INLINE void add_normed(const Model *model, const Space *space, const float *weig
     for (int64_t i = 0; i < model->hidden; i++) out[i] += given[i];
 }
 
-/* The hidden state that leaves a layer. */
+/* Multiplies a row's hidden state by `scale`. */
 INLINE void scale_hidden(const Model *model, const Space *space, double scale, int64_t row)
 {
     float *out = space->hidden + row * model->hidden;
     for (int64_t i = 0; scale != 1 && i < model->hidden; i++) out[i] *= (float)scale;
 }
 
-/* Behind the feed-forward, unless the layer adds something more. */
+/* Ends a layer after its feed-forward, unless the layer has a per-layer step, which ends it then. */
 INLINE void end_layer(const Model *model, const Space *space, const Layer *layer, int64_t row)
 {
     if (is_scaled(layer)) scale_hidden(model, space, layer->out_scale, row);
 }
 
-/* Pairs (i, i + D/2) of a head turn by the row's position (Su et al. 2021). */
+/* RoPE in NeoX's order: rotates pairs (i, i + half) of a head by the
+ * row's cosines and sines (Su et al. 2021), and multiplies by `scale`. */
 INLINE void rotate(const float *x, const float *rotations, int64_t half, float scale, int form, void *out)
 {
     int64_t i = 0;
@@ -125,13 +132,14 @@ INLINE void rotate(const float *x, const float *rotations, int64_t half, float s
     }
 }
 
-/* Where the keys (0) or values (1) of one head begin in a page; `place` is the layer's among those in the same pages. */
+/* The byte offset in a page of one head's keys (which 0) or values
+ * (1). `place`: the layer's among those in the same pages. */
 INLINE int64_t part_of(int64_t kv_heads, int64_t pitch, int64_t place, int64_t which, int64_t head)
 {
     return ((place * 2 + which) * kv_heads + head) * pitch;
 }
 
-/* A row's new key (0) or value (1) of one head, which is rotated already, into its slot. */
+/* Stores a row's key (which 0, rotated already) or value (1) of one head in its slot, in the form of the cache. */
 static void store_row(const Alike *alike, const Segment *segment, int64_t place, int64_t which, int64_t head, int64_t slot,
                       const float *x)
 {
@@ -153,7 +161,7 @@ static void store_row(const Alike *alike, const Segment *segment, int64_t place,
     for (int64_t k = 0; !which && k < heads->words; k++) strip[k * LANES] = words[k];
 }
 
-/* Norms and rotations of a row's queries and keys, and norms of its values; keys and values go to the cache. */
+/* Norms and rotates a row's queries and keys, norms its values, and stores keys and values in the cache. */
 static void prepare_row(const Model *model, const Segment *segment, const Space *space, int64_t layer, int64_t row)
 {
     const Layer *own = &model->layer[layer];
@@ -186,6 +194,7 @@ static void prepare_row(const Model *model, const Segment *segment, const Space 
     }
 }
 
+/* The same for rows from..to of the batch. */
 static void prepare(const Model *model, const Batch *batch, const Space *space, int64_t layer, int64_t from, int64_t to)
 {
     for (int64_t s = 0; s < batch->segments; s++) {

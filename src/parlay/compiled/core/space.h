@@ -1,4 +1,7 @@
-/* The memory of one forward, and how its attention is cut into tiles. */
+/* The scratch memory of one forward: what lies in it, how large it is, and how a batch's attention is cut into tiles. Python
+ * asks `space_bytes` for the size and owns the memory (Batch.space); each forward lays it out anew with `lay_out`, whose
+ * arrays follow each other, each rounded up to cache lines. The same function run from address null gives the size.
+ */
 #ifndef PARLAY_SPACE_H
 #define PARLAY_SPACE_H
 
@@ -7,21 +10,23 @@
 #include "lanes.h"
 #include "linear.h"
 
-/* Rows on their way through experts: `runs` of each row, gathered expert by expert. */
+/* Rows on their way through the experts of a layer. Each row runs `runs` experts, and is copied once for each of them,
+ * so that the copies for one expert lie side by side. */
 typedef struct {
     float *logits;          /* [rows][router outputs] */
-    float *weights;         /* [rows][runs]: of what its experts give */
-    int32_t *expert, *place; /* [rows][runs]: experts in rising order, and where the row is among the gathered ones */
-    int32_t *first;         /* [experts + 1]: the first gathered row of each */
-    Inputs gathered, gated; /* of rows * runs */
-    float *given;           /* [rows * runs][hidden] */
-    const LowRank **adapters; /* [rows * runs]: as a batch has them */
+    float *weights;         /* [rows][runs]: of each expert's output */
+    /* [rows][runs]: a row's experts in rising order, and where its copy for each is. */
+    int32_t *expert, *place;
+    int32_t *first;         /* [experts + 1]: where each expert's copies begin */
+    Inputs gathered, gated; /* the copies: rows * runs of them */
+    float *given;           /* [rows * runs][hidden]: outputs of the experts */
+    const LowRank **adapters; /* [rows * runs]: as in Batch */
 } Routed;
 
-/* What layers have in common whose keys share pages. */
+/* What layers have in common whose keys are in the same pages. */
 typedef struct {
     Heads heads;
-    int64_t kv_heads, queries_each; /* queries of a tile, at most */
+    int64_t kv_heads, queries_each; /* kv_heads: key heads; queries_each: queries of a tile, at most */
     Tile *tiles;
 } Alike;
 
@@ -32,30 +37,32 @@ typedef struct {
     const LowRank **adapters; /* [wanted]: as a batch has them */
 } Kept;
 
-/* The parts of a forward's memory. Strides count 32-bit words. */
+/* The arrays of a forward. Strides count words of 32 bits. */
 typedef struct {
-    float *hidden;    /* [rows][hidden] */
-    Inputs normed;    /* of as many rows as there are or want logits, whichever is more */
-    Inputs gated;
-    float *qkv;       /* [all rows][qkv_stride] */
+    float *hidden;    /* [rows][hidden]: the hidden states (residual stream) */
+    /* Inputs of what reads normed hidden states, and of the out product. Rows or wanted rows, whichever is more. */
+    Inputs normed;
+    Inputs gated; /* inputs of down */
+    float *qkv;       /* [all rows][qkv_stride]: queries, keys and values of a row, one behind the other */
     Routed routed;    /* of models with experts */
-    float *given;     /* [rows][hidden]: what a sub-layer gives, where it is summed or normed before it is added */
-    float *aside;     /* [rows][hidden]: what a feed-forward gives beside experts */
-    uint32_t *queries; /* [all rows][heads * query words] */
-    Alike alike[2];    /* layers that see all keys, and those whose keys are in recent pages */
-    float *per_layer, *gates; /* [rows][2][layers][per_layer]: what layers read besides, and what is projected for it; a
-                               * layer's gates [rows][per_layer]. Vectors are read past the last row. */
+    float *given;     /* [rows][hidden]: a sub-layer's output, where it is summed or normed before it is added */
+    float *aside;     /* [rows][hidden]: the dense feed-forward's output in layers with experts besides */
+    uint32_t *queries; /* [all rows][heads * query words]: rotated queries as scores read them */
+    Alike alike[2];    /* of layers whose keys are in a segment's pages, and in its recent pages */
+    /* per_layer: [rows][2][layers][per_layer], the numbers that layers read and their projection (per_layer.h). gates:
+     * [rows][per_layer], of one layer. Vectors are read past the last row. */
+    float *per_layer, *gates;
     Kept kept;
-    float *parts, *joined; /* of models whose keys several ranks have, see tiles.h */
-    char *threads;    /* per thread: what Work has of a tile, slots of a path */
+    float *parts, *joined; /* context parallelism: sums that ranks exchange, and those joined so far, see tiles.h */
+    char *threads;    /* for each thread: its scores, sums and query blocks of a tile, and the slots of a path */
     int64_t qkv_stride, thread_bytes, bytes;
-    int64_t rounds; /* for which parts have room */
+    int64_t rounds; /* of spans, for which `parts` has room */
 } Space;
 
-#define MOST_PARTS (1 << 20) /* numbers that a rank gives at once, if one round has no more */
+#define MOST_PARTS (1 << 20) /* how many numbers a rank exchanges at once; more, if one round alone has more */
 
-/* AddressSanitizer knows nothing of parts of one memory. Where it is at work, lines that nobody may touch lie between
- * them; no memory that is there begins below FIRST_ADDRESS. */
+/* AddressSanitizer cannot see the arrays in one piece of memory. In its builds GUARD bytes that nobody may touch lie
+ * behind each. Addresses below FIRST_ADDRESS are none: they are counted from null, for the size. */
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #define GUARD 192 /* bytes */
@@ -64,9 +71,10 @@ typedef struct {
 #define GUARD 0
 #endif
 
+/* Rounds bytes up to whole cache lines, plus the guard. */
 INLINE int64_t line(int64_t bytes) { return (bytes + 63) / 64 * 64 + GUARD; }
 
-/* The first so many bytes of what is left of a memory from `at` on. Of memory that begins at null only sizes count. */
+/* Takes so many bytes for an array, and moves `at` behind them. From null on it only counts. */
 static char *take(char **at, int64_t bytes)
 {
     char *taken = *at;
@@ -79,6 +87,7 @@ static char *take(char **at, int64_t bytes)
     return taken;
 }
 
+/* The heads and the tile size of the layers with all keys (recent 0) or recent pages (1). */
 static Alike alike_of(const Model *model, int recent)
 {
     int64_t each = model->cached == CACHE_Q8_0 ? 4 : model->cached == CACHE_BF16 ? 2 : 1, dim = model->keys[recent].size;
@@ -86,16 +95,16 @@ static Alike alike_of(const Model *model, int recent)
     return (Alike){{(int)model->cached, group, dim, (dim + each - 1) / each}, kv_heads, (rows < 1 ? 1 : rows) * group, 0};
 }
 
-/* Whether layers with recent pages have other heads than those with all keys. */
+/* Whether these two kinds of layers have different heads. */
 INLINE int differ(const Model *model)
 {
     return model->keys[0].count != model->keys[1].count || model->keys[0].size != model->keys[1].size;
 }
 
-/* Whether the hidden state is multiplied right behind the layer's feed-forward. */
+/* Whether the hidden state is multiplied by out_scale at the end of the layer's feed-forward. */
 INLINE int is_scaled(const Layer *layer) { return layer->out_scale != 1 && !layer->per_layer_norm; }
 
-/* Whether what some sub-layer gives is set apart before it is added. */
+/* Whether some sub-layer's output is written to `given` before it is added to the hidden state. */
 INLINE int sets_outputs_apart(const Model *model)
 {
     if (model->ranks || model->per_layer) return 1;
@@ -106,7 +115,7 @@ INLINE int sets_outputs_apart(const Model *model)
     return 0;
 }
 
-/* Whether a feed-forward runs beside experts. */
+/* Whether some layer has a dense feed-forward beside its experts. */
 INLINE int runs_beside(const Model *model)
 {
     for (int64_t i = 0; i < model->layers; i++)
@@ -114,11 +123,11 @@ INLINE int runs_beside(const Model *model)
     return 0;
 }
 
-/* The experts of a layer, and how many a row runs. */
+/* How many experts a layer has, and how many a row runs: the shared one included. */
 INLINE int64_t experts_of(const Layer *layer) { return layer->experts + (layer->shared != NOT_SHARED); }
 INLINE int64_t runs_of(const Layer *layer) { return layer->chosen + (layer->shared != NOT_SHARED); }
 
-/* Products read some rows more than there are. */
+/* Inputs of products: some rows more than there are, because products may read these (STRIP_ROWS, TILE). */
 static Inputs lay_out_inputs(int64_t rows, int64_t numbers, char **at)
 {
     Inputs inputs = {.stride = up_to(numbers, 2 * BLOCK), .rows = rows};
@@ -128,7 +137,7 @@ static Inputs lay_out_inputs(int64_t rows, int64_t numbers, char **at)
     return inputs;
 }
 
-/* The most that any layer needs. */
+/* The arrays of experts, as large as any layer needs. */
 static Routed lay_out_routed(const Model *model, int64_t rows, char **at)
 {
     Routed routed = {0};
@@ -153,16 +162,16 @@ static Routed lay_out_routed(const Model *model, int64_t rows, char **at)
     return routed;
 }
 
-/* Numbers of one query's sums over a span as ranks exchange them: the mixed values, the largest score, and the total. */
+/* How many numbers ranks exchange for one query: the mixed values, the largest score, the sum of weights. */
 INLINE int64_t part_numbers(const Model *model) { return up_to(model->keys[0].size, LANES) + 2; }
 
-/* A round takes one span of each rank. */
+/* How many rounds so many keys take: a round is one span of each rank (tiles.h). */
 INLINE int64_t rounds_of(const Model *model, int64_t keys)
 {
     return model->context ? (keys + model->span * model->context->count - 1) / (model->span * model->context->count) : 0;
 }
 
-/* As many rounds run at once as few numbers. */
+/* Context parallelism: room for as many rounds as MOST_PARTS numbers allow, at least one. */
 static void lay_out_parts(const Model *model, int64_t rows, int64_t longest, Space *space, char **at)
 {
     if (!model->context) return; /* there may be no rows at all */
@@ -172,13 +181,13 @@ static void lay_out_parts(const Model *model, int64_t rows, int64_t longest, Spa
     space->joined = (float *)take(at, numbers * 4);
 }
 
-/* Of a tile's sums: over a span, and over all. */
+/* Bytes of the sums of a tile's queries; a thread has two of them: over a span, and over all. */
 INLINE int64_t sums_bytes(const Alike *alike)
 {
     return line(alike->queries_each * width_of(&alike->heads) * 4) + 2 * line(alike->queries_each * 4);
 }
 
-/* A thread's sums: the first ones or the second. */
+/* A thread's sums over a span (which 0) or over all (which 1). */
 INLINE Sums sums_of_thread(const Space *space, const Alike *alike, int64_t thread, int which)
 {
     char *at = space->threads + thread * space->thread_bytes + line(alike->queries_each * COLUMNS * 4);
@@ -186,39 +195,41 @@ INLINE Sums sums_of_thread(const Space *space, const Alike *alike, int64_t threa
     return (Sums){mixed, most, most + line(alike->queries_each * 4) / 4};
 }
 
-/* Of a tile's queries in blocks. */
+/* Bytes of a tile's queries in blocks; 0 unless the cache is in Q8_0. */
 INLINE int64_t tile_blocks_bytes(const Alike *alike)
 {
     if (!in_blocks(&alike->heads)) return 0;
     return line((alike->queries_each * blocks_of(&alike->heads) + STRIP_ROWS) * (int64_t)sizeof(InputBlock));
 }
 
-/* What a thread needs for a tile, but for the slots of a path. */
+/* Bytes that a thread needs for a tile, without the slots of a path: scores, both sums, query blocks. */
 INLINE int64_t tile_bytes(const Alike *alike)
 {
     return line(alike->queries_each * COLUMNS * 4) + 2 * sums_bytes(alike) + tile_blocks_bytes(alike);
 }
 
-/* Tiles of so many rows and segments for each head, at most: those of all rows, then those of rows with logits. */
+/* The most tiles that so many rows in so many segments make up for one key head: of all rows, and behind those
+ * of the rows with logits. */
 INLINE int64_t tiles_each(int64_t rows, int64_t segments) { return 2 * (rows + segments); }
 
+/* The same of all key heads. */
 INLINE int64_t tiles_of(const Model *model, int64_t rows, int64_t segments)
 {
     return tiles_each(rows, segments) * (model->keys[0].count + (differ(model) ? model->keys[1].count : 0));
 }
 
-/* Where the tiles lie. */
+/* Says where the tiles of both kinds of layers lie. */
 static void lay_tiles(const Model *model, int64_t rows, int64_t segments, Space *space, Tile *tiles)
 {
     space->alike[0].tiles = tiles;
     space->alike[1].tiles = tiles + (differ(model) ? tiles_each(rows, segments) * model->keys[0].count : 0);
 }
 
-/* `longest`: keys of the sequence that has most, with its new rows. */
+/* Lays the arrays out from `at` on. `longest`: keys of the longest sequence, its new rows included. */
 static Space lay_out(const Model *model, int64_t rows, int64_t all_rows, int64_t wanted, int64_t longest,
                      int64_t segments, int64_t threads, char *at)
 {
-    int64_t read = model->hidden * (model->beside_norm ? 2 : 1); /* by the products of attention, at most */
+    int64_t read = model->hidden * (model->beside_norm ? 2 : 1); /* inputs of the query, key and value products */
     Space s;
     char *start = at;
     int64_t words = 0, dim = 0;
@@ -249,7 +260,8 @@ static Space lay_out(const Model *model, int64_t rows, int64_t all_rows, int64_t
     return s;
 }
 
-/* Enough for every forward whose longest sequence has at most so many keys. */
+/* Bytes that are enough for every forward of at most so many rows, wanted rows, segments and threads, whose longest
+ * sequence has at most `longest` keys. */
 static int64_t space_bytes(const Model *model, int64_t rows, int64_t all_rows, int64_t wanted, int64_t longest,
                            int64_t segments, int64_t threads)
 {
@@ -260,8 +272,9 @@ INLINE int64_t all_rows_of(const Batch *batch) { return batch->all_rows ? batch-
 
 INLINE int is_kept(const int32_t *place, int64_t row) { return !place || place[row] >= 0; }
 
-/* Whole segments by head, in tiles of rows that share keys; the rows of a tree apart from those before it. With `place`
- * only rows that have one. The first tile is number `first`; returns how many there are. */
+/* Cuts a batch's attention into tiles: for each segment and key head, runs of rows with `queries_each` queries at most.
+ * Pending rows and nodes are in separate tiles. With `place` only rows that have one are in tiles. The first tile is
+ * number `first`. Returns how many there are. */
 static int64_t cut_tiles(const Batch *batch, const Alike *alike, const int32_t *place, int64_t first)
 {
     int64_t count = 0, most = alike->queries_each / alike->heads.group;
