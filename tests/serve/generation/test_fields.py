@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from parlay import SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.text.chat_template import render
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 ASKED = {"messages": [{"role": "user", "content": "Say hello."}], "temperature": 0, "max_tokens": 8}
 GO_ON = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 12}
 IDLE = {
@@ -239,3 +240,38 @@ def test_what_guidellm_sends(client: TestClient) -> None:
         answer = client.post(path, json={**sent, **more})
         assert answer.status_code == 200, answer.text
         assert '"completion_tokens":6' in answer.text
+
+
+def routers(answer: str) -> list[dict[str, Any]]:
+    """What a reply, or a stream, tells of `auto`'s choices."""
+    bodies = [json.loads(line) for line in answer.replace("data: {", "{").splitlines() if line.startswith("{")]
+    told = [body.get("response", body).get("metrics") for body in bodies]
+    return [metrics["router"] for metrics in told if metrics is not None]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (CHAT, ASKED),
+        (CHAT, {**ASKED, "messages": [{"role": "user", "content": "Prove it."}], "outline": {}}),  # answered plainly
+        (COMPLETIONS, GO_ON),
+        (RESPONSES, {"input": "Say hello.", "temperature": 0, "max_output_tokens": 8}),
+    ],
+)
+@pytest.mark.parametrize("stream", [{}, {"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}])
+def test_what_was_chosen_in_which_steps_is_for_those_who_ask(
+    client: TestClient, path: str, asked: dict[str, Any], stream: dict[str, Any]
+) -> None:
+    asked = {**asked, **stream, "strategy": "auto:of=prompt-lookup"}
+    for unasked in ({}, {"explain": None}, {"explain": False}):
+        (told,) = routers(client.post(path, json={**asked, **unasked}).text)
+        assert told.keys() == {"drafters", "reasons", "kind", "power"}
+    (told,) = routers(client.post(path, json={**asked, "explain": True}).text)
+    assert sum(each["steps"] for each in told["life"]) == sum(told["reasons"].values()) > 0
+
+
+def test_explain_is_true_or_false(client: TestClient) -> None:
+    for path, asked in ((CHAT, ASKED), (COMPLETIONS, GO_ON), (RESPONSES, {"input": "Hi"})):
+        for value in (1, "yes", {"life": True}):
+            error = client.post(path, json={**asked, "explain": value}).json()["error"]
+            assert (error["param"], error["message"]) == ("explain", "explain: must be true or false")

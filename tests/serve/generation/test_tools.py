@@ -475,6 +475,7 @@ def test_a_call_in_a_reply_and_in_its_chunks(engine: AsyncLLM) -> None:
         model="m",
         speller=Speller(None),
         logprobs=False,
+        explain=False,
         answers=AnswerShape(calls=PLAIN, functions=FUNCTIONS),
     )
 

@@ -192,7 +192,7 @@ async def stream(fake: Fake, body: dict[str, Any]) -> AsyncIterator[str]:
         return
     yield event(choices=[choice([], "stop")])
     last = closing(name, steps, body)
-    yield event(**(last | {"metrics": {"router": ROUTED}} if prompt == "choose" else last))
+    yield event(**(last | {"metrics": {"router": ROUTED}} if prompt == "choose" and body.get("explain") else last))
     yield "data: [DONE]\n\n"
 
 

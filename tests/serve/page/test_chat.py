@@ -129,6 +129,7 @@ def test_settings_are_sent_and_stay(page: Page, fake: Fake) -> None:
         "seed": 11,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "explain": True,
     }
 
 

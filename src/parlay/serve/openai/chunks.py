@@ -56,6 +56,8 @@ class ReplyShape(Protocol):
     def created(self) -> int: ...
     @property
     def model(self) -> str: ...
+    @property
+    def explain(self) -> bool: ...
 
 
 def chunk_frames(shape: ReplyShape, kind: str) -> DataFrames:
@@ -88,7 +90,7 @@ class OpenAIChunks(ABC):
         self._jobs = jobs
         self._votes = jobs[0].vote is not None
         self._ended = ended
-        self._wants_usage = usage.last
+        self._wants_usage, self._explain = usage.last, shape.explain
         self._running = RunningUsage(jobs) if usage.running else None
         self._tokens = [[0] * len(job.samples) for job in jobs]
         self._outputs: dict[int, RequestOutput] = {}
@@ -113,7 +115,14 @@ class OpenAIChunks(ABC):
             if len(self._outputs) == len(self._jobs):
                 outputs = [self._outputs[each] for each in range(len(self._jobs))]
                 reasoned = self._reasoning_tokens(outputs)
-                return last_chunks(choice, outputs, wants_usage=self._wants_usage, more=more, reasoning_tokens=reasoned)
+                return last_chunks(
+                    choice,
+                    outputs,
+                    wants_usage=self._wants_usage,
+                    explain=self._explain,
+                    more=more,
+                    reasoning_tokens=reasoned,
+                )
         return [{"choices": [choice], **more}] if choice is not None else []
 
     def _voted(self, place: int, output: RequestOutput | None) -> Mapping[str, object] | None:

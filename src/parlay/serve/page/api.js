@@ -77,7 +77,7 @@ async function reason(response) {
  * @returns {AsyncGenerator<Delta>}
  */
 export async function* answer({ path, body }, signal) {
-  const streamed = { ...body, stream: true, stream_options: { include_usage: true } };
+  const streamed = { ...body, stream: true, stream_options: { include_usage: true }, explain: true };
   for await (const chunk of chunks(await call(path, { body: streamed, signal }))) {
     const choice = chunk.choices?.[0];
     yield {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import cast
+from dataclasses import asdict, dataclass, replace
+from typing import NotRequired, cast
 
 from typing_extensions import TypedDict
 
@@ -76,15 +76,16 @@ class LifeStretch(TypedDict):
 
 
 class Routing(TypedDict):
-    """A router's choices for a sample, when and why. ``kind`` is what the request was taken to ask for.
+    """A router's choices for a sample and why. ``kind`` is what the request was taken to ask for.
 
-    ``power`` is what the machine was taken to draw, where that counted.
+    ``power`` is what the machine was taken to draw, where that counted. ``life``, when it chose what, is longer than
+    most texts, so it is there only for a request that has ``explain``.
     """
 
     drafters: list[RoutedDrafter]
     reasons: dict[str, int]
     kind: str
-    life: list[LifeStretch]
+    life: NotRequired[list[LifeStretch]]
     power: str
 
 
@@ -162,14 +163,14 @@ def usage(outputs: Sequence[RequestOutput], reasoning_tokens: int = 0) -> Usage:
     }
 
 
-def extras(outputs: Sequence[RequestOutput]) -> Extras:
+def extras(outputs: Sequence[RequestOutput], *, explain: bool) -> Extras:
     """Parlay's fields beside OpenAI's."""
     samples = [sample for output in outputs for sample in output.outputs]
     alone = samples[0].metrics if len(samples) == 1 else None
     return {
         "metrics": {
             "speculative_decoding": None if alone is None else speculation(alone),
-            "router": None if alone is None or alone.router is None else routing(alone.router),
+            "router": None if alone is None or alone.router is None else routing(alone.router, explain=explain),
         },
         "parlay": summary(samples),
     }
@@ -180,6 +181,7 @@ def last_chunks(
     outputs: Sequence[RequestOutput],
     *,
     wants_usage: bool,
+    explain: bool,
     more: Mapping[str, object],
     reasoning_tokens: int = 0,
 ) -> list[dict[str, object]]:
@@ -187,10 +189,10 @@ def last_chunks(
 
     These are in a chunk of their own, without choices, if the client wants usage. ``choice`` None: it has been sent.
     """
-    choices = [] if choice is None else [choice]
+    choices, facts = [] if choice is None else [choice], extras(outputs, explain=explain)
     if not wants_usage:
-        return [{"choices": choices, **more, **extras(outputs)}]
-    end = {"choices": [], "usage": usage(outputs, reasoning_tokens), **extras(outputs)}
+        return [{"choices": choices, **more, **facts}]
+    end = {"choices": [], "usage": usage(outputs, reasoning_tokens), **facts}
     return [{"choices": choices, **more}, end] if choices else [end]
 
 
@@ -212,9 +214,12 @@ def summary(samples: Sequence[CompletionOutput]) -> Summary:
     }
 
 
-def routing(record: RouterRecord) -> Routing:
+def routing(record: RouterRecord, *, explain: bool) -> Routing:
     """The record as JSON has it."""
-    return cast(Routing, asdict(record))
+    told = asdict(record if explain else replace(record, life=()))
+    if not explain:
+        del told["life"]
+    return cast(Routing, told)
 
 
 def speculation(metrics: Metrics) -> Speculation | None:

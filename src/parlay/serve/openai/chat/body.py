@@ -191,6 +191,7 @@ class ChatBody(GenerationBody):
     vote: Vote | None = None
     outline: Outline | None = None
     reason_ahead: ReasonAhead | None = None
+    explain: bool | None = None
     resume: Resume | None = None
 
     def check(self) -> None:

@@ -67,7 +67,7 @@ class Outlined:
     request: Request
     settings: Settings
 
-    async def answer(self, *, stream: bool, wants_usage: bool) -> Response:
+    async def answer(self, *, stream: bool, wants_usage: bool, explain: bool) -> Response:
         """Plan, then write; who leaves meanwhile ends both. Raises ApiError, Busy and Closed."""
         try:
             plan = await while_client_waits(self.request, self._plan())
@@ -76,7 +76,13 @@ class Outlined:
         first = plan.chats[0]
         note_ignored(self.request, self.settings, first.unused)
         served = self.served
-        shape = ChatShape(model=served.name, speller=Speller(served.tokenizer), logprobs=False, answers=first.answers)
+        shape = ChatShape(
+            model=served.name,
+            speller=Speller(served.tokenizer),
+            logprobs=False,
+            explain=explain,
+            answers=first.answers,
+        )
         run = make_run(served, [chat.job for chat in plan.chats], first.names, self.request, self.settings)
         if stream:
             return await answer_streamed(self.request, run, OutlinedChunks(plan, shape, wants_usage=wants_usage))
@@ -156,7 +162,7 @@ def outlined_reply(outputs: Sequence[RequestOutput], plan: Plan, shape: ChatShap
         ],
         "usage": usage([*plan.spent, *outputs], _reasoned(outputs, shape)),
         "system_fingerprint": None,
-        **extras(_told(outputs, plan)),
+        **extras(_told(outputs, plan), explain=shape.explain),
     }
 
 
@@ -244,7 +250,8 @@ class OutlinedChunks:
     def _last(self, delta: Mapping[str, object]) -> Sequence[Chunk]:
         """The last text, and the facts on the whole request."""
         outputs = [self._outputs[place] for place in range(len(self._readers))]
-        choice, facts = {**_choice(delta), "finish_reason": _finish(outputs)}, extras(_told(outputs, self._plan))
+        choice = {**_choice(delta), "finish_reason": _finish(outputs)}
+        facts = extras(_told(outputs, self._plan), explain=self._shape.explain)
         if not self._wants_usage:
             return [{"choices": [choice], **facts}]
         counts = usage([*self._plan.spent, *outputs], _reasoned(outputs, self._shape))

@@ -74,6 +74,7 @@ class ChatShape:
     model: str
     speller: Speller
     logprobs: bool
+    explain: bool
     answers: AnswerShape = field(default_factory=AnswerShape)
     legacy: bool = False
     """Whether calls are written in the shape that preceded tools: one call at most."""
@@ -93,7 +94,7 @@ def chat_reply(output: RequestOutput, shape: ChatShape) -> ChatReply:
         "choices": _choices(output, shape),
         "usage": usage([output], sum(reasoning_tokens(sample, shape) for sample in output.outputs)),
         "system_fingerprint": None,
-        **extras([output]),
+        **extras([output], explain=shape.explain),
     }
 
 

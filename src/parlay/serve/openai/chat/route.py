@@ -42,7 +42,9 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         prepared = await read(request, lambda: chat_request(body, request, settings, served.usual))
         if body.outline is not None:
             outlined = Outlined(served, prepared, outline_params(body.outline, settings), request, settings)
-            return await outlined.answer(stream=bool(body.stream), wants_usage=bool(body.wants_usage))
+            return await outlined.answer(
+                stream=bool(body.stream), wants_usage=body.wants_usage, explain=bool(body.explain)
+            )
         question = ChatQuestion(prepared, settings, NAMES)
         if body.reason_ahead is None:
             served, question = await cascades_of(request).choose(served, question, request)
@@ -52,6 +54,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
             model=served.name,
             speller=Speller(served.tokenizer),
             logprobs=bool(body.logprobs),
+            explain=bool(body.explain),
             answers=chat.answers,
             legacy=body.legacy,
         )

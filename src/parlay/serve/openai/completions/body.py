@@ -63,6 +63,7 @@ class CompletionBody(GenerationBody):
     response_format: ResponseFormat | None = None
     vote: Vote | None = None
     superposed: bool | None = None
+    explain: bool | None = None
     resume: Resume | None = None
 
     def check(self) -> None:

@@ -49,6 +49,7 @@ class CompletionShape:
     tokenizer: Tokenizer | None
     n: int
     logprobs: bool
+    explain: bool
     skip_special: bool
     echoes: tuple[str, ...] | None = None
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(16)}")
@@ -75,7 +76,7 @@ def completion_reply(outputs: Sequence[RequestOutput], shape: CompletionShape) -
         ],
         "usage": usage(outputs),
         "system_fingerprint": None,
-        **extras(outputs),
+        **extras(outputs, explain=shape.explain),
     }
 
 

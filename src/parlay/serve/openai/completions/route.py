@@ -178,6 +178,7 @@ def _prepare(served: Served, asked: CompletionQuestion) -> tuple[list[Job], Comp
         tokenizer=served.tokenizer,
         n=body.n or 1,
         logprobs=body.logprobs is not None,
+        explain=bool(body.explain),
         skip_special=params.skip_special_tokens,
         echoes=tuple(_echo(served, job, skip_special=params.skip_special_tokens) for job in jobs)
         if body.echo

@@ -215,6 +215,7 @@ class ResponsesBody(GenerationBody):
     metadata: JsonObject | None = None
     chat_template_kwargs: JsonObject | None = None
     reason_ahead: ReasonAhead | None = None
+    explain: bool | None = None
     resume: Resume | None = None
 
     def idle(self) -> list[str]:

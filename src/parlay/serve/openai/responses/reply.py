@@ -106,7 +106,8 @@ def _ended(output: RequestOutput, shape: ResponseShape, writer: ItemWriter) -> t
     (sample,) = output.outputs
     status = "completed" if sample.finish_reason == "stop" else "incomplete"
     events = list(writer.finish(status))
-    response = {**shape.state(status, writer.items), "usage": _usage(output, shape), **extras([output])}
+    facts = extras([output], explain=bool(shape.body.explain))
+    response = {**shape.state(status, writer.items), "usage": _usage(output, shape), **facts}
     if (ahead := ahead_reply(output)) is not None:
         response["reason_ahead"] = ahead
     shape.keep(response)
