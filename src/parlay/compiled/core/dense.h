@@ -1,17 +1,28 @@
-/* Weights that are plain numbers, in panels [in][PANEL], of bfloat16 two neighbouring inputs to a word. */
+/* Products with weights in float32, float16 and bfloat16: their layout, their inner loop, and their entries in the table of
+ * formats (formats.h).
+ *
+ * A panel is [words of in][PANEL] words of 32 bits, or of 16 bits for float16: word k of PANEL outputs lies together. A word
+ * is one input's weight; of bfloat16 it is two neighbouring inputs' weights, as lanes.h says of inputs.
+ *
+ *     word 0    out 0 | out 1 | ... | out PANEL - 1
+ *     word 1    out 0 | out 1 | ...
+ */
 #ifndef PARLAY_DENSE_H
 #define PARLAY_DENSE_H
 
 #include "formats.h"
 #include "lanes.h"
 
-#define AHEAD 3072 /* bytes of weights fetched before they are needed */
+#define AHEAD 3072 /* how far ahead of their use weights are prefetched, in bytes */
 
+/* Loads words of weights; float16 is widened to float32. */
 INLINE vu load_weights(const int kind, const char *at)
 {
     return kind == F16 ? (vu)load_halves(at) : load_words(at);
 }
 
+/* Multiplies one panel, or two that lie `apart` bytes from each other, with `rows` rows x [rows][stride] of words.
+ * `kind`, `rows` and `panels` are constants; all sums stay in registers. */
 INLINE void multiply(const int kind, const int rows, const int panels, const char *panel, int64_t apart,
                      const uint32_t *x, int64_t stride, int64_t words, vf (*total)[TILE][BLOCKS])
 {
@@ -45,7 +56,8 @@ INLINE void multiply(const int kind, const int rows, const int panels, const cha
         return;                                                                                                      \
     }
 
-/* Some rows more are read where there is no code for their number. */
+/* Defines MultiplyWords for one kind. Numbers of rows without
+ * code of their own are rounded up, so some rows more are read. */
 #define MULTIPLY(NAME, KIND)                                                                                         \
     static void NAME(int64_t rows, int panels, const char *panel, int64_t apart, const uint32_t *x, int64_t stride,  \
                      int64_t words, vf (*sums)[TILE][BLOCKS])                                                        \
@@ -68,7 +80,8 @@ static int64_t bytes_f32(int64_t in) { return in * PANEL * 4; }
 static int64_t bytes_f16(int64_t in) { return in * PANEL * 2; }
 static int64_t bytes_bf16(int64_t in) { return (in + 1) / 2 * PANEL * 4; }
 
-/* Numbers of `size` bytes, `each` of a row beside each other. `exponent`: its bits in the last 16. All finite? */
+/* Packs rows of numbers of `size` bytes into panels whose words have `each` of them. `exponent`: the exponent's bits in
+ * a number's upper 16. Returns 0 if a number is not finite. */
 INLINE int pack_numbers(const int size, const int each, const uint16_t exponent, const uint8_t *rows, int64_t out,
                         int64_t in, char *panels)
 {
@@ -100,7 +113,7 @@ static int pack_bf16(const uint8_t *rows, int64_t out, int64_t in, char *to)
     return pack_numbers(2, 2, 0x7F80, rows, out, in, to);
 }
 
-/* Of rows, for embeddings are not packed. */
+/* Reads one row of an embedding, which is not packed if it has plain numbers. */
 static void read_f32(const char *rows, int64_t row, int64_t in, float *values)
 {
     memcpy(values, rows + row * in * 4, (size_t)in * 4);
@@ -128,7 +141,7 @@ static const Format PLAIN_F16 = {FLOATS, bytes_f16, pack_f16, read_f16, multiply
 static const Format PLAIN_BF16 = {BRAINS, bytes_bf16, pack_bf16, read_bf16, multiply_bf16, 0};
 static const Format *const PLAIN_FORMATS[MOST_FORMATS] = {[F32] = &PLAIN_F32, [F16] = &PLAIN_F16, [BF16] = &PLAIN_BF16};
 
-/* Null for a number that no format has. */
+/* The entry of a format, plain or in blocks; null for numbers that no format has. */
 INLINE const Format *find_format(int64_t kind)
 {
     if (kind < 0 || kind >= MOST_FORMATS) return 0;

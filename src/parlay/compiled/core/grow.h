@@ -1,10 +1,16 @@
-/* Trees that a draft head or a draft model grows level by level (Li et al. 2024, EAGLE-2), in one job: for a head a
- * product that makes the inputs of the text's rows, then these rows, then each level of the trees. Between two levels
- * one thread lays out the next.
+/* Grows draft trees with a draft head or a draft model, level by level (Li et al. 2024, EAGLE-2), for all sequences of a batch
+ * in one job of the pool. `grow` is what Python calls, through the table in kernels.c.
  *
- * Each level runs the likeliest candidates of the level before, on their embeddings or on the hidden states that left the
- * layer above them, and each of them offers candidates. All levels share a layout of memory, and what a late thread may
- * still read of a level is written once.
+ * The first level is a forward over the text's rows; a draft head may need a product first, which makes their inputs. Each
+ * row offers its likeliest tokens as candidates below it. The likeliest candidates of a level run as the rows of the next
+ * one, on their tokens' embeddings (draft model) or on the hidden states that left the rows above (head), and offer in turn:
+ *
+ *     level 0:  forward of the text  ->  candidates below the root
+ *     level 1:  forward of the best `width` of them  ->  candidates below each
+ *     ...       in the end the candidates with the likeliest paths become the draft
+ *
+ * Between two levels one thread takes the candidates and lays out the next level. All levels use the same arrays; only what a
+ * late thread may still read of a level (batch, tiles, segments) has memory of its own.
  */
 #ifndef PARLAY_GROW_H
 #define PARLAY_GROW_H
@@ -12,55 +18,56 @@
 #include "draw.h"
 #include "forward.h"
 
-/* A token that may join a draft: its chance below its parent (a candidate, or -1 for the root), and its path's chance. */
+/* A token that may join a draft. parent: a candidate, or -1 for the root. chance: its probability there. path: the
+ * product of the chances from the root down. */
 typedef struct {
     int64_t token, parent;
     double chance, path;
 } Candidate;
 
-/* The tree of one segment at work. */
+/* The tree of one segment while it grows. */
 typedef struct {
     Candidate *all;
-    int32_t *ran, *parents; /* candidates that ran, in order, and the place of each one's parent among them, or -1 */
-    int32_t *places;        /* of candidates in the draft */
-    int64_t offered, count; /* candidates so far; those that ran */
-    int64_t latest;         /* the first candidate that the latest forward offered */
-    int64_t row, logits;    /* the tree's first row in the latest forward, and among its logits */
-    int64_t newest;         /* candidates that ran in the latest forward; 0: the root did */
+    int32_t *ran, *parents; /* ran: candidates that ran, in order; parents: where each one's parent is among them, or -1 */
+    int32_t *places;        /* of each candidate: its place in the draft */
+    int64_t offered, count; /* offered: candidates so far; count: those that ran */
+    int64_t latest;         /* the first candidate of the latest level */
+    int64_t row, logits;    /* where the tree's rows begin in the latest forward, and among its logits */
+    int64_t newest;         /* candidates that ran in the latest forward; 0: it was the root */
 } Grown;
 
-/* One level: what runs, and which trees it belongs to. */
+/* One level: its forward, and which tree each of its segments belongs to. */
 typedef struct {
     Batch batch;
     Space space;
     Pass pass;
-    Grown **growing; /* per segment */
+    Grown **growing; /* [segments] */
     Segment *segment;
 } Level;
 
-/* All levels at work. */
+/* All levels and trees of a job. */
 typedef struct {
     const Model *model;
     const Growth *growth;
     Level *level;
-    Grown *trees; /* of all segments */
+    Grown *trees; /* [segments] */
     int64_t *ids;
     int32_t *wanted;
-    float *inputs, *states, *logits; /* [rows][hidden], [rows][hidden], [rows][vocab] */
-    float *noisy;                    /* [vocab] */
+    float *inputs, *states, *logits; /* inputs, states [rows][hidden], logits [rows][vocab], of the level at work */
+    float *noisy;                    /* [vocab]: one row's logits plus noise */
     float **taps;
-    Inputs features; /* of the product that comes first */
+    Inputs features; /* inputs of Growth.first */
 } Levels;
 
-/* What one row guesses: `scores` are its logits with the noise of the request, if it samples. So guesses are what its
- * sampler would choose. */
+/* What one row guesses. `scores` are its logits, plus the request's noise where it samples: so the guesses are what its
+ * sampler would most likely choose. */
 typedef struct {
     const float *logits, *scores;
     int64_t vocab;
     const Sampling *sampling;
 } Guesses;
 
-/* The best places, without those that truncation certainly drops. */
+/* Finds the outputs of the best scores, `width` at most, without those that top-k, top-p or min-p certainly drop. */
 static int64_t best_guesses(const Guesses *own, int64_t width, int32_t *best)
 {
     const Sampling *sampling = own->sampling;
@@ -76,7 +83,8 @@ static int64_t best_guesses(const Guesses *own, int64_t width, int32_t *best)
     return kept;
 }
 
-/* The candidates below a row, unless their paths are too unlikely. `above` is the row's own candidate, -1 at the root. */
+/* Adds the candidates below a row, except those whose paths are less likely than growth->least. `above`: the row's own
+ * candidate, -1 for the root. */
 static void offer(const Growth *growth, Grown *tree, int64_t above, const Guesses *own)
 {
     int32_t best[MOST_CHILDREN + TRIES];
@@ -86,12 +94,13 @@ static void offer(const Growth *growth, Grown *tree, int64_t above, const Guesse
     double path = above < 0 ? 1.0 : tree->all[above].path;
     for (int64_t i = 0; i < found; i++) {
         double chance = __builtin_expf(own->scores[best[i]] - most) / total;
-        if (!(path * chance >= growth->least)) break; /* of NaN, too */
+        if (!(path * chance >= growth->least)) break; /* NaN stops here, too */
         tree->all[tree->offered++] = (Candidate){growth->tokens[best[i]], above, chance, path * chance};
     }
 }
 
-/* The least likely path in a draft of `budget` nodes; 0 while it would hold all candidates. */
+/* The probability of the least likely path in a draft of `budget` nodes; 0 while the draft has room for all candidates.
+ * `best` is memory for as many paths. */
 static double worst_drafted(const Grown *tree, int64_t budget, double *best)
 {
     int64_t kept = 0;
@@ -105,6 +114,7 @@ static double worst_drafted(const Grown *tree, int64_t budget, double *best)
     return kept < budget ? 0 : best[kept - 1];
 }
 
+/* Whether a token ends the text of a segment. */
 static int ends_text(const Growth *growth, int64_t segment, int64_t token)
 {
     for (int64_t i = growth->ends_from[segment]; i < growth->ends_from[segment + 1]; i++)
@@ -112,8 +122,9 @@ static int ends_text(const Growth *growth, int64_t segment, int64_t token)
     return 0;
 }
 
-/* The candidates of the latest level that run next: the likeliest, in the order in which they were offered. What stands
- * below one that is no likelier than the worst drafted can't join the draft, and what stands below an end the text. */
+/* Chooses the latest level's candidates that run next: the likeliest, in the order in which they were offered. A
+ * candidate is left out if it ends the text, or if its path is no likelier than the worst in the draft: then nothing
+ * below it can join. Returns how many are chosen. */
 static int64_t choose_newest(const Growth *growth, const Grown *tree, int64_t segment, double worst, int32_t *chosen)
 {
     int64_t budget = growth->budgets[segment];
@@ -132,6 +143,7 @@ static int64_t choose_newest(const Growth *growth, const Grown *tree, int64_t se
     return kept;
 }
 
+/* The index of a candidate among those that ran, or -1. */
 static int64_t place_among(const int32_t *ran, int64_t count, int64_t candidate)
 {
     for (int64_t i = count - 1; i >= 0; i--)
@@ -139,7 +151,7 @@ static int64_t place_among(const int32_t *ran, int64_t count, int64_t candidate)
     return -1;
 }
 
-/* The chosen candidates become the next rows of the tree, whose latest segment was `before`. */
+/* Makes the chosen candidates the next level's rows of a tree. `before` is the tree's segment in the latest level. */
 static void join(const Levels *levels, Grown *tree, Segment before, const int32_t *chosen, int64_t newest, Level *next)
 {
     int64_t row = next->batch.rows, begun = tree->count - tree->newest, hidden = levels->model->hidden;
@@ -166,6 +178,7 @@ static void join(const Levels *levels, Grown *tree, Segment before, const int32_
     next->batch.rows = next->batch.wanted = row + newest;
 }
 
+/* The guesses of one row: with noise if its request samples. */
 static Guesses guesses_of(const Levels *levels, int64_t segment, int64_t level, const float *logits)
 {
     const Growth *growth = levels->growth;
@@ -180,6 +193,7 @@ static Guesses guesses_of(const Levels *levels, int64_t segment, int64_t level, 
     return own;
 }
 
+/* Takes the candidates below all rows of the latest level. */
 static void offer_all(const Levels *levels, const Level *latest)
 {
     for (int64_t s = 0; s < latest->batch.segments; s++) {
@@ -193,7 +207,7 @@ static void offer_all(const Levels *levels, const Level *latest)
     }
 }
 
-/* The next level of all trees that grow on. */
+/* Lays out the next level, with the trees that have rows to run. */
 static void lay_out_next(const Levels *levels, const Level *latest, Level *next)
 {
     double best[MOST_DRAFT];
@@ -213,8 +227,8 @@ static void lay_out_next(const Levels *levels, const Level *latest, Level *next)
     next->pass = pass_of(levels->model, &next->batch, &next->space);
 }
 
-/* The draft of one segment: its likeliest candidates in the order in which they were offered. A node's parent is likelier
- * or came earlier, so it is there. */
+/* Writes the draft of one segment: the candidates with the likeliest paths, in the order in which they were offered. A
+ * node's parent was offered earlier and its path is at least as likely, so it is in the draft, too. */
 static void write_draft(const Growth *growth, Grown *tree, int64_t segment)
 {
     double best[MOST_DRAFT];
@@ -240,7 +254,7 @@ typedef struct {
     int64_t level;
 } LevelTask;
 
-/* When a level's logits are there, by one thread. */
+/* Ends a level whose logits are there: takes its candidates and lays out the next. One thread does this. */
 static void end_level(const void *own, int64_t piece, Member *me)
 {
     const LevelTask *task = own;
@@ -252,6 +266,7 @@ static void end_level(const void *own, int64_t piece, Member *me)
         lay_out_next(levels, &levels->level[task->level], &levels->level[task->level + 1]);
 }
 
+/* Computes the inputs of the text's rows from their features. */
 static int run_first(const Levels *levels, Member *me)
 {
     Pass pass = levels->level[0].pass;
@@ -260,6 +275,7 @@ static int run_first(const Levels *levels, Member *me)
     return run_product(&pass, first, pass.batch->rows, 0);
 }
 
+/* The job, as each thread runs it. */
 static void run_levels(const void *context, Member *me)
 {
     const Levels *levels = context;
@@ -295,7 +311,7 @@ static void lay_out_level(const Model *model, Level *level, const Space *space, 
     lay_tiles(model, rows, segments, &level->space, own);
 }
 
-/* From `start` on, or for its size alone where that is null. */
+/* Lays out the memory of a job from `start` on; if that is null, only its size counts. `at` gets the end. */
 static Levels lay_out_levels(const Model *model, const Batch *first, const Growth *growth, char *start, char **at)
 {
     int64_t segments = first->segments, most = segments * growth->width, hidden = model->hidden;
@@ -324,7 +340,7 @@ static int64_t growth_bytes(const Model *model, const Batch *first, const Growth
     return end - (char *)0;
 }
 
-/* The features of all rows, in the form that the first product wants. */
+/* Writes the features of all rows as inputs of Growth.first. */
 static void put_features(const Growth *growth, const Inputs *inputs, int64_t rows)
 {
     int64_t in = growth->first->in, whole = in / LANES * LANES;
@@ -337,7 +353,8 @@ static void put_features(const Growth *growth, const Inputs *inputs, int64_t row
     }
 }
 
-/* `first` runs the text's rows, and wants the logits of each segment's last. */
+/* Grows the draft trees of all segments of `first`, the batch of the
+ * text's rows, which wants the logits of each segment's last row. */
 static void grow(const Model *model, const Batch *first, const Growth *growth)
 {
     char *end;

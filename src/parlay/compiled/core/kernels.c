@@ -1,4 +1,6 @@
-/* Compiled once for each instruction set: CORE names the table. */
+/* Everything of the decoder that depends on the instruction set, in one compilation unit: build.py compiles this file
+ * once for each set, with CORE as the name of its table of functions. The headers that it includes are the decoder;
+ * block formats are in formats.c, threads and files in pool.c, stream.c and shelf.c. */
 #include <stdlib.h>
 
 #include "draw.h"
@@ -32,6 +34,7 @@ static void read_row(const Linear *embedding, int64_t row, float *values)
     format_of(embedding)->read(embedding->panels, row, embedding->in, values);
 }
 
+/* Core.multiply: one product on the caller's thread. */
 static int64_t multiply_alone(const Linear *linear, const float *x, int64_t rows, float *y)
 {
     char *none = 0;

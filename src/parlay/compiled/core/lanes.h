@@ -1,6 +1,9 @@
-/* Vectors of LANES numbers, and what differs between instruction sets.
+/* Vectors of LANES numbers, and the few operations that differ between instruction sets. All other files are written in these
+ * and in GCC's vector extensions, and compiled once for each instruction set (build.py):
  *
- * Products take their inputs as words of 32 bits: one float32, or two bfloat16 that follow each other.
+ *     LANES    16: AVX-512    8: AVX2    4: NEON, and plain C
+ *
+ * Products of plain numbers take their inputs as words of 32 bits: one float32, or two bfloat16 that follow each other.
  */
 #ifndef PARLAY_LANES_H
 #define PARLAY_LANES_H
@@ -10,7 +13,7 @@
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #define LANES 16
-#define TILE 12 /* rows multiplied at a time: their sums fill the registers */
+#define TILE 12 /* rows of plain numbers that are multiplied at once: their sums, times BLOCKS, fill the registers */
 #elif defined(__AVX2__)
 #include <immintrin.h>
 #define LANES 8
@@ -22,7 +25,7 @@
 #define LANES 4
 #define TILE 6
 #endif
-#define BLOCKS 2 /* vectors per panel */
+#define BLOCKS 2 /* vectors of outputs in a panel; with block formats, its strips */
 #define PANEL (LANES * BLOCKS)
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
@@ -41,7 +44,7 @@ INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vu splat_word(uint32_t x) { return x - (vu){0}; }
 INLINE vf as_floats(vu v) { return (vf)v; }
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
-INLINE vf load_halves(const char *at) /* numbers of half precision */
+INLINE vf load_halves(const char *at) /* loads numbers in half precision */
 {
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
@@ -58,7 +61,7 @@ INLINE vf load_halves(const char *at) /* numbers of half precision */
 #endif
 }
 
-INLINE vf load_small(const char *at) /* whole numbers of eight bits */
+INLINE vf load_small(const char *at) /* loads whole numbers of eight bits */
 {
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)));
@@ -71,7 +74,7 @@ INLINE vf load_small(const char *at) /* whole numbers of eight bits */
 #endif
 }
 
-/* To half precision, to nearest, ties to even. */
+/* Rounds to half precision, to nearest, ties to even. */
 INLINE uint16_t round_half(float x)
 {
 #if defined(__F16C__)
@@ -84,7 +87,7 @@ INLINE uint16_t round_half(float x)
     if (bits >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
     if (bits >= 0x38800000) return (uint16_t)(sign | (bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13);
     memcpy(&x, &bits, 4);
-    x += 0.5f; /* what half precision does not have of so small a number is rounded away */
+    x += 0.5f; /* subnormal: adding 0.5 rounds to the bits that half precision has */
     memcpy(&bits, &x, 4);
     return (uint16_t)(sign | (bits - 0x3f000000));
 #endif
@@ -93,7 +96,7 @@ INLINE uint16_t round_half(float x)
 INLINE vf widen_all(vh x) { return (vf)(__builtin_convertvector(x, vu) << 16); }
 INLINE float widen(uint16_t x) { uint32_t word = (uint32_t)x << 16; float y; memcpy(&y, &word, 4); return y; }
 
-/* Always in this order: halves, quarters, ... */
+/* Adds up a vector's numbers, always in the same order: halves, quarters, ... */
 INLINE float sum(vf v)
 {
     float part[LANES];
@@ -110,7 +113,7 @@ INLINE float largest(vf v)
     return most;
 }
 
-/* To nearest, ties to even; a NaN stays one. */
+/* Rounds to bfloat16, to nearest, ties to even; a NaN stays one. */
 INLINE vh round_bf16(vf v)
 {
 #if defined(__AVX512BF16__)
@@ -127,9 +130,10 @@ INLINE uint16_t round_one(float x)
     return rounded[0];
 }
 
-/* How numbers are stored: as they are, in bfloat16, or as float32 numbers that bfloat16 has. */
+/* How numbers are stored: as float32, as bfloat16, or ROUNDED: as float32 numbers that bfloat16 has. */
 enum { FLOAT32 = 0, BFLOAT16 = 1, ROUNDED = 2 };
 
+/* Stores a vector in one of these forms. `index` counts numbers of that form. */
 INLINE void store_as(int form, void *at, int64_t index, vf v)
 {
     if (form == FLOAT32) {
@@ -151,7 +155,7 @@ INLINE void store_one(int form, void *at, int64_t index, float x)
         ((float *)at)[index] = form == ROUNDED ? widen(round_one(x)) : x;
 }
 
-/* a * b + c, rounded once where the instruction set has that: the same wherever it stands. */
+/* a * b + c, rounded once where the instruction set can: the same wherever it is called. */
 INLINE vf multiply_add(vf a, vf b, vf c)
 {
 #if defined(__AVX512F__)
@@ -168,7 +172,8 @@ INLINE vf multiply_add(vf a, vf b, vf c)
 #endif
 }
 
-/* total + inputs . weights, for each lane one word of weights; two products of a bfloat16 word one after the other. */
+/* total + inputs . weights, lane by lane: a word of each. The two
+ * products of bfloat16 words are added one after the other. */
 INLINE vf dot(int bf16, vf total, vu weights, vu inputs)
 {
     if (!bf16) return total + as_floats(weights) * as_floats(inputs);
@@ -180,7 +185,7 @@ INLINE vf dot(int bf16, vf total, vu weights, vu inputs)
 #endif
 }
 
-/* exp for x <= 88, to about 1 ulp; exactly 0 far below. Cody and Waite's reduction, a polynomial of degree 6. */
+/* exp(x) for x <= 88, to about 1 ulp; exactly 0 far below. Cody and Waite's reduction, then a polynomial of degree 6. */
 INLINE vf exponential(vf x)
 {
 #if defined(__AVX512F__)

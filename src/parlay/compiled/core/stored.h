@@ -1,11 +1,15 @@
-/* Blocks as files store them (ggml's layouts), taken apart and laid into strips. */
+/* Packs quantised weights: reads blocks as ggml stores them, and lays them into strips (codes.h). formats.c compiles
+ * `pack_rows` and `read_row` for each format; Python calls them when a model is loaded.
+ *
+ * A super-block of 256 weights (K formats and IQ) is eight parts of 32, each of which becomes a block of a strip.
+ */
 #ifndef PARLAY_STORED_H
 #define PARLAY_STORED_H
 
 #include "blocks.h"
 
-/* Bytes of a stored block. Those of IQ3, IQ2 and IQ1 come in a form of ours, the same for all (see `take_indexed`): what
- * files have in their place points into tables of thousands of numbers. */
+/* Bytes of a stored block or super-block. IQ1, IQ2 and IQ3 blocks of files hold indices into tables of thousands of
+ * numbers; the loader (models/weights/grids.py) rewrites them to one common form, which `take_indexed` reads. */
 INLINE int64_t stored_bytes(const int kind)
 {
     static const uint8_t bytes[] = {[Q2_K] = 84, [Q3_K] = 110, [IQ3_XXS] = 146, [IQ3_S] = 146, [IQ2_S] = 146, [IQ1_S] = 146,
@@ -15,18 +19,21 @@ INLINE int64_t stored_bytes(const int kind)
     return bytes[kind];
 }
 
-/* 32 weights of one row. */
+/* A block of 32 weights of one row, taken apart. */
 typedef struct {
-    uint32_t codes[GROUPS];  /* four to a word */
-    uint16_t step, minimum;  /* in 16 bits; those of K blocks count for all that share them */
-    int8_t small[4];         /* of K blocks: times step, then times minimum or step of the second half; minimums */
+    uint32_t codes[GROUPS];  /* stored codes, a byte each, four to a word */
+    uint16_t step, minimum;  /* scale and minimum in 16 bits; in K formats those of the super-block */
+    /* Of K formats: multipliers of step, then of minimum or of the second
+     * half's step; then minimums of halves. HALF_AND_ZERO's zero. */
+    int8_t small[4];
 } StoredBlock;
 
 INLINE uint32_t word_at(const uint8_t *at) { uint32_t word; memcpy(&word, at, 4); return word; }
 INLINE uint16_t half_at(const uint8_t *at) { uint16_t half; memcpy(&half, at, 2); return half; }
+/* The same byte four times. */
 INLINE uint32_t each_byte(uint32_t byte) { return byte * 0x01010101u; }
 
-/* 16 bytes hold the codes of 16 inputs in their low halves, of 16 more in the high ones. */
+/* Takes 32 codes of four bits from 16 bytes: inputs 0 to 15 in the low nibbles, 16 to 31 in the high ones. */
 INLINE void take_nibbles(const uint8_t *at, StoredBlock *block)
 {
     UNROLL for (int g = 0; g < GROUPS / 2; g++) {
@@ -35,14 +42,14 @@ INLINE void take_nibbles(const uint8_t *at, StoredBlock *block)
     }
 }
 
-/* Bit i of a word is the fifth of code i. */
+/* Adds the fifth bits of 32 codes; bit i of a word belongs to code i. */
 INLINE void take_fifth_bits(uint32_t bits, StoredBlock *block)
 {
     UNROLL for (int g = 0; g < GROUPS; g++)
         block->codes[g] |= ((bits >> 4 * g & 15) * 0x00204081u & each_byte(1)) << 4;
 }
 
-/* Six bits each of scale and minimum, of eight parts in twelve bytes. */
+/* Takes a part's scale and minimum, six bits each, from the twelve bytes of a K super-block. */
 INLINE void take_k_scales(const uint8_t *at, int part, StoredBlock *block)
 {
     if (part < 4) {
@@ -53,7 +60,7 @@ INLINE void take_k_scales(const uint8_t *at, int part, StoredBlock *block)
     }
 }
 
-/* Parts 2 n and 2 n + 1 lie in the low and high halves of 32 bytes. */
+/* Takes a part's codes of four bits: parts 2 n and 2 n + 1 are the low and the high nibbles of 32 bytes. */
 INLINE void take_k_nibbles(const uint8_t *at, int part, StoredBlock *block)
 {
     UNROLL for (int g = 0; g < GROUPS; g++)
@@ -70,7 +77,7 @@ INLINE void take_q6_k(const uint8_t *at, int part, StoredBlock *block)
     block->step = half_at(at + 208);
 }
 
-/* Parts 4 n to 4 n + 3 of two bits lie in 32 bytes. */
+/* Takes a part's codes of two bits: parts 4 n to 4 n + 3 share 32 bytes. */
 INLINE void take_pairs(const uint8_t *at, int part, StoredBlock *block)
 {
     UNROLL for (int g = 0; g < GROUPS; g++)
@@ -85,8 +92,8 @@ INLINE void take_q2_k(const uint8_t *at, int part, StoredBlock *block)
     block->step = half_at(at + 80), block->minimum = half_at(at + 82);
 }
 
-/* The high bits come first, then the low ones, and six bits of each scale: the low four of scales n and n + 8 in byte n,
- * the high two of scales n, n + 4, n + 8 and n + 12 in byte 8 + n. */
+/* Takes a part of Q3_K: third bits of codes in 32 bytes, their low bits in 64, then scales of six bits in twelve: the
+ * low four bits of scales n and n + 8 in byte n, the high two of scales n, n + 4, n + 8 and n + 12 in byte 8 + n. */
 INLINE void take_q3_k(const uint8_t *at, int part, StoredBlock *block)
 {
     take_pairs(at + 32, part, block);
@@ -98,19 +105,21 @@ INLINE void take_q3_k(const uint8_t *at, int part, StoredBlock *block)
     block->step = half_at(at + 108);
 }
 
-/* A step, a small number for each half of a part, and codes of four bits. */
+/* Takes a part of the loader's form of IQ1, IQ2 and IQ3: a step,
+ * two small scales for each part, and codes of four bits. */
 INLINE void take_indexed(const uint8_t *at, int part, StoredBlock *block)
 {
     block->step = half_at(at), memcpy(block->small, at + 2 + 2 * part, 2), take_nibbles(at + 18 + 16 * part, block);
 }
 
-/* 2^(exponent - 128), in bfloat16: the two smallest are subnormal. */
+/* 2^(exponent - 128) in bfloat16, half of MXFP4's scale, for its
+ * table has values twice as large. The two smallest are subnormal. */
 INLINE uint16_t power_of_two(uint8_t exponent)
 {
     return exponent < 2 ? (uint16_t)(0x20 << exponent) : (uint16_t)((exponent - 1) << 7);
 }
 
-/* Part `part` of the block at `at`: what it holds of 32 weights. */
+/* Takes part number `part` of the stored block at `at`. */
 INLINE void take(const int kind, const uint8_t *at, int part, StoredBlock *block)
 {
     switch (kind) {
@@ -152,7 +161,7 @@ INLINE void take(const int kind, const uint8_t *at, int part, StoredBlock *block
     }
 }
 
-/* Into one lane of a strip's block at `at`, whose shared numbers are at `shared`. */
+/* Writes a block into lane `lane` of a strip's block at `at`. Numbers that blocks share go to `shared`. */
 INLINE void put(const Form form, const StoredBlock *block, int lane, char *shared, char *at)
 {
     uint32_t words[GROUPS] = {0};
@@ -183,7 +192,7 @@ INLINE void put(const Form form, const StoredBlock *block, int lane, char *share
     }
 }
 
-/* Whether all scales are finite: of a broken file they may be anything. */
+/* Packs rows [out][in] to strips. Returns 0 if a scale is not finite, as in a damaged file. */
 INLINE int pack_rows(const int kind, const Form form, const uint8_t *rows, int64_t out, int64_t in, char *strips)
 {
     const int64_t parts = shares(form) ? share_of(form) : 1, bytes = stored_bytes(kind), blocks = (in + BLOCK - 1) / BLOCK;
@@ -201,14 +210,14 @@ INLINE int pack_rows(const int kind, const Form form, const uint8_t *rows, int64
             if (kind == I8 && in - b * BLOCK < BLOCK) from = memcpy(last, from, (size_t)(in - b * BLOCK));
             take(kind, from, (int)(b % parts), &block);
             put(form, &block, (int)(o % LANES), shared, at);
-            if (form.scales != BRAIN) /* which are powers of two */
+            if (form.scales != BRAIN) /* BRAIN's are powers of two */
                 finite &= (block.step & exponent) != exponent && (block.minimum & exponent) != exponent;
         }
     }
     return finite;
 }
 
-/* The weights of one row, each as ggml computes it. */
+/* Reads one row back from strips, each weight as ggml dequantises it. */
 INLINE void read_row(const Form form, const char *strips, int64_t row, int64_t in, float *values)
 {
     const int64_t blocks = (in + BLOCK - 1) / BLOCK, lane = row % LANES;
