@@ -1,14 +1,20 @@
-/* The first halves of what adapters of low rank add to products: a row's inputs times the matrix of its own adapter. */
+/* LoRA, first half: down(x), a row's inputs times the matrix `down` of its adapter, for the products of phases.h. linear.h adds
+ * the second half, up(down(x)), to the outputs. Rows of a batch may have different adapters, or none.
+ *
+ * `down` is in strips of LANES ranks, [words of in][LANES], so one vector is the same input's weights of LANES ranks.
+ */
 #ifndef PARLAY_ADAPTERS_H
 #define PARLAY_ADAPTERS_H
 
 #include "linear.h"
 
-#define LOWERED_TOGETHER 4 /* rows of one adapter that share what is loaded of it */
-#define MOST_RANK 512      /* readers of adapters refuse more */
-#define CHAINS 4           /* sums of a row that run side by side, each over every fourth word */
+#define LOWERED_TOGETHER 4 /* neighbouring rows of the same adapter that share its loads */
+#define MOST_RANK 512      /* readers of adapters refuse larger ones */
+/* Sums of a row that run side by side, each over every CHAINS-th word, so that additions need not wait for each other. */
+#define CHAINS 4
 
-/* `count` rows from `x` on, to out [rows][apart]. What is left of the words joins the first chain, then all are added. */
+/* Computes `count` rows from x on, to out [rows][apart]. Words that
+ * are left over join the first chain; then the chains are added up. */
 INLINE void lower_some(const int count, const int bf16, const LowRank *own, const uint32_t *x, int64_t stride, int64_t words,
                        float *out, int64_t apart)
 {
@@ -43,7 +49,7 @@ static void lower(int64_t count, int brains, const LowRank *own, const uint32_t 
     switch (count) { EACH_COUNT(1) EACH_COUNT(2) EACH_COUNT(3) EACH_COUNT(4) }
 }
 
-/* The same for matrices in eight bits, of rows in blocks. What they make is in blocks, too. */
+/* The same for an adapter in eight bits and rows in blocks. The results are quantised to blocks, too, for RAISE. */
 static void lower_codes(int64_t count, const LowRank *own, const InputBlock *x, int64_t stride, int64_t in, float *out,
                         int64_t apart)
 {
@@ -58,7 +64,8 @@ static void lower_codes(int64_t count, const LowRank *own, const InputBlock *x, 
     for (int64_t i = 0; i < count; i++) QUANTISE(lowered[i], own->rank, (InputBlock *)(out + i * apart), 1);
 }
 
-/* Rows from..to of a product's inputs, whose number is even. Which rows are together changes no bit. */
+/* Computes down(x) for rows from..to and all matrices of a product. Inputs are even in number. Which rows share an
+ * adapter's loads changes no bit. */
 static void lower_rows(const Product *product, float *lowered, int64_t from, int64_t to)
 {
     const int64_t pair = product->brains ? 2 : 1, stride = product->x.stride / pair;

@@ -1,4 +1,5 @@
-/* The fastest table that this processor can run, of those that the compiler could make. */
+/* Chooses the table of functions (Core) for the widest instruction set that both the compiler knew and this processor
+ * has. library.py calls `parlay_core` once. */
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -13,11 +14,11 @@
 #define TEXT(NAME) #NAME
 #define QUOTED(NAME) TEXT(NAME)
 
-/* From the least to the widest. Each needs what the processor is asked for beside it. */
+/* The instruction sets from the least to the widest, each with what it needs of the processor. */
 #define PLAIN(ENTRY) ENTRY(plain, 1)
 #if defined(__x86_64__)
 
-/* Bit `bit` of a register that the cpuid instruction fills, for what older compilers have no name for. */
+/* Reads a bit of what the cpuid instruction returns, for features that older compilers have no name for. */
 #define ASKED(LEAF, SUBLEAF, REGISTER, BIT) (ask(LEAF, SUBLEAF).REGISTER >> (BIT) & 1)
 typedef struct {
     unsigned a, b, c, d;
@@ -57,13 +58,14 @@ static int has_dotprod(void)
 #define WIDER(ENTRY)
 #endif
 
-/* What stands for a table whose instructions the compiler does not know: the build defines its name as this one. */
+/* Stands for the table of an instruction set that the compiler
+ * does not know: build.py defines that table's name as this one. */
 const Core parlay_none = {0};
 #define DECLARE(NAME, NEEDS) extern const Core parlay_##NAME;
 PLAIN(DECLARE)
 WIDER(DECLARE)
 
-/* `widest`: the table that may be chosen at most, by name; null where there is none of that name. */
+/* Returns the best table up to the one named `widest`; null if none has that name. */
 const Core *parlay_core(const char *widest)
 {
 #if defined(__x86_64__)
@@ -78,5 +80,5 @@ const Core *parlay_core(const char *widest)
     return 0;
 }
 
-/* Of which sources this library was built. */
+/* The digest of the sources that this library was built of. */
 const char *parlay_sources(void) { return QUOTED(SOURCES); }

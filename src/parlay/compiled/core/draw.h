@@ -1,10 +1,14 @@
-/* The token that the sampler draws from a row: by temperature, noise, top-k, top-p and min-p, as sampling/truncation.py
- * defines them. Of all tokens, noise included, the best that stays is the one. That is mostly the first, so only few are
- * looked at, and the row is never put in order.
+/* Sampling in one pass: `draw` returns the token that the sampler in Python would draw from a row of logits, with temperature,
+ * noise, top-k, top-p and min-p as sampling/truncation.py defines them.
  *
- * Weights are float32 here and float64 there. What depends on the difference is left to the sampler.
+ * The drawn token is the best by logit plus noise (noise.h) among those that truncation leaves. So a few best ones are found
+ * first, and the first of them that truncation leaves is the answer: mostly the very first. Whether it stays is decided by
+ * counting and weighing the tokens before it. The row is never sorted.
  *
- * And the likeliest tokens of rows, for who verifies and for guesses.
+ * Weights here are float32, and float64 in Python. Where that difference might matter the answer is UNDECIDED, and Python
+ * decides.
+ *
+ * `leading` finds the likeliest tokens of rows, to verify greedily and for drafts.
  */
 #ifndef PARLAY_DRAW_H
 #define PARLAY_DRAW_H
@@ -12,23 +16,24 @@
 #include "lanes.h"
 #include "noise.h"
 
-#define TRIES 8           /* tokens of which one mostly stays */
-#define MOST_K 256        /* largest top-k; rows are shorter, or the sampler decides */
-#define CLOSE 3e-5        /* far more than sums of weights differ by, as a share of them */
-#define SUMMED (64 * LANES) /* weights that are summed in float32 */
+#define TRIES 8           /* how many best tokens are tried */
+#define MOST_K 256        /* the largest top-k; Python decides where it is larger */
+#define CLOSE 3e-5        /* far more than float32 and float64 sums of weights differ, as a share of the whole */
+#define SUMMED (64 * LANES) /* weights that are summed in float32, before the sum is added in float64 */
 #define UNDECIDED (-1)
-#define LOOKED_AT (8 * LANES) /* numbers that are compared with the best ones together */
+#define LOOKED_AT (8 * LANES) /* numbers whose maximum is compared with the best so far */
 
+/* A row of logits and how it is truncated. A quotient is a logit over the temperature; a weight is exp(quotient - top). */
 typedef struct {
     const float *logits;
     int64_t size;
-    float temperature, top; /* `top`: the largest quotient */
-    int64_t top_k;          /* 0: all */
-    double top_p, least;    /* least: quotients below it do not stay */
-    double whole;           /* weight of all that top-k leaves, once it is known; 0 before */
+    float temperature, top; /* top: the largest quotient */
+    int64_t top_k;          /* 0: no limit */
+    double top_p, least;    /* least: min-p as a quotient; lower ones are dropped */
+    double whole;           /* weight of all tokens that top-k leaves, once it is needed; 0 before */
 } Row;
 
-/* What comes before a token: how many, and their weight. The largest quotient weighs 1. */
+/* The tokens with larger quotients than some token: how many, and their weight. */
 typedef struct {
     int64_t count;
     double weight;
@@ -36,6 +41,7 @@ typedef struct {
 
 INLINE vf quotients(const Row *row, int64_t at) { return load(row->logits + at) / row->temperature; }
 
+/* The largest quotient of a row. */
 static float top_of(const Row *row)
 {
     int64_t whole = row->size / LANES * LANES;
@@ -52,6 +58,7 @@ static float top_of(const Row *row)
     return most;
 }
 
+/* The first token that has it. */
 static int64_t first_of_top(const Row *row)
 {
     int64_t i = 0;
@@ -59,7 +66,7 @@ static int64_t first_of_top(const Row *row)
     return i;
 }
 
-/* Adds those of `count` quotients, LANES at most, that are larger than `than`, or no smaller. */
+/* Counts and weighs those of `count` quotients, LANES at most, that are larger than `than`, or also equal to it. */
 INLINE void weigh_some(const Row *row, int64_t at, int64_t count, float than, int equal, vi *counts, vf *weights)
 {
     float padded[LANES];
@@ -70,6 +77,7 @@ INLINE void weigh_some(const Row *row, int64_t at, int64_t count, float than, in
     *weights += choose(before, exponential(own - row->top), (vf){0});
 }
 
+/* The same for quotients from..to. */
 static void weigh(const Row *row, int64_t from, int64_t to, float than, int equal, Before *before)
 {
     for (int64_t strip = from; strip < to; strip += SUMMED) {
@@ -83,7 +91,7 @@ static void weigh(const Row *row, int64_t from, int64_t to, float than, int equa
     }
 }
 
-/* The weight of the top_k largest; of equal ones it does not matter which. */
+/* The weight of the top_k largest quotients. Which of equal ones are among them does not matter. */
 static double weight_of_top(const Row *row)
 {
     float best[MOST_K];
@@ -104,6 +112,7 @@ static double weight_of_top(const Row *row)
     return weight;
 }
 
+/* The weight of all tokens that top-k leaves. */
 static double whole_of(const Row *row)
 {
     if (row->top_k) return weight_of_top(row);
@@ -112,7 +121,7 @@ static double whole_of(const Row *row)
     return all.weight;
 }
 
-/* Whether a token stays: 1, 0, or UNDECIDED. Equal tokens come in the order of their ids. */
+/* Whether truncation leaves a token: 1, 0, or UNDECIDED. Of equal tokens the one with the lower id comes first. */
 static int stays(Row *row, int64_t token)
 {
     float own = row->logits[token] / row->temperature;
@@ -131,7 +140,8 @@ static int stays(Row *row, int64_t token)
     return fabs(before.weight - goal) <= CLOSE * row->whole ? UNDECIDED : before.weight < goal;
 }
 
-/* `log_min_p` is -INFINITY without min-p. UNDECIDED where the sampler has to decide. */
+/* Draws a token from a row, with the noise of stream `state`;
+ * log_min_p is -INFINITY without min-p. UNDECIDED: Python must draw. */
 static int64_t draw(const float *logits, int64_t size, float temperature, int64_t top_k, double top_p, double log_min_p,
                     uint64_t state)
 {
@@ -153,6 +163,7 @@ static int64_t draw(const float *logits, int64_t size, float temperature, int64_
     return UNDECIDED;
 }
 
+/* The sum of exp(logit - most). */
 static float exponentials(const float *logits, int64_t count, float most)
 {
     vf sums = {0};
@@ -163,7 +174,8 @@ static float exponentials(const float *logits, int64_t count, float most)
     return total + sum(sums);
 }
 
-/* The places of the largest numbers, best first; of equals the first. Returns how many. */
+/* Finds the places of the `most` largest numbers, the largest
+ * first; of equal ones the lower place first. Returns how many. */
 static int64_t best_places(const float *numbers, int64_t count, int64_t most, int32_t *found)
 {
     int64_t kept = 0;
@@ -184,7 +196,7 @@ static int64_t best_places(const float *numbers, int64_t count, int64_t most, in
     return kept;
 }
 
-/* Whether a row holds NaN or infinity. */
+/* Whether a row has a NaN or +infinity. */
 static int is_unusable(const float *logits, int64_t size)
 {
     int64_t whole = size / LANES * LANES;
@@ -196,9 +208,9 @@ static int is_unusable(const float *logits, int64_t size)
     return !all;
 }
 
-/* The tokens of each row's largest logits, `width` at most, best first and of equals the first; how many there are, none
- * in a row that holds NaN or infinity; and what the softmax of the row says of them, unless `chances` is null. The
- * logits of the `bars` barred tokens become -INFINITY before. */
+/* For each row, finds the `width` tokens with the largest logits, best first and of equal ones the lower id first, and
+ * their number in `counts`: 0 for a row with NaN or infinity. `chances`, if not null, gets their probabilities by
+ * softmax. First the logits of the `bars` barred tokens become -INFINITY. */
 static void leading(float *logits, int64_t rows, int64_t size, const int32_t *barred, int64_t bars, int64_t width,
                     int32_t *ids, float *chances, int32_t *counts)
 {

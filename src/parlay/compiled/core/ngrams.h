@@ -1,10 +1,11 @@
-/* Frequent n-grams: the longest that ends at a row, whose embedding is added to that of the row's token. */
+/* N-gram embeddings, which some models add to those of tokens: for each row, finds the longest known n-gram of tokens
+ * that ends there, and adds its embedding. core.h says what `Ngrams` has. */
 #ifndef PARLAY_NGRAMS_H
 #define PARLAY_NGRAMS_H
 
 #include "core.h"
 
-/* The place of a key, or -1. */
+/* The index of a key, or -1. A binary search without branches that are hard to predict. */
 static int64_t find_key(const Ngrams *table, int64_t key)
 {
     const int64_t *first = table->keys;
@@ -17,13 +18,13 @@ static int64_t find_key(const Ngrams *table, int64_t key)
     return left && *first == key ? first - table->keys : -1;
 }
 
-/* The row above, or for the first one the last token before the rows, which is row -1. */
+/* The row of the token before; below 0 for tokens before the segment's rows. A node's is its parent. */
 static int64_t row_above(const Segment *segment, int64_t row)
 {
     return row < segment->pending ? row - 1 : segment->pending + segment->parents[row - segment->pending];
 }
 
-/* The longest n-gram that ends at a row of a segment, or -1. */
+/* The index of the longest known n-gram that ends at a row of a segment, or -1. It is found token by token, backwards. */
 static int64_t find_ngram(const Ngrams *table, const Segment *segment, int64_t row)
 {
     int64_t found = -1, node = segment->tokens[row];
@@ -37,7 +38,7 @@ static int64_t find_ngram(const Ngrams *table, const Segment *segment, int64_t r
     return found;
 }
 
-/* What the rows from..to of a batch read besides their embeddings joins these. */
+/* Adds n-gram embeddings to the hidden states of rows from..to of a batch. */
 static void add_ngrams(const Ngrams *table, const Batch *batch, float *hidden, int64_t size, int64_t from, int64_t to)
 {
     for (const Segment *segment = batch->segment; segment < batch->segment + batch->segments; segment++) {

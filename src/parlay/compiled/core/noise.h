@@ -1,8 +1,9 @@
-/* The tokens of largest logit plus Gumbel noise. The noise is that of sampling/noise.py: SplitMix64's output number t
- * of a stream, as a uniform number u, then -log(-log(u)).
+/* Gumbel-max sampling: the tokens with the largest logit / temperature + noise. The noise of token t is -log(-log(u)), where u
+ * is a uniform number made of SplitMix64's output number t of a stream: the same as in sampling/noise.py, so a token is drawn
+ * alike here and there.
  *
- * A logarithm costs more than all else, so a token gets its noise only if a bound shows that it may be among the best:
- * -log(-log(u)) <= -log(1 - u), and log2 of a float is at least its bits, read as a whole number, less those of 1.
+ * Logarithms cost more than all else. So a token gets its noise only if a bound shows that it may be among the best. The
+ * bound: -log(-log(u)) <= -log(1 - u), and log2(x) is at least x's bits, read as a whole number and scaled, less those of 1.
  */
 #ifndef PARLAY_NOISE_H
 #define PARLAY_NOISE_H
@@ -12,18 +13,21 @@
 #include <string.h>
 
 #define GOLDEN 0x9E3779B97F4A7C15u
-#define TOKENS 64      /* looked at together */
-#define MOST_BEST 256  /* that can be asked for */
+#define TOKENS 64      /* tokens that are bounded together, before any gets its noise */
+#define MOST_BEST 256  /* the most tokens that can be asked for */
 #define UNUSABLE INT64_MIN
 
+/* The best tokens so far: `held` of them, of which the best `count` are
+ * wanted. The others are those that rounding might put among these. */
 typedef struct {
     int64_t count, held;
-    int lost; /* more compete than there is room for */
-    double least; /* what is below this is not among the `count` best */
+    int lost; /* 1: more tokens are that close than there is room for */
+    double least; /* no score below it is among the best `count` */
     int64_t id[2 * MOST_BEST + TOKENS];
     double score[2 * MOST_BEST + TOKENS];
 } Best;
 
+/* SplitMix64's output number `token` of the stream. */
 static inline uint64_t noise_bits(uint64_t state, uint64_t token)
 {
     uint64_t z = state + (token + 1) * GOLDEN;
@@ -32,14 +36,16 @@ static inline uint64_t noise_bits(uint64_t state, uint64_t token)
     return z ^ z >> 31;
 }
 
-/* In float64, rising with the signed bits: the middle of one of 2^52 equal cells of (0, 1) gives u. */
+/* The noise of these bits in float64. It rises with the bits as a signed
+ * number; u is the middle of one of 2^52 equal cells of (0, 1). */
 static inline double gumbel(uint64_t bits)
 {
     double u = ((double)((int64_t)bits >> 12) + (0x1p51 + 0.5)) * 0x1p-52;
     return -log(-log(u));
 }
 
-/* At least the noise of these bits. 1 - u is at least the complement's upper 24 bits, which a float holds exactly. */
+/* An upper bound of the noise of these bits. 1 - u is at least
+ * the complement's upper 24 bits, which a float holds exactly. */
 static inline float most_gumbel(uint64_t bits)
 {
     float rest = (float)(int32_t)(~(bits ^ (uint64_t)1 << 63) >> 40);
@@ -48,11 +54,11 @@ static inline float most_gumbel(uint64_t bits)
     return 0.6931472f * ((24 + 127) + 1e-4f - (float)whole * 0x1p-23f);
 }
 
-/* Scores that are nearer than this may change places where logarithms round otherwise. */
+/* How close scores may be to change places where a machine's logarithm rounds otherwise. */
 static inline double margin(double score) { return 1e-12 + 1e-15 * fabs(score); }
 
-/* log(x) for x above 0 in normal range, to some units in the last place: m 2^e with m around 1, and the series of
- * 2 artanh((m - 1) / (m + 1)). */
+/* log(x) for normal x above 0, to some units in the last place: x = m 2^e with m around 1, and the series of 2
+ * artanh((m - 1) / (m + 1)). */
 static inline float quick_log(float x)
 {
     int32_t whole, exponent;
@@ -65,7 +71,8 @@ static inline float quick_log(float x)
     return (float)exponent * 0.6931472f + 2 * s * (1 + q * (1.f / 3 + q * (1.f / 5 + q * (1.f / 7 + q * (1.f / 9)))));
 }
 
-/* The noise of these bits in float32. Near u = 1, where most that matters is, -log(u) comes from 1 - u. */
+/* The noise of these bits in float32, for drafts. Near u = 1, where
+ * most noise that matters is, -log(u) is computed from 1 - u. */
 static inline float quick_gumbel(uint64_t bits)
 {
     uint64_t rising = (bits ^ (uint64_t)1 << 63) >> 1;
@@ -75,14 +82,15 @@ static inline float quick_gumbel(uint64_t bits)
     return -quick_log(rest < 0.5f ? near : -quick_log(u));
 }
 
-/* Adds noise times `temperature` to numbers of these tokens, for guesses: what it rounds to differs between machines. */
+/* Adds noise times `temperature` to the logits of these tokens. Only for drafts: its rounding differs between machines. */
 static void add_quick_noise(float *numbers, const int64_t *tokens, int64_t count, uint64_t state, float temperature)
 {
     for (int64_t i = 0; i < count; i++)
         numbers[i] += temperature * quick_gumbel(noise_bits(state, (uint64_t)tokens[i]));
 }
 
-/* Sorts what is held, the largest score first and equal ones by id, and lets go of what is certainly not among the best. */
+/* Sorts the tokens held, the largest score first and equal ones
+ * by id, and drops those that are certainly not among the best. */
 static void keep_best(Best *best)
 {
     for (int64_t i = 1; i < best->held; i++) {
@@ -98,6 +106,7 @@ static void keep_best(Best *best)
     while (best->score[best->held - 1] < best->least) best->held--;
 }
 
+/* Adds a token, unless its score is certainly too low. */
 static inline void enter(Best *best, int64_t id, double score)
 {
     if (score < best->least || score == -INFINITY) return;
@@ -110,10 +119,9 @@ static inline void enter(Best *best, int64_t id, double score)
     best->score[best->held++] = score;
 }
 
-/* Writes the `count` best of a row over the temperature to `ids`, the best first, and returns how many there are. Where
- * logarithms that round otherwise might choose others or another order, it writes all that compete and returns their
- * number below 0; 0 where they are more than 2 * count + TOKENS. UNUSABLE for a row that holds NaN or infinity, or no
- * finite number. */
+/* Writes the ids of the `count` best tokens of a row, best first, and returns how many there are. Where rounding might
+ * choose others or another order, it writes all that compete and returns minus their number, or 0 if they are more than
+ * 2 * count + TOKENS. UNUSABLE: the row holds NaN or infinity, or no finite number. */
 static int64_t noisy_best(const float *logits, int64_t size, float temperature, uint64_t state, int64_t count, int64_t *ids)
 {
     Best best = {.count = count, .least = -INFINITY};

@@ -1,5 +1,7 @@
-/* What the layers of some models read besides the hidden state: numbers of each row for each layer, which the layer's gate
- * multiplies, and which a product turns into something that the layer adds last (Gemma 3n, Gemma 4). */
+/* Per-layer embeddings (Gemma 3n, Gemma 4): each row has `per_layer` numbers of its own for every layer, made before the first
+ * layer (`run_per_layer_inputs`). At its end a layer adds norm(out(activation(gate(hidden)) * its numbers)) to the hidden
+ * state (`run_per_layer`).
+ */
 #ifndef PARLAY_PER_LAYER_H
 #define PARLAY_PER_LAYER_H
 
@@ -8,7 +10,7 @@
 
 INLINE int64_t per_layer_numbers(const Model *model) { return model->layers * model->per_layer; }
 
-/* Hidden states as they are, as inputs of a product. */
+/* Writes the hidden states, without a norm, as inputs of a product. */
 static void enter_product(const Pass *pass, const Linear *linear, int64_t rows, int64_t part, int64_t parts)
 {
     int wanted = format_of(linear)->input;
@@ -21,7 +23,7 @@ static void enter_projection(const Pass *pass, int64_t part, int64_t parts)
     enter_product(pass, &pass->model->per_layer_projection, pass->batch->rows, part, parts);
 }
 
-/* The embeddings of rows, to which what is projected is added, normed layer by layer. */
+/* Makes each row's numbers: its token's embedding times per_layer_scale, plus the projection, normed layer by layer. */
 static void mix_embeddings(const Pass *pass, int64_t part, int64_t parts)
 {
     const Model *model = pass->model;
@@ -37,8 +39,8 @@ static void mix_embeddings(const Pass *pass, int64_t part, int64_t parts)
     }
 }
 
-/* Before the first layer. The projection would be divided by the root of its inputs' number; the floor of its norm is
- * multiplied by that number instead. */
+/* Makes all rows' numbers for all layers, before the first layer. The model divides the projection by sqrt(hidden);
+ * here the norm's epsilon is multiplied by `hidden` instead, which gives the same. */
 static int run_per_layer_inputs(const Pass *pass)
 {
     int64_t numbers = per_layer_numbers(pass->model);
@@ -47,12 +49,13 @@ static int run_per_layer_inputs(const Pass *pass)
     return run_rows(pass, enter_projection) && run_product(pass, product, pass->batch->rows, mix_embeddings);
 }
 
+/* Writes the hidden states as inputs of the layer's gate. */
 static void enter_gate(const Pass *pass, int64_t part, int64_t parts)
 {
     enter_product(pass, &pass->model->layer[pass->here / 2].per_layer_gate, pass->rows, part, parts);
 }
 
-/* Gates times the layer's numbers of their rows, as inputs of what leads out. */
+/* Writes activation(gate) times the layer's numbers as inputs of its out product. */
 static void open_gates(const Pass *pass, int64_t part, int64_t parts)
 {
     const Model *model = pass->model;
@@ -73,6 +76,7 @@ static void open_gates(const Pass *pass, int64_t part, int64_t parts)
     }
 }
 
+/* Norms what the step gives and adds it to the hidden state, which then leaves the layer. */
 static void add_last(const Pass *pass, int64_t part, int64_t parts)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
@@ -82,7 +86,7 @@ static void add_last(const Pass *pass, int64_t part, int64_t parts)
     }
 }
 
-/* At the end of a layer, from the gate's inputs on, up to the hidden state. */
+/* The last step of a layer, from the gate's inputs to the hidden state. */
 static int run_per_layer(const Pass *pass)
 {
     const Model *model = pass->model;

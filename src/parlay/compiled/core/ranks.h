@@ -1,8 +1,10 @@
-/* What processes of one machine exchange that run one model together, through memory that they share.
+/* Exchange between processes ("ranks") of one machine that run a model together, through shared memory: all-reduce
+ * (`sum_over_ranks`) and all-gather (`gather_over_ranks`). core.h has the layout of the memory; ranks on other machines
+ * exchange by the functions in Ranks instead.
  *
- * Each writes its own part, then reads all parts. Sums add them up, rank 0's first: so all have the same sums, and a sum
- * depends on nothing but the parts. Parts alternate between two buffers: whoever begins round r has read all of round r - 1, so
- * nobody reads round r - 2 any more, whose place round r takes.
+ * In each round every rank writes its own part, then reads all parts. Sums add them up from rank 0 on, so all ranks get the
+ * same bits. Parts alternate between two buffers: a rank that begins round r has read all of round r - 1, so every rank has
+ * written that and is done with round r - 2, whose buffer round r takes.
  */
 #ifndef PARLAY_RANKS_H
 #define PARLAY_RANKS_H
@@ -14,10 +16,11 @@
 #include "core.h"
 #include "pool.h"
 
-#define LOOKS 64           /* at another rank's number, before a rank looks at the clock and offers its core */
-#define BUSY_WAIT 2000000  /* nanoseconds that a rank waits so, before it sleeps in between */
+#define LOOKS 64           /* looks at another rank's round before a rank looks at the clock and offers its core */
+#define BUSY_WAIT 2000000  /* nanoseconds that a rank waits so before it sleeps between looks */
 #define SHORT_SLEEP 100000 /* nanoseconds */
 
+/* Where shared memory has 1 + the number of a lost rank, the last round that a rank has written, and a rank's part. */
 static int64_t *lost_rank(const Ranks *ranks) { return (int64_t *)ranks->memory; }
 
 static int64_t *last_round(const Ranks *ranks, int64_t rank) { return (int64_t *)(ranks->memory + 64 * (1 + rank)); }
@@ -35,7 +38,7 @@ static int64_t nanoseconds_now(void)
     return at.tv_sec * 1000000000 + at.tv_nsec;
 }
 
-/* Leaves the core to others, and for longer once that has not helped. 0: this rank has waited long enough. */
+/* Gives the core to others; after BUSY_WAIT it sleeps. 0: this rank has waited for its patience. */
 static int wait_a_little(const Ranks *ranks, int64_t *began)
 {
     int64_t now = nanoseconds_now();
@@ -48,7 +51,7 @@ static int wait_a_little(const Ranks *ranks, int64_t *began)
     return 1;
 }
 
-/* Until a rank has written its part of this round. 0: it is lost, or another one is. */
+/* Waits until a rank has written its part of this round. 0: that rank or another one is lost. */
 static int wait_for_part(Ranks *ranks, int64_t rank)
 {
     int64_t began = 0;
@@ -67,6 +70,7 @@ static int wait_for_part(Ranks *ranks, int64_t rank)
     return 1;
 }
 
+/* Begins a round: writes this rank's part. */
 static void write_part(Ranks *ranks, const float *numbers, int64_t count)
 {
     ranks->round++;
@@ -74,6 +78,7 @@ static void write_part(Ranks *ranks, const float *numbers, int64_t count)
     __atomic_store_n(last_round(ranks, ranks->rank), ranks->round, __ATOMIC_RELEASE);
 }
 
+/* Replaces numbers by their sums over all ranks, as many as fit into a part. */
 static int sum_part(Ranks *ranks, float *numbers, int64_t count)
 {
     write_part(ranks, numbers, count);
@@ -88,7 +93,8 @@ static int sum_part(Ranks *ranks, float *numbers, int64_t count)
     return 1;
 }
 
-/* `numbers` are [count of ranks][each]; of `count` of each, from `at` on, this rank's are there. */
+/* Fills in the other ranks' numbers, as many as fit into a part:
+ * `count` of the `each` numbers of every rank, from `at` on. */
 static int gather_part(Ranks *ranks, float *numbers, int64_t each, int64_t at, int64_t count)
 {
     write_part(ranks, numbers + ranks->rank * each + at, count);
@@ -99,14 +105,14 @@ static int gather_part(Ranks *ranks, float *numbers, int64_t each, int64_t at, i
     return 1;
 }
 
-/* The numbers that fit into a part, of those from `at` on. */
+/* How many of the numbers from `at` on go into one part. */
 static int64_t some_numbers(const Ranks *ranks, int64_t at, int64_t count)
 {
     return count - at < ranks->part ? count - at : ranks->part;
 }
 
-/* Puts the sums over all ranks in the place of this rank's numbers. Once a rank is lost, numbers are what they are: the
- * forward goes on to its end, and its caller sees `lost`. */
+/* Replaces this rank's numbers by the sums over all ranks. Once a rank is lost nothing is exchanged: the forward runs
+ * to its end with wrong numbers, and its caller sees `lost`. */
 static void sum_over_ranks(Ranks *ranks, float *numbers, int64_t count)
 {
     if (!ranks->memory && !ranks->lost) ranks->lost = ranks->sum(numbers, count);
@@ -114,7 +120,7 @@ static void sum_over_ranks(Ranks *ranks, float *numbers, int64_t count)
         if (!sum_part(ranks, numbers + at, some_numbers(ranks, at, count))) return;
 }
 
-/* Fills in what the other ranks have of `numbers` [count of ranks][each]. A lost rank's numbers are what they are. */
+/* Fills in the other ranks' numbers in [ranks][each]. Once a rank is lost nothing is exchanged. */
 static void gather_over_ranks(Ranks *ranks, float *numbers, int64_t each)
 {
     if (!ranks->memory && !ranks->lost) ranks->lost = ranks->gather(numbers, each);

@@ -1,4 +1,5 @@
-/* The threads that read experts, and who has which slot; shelf.h says what they promise. */
+/* The threads that read experts, and which expert is in which slot; shelf.h says what they promise. All state is under
+ * one lock. Experts are numbered over all layers: number = first[layer] + index. */
 #include "shelf.h"
 
 #include <pthread.h>
@@ -10,47 +11,54 @@
 #define READERS 4
 #define NOTHING (-1)
 
-/* One place for an expert. `used`: when it was chosen last; `kept`: it is being read, or is computed in this layer. */
+/* A place for one expert. holds: its number, or NOTHING. used:
+ * when it was chosen last. kept: the layer at work needs it. */
 typedef struct {
     int64_t holds, used;
     int kept, reading;
 } Slot;
 
+/* A thread that reads experts. */
 typedef struct {
     Shelf *shelf;
-    int64_t began; /* when the piece was asked for that is being read, in nanoseconds; 0: none is */
+    int64_t began; /* when the piece that is being read was asked for; 0: it reads none */
 } Reader;
 
 struct Shelf {
     pthread_mutex_t lock;
     pthread_cond_t bell; /* rung on every change */
     Shelving of;
-    StreamedLayer *place;
-    int64_t *first, *slot_of; /* of an expert: its slot, or NOTHING */
-    char **base;              /* of an expert: the slot that its pointers are in */
+    StreamedLayer *place; /* of each expert: where the file has it */
+    /* first: as in Shelving; slot_of: each expert's slot, or NOTHING. */
+    int64_t *first, *slot_of;
+    char **base;              /* of each expert: the slot that its pointers point into */
     int32_t *layer_of;
     Slot *slot;
     Reader reader[READERS];
-    int64_t *held;   /* [layers]: experts in slots */
-    int16_t *groups; /* [layers] */
-    int64_t layer, wanted[MOST_EXPERTS], count, asked; /* those that are missing, in order; of them these are, or were, read */
-    int64_t ready[MOST_EXPERTS], ready_count, taken;   /* experts that are there at once; groups that were taken */
-    int32_t group[MOST_EXPERTS];
-    int64_t group_count, fault, failed, clock, bytes; /* failed: see `key_of`; clock: uses so far */
+    int64_t *held;   /* [layers]: how many experts of each are in slots */
+    int16_t *groups; /* [layers]: how many groups each layer's wanted experts make up */
+    /* The layer at work: wanted: its missing experts, in the order in which they are read; the first `asked` of them
+     * are read already or being read. */
+    int64_t layer, wanted[MOST_EXPERTS], count, asked;
+    int64_t ready[MOST_EXPERTS], ready_count, taken;   /* experts of the first group; how many groups were taken */
+    int32_t group[MOST_EXPERTS]; /* the latest group */
+    /* failed: `key_of` the group that could not be read, or 0; clock: counts uses; bytes: read so far. */
+    int64_t group_count, fault, failed, clock, bytes;
     int threads, ending;
 };
 
-/* Rises from group to group of a forward. */
+/* Numbers the groups of a forward, in rising order. */
 static int64_t key_of(int64_t layer, int64_t group) { return layer * (MOST_EXPERTS + 2) + group + 1; }
 
 static int64_t experts_of_all(const Shelf *shelf) { return shelf->first[shelf->of.layers]; }
 
 /* ------------------------------------------------------------------------------------------------------------- slots */
 
-/* Whether the expert in a slot is needed after the one that is computed now. */
+/* Whether a slot must be left alone: the layer at work needs it, or it is being read. */
 static int is_awaited(const Shelf *shelf, int64_t slot) { return shelf->slot[slot].kept || shelf->slot[slot].reading; }
 
-/* An empty slot, else that of the expert used longest ago of layers with more than their share, else of all; or NOTHING. */
+/* Finds a slot for an expert of `layer`: an empty one; else that of the expert used longest ago among layers with more
+ * than their share of slots; else among all; or NOTHING. */
 static int64_t free_slot(const Shelf *shelf, int64_t layer)
 {
     int64_t oldest = NOTHING, rich = NOTHING, layers = 0;
@@ -84,13 +92,14 @@ static void fill_slot(Shelf *shelf, int64_t s, int64_t expert)
     shelf->slot[s].holds = expert, shelf->slot[s].used = ++shelf->clock;
 }
 
+/* Moves a pointer from one slot to another, if it points into the first. */
 static void move_pointer(const void *held, char *from, char *to, int64_t bytes)
 {
     char **pointer = (char **)held;
     if (*pointer >= from && *pointer < from + bytes) *pointer += to - from;
 }
 
-/* Makes what points into an expert's last slot point into the one that it has now. */
+/* Makes an expert's pointers point into the slot that it has now. */
 static void point(Shelf *shelf, int64_t number)
 {
     const int64_t layer = shelf->layer_of[number];
@@ -106,7 +115,8 @@ static void point(Shelf *shelf, int64_t number)
 
 /* ----------------------------------------------------------------------------------------------------------- readers */
 
-/* The slot in which the next missing expert may be read, which then counts as there; or NOTHING. */
+/* Chooses the slot for the next missing expert, which counts as its
+ * own from now on. NOTHING: none is missing, or no slot is free. */
 static int64_t begin_next(Shelf *shelf)
 {
     if (shelf->fault || shelf->asked == shelf->count) return NOTHING;
@@ -118,7 +128,7 @@ static int64_t begin_next(Shelf *shelf)
     return s;
 }
 
-/* Reads what a slot is for, with the lock given up meanwhile. */
+/* Reads the expert of a slot. The lock is released meanwhile. */
 static void fill(Shelf *shelf, Reader *reader, int64_t s)
 {
     const int64_t expert = shelf->slot[s].holds;
@@ -130,11 +140,12 @@ static void fill(Shelf *shelf, Reader *reader, int64_t s)
     shelf->slot[s].reading = 0;
     shelf->bytes += shelf->place[expert].bytes;
     if (fault) clear_slot(shelf, s), shelf->slot[s].kept = 0;
-    for (int64_t i = 0; fault && i < shelf->count; i++) /* it may be from a forward that has ended */
+    for (int64_t i = 0; fault && i < shelf->count; i++) /* else a forward that has ended wanted it */
         if (shelf->wanted[i] == expert) shelf->fault = fault;
     pthread_cond_broadcast(&shelf->bell);
 }
 
+/* A reading thread. */
 static void *serve(void *own)
 {
     Reader *reader = own;
@@ -153,6 +164,7 @@ static void *serve(void *own)
     return 0;
 }
 
+/* Frees a shelf and its tables. */
 static void give_back(Shelf *shelf)
 {
     void *own[] = {shelf->place, shelf->first, shelf->slot_of, shelf->base, shelf->layer_of,
@@ -161,7 +173,7 @@ static void give_back(Shelf *shelf)
     free(shelf);
 }
 
-/* Room for all tables, filled for slots that hold nothing. 0: there is none. */
+/* Allocates and fills in the tables of a shelf whose slots are empty. 0: there is no memory. */
 static int lay_out_tables(Shelf *shelf, const Shelving *of)
 {
     const size_t layers = (size_t)of->layers, experts = (size_t)of->first[layers], slots = (size_t)of->slots;
@@ -210,7 +222,7 @@ int64_t parlay_shelf_close(Shelf *shelf)
     while (shelf->threads && parlay_stream_wait(&shelf->bell, &shelf->lock, end)) {}
     int ended = !shelf->threads;
     pthread_mutex_unlock(&shelf->lock);
-    if (!ended) return 0; /* who is still at work reads its memory */
+    if (!ended) return 0; /* a thread that is still reading uses this memory */
     pthread_cond_destroy(&shelf->bell);
     pthread_mutex_destroy(&shelf->lock);
     give_back(shelf);
@@ -219,7 +231,7 @@ int64_t parlay_shelf_close(Shelf *shelf)
 
 /* ----------------------------------------------------------------------------------------------------- the forwards */
 
-/* Nobody waits for anything; what is being read goes on. */
+/* Clears what is wanted. What is being read is read to its end. */
 static void want_nothing(Shelf *shelf)
 {
     for (int64_t s = 0; s < shelf->of.slots; s++) shelf->slot[s].kept = 0;
@@ -275,7 +287,7 @@ void parlay_shelf_want(Shelf *shelf, int64_t layer, const int32_t *experts, int6
         else
             shelf->wanted[shelf->count++] = first + experts[i];
     }
-    /* What a forward before began to read is waited for, but not read again. */
+    /* Experts that an earlier forward began to read count as asked for: they are waited for, not read again. */
     for (int64_t i = 0; i < shelf->count; i++)
         if (shelf->slot_of[shelf->wanted[i]] != NOTHING) {
             const int64_t own = shelf->wanted[i];
@@ -291,7 +303,7 @@ int64_t parlay_shelf_groups(const Shelf *shelf, int64_t layer)
     return __atomic_load_n(&shelf->groups[layer], __ATOMIC_SEQ_CST);
 }
 
-/* When the disk gave the last sign of life to those who read, of `asked` and these. */
+/* When a reader asked the disk for a piece last, which shows that the piece before had come; `asked` if none reads. */
 static int64_t last_sign(Shelf *shelf, int64_t asked)
 {
     int64_t last = 0;
@@ -302,7 +314,8 @@ static int64_t last_sign(Shelf *shelf, int64_t asked)
     return last ? last : asked;
 }
 
-/* 0, or why an expert can't be had. A disk that has stalled already is not waited for again. */
+/* Waits until wanted expert number `place` is read. Returns 0, or why it
+ * cannot be. A disk that has stalled already is not waited for again. */
 static int64_t wait_for(Shelf *shelf, int64_t place)
 {
     const int64_t asked = parlay_stream_now(), expert = shelf->wanted[place];

@@ -1,11 +1,15 @@
-/* Experts of mixtures that are read from a file when rows choose them, because they do not all fit into memory.
+/* Expert offloading: a mixture that does not fit into memory keeps its experts in a file, and has slots in memory for some.
+ * experts.h calls these functions in a forward; Python opens and closes the shelf.
  *
- * All else of the model is in memory, and there is room for some experts, in slots. A layer's router runs first. Experts
- * that are in slots already are computed while threads read the others, which are computed one by one as they come. An
- * expert stays in its slot until others need the room: the one used longest ago goes first (Eliseev and Mazur 2023, "Fast
- * Inference of Mixture-of-Experts Language Models with Offloading"), of layers that have more than their share, because
- * with one order for all of them a layer's experts would be gone whenever its turn comes. A late thread of the pool may
- * still read a slot that is being filled, or pointers that change: what it makes of that is never committed (pool.h).
+ * The router runs first, and `want` says which experts the rows have chosen. Those that are in slots already are the first
+ * group, which is computed while threads read the others; each of these is a group by itself, as it comes (`take`).
+ *
+ * An expert stays in its slot until another one needs the room. Then the one that was used longest ago goes (Eliseev and Mazur
+ * 2023, "Fast Inference of Mixture-of-Experts Language Models with Offloading"), but only among layers that have more than
+ * their share of slots: with one order for all layers, a layer's experts would always be gone when its turn comes again.
+ *
+ * A late thread of the pool may still read a slot that is being filled, or pointers that change: what it makes of that is never
+ * committed (pool.h).
  */
 #ifndef PARLAY_SHELF_H
 #define PARLAY_SHELF_H
@@ -14,45 +18,48 @@
 
 typedef struct Shelf Shelf;
 
-/* An array of `struct`s of a layer's experts, see core.h. */
+/* Expert of core.h. */
 struct Expert;
 
+/* What a shelf reads, and to where. */
 typedef struct {
-    Streaming from;       /* its layers are experts, of all layers in order; no buffers */
+    Streaming from;       /* the file; its "layers" are the experts of all layers in order. It has no buffers */
     int64_t layers, slots, slot_bytes;
     const int64_t *first; /* [layers + 1]: the number of each layer's first expert */
-    struct Expert *const *expert; /* [layers]: those of each layer, whose panels begin at `slot` + their place */
+    /* [layers]: each layer's experts. Their pointers to panels begin as `slot` plus the place in an expert's bytes. */
+    struct Expert *const *expert;
     char *slot;           /* [slots][slot_bytes] */
 } Shelving;
 
-/* Null where there is no memory or no thread for it. All that `of` points at, but for places and firsts, must live until
- * it is closed. */
+/* Starts the threads. Null: there is no memory or no thread. What `of` points at must live until the shelf is closed,
+ * but for the arrays of places and firsts, which are copied. */
 Shelf *parlay_shelf_open(const Shelving *of);
 
-/* As `parlay_stream_close`. */
+/* Ends the threads, as parlay_stream_close does. */
 int64_t parlay_shelf_close(Shelf *shelf);
 
-/* A forward begins, or ends: nothing is wanted, and in the former case what went wrong in the last one is forgotten. */
+/* Called when a forward begins or ends: no expert is wanted any more. `begin` also forgets the last forward's fault. */
 void parlay_shelf_begin(Shelf *shelf);
 void parlay_shelf_end(Shelf *shelf);
 
-/* Rows of a layer have chosen these experts, and run next: reading begins. Those behind the ones that are read from the
- * file are in memory in any case. One thread calls this for all, and `take`, too. */
+/* Says which experts of a layer the rows have chosen: reading begins. Experts behind those that are in the file (a
+ * shared one) are always in memory. One thread calls this for all, and `take`, too. */
 void parlay_shelf_want(Shelf *shelf, int64_t layer, const int32_t *experts, int64_t count);
 
-/* The next group of them, when they can be computed; those of the group before may go. */
+/* Waits until the next group of these experts can be computed. The slots of the group before may be used again. */
 void parlay_shelf_take(Shelf *shelf);
 
-/* In how many groups the wanted experts of a layer come: the same number for all threads, however late one looks. */
+/* How many groups the wanted experts of a layer make up: the same number for all threads, however late they are. */
 int64_t parlay_shelf_groups(const Shelf *shelf, int64_t layer);
 
-/* The experts of the group that was taken, in rising order; how many. For a late thread they may be any numbers. */
+/* Writes the experts of the latest group in rising order, and returns how many. A late thread may get any numbers. */
 int64_t parlay_shelf_group(const Shelf *shelf, int32_t *experts);
 
-/* Whether the layer's group, or one of this forward before it, can't be had: so all threads leave at the same place. */
+/* Whether this group, or one before it in this forward, could not
+ * be read: so all threads leave the forward at the same place. */
 int parlay_shelf_ends(const Shelf *shelf, int64_t layer, int64_t group);
 
-/* Why the last forward had to end early; 0: it did not. And the bytes that were read so far. */
+/* Why the last forward ended early, 0: it did not; and how many bytes have been read so far. */
 int64_t parlay_shelf_fault(const Shelf *shelf);
 int64_t parlay_shelf_bytes(Shelf *shelf);
 

@@ -1,4 +1,5 @@
-/* The threads that read layers; stream.h says what they promise. */
+/* The threads that read layers; stream.h says what they promise. All state is under one lock. Threads and forwards wait
+ * for one condition, the bell, which is rung on every change. */
 #define _GNU_SOURCE
 #include "stream.h"
 
@@ -10,17 +11,18 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PIECE (16 << 20) /* bytes that are asked of the disk at a time */
+#define PIECE (16 << 20) /* bytes that are asked of the disk at once; a stalled disk is noticed between them */
 #define LANES 8
 #define NOTHING (-1)
 
-/* One buffer. `holds` is the layer in it, `wanted` the one that is to be there next. `used`: a forward reads it. */
+/* One buffer. holds: the layer in it. wanted: the one that shall be there next. fault: why that could not be read.
+ * used: 1: a forward reads it now. */
 typedef struct {
     Stream *stream;
     char *bytes;
     int64_t holds, wanted, fault;
     int used, reading;
-    int64_t began; /* when the piece was asked for that is being read, in nanoseconds */
+    int64_t began; /* when the piece that is being read was asked for */
 } Buffer;
 
 struct Stream {
@@ -29,8 +31,10 @@ struct Stream {
     Streaming from;
     StreamedLayer *layer;
     Buffer buffer[2];
-    int64_t entered; /* the layer that a forward reads, or NOTHING */
-    int64_t fault, count, failed; /* of the last forward: layers that it entered, and which of them failed, from 1 on */
+    int64_t entered; /* the layer that a forward computes, or NOTHING */
+    /* Of the current or last forward: its fault; layers that it
+     * entered; which of these failed, counted from 1, 0: none. */
+    int64_t fault, count, failed;
     int threads, ending;
 };
 
@@ -43,7 +47,8 @@ int64_t parlay_stream_now(void)
 
 static uint64_t turned(uint64_t word) { return word << 29 | word >> 35; }
 
-/* Each lane is a chain of steps that undo nothing: multiplied by an odd number, and turned. */
+/* Adds words to LANES checksums side by side. Each step can be undone
+ * (xor, turn, an odd factor), so no change of a word is lost. */
 static void add_to_sums(uint64_t sums[LANES], const char *bytes, int64_t count)
 {
     for (int64_t at = 0; at < count; at += LANES * 8) {
@@ -67,6 +72,7 @@ uint64_t parlay_stream_sum(const char *bytes, int64_t count)
     return sum_of(sums);
 }
 
+/* Tells the system to drop these bytes from its cache. */
 static void forget(const Streaming *from, int64_t offset, int64_t bytes)
 {
 #ifdef POSIX_FADV_DONTNEED
@@ -75,7 +81,7 @@ static void forget(const Streaming *from, int64_t offset, int64_t bytes)
     (void)from, (void)offset, (void)bytes;
 }
 
-/* One piece. 0, or why it is not there. */
+/* Reads one piece. Returns 0, or why it could not. */
 static int64_t read_piece(const Streaming *from, int64_t offset, int64_t bytes, char *to)
 {
     for (int64_t done = 0; done < bytes;) {
@@ -89,7 +95,8 @@ static int64_t read_piece(const Streaming *from, int64_t offset, int64_t bytes, 
     return 0;
 }
 
-/* `began`, if not null, is where a watcher sees when each piece was asked for. */
+/* Reads a layer piece by piece and compares its checksum. `began`,
+ * if not null, tells others when the current piece was asked for. */
 static int64_t read_layer(const Streaming *from, const StreamedLayer *layer, char *to, int64_t *began)
 {
     uint64_t sums[LANES] = {0};
@@ -120,7 +127,8 @@ static int has_to_read(const Buffer *buffer)
     return !buffer->used && buffer->wanted != NOTHING && buffer->wanted != buffer->holds;
 }
 
-/* Reads what is wanted, with the lock given up meanwhile. What can't be read is not tried again before a forward asks. */
+/* Reads the wanted layer into the buffer. The lock is released meanwhile. A layer that could not be read is not tried
+ * again until a forward asks for it. */
 static void fill(Stream *stream, Buffer *buffer)
 {
     int64_t number = buffer->wanted;
@@ -137,6 +145,7 @@ static void fill(Stream *stream, Buffer *buffer)
     pthread_cond_broadcast(&stream->bell);
 }
 
+/* The thread of a buffer. */
 static void *serve(void *own)
 {
     Buffer *buffer = own;
@@ -172,7 +181,7 @@ int parlay_stream_wait(pthread_cond_t *bell, pthread_mutex_t *lock, int64_t end)
 {
     int64_t left = end - parlay_stream_now();
     if (left <= 0) return 0;
-    struct timespec until; /* by the clock that all systems' conditions know */
+    struct timespec until; /* conditions know this clock on all systems */
     clock_gettime(CLOCK_REALTIME, &until);
     int64_t at = until.tv_nsec + left;
     until.tv_sec += at / 1000000000, until.tv_nsec = at % 1000000000;
@@ -210,7 +219,7 @@ int64_t parlay_stream_close(Stream *stream)
     while (stream->threads && parlay_stream_wait(&stream->bell, &stream->lock, end)) {}
     int ended = !stream->threads;
     pthread_mutex_unlock(&stream->lock);
-    if (!ended) return 0; /* who is still at work reads its memory */
+    if (!ended) return 0; /* a thread that is still reading uses this memory */
     pthread_cond_destroy(&stream->bell);
     pthread_mutex_destroy(&stream->lock);
     free(stream->layer);
@@ -234,12 +243,13 @@ int parlay_stream_ends(const Stream *stream, int64_t entered)
 
 int64_t parlay_stream_fault(const Stream *stream) { return stream->fault; }
 
-/* The next layer that belongs into the same buffer: after the last one the first of the next forward. */
+/* The next layer of the same buffer; after the last one it is the first of the next forward. */
 static int64_t following(const Stream *stream, int64_t number)
 {
     return number + 2 < stream->from.count ? number + 2 : number % 2;
 }
 
+/* Gives the entered layer's buffer free for the next layer. */
 static void leave(Stream *stream)
 {
     Buffer *left = &stream->buffer[stream->entered % 2];
@@ -248,7 +258,8 @@ static void leave(Stream *stream)
     pthread_cond_broadcast(&stream->bell);
 }
 
-/* Waits as long as each piece comes in time. A disk that has stalled already is not waited for again. */
+/* Waits until a layer is in its buffer, as long as each piece comes within the patience. Returns 0, or why it cannot be
+ * had. A disk that has stalled already is not waited for again. */
 static int64_t wait_for(Stream *stream, Buffer *buffer, int64_t number)
 {
     int64_t asked = parlay_stream_now();
