@@ -1,4 +1,4 @@
-"""Builds the strategies that requests are the first to name, in a thread beside the engine's, so that others go on."""
+"""Builds each strategy that a request names first, in a second thread, so that other requests keep decoding."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from parlay.strategies.spelling import StrategySpec
 
 @dataclass(slots=True)
 class _Asked:
-    """A strategy, and the jobs that wait for it."""
+    """A strategy being built, and the jobs that wait for it."""
 
     strategy: UnbuiltStrategy
     jobs: list[PendingJob] = field(default_factory=list)
 
 
 class StrategyBuilds:
-    """Builds strategies, one at a time, for jobs that wait here meanwhile; others go on.
+    """Builds strategies one at a time, and holds the jobs that wait for them; other jobs keep decoding.
 
-    The engine thread makes all calls, and alone touches what is built. ``beside`` makes a call in another thread, from
-    which ``wake`` is called when a strategy is built: then `take` has something.
+    Only the engine thread calls these methods and touches what is built. ``beside`` runs a call in another thread. That
+    thread calls ``wake`` when a strategy is built, and then `take` returns it.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class StrategyBuilds:
         self._refusal: Callable[[], Closed] | None = None
 
     def hold(self, job: PendingJob) -> bool:
-        """Keep a job until its strategy is there. False: it is there.
+        """Hold a job until its strategy is built. Returns False if the strategy is built already.
 
-        Raises UsageError for a strategy that can't be had, and Closed.
+        Raises UsageError if the strategy can't be built, and Closed after `refuse`.
         """
         for strategy in {sample.strategy for sample in job.job.samples}:
             unbuilt = self._llm.strategies.unbuilt(strategy)
@@ -51,7 +51,7 @@ class StrategyBuilds:
         return False
 
     def leave(self, job: PendingJob) -> bool:
-        """Let go of a job, and of a strategy that nobody else waits for. False: the job does not wait here."""
+        """Remove a job, and its strategy if no other job waits for it. Returns False if the job does not wait here."""
         for number, (spec, asked) in enumerate(self._asked.items()):
             if job in asked.jobs:
                 asked.jobs.remove(job)
@@ -66,10 +66,8 @@ class StrategyBuilds:
         return any(asked.jobs for asked in self._asked.values())
 
     def take(self) -> tuple[Sequence[PendingJob], BaseException | None]:
-        """Take what has been built since, if anything, and build the next. Returns the jobs that waited for it.
-
-        Beside them stands why they can't have it, or None.
-        """
+        """Take the strategy that has been built meanwhile, if any, and start building the next. Returns the jobs that
+        waited for it, and the error if building failed."""
         if self._building is None or not self._building.done():
             return (), None
         asked, error = self._asked.pop(next(iter(self._asked))), self._building.exception()
@@ -83,7 +81,7 @@ class StrategyBuilds:
         return asked.jobs, error
 
     def refuse(self, refusal: Callable[[], Closed]) -> list[PendingJob]:
-        """Build nothing more from now on, and raise what ``refusal`` makes instead. Returns the jobs that waited."""
+        """Build no more strategies: from now on `hold` raises what ``refusal`` makes. Returns the jobs that waited."""
         self._refusal = refusal
         jobs = [job for asked in self._asked.values() for job in asked.jobs]
         for asked in self._asked.values():
@@ -91,14 +89,14 @@ class StrategyBuilds:
         return jobs
 
     def close(self) -> None:
-        """Wait for what is being built, and drop it."""
+        """Wait for the build under way, and close what it built."""
         building, self._building = self._building, None
         if building is not None and building.exception() is None:
             next(iter(self._asked.values())).strategy.close()
         self._asked.clear()
 
     def _build(self) -> None:
-        """Begin with the strategy that was asked for first, if none is being built."""
+        """Start building the strategy that was asked for first, unless a build is under way."""
         if self._building is None and self._asked:
             wake, first = self._wake, next(iter(self._asked.values()))
             self._building = self._beside(first.strategy.build)

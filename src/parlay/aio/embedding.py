@@ -1,4 +1,4 @@
-"""Embeddings, judgements and suggestions beside requests that decode: the engine's steps go between their forwards."""
+"""Runs embeddings, judgements and suggestions between the engine's steps, so that decoding requests go on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from parlay.ngrams.model import NgramModel
 from parlay.types import Adapter
 
 Turn = Callable[[], AbstractAsyncContextManager[object]]
-"""Called for each forward, which runs within the block: it may wait, so that others have theirs."""
+"""Makes a context manager that each forward runs in; entering it may wait, so that other requests get their turn."""
 
 
 async def embed(
@@ -35,7 +35,7 @@ async def embed(
     normalize: bool = True,
     turn: Turn = nullcontext,
 ) -> list[EmbeddingRequestOutput]:
-    """`LLM.embed` of token ids. Raises what that raises, and Closed."""
+    """Embed token ids as `LLM.embed` does. Raises what `LLM.embed` raises, and Closed."""
     check_embeds(llm.llm.runner.spec, pooling)
     found: list[list[float]] = []
     for group in groups(texts):
@@ -48,7 +48,8 @@ async def embed(
 async def judge(
     llm: AsyncLLM, prompts: Sequence[tuple[int, ...]], adapter: Adapter | None = None, *, turn: Turn = nullcontext
 ) -> list[ScoringRequestOutput]:
-    """Score what `judge_prompts` has made. Raises ValueError for a model without the two words, and Closed."""
+    """Score the prompts that `judge_prompts` has made. Raises ValueError if the model lacks one of the two words, and
+    Closed."""
     words, scores = words_of(llm.llm), list[float]()
     for group in groups(prompts):
         judged = Judged(llm.llm.runner, [prompts[place] for place in group], words, adapter)
@@ -65,7 +66,8 @@ async def suggest(
     *,
     turn: Turn = nullcontext,
 ) -> list[RequestOutput]:
-    """`LLM.suggest` of jobs, by a model of `fitting`. Raises what that raises, and Closed."""
+    """Suggest texts for jobs as `LLM.suggest` does, with an n-gram model that `fitting` returned. Raises what
+    `LLM.suggest` raises, and Closed."""
     for job in jobs:
         suggestion = Suggestion(llm.llm.runner, job, llm.llm.tokenizer, params, model)
         await _run(llm, suggestion, turn)

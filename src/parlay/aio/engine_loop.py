@@ -1,4 +1,5 @@
-"""The engine thread: it alone touches the engine. Between steps it makes the calls that other threads have left."""
+"""The engine thread, the only thread that touches the engine. Between steps it makes the calls that other threads have
+queued."""
 
 from __future__ import annotations
 
@@ -29,13 +30,13 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_IDLE_SECONDS = 1.0  # without a request, after which what waits for that is done
-_WAITING_SECONDS = 0.001  # between steps in which nothing can run
+_IDLE_SECONDS = 1.0  # without a request; then ``when_idle`` is called
+_WAITING_SECONDS = 0.001  # pause between steps while no sequence can run
 _STALE_SECONDS = 0.05  # how old the statistics may be while the same samples decode
 
 
 class EngineThread:
-    """The thread in which a model is loaded and run. torch keeps a set of threads for each thread that computes."""
+    """The thread that loads a model and runs it: torch keeps a pool of threads for each thread that computes."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -43,14 +44,14 @@ class EngineThread:
 
     @classmethod
     def once(cls, function: Callable[[], T]) -> Future[T]:
-        """Make one call in a thread of its own, which keeps no process from ending; the future has what it gives."""
+        """Run one call in a new daemon thread; the future gets its result."""
         thread = cls()
         future = thread.call(function)
         thread.end()
         return future
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Queue a call in the thread; the future has what it returns or raises."""
+        """Queue a call for the thread; the future gets what it returns or raises."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -65,23 +66,23 @@ class EngineThread:
         return future
 
     def last(self, function: Callable[[], None]) -> None:
-        """Call this, and end."""
+        """Queue a last call, and end the thread after it."""
         self._calls.put(function)
         self.end()
 
     def end(self) -> None:
-        """End when what was asked for before is done."""
+        """End the thread after the calls that are queued."""
         self._calls.put(None)
 
     def _run(self) -> None:
-        torch.set_num_threads(threads.count())  # until then torch takes its own default in a new thread
+        torch.set_num_threads(threads.count())  # a new thread starts with torch's own default
         while (function := self._calls.get()) is not None:
             function()
 
 
 @contextmanager
 def _logged(message: str) -> Iterator[None]:
-    """Log what fails of work that no request asked for."""
+    """Log an exception in work that no request asked for."""
     try:
         yield
     except BaseException:
@@ -89,7 +90,7 @@ def _logged(message: str) -> Iterator[None]:
 
 
 class Worker:
-    """Decodes all jobs together, in a thread of its own. The public methods are for any thread, and none waits."""
+    """Decodes all jobs together in one thread. Any thread may call the public methods, and none of them blocks."""
 
     def __init__(
         self, llm: LLM, max_waiting: int, thread: EngineThread, when_idle: Callable[[LLM], None] | None = None
@@ -100,17 +101,17 @@ class Worker:
         self._stats = self._engine.stats()
         self._lock = threading.Lock()
         self._refusal: Callable[[], Closed] | None = None
-        """Makes the error for new requests; None: it takes them."""
+        """Makes the error that refuses new requests; None while they are taken."""
         self._under_way = 0
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._done: Future[None] = Future()
         self._builds = StrategyBuilds(llm, EngineThread.once, partial(self._inbox.put, _go_on))
-        # What follows belongs to the engine thread.
+        # Only the engine thread uses the attributes below.
         self._owners: dict[str, tuple[PendingJob, Sample]] = {}
         self._deadlines: dict[PendingJob, float] = {}
         self._queues: dict[asyncio.AbstractEventLoop, OutputQueue] = {}
         self._voting: set[PendingJob] = set()
-        """Jobs with a vote of which samples have ended since it was last looked at."""
+        """Jobs with a vote, some of whose samples have ended since the last check."""
         self._until: float | None = None
         self._stats_due = 0.0
         thread.last(self._run)
@@ -123,12 +124,12 @@ class Worker:
 
     @property
     def stats(self) -> EngineStats:
-        """The engine's counts; what waits here for the next step counts as waiting."""
+        """The engine's counts; jobs that wait in this inbox are counted as waiting."""
         stats = self._stats
         return replace(stats, waiting=max(0, self._under_way - stats.running))
 
     def submit(self, pending: PendingJob) -> None:
-        """Take a job; its queue hears the rest. Raises Closed or Busy."""
+        """Queue a job; all later news of it goes to the job's queue. Raises Closed or Busy."""
         count = len(pending.job.samples)
         with self._lock:
             self.require_open()
@@ -138,17 +139,19 @@ class Worker:
             self._inbox.put(lambda: self._add(pending))
 
     def abort(self, pending: PendingJob) -> None:
-        """End a job within one step; what is over stays as it is. May be called while garbage is collected."""
+        """End a job within one step; a sample that has finished stays as it is. The garbage collector may call this."""
         self._inbox.put(lambda: self._abort(pending))
 
     def call(self, function: Callable[[], None]) -> None:
-        """Have a function that raises nothing called in the engine thread, between two steps. Raises Closed."""
+        """Queue a function for the engine thread, which calls it between two steps; it must not raise. Raises
+        Closed."""
         with self._lock:
             self.require_open()
             self._inbox.put(function)
 
     def close(self, drain_seconds: float | None) -> Future[None]:
-        """Take nothing more, let what is under way finish for so long, then end it; the future is done after that."""
+        """Refuse new jobs, let those under way finish for ``drain_seconds``, then abort them; the future is done at the
+        end."""
         until = math.inf if drain_seconds is None else time.monotonic() + drain_seconds
         with self._lock:
             self._refusal = self._refusal or Closed
@@ -156,7 +159,7 @@ class Worker:
         return self._done
 
     def require_open(self) -> None:
-        """Raises Closed when it takes no more requests, Lost when that is because the model is gone."""
+        """Raises Closed after `close`, and Lost if the model is gone."""
         if self._refusal is not None:
             raise self._refusal()
 
@@ -177,15 +180,16 @@ class Worker:
         except RunnerLost as error:
             failure = str(error)
             logger.error("the model is gone, and all its requests end: %s", failure)
-        except BaseException as error:  # a thread that ended without a word would leave everyone waiting
+        except BaseException as error:  # if the thread died silently, every job would wait forever
             failure = f"the engine failed ({in_one_line(error)})"
             logger.exception("the engine thread failed; all requests end")
         self._end(failure)
 
     def _obey(self) -> None:
-        """Make the calls that have come in; with nothing else to do, wait for one.
+        """Make the calls that have come in; with no job under way, wait for one.
 
-        Calls that come in meanwhile wait for the next step: callers that ask for one after another would hold it up.
+        Calls that come in meanwhile wait for the next step: else a caller that queues one after another would hold it
+        up.
         """
         if not self._owners and self._until is None:
             self._next_call()()
@@ -197,7 +201,7 @@ class Worker:
             self._stats_due = 0.0
 
     def _next_call(self) -> Callable[[], None]:
-        """Wait for a call. The first pause in which none comes is used for what is done once."""
+        """Wait for a call, and return it. In the first pause without one, ``when_idle`` is called."""
         if self._when_idle is not None:
             try:
                 return self._inbox.get(timeout=_IDLE_SECONDS)
@@ -208,7 +212,8 @@ class Worker:
         return self._inbox.get()
 
     def _count(self) -> None:
-        """Read the statistics when samples have come or gone, or now and then: it is too much work for each step."""
+        """Read the statistics when a sample has started or ended, and otherwise now and then: every step would be too
+        often."""
         now = time.monotonic()
         if now >= self._stats_due:
             self._stats = self._engine.stats()
@@ -231,7 +236,7 @@ class Worker:
         self._post(pending, for_future(error))
 
     def _add_held(self) -> None:
-        """Go on with jobs that waited for a strategy which is there now, or tell them why they can't have it."""
+        """Add the jobs whose strategy is now built, or tell them why it can't be built."""
         held, error = self._builds.take()
         for pending in held:
             if error is None:
@@ -267,11 +272,11 @@ class Worker:
             return
         for event in events:
             self._send(event)
-        if not events:  # all wait for memory that calls between steps hold
+        if not events:  # all sequences wait for memory that calls between steps hold
             time.sleep(_WAITING_SECONDS)
 
     def _vote(self) -> None:
-        """Begin the samples that votes still need, and end those that they do not."""
+        """Start the samples that votes still need, and abort those that they no longer need."""
         while self._voting:
             pending = self._voting.pop()
             vote = pending.job.vote
@@ -286,13 +291,14 @@ class Worker:
                 self._break(pending, for_future(error))
 
     def _give_up(self, failure: str) -> None:
-        """End what was running. When nothing was, what waits is to blame: it would fail the next step as well."""
+        """End the running requests with an error. If none was running, end those that wait: they would make the next
+        step fail, too."""
         running = [sequence.request.id for sequence in self._engine.scheduler.running]
         for name in running or list(self._owners):
             self._stop(name, failure)
 
     def _stop(self, name: str, failure: str | None = None) -> None:
-        """End one sample now: aborted, or with the failure that ended it."""
+        """End one sample now: aborted, or with ``failure`` as its error."""
         if name not in self._owners:
             return
         reason: FinishReason = "abort" if failure is None else "error"
@@ -307,7 +313,7 @@ class Worker:
             return None
 
     def _send(self, event: Event) -> None:
-        """Turn an engine event into text for its job's consumer. What fails in that concerns this job alone."""
+        """Turn an engine event into text for its job's consumer. An exception here ends this job alone."""
         if event.request not in self._owners:
             return
         pending, sample = self._owners[event.request]
@@ -329,7 +335,7 @@ class Worker:
             self._post(pending, news)
 
     def _break(self, pending: PendingJob, error: Exception) -> None:
-        """End a job without an output."""
+        """End a job with an error and no output."""
         self._stats_due = 0.0
         self._deadlines.pop(pending, None)
         for sample in pending.job.samples:
@@ -343,7 +349,8 @@ class Worker:
             self._under_way -= count
 
     def _post(self, pending: PendingJob, message: Message) -> None:
-        """Everything is urgent but what a step adds to a text whose beginning was sent."""
+        """Put a message into the job's queue; it is urgent unless it only continues a text whose first piece was
+        sent."""
         loop = pending.queue.loop
         outputs = self._queues.get(loop)
         if outputs is None:
@@ -353,15 +360,15 @@ class Worker:
         pending.fresh = pending.fresh and not isinstance(message, StreamEvent)
 
     def _deliver(self) -> None:
-        """Wake each event loop once at most, however many of its jobs have news."""
+        """Wake each event loop at most once, however many of its jobs have messages."""
         for outputs in self._queues.values():
             try:
                 outputs.wake()
-            except RuntimeError:  # the loop is closed, so nobody is left to read
+            except RuntimeError:  # the loop is closed, so nobody reads
                 for pending in outputs.waiting:
                     self._abort(pending)
         if not self._owners:
-            self._queues.clear()  # loops come and go
+            self._queues.clear()  # event loops come and go
 
     def _end(self, failure: str | None) -> None:
         refusal = Closed if failure is None else partial(Lost, failure)
@@ -387,4 +394,4 @@ class Worker:
 
 
 def _go_on() -> None:
-    """Do nothing: whoever waited for a call looks at what else there is."""
+    """Do nothing, so that a thread that waits for a call looks at its other work."""

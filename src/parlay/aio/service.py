@@ -1,4 +1,4 @@
-"""`AsyncLLM`: the asynchronous Python API, and what the server stands on."""
+"""`AsyncLLM`, the asynchronous Python API, on which the server is built."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ T = TypeVar("T")
 
 
 class Background:
-    """Runs what nobody waits for, in one event loop. Keeps tasks until they are over: an event loop keeps none."""
+    """Runs coroutines in one event loop whose results nobody awaits. Holds a reference to each task until it ends, as
+    asyncio holds none."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin it, beside whatever else runs."""
+        """Start a coroutine as a task."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -42,11 +43,11 @@ class Background:
 class AsyncLLM:
     """Decodes for many tasks at once: requests join and leave between the steps of one engine thread.
 
-    ``llm`` is a model's name (None: the default model of `LLM`), or an LLM, of which nothing but `LLM.job` may be used
-    elsewhere from then on. Any thread and event loop may submit. ``max_num_seqs`` samples of the LLM run at once, up to
-    ``max_waiting`` more wait, and further ones are refused with `Busy`. What the first request for a strategy needs,
-    say a draft model, is loaded in another thread: those that name it wait, the others go on. ``when_idle`` is called
-    once, in the engine thread, in the first second without a request.
+    ``llm`` is a model's name (None: the default model of `LLM`) or an LLM. Once it is given here, other code may call
+    only `LLM.job` of it. Any thread and event loop may submit jobs. ``max_num_seqs`` samples run at once and up to
+    ``max_waiting`` more wait; further ones are refused with `Busy`. The first request for a strategy has its drafters
+    loaded in another thread: requests that name it wait, others go on. ``when_idle`` is called once, in the engine
+    thread, in the first second without a request.
 
         async with AsyncLLM("smollm2-135m") as llm:
             async for event in llm.stream("Once upon a time", SamplingParams(max_tokens=64)):
@@ -75,7 +76,7 @@ class AsyncLLM:
     def load(
         cls, make: Callable[[], LLM], *, max_waiting: int = 256, when_idle: Callable[[LLM], None] | None = None
     ) -> Self:
-        """Make the LLM in the engine thread, where torch then keeps one set of threads instead of two.
+        """Make the LLM in the engine thread, so that torch keeps one pool of threads instead of two.
 
         Blocks until that is done. Raises what ``make`` raises.
         """
@@ -85,13 +86,13 @@ class AsyncLLM:
     async def submit(
         self, job: Job, *, timeout: float | None = None, whole: bool = False, wake_event: asyncio.Event | None = None
     ) -> JobStream:
-        """Queue what `LLM.job` made ready, and return when the engine has taken it.
+        """Queue a job that `LLM.job` made, and return when the engine has taken it.
 
-        After ``timeout`` seconds the job ends with the text so far; the stream then says ``timed_out``. With ``whole``
-        the stream has only the last event, which costs less if nobody reads along. To read several streams at once by
-        `JobStream.take`, give them one ``wake_event``, which is set when there is something to read.
+        After ``timeout`` seconds the job ends with the text so far, and the stream's ``timed_out`` is True. With
+        ``whole`` the stream has only the last event, which costs less. To read several streams at once by
+        `JobStream.take`, give them one ``wake_event``; it is set when an event is there.
 
-        Raises ValueError or ParlayError for what can't run, `Busy`, and `Closed` (or its kind `Lost`).
+        Raises ValueError or ParlayError for a job that can't run, `Busy`, and `Closed` (or its subclass `Lost`).
         """
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be above 0 seconds, got {timeout:g}")
@@ -117,7 +118,7 @@ class AsyncLLM:
     ) -> RequestOutput:
         """Decode one prompt or conversation and return the whole output.
 
-        Raises what `submit` raises, and RequestFailed (which holds the output) when a sample failed.
+        Raises what `submit` raises, and RequestFailed (which holds the output) if a sample failed.
         """
         job = await self._job(prompt, sampling_params, options)
         output = await (await self.submit(job, timeout=timeout, whole=True)).wait()
@@ -144,7 +145,8 @@ class AsyncLLM:
         *,
         timeout: float | None = None,
     ) -> AsyncGenerator[StreamEvent]:
-        """Decode one prompt or conversation and iterate over what each step adds. Closing this ends the request."""
+        """Decode one prompt or conversation and iterate over what each step adds. Closing the iterator ends the
+        request."""
         events = await self.submit(await self._job(prompt, sampling_params, options), timeout=timeout)
         try:
             async for event in events:
@@ -154,24 +156,25 @@ class AsyncLLM:
 
     @property
     def alive(self) -> bool:
-        """Whether it takes requests: not after `close`, nor after its thread has failed."""
+        """Whether requests are taken: False after `close` and after the engine thread has failed."""
         return not self._worker.closing
 
     def require_open(self) -> None:
-        """Raises Closed when it takes no more requests, Lost when that is because the model is gone."""
+        """Raises Closed after `close`, and Lost if the model is gone."""
         self._worker.require_open()
 
     @property
     def capacity(self) -> int:
-        """How many samples may be under way at once, those that wait included."""
+        """How many samples may be under way at once, including those that wait."""
         return self._worker.capacity
 
     def stats(self) -> EngineStats:
-        """Return how many requests wait and run, and the counts since the start, as of a moment ago."""
+        """Return how many requests wait and run, and the counts since the start; they may be a moment old."""
         return replace(self._worker.stats, cache_bytes=self.llm.cache_bytes)
 
     async def between_steps(self, function: Callable[[LLM], T]) -> T:
-        """Call a function with the LLM in the engine thread, where all of it may be used; others wait meanwhile."""
+        """Call a function with the LLM in the engine thread, where it may use all of the LLM; no request decodes
+        meanwhile."""
         future: Future[T] = Future()
 
         def call() -> None:
@@ -184,9 +187,10 @@ class AsyncLLM:
         return await asyncio.shield(asyncio.wrap_future(future))
 
     async def close(self, drain_seconds: float | None = None) -> None:
-        """Take no more requests, let those under way finish within ``drain_seconds`` (None: no limit), abort the rest.
+        """Refuse new requests, let those under way finish within ``drain_seconds`` (None: no limit), then abort the
+        rest.
 
-        The LLM is closed with it. May be called again, from anywhere, to wait for the end or to shorten it.
+        This closes the LLM, too. Any task may call this again, to wait for the end or to shorten the time.
         """
         await asyncio.shield(asyncio.wrap_future(self._worker.close(drain_seconds)))
 
@@ -199,7 +203,8 @@ class AsyncLLM:
         await self.close(None if error is None else 0)
 
     async def _audit(self, job: Job, audit: Audit) -> None:
-        """Decode a lossy job exactly too, behind its owner's requests, and compare. Not where there is no room."""
+        """Decode a lossy job exactly, too, after its owner's requests, and compare the texts. Skipped if there is no
+        room."""
         try:
             twin = await asyncio.to_thread(audit.twin)
             await (await self.submit(twin, whole=True)).wait()
@@ -212,13 +217,14 @@ class AsyncLLM:
     async def _job(
         self, prompt: Prompt | Messages, params: SamplingParams | None, options: RequestOptions | None
     ) -> Job:
-        """In another thread: a long prompt takes time to encode, and the event loop has others to serve."""
+        """Make the job in another thread: encoding a long prompt takes time, and the event loop serves others
+        meanwhile."""
         self.require_open()
         return await asyncio.to_thread(self.llm.job, prompt, params, options)
 
 
 def _made(make: Callable[[], LLM], thread: EngineThread) -> LLM:
-    """Make it in the thread, which ends if that fails."""
+    """Make the LLM in the thread; end the thread if that fails."""
     try:
         return thread.call(make).result()
     except BaseException:

@@ -1,4 +1,5 @@
-"""Steps drafted ahead for an `AsyncLLM`: rounds are jobs of two engines, and what is certain of them one stream."""
+"""Drafts steps ahead for an `AsyncLLM`: two engines decode the jobs of each round, and one stream gets the tokens that
+are certain."""
 
 from __future__ import annotations
 
@@ -21,12 +22,13 @@ from parlay.text.chat_template import ChatOptions
 from parlay.types import TARGET, CommittedTokens, Event, Exactness, FinishReason, Metrics, ParlayError
 
 _AGAIN_SECONDS = 0.05
-"""After so long, what an engine had no room for is submitted again."""
+"""Seconds after which a part is submitted again that an engine had no room for."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepsDrafter:
-    """The model that drafts steps ahead, how many and which may stand, and the options of the target's own steps."""
+    """The model that drafts steps ahead, the parameters of drafting and judging, and the options of the target's own
+    steps."""
 
     llm: AsyncLLM
     params: steps_ahead.AheadParams
@@ -34,9 +36,10 @@ class StepsDrafter:
 
 
 def check_ahead(llm: AsyncLLM, job: Job, drafter: StepsDrafter) -> Words | None:
-    """Return the answers of the judge, if the target is one.
+    """Return the judge's two words if the target judges the steps, else None.
 
-    Raises ValueError for what can't be honoured, for a drafter of other tokens, and for a model that can't judge.
+    Raises ValueError for sampling that steps ahead can't honour, a drafter with other tokens, and a target that can't
+    judge.
     """
     steps_ahead.check_sampling(job.samples[0].request.params)
     steps_ahead.check_drafter(llm.llm, drafter.llm.llm)
@@ -52,11 +55,11 @@ async def submit_ahead(
     whole: bool = False,
     wake_event: asyncio.Event | None = None,
 ) -> JobStream:
-    """`AsyncLLM.submit` of a job whose text is written as `LLM.reason_ahead` writes it; the rest is as there.
+    """Submit a job as `AsyncLLM.submit` does; its text is written as `LLM.reason_ahead` writes it.
 
-    The stream has the target's tokens as soon as it is certain that they are the text's; where a judge decides, the
-    steps of a round when the round is over. Returns when the target has taken the first part. Raises what
-    `check_ahead` and the target's `AsyncLLM.submit` raise, Busy and Closed.
+    The stream gets a token of the target as soon as it is certain to stay; where a judge decides, it gets the steps of
+    a round when the round is over. Returns when the target has taken the first part. Raises what `check_ahead` and the
+    target's `AsyncLLM.submit` raise, Busy and Closed.
     """
     words = await asyncio.to_thread(check_ahead, llm, job, drafter)
     stats = llm.stats()
@@ -91,17 +94,17 @@ class _Writer:
         self._cached: int | None = None
         self._ended = False
         self.taken: asyncio.Future[None] = pending.queue.loop.create_future()
-        """Over when the target has taken the first part, or when the text has ended before that."""
+        """Done when the target has taken the first part, or when the text ended before that."""
         self._task = pending.queue.loop.create_task(self._run())
 
     def expire_after(self, seconds: float) -> None:
-        """End the text if it is not over after so long."""
+        """End the text if it is not finished after ``seconds``."""
         timer = self._pending.queue.loop.call_later(seconds, self._expire)
         self._task.add_done_callback(lambda _: timer.cancel())
 
     def abort(self, pending: PendingJob) -> None:
         """End the text within one engine step; any thread may call this."""
-        with suppress(RuntimeError):  # a loop that is closed runs no task any more
+        with suppress(RuntimeError):  # a closed loop runs no task any more
             pending.queue.loop.call_soon_threadsafe(self._cancel)
 
     def _expire(self) -> None:
@@ -109,7 +112,7 @@ class _Writer:
         self._cancel()
 
     def _cancel(self) -> None:
-        """End the text here, in case that the task has not begun; a task that has begun then ends its jobs."""
+        """End the text here in case the task has not started; a task that has started then ends its jobs."""
         self._end("abort")
         self._task.cancel()
 
@@ -127,7 +130,7 @@ class _Writer:
                 self._fail(error)
 
     async def _round(self) -> Part:
-        """Draft steps, have the target write them, and take what stands; returns the last part that counts."""
+        """Draft steps, have the target write them, and keep those that are accepted; returns the last part kept."""
         text = self._text
         parts = await asyncio.to_thread(text.parts, await self._drafted())
         await self._decode(parts)
@@ -145,7 +148,7 @@ class _Writer:
         return last
 
     async def _drafted(self) -> Part | None:
-        """Return the small model's next part; None where it has no room or fails: the target then goes on alone."""
+        """Return the drafter's next part; None if it has no room or fails, and the target goes on alone."""
         text, began = self._text, time.perf_counter()
         part = await asyncio.to_thread(text.draft)
         if part is None:
@@ -185,7 +188,7 @@ class _Writer:
                 await stream.aclose()
 
     async def _submitted(self, part: Part, wake: asyncio.Event) -> JobStream:
-        """Have the target decode a part as soon as it has room for it."""
+        """Submit a part to the target, again and again until the target has room."""
         while True:
             try:
                 return await self._llm.submit(part.job, wake_event=wake)
@@ -193,7 +196,7 @@ class _Writer:
                 await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _judged(self, parts: Sequence[Part], words: Words) -> list[bool]:
-        """Ask the target about the drafted steps that differ from its own."""
+        """Ask the target whether each drafted step that differs from its own means the same."""
         chats, own = steps_ahead.judge_chats(self._text.pairs(parts)), self._text.options
         options, chat = replace(own, strategy=None), ChatOptions(variables=steps_ahead.JUDGE_VARIABLES)
 
@@ -206,10 +209,10 @@ class _Writer:
 
         return list(await asyncio.gather(*map(asked, await asyncio.to_thread(made))))
 
-    # ------------------------------------------------------------------------------------------------- what is told
+    # ------------------------------------------------------------------------------------------------- what is sent
 
     def _tell_certain(self, parts: Sequence[Part]) -> None:
-        """Tell the target's tokens that go on from what it has written itself, as far as that is known."""
+        """Send the target's tokens that continue its own text, as far as they are known."""
         for part in parts:
             told = len(self._sample.tokens) - len(part.base)
             if told < 0 or part.base != tuple(self._sample.tokens[: len(part.base)]):
@@ -225,7 +228,7 @@ class _Writer:
             self._push(CommittedTokens(tuple(tokens), tuple(sources), writers=tuple(writers)))
 
     def _end(self, reason: FinishReason, stop: int | str | None = None, error: str | None = None) -> None:
-        """Tell that the text is over, once."""
+        """Send the end of the text, once."""
         if self._ended:
             return
         self._ended, self._pending.job.ahead = True, self._text.counts
@@ -236,7 +239,7 @@ class _Writer:
             self._fail(failure)
 
     def _fail(self, error: Exception) -> None:
-        """Tell who submitted the text, or who reads it, why there is no end of it."""
+        """Give the error to the task that submitted the text or to the one that reads it."""
         self._ended = True
         if self.taken.done():
             self._pending.queue.put(error)
@@ -254,7 +257,7 @@ class _Writer:
         stop: int | str | None = None,
         error: str | None = None,
     ) -> None:
-        """Make text of what was committed, and put it into the job's queue."""
+        """Detokenize committed tokens, and put the event into the job's queue."""
         pending, stream = self._pending, self._sample.text
         assert stream is not None, "there is a tokenizer"
         for token in committed.tokens:
@@ -266,7 +269,7 @@ class _Writer:
             pending.queue.put(news)
 
     def _metrics(self) -> Metrics:
-        """Counts of all parts; ``steps`` are the target's forwards for the text, of which several parts share some."""
+        """Add up the counts of all parts; ``steps`` are the target's forwards, some of which several parts share."""
         now, tokens = time.perf_counter(), self._sample.tokens
         accepted = Counter(source for source in self._sample.sources if source != TARGET)
         first = (self._first or now) - self._began

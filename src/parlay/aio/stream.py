@@ -1,4 +1,4 @@
-"""The way of a job's events: from the engine thread through one event loop to the job's reader."""
+"""The way of a job's events from the engine thread through one event loop to the job's reader."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from parlay.llm.outputs import RequestOutput, StreamEvent, joined
 from parlay.types import ParlayError
 
 BETWEEN_SECONDS = 0.01
-"""Between two deliveries of what quick steps add. A wake-up and what follows it, up to the write to a client, costs a
-quarter of a millisecond of a core that the decoder could use; a reader does not see 10 ms."""
+"""Seconds between two deliveries of the tokens of quick steps. Waking the loop and writing to a client costs a quarter
+of a millisecond of a core that the decoder could use, and a reader does not notice 10 ms."""
 Message = StreamEvent | Exception | None
-"""Something new; why there is nothing or nothing more; or, first of all, that the engine has taken the job."""
+"""An event; or the error that ended the job; or None, always first: the engine has taken the job."""
 
 
 class Closed(ParlayError):
-    """The service takes no more requests: it is shutting down, or has."""
+    """The service takes no more requests: it is shutting down or closed."""
 
     def __init__(self, message: str = "the service has been closed: it takes no more requests") -> None:
         super().__init__(message)
 
 
 class Lost(Closed):
-    """The service takes no more requests, as its model is gone. The message says why."""
+    """The service takes no more requests because its model is gone; the message says why."""
 
 
 class Busy(ParlayError):
-    """So many requests wait that this one may not: try again later."""
+    """Too many requests wait: try again later."""
 
 
 class JobQueue:
-    """One job's messages. It belongs to the event loop that it is made in, and so does every call but `PendingJob`'s.
+    """The messages of one job. All calls but those of `PendingJob` belong to the event loop in which it was made.
 
-    ``wake_event`` is set by whatever comes. Job queues with one reader may share it.
+    Every message sets ``wake_event``. Queues that one reader reads may share it.
     """
 
     def __init__(self, wake_event: asyncio.Event | None = None) -> None:
@@ -46,10 +46,10 @@ class JobQueue:
         self.wake_event = wake_event or asyncio.Event()
         self.taken: asyncio.Future[None] = self.loop.create_future()
         self.over: asyncio.Future[None] = self.loop.create_future()
-        """Wait for it under `asyncio.shield`: others do too."""
+        """Wait for it under `asyncio.shield`, as other tasks wait for it, too."""
         self.error: Exception | None = None
         self.events: deque[StreamEvent] = deque()
-        """Those that have not been read."""
+        """Events that have not been read."""
 
     def put(self, message: Message) -> None:
         if isinstance(message, StreamEvent):
@@ -79,48 +79,48 @@ class PendingJob:
 
     job: Job
     whole: bool
-    """Only the finished output is wanted: no message before the last."""
+    """Whether only the finished output is wanted, without messages before it."""
     deadline: float | None
     queue: JobQueue
     timed_out: bool = False
     fresh: bool = True
-    """Nothing of its text has been sent yet."""
+    """Whether nothing of its text has been sent yet."""
 
 
 class OutputQueue:
     """Messages for the jobs of one event loop, in order.
 
-    Where steps are slower than `BETWEEN_SECONDS`, the engine thread wakes the loop for each of them. Where they are
-    quicker, the loop looks by itself every `BETWEEN_SECONDS`, until there is nothing, and the engine thread only
-    puts messages. Urgent messages always wake it.
+    If steps are slower than `BETWEEN_SECONDS`, the engine thread wakes the loop for each of them. If they are quicker,
+    a timer of the loop delivers every `BETWEEN_SECONDS` until no message is left. Urgent messages always wake the loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._messages: deque[tuple[PendingJob, Message]] = deque()
-        self._urgent = False  # the engine thread's own
-        self._coming = False  # the loop has been called, or its timer is set: it will look at the messages
+        self._urgent = False  # used by the engine thread alone
+        self._coming = False  # the loop has been woken, or its timer is set: it will deliver
         self._timer: asyncio.TimerHandle | None = None
         self._last = -math.inf
 
     def put(self, job: PendingJob, message: Message, *, urgent: bool) -> None:
-        """Queue a message. The engine thread calls `wake` when it has put all of a step."""
+        """Queue a message. The engine thread calls `wake` after the last message of a step."""
         self._messages.append((job, message))
         self._urgent = self._urgent or urgent
 
     def wake(self) -> None:
-        """Wake the loop where that is needed. Raises RuntimeError when it is closed and messages wait."""
+        """Wake the loop if necessary. Raises RuntimeError if it is closed while messages wait."""
         if self._messages and (self._urgent or not self._coming or self._loop.is_closed()):
             self._urgent, self._coming = False, True
             self._loop.call_soon_threadsafe(self._deliver, False)
 
     @property
     def waiting(self) -> set[PendingJob]:
-        """The jobs that have messages in the queue."""
+        """The jobs with messages in the queue."""
         return {job for job, _ in self._messages}
 
     def _deliver(self, timed: bool) -> None:
-        """Deliver in the loop. What is put while this runs finds ``_coming`` unset, or is delivered here."""
+        """Deliver all messages in the loop. A message that is put meanwhile is delivered here, or finds ``_coming``
+        unset and wakes the loop again."""
         self._coming = False
         if self._timer is not None:
             self._timer.cancel()
@@ -137,18 +137,18 @@ class OutputQueue:
 
 
 class Writes(Protocol):
-    """Whoever writes a job's text: the engine thread, or a task that asks it for parts."""
+    """Writes a job's text: the engine thread, or a task that has it write parts."""
 
     def abort(self, pending: PendingJob) -> None:
-        """End the job within one engine step; what is over stays as it is."""
+        """End the job within one engine step; a sample that has finished stays as it is."""
         ...
 
 
 class JobStream(AsyncIterator[StreamEvent]):
-    """A job's events, all its samples mixed, for one reader in the event loop that submitted it.
+    """The events of all samples of a job, mixed, for one reader in the event loop that submitted it.
 
-    The job ends within one engine step when the reader is cancelled while it waits here, when the stream is closed,
-    and when nobody holds the stream any more.
+    The job ends within one engine step when the reading task is cancelled while it waits here, when the stream is
+    closed, and when the stream is garbage-collected.
     """
 
     def __init__(self, worker: Writes, pending: PendingJob) -> None:
@@ -169,7 +169,7 @@ class JobStream(AsyncIterator[StreamEvent]):
         return queue.events.popleft()
 
     def take(self) -> list[StreamEvent]:
-        """All that waits to be read, one event for each sample that has any."""
+        """Return all events that wait to be read, joined to one for each sample."""
         events = self._pending.queue.events
         taken = joined(events)
         events.clear()
@@ -181,7 +181,8 @@ class JobStream(AsyncIterator[StreamEvent]):
         return self._pending.queue.error
 
     async def wait(self) -> RequestOutput:
-        """Let the job run to its end, its events unread, and return the whole output. Cancelling this ends the job."""
+        """Let the job run to its end without reading its events, and return the whole output. Cancelling this ends the
+        job."""
         try:
             await asyncio.shield(self._pending.queue.over)
         except asyncio.CancelledError:
@@ -190,7 +191,7 @@ class JobStream(AsyncIterator[StreamEvent]):
         return self.output
 
     async def aclose(self) -> None:
-        """End the job now; `output` is then what there is of it. Harmless when it is over."""
+        """End the job now; `output` then has the text so far. Does nothing if the job is over."""
         queue = self._pending.queue
         if not queue.over.done():
             self._worker.abort(self._pending)
@@ -199,7 +200,8 @@ class JobStream(AsyncIterator[StreamEvent]):
 
     @property
     def output(self) -> RequestOutput:
-        """The whole result, or the part that there is of a job that was ended. Raises ParlayError while under way."""
+        """The whole result, or the text so far of a job that was ended. Raises ParlayError while the job is under
+        way."""
         queue = self._pending.queue
         if not queue.over.done():
             raise ParlayError("the stream is under way: iterate to its end, or close it, before asking for its output")
@@ -209,7 +211,7 @@ class JobStream(AsyncIterator[StreamEvent]):
 
     @property
     def timed_out(self) -> bool:
-        """Whether its time limit ended the job; its samples then finished for the reason ``abort``."""
+        """Whether the time limit ended the job; its samples then have the finish reason ``abort``."""
         return self._pending.timed_out
 
     def __del__(self) -> None:
@@ -218,9 +220,9 @@ class JobStream(AsyncIterator[StreamEvent]):
 
 
 def for_future(error: BaseException) -> Exception:
-    """The error as one that futures and event loops take.
+    """The error as one that futures and event loops accept.
 
-    Others' code may raise what is no `Exception`: SystemExit, say, or the panic of a library in Rust.
+    Foreign code may raise what is not an `Exception`: SystemExit, or the panic of a library in Rust.
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
