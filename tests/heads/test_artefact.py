@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from parlay import models
+from parlay.bench.plan.heads import HEADS
 from parlay.drafters.heads.modules import check_tensors
-from parlay.drafters.options import EAGLE3, MEDUSA
+from parlay.drafters.options import EAGLE3, EARLY_EXIT, HEADS_OF_OTHERS, MEDUSA
 from parlay.heads import artefact
 from parlay.heads.artefact import CONFIG, WEIGHTS, BadHead, HeadArtefact, Origin
 from parlay.heads.hub import front_matter, read_card
@@ -23,10 +24,12 @@ from parlay.heads.proof import LENGTH, Proof, agreement, target_states
 from parlay.llm import LLM
 from parlay.models.fetch.hub import hash_of
 from parlay.models.weights.quantize import in_q8_0
+from parlay.strategies.catalogue import catalogue
 from parlay.testing.checkpoints import VOCAB_SIZE
 from parlay.testing.random_heads import random_heads
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.text.prompts import TokensPrompt
+from parlay.train.heads import DISTILL, METHODS
 from parlay.types import SamplingParams
 from tests.heads.conftest import LOAD
 
@@ -203,6 +206,19 @@ def test_tensors_that_are_missing_left_over_or_misshapen_are_named(method: str, 
     ):
         with pytest.raises(BadHead, match=told):
             check_tensors(replace(held, tensors=tensors))
+
+
+def test_each_kind_of_head_is_known_wherever_kinds_are_listed(model: Path) -> None:
+    kinds = {name for name, entry in catalogue().items() if entry.family == "heads"} - HEADS_OF_OTHERS.keys()
+    assert kinds == METHODS.keys() - {EARLY_EXIT, DISTILL}, "those of parlay train, but for two that make models"
+    assert kinds == HEADS.keys() - HEADS_OF_OTHERS.keys(), "those of parlay plan"
+    find = random_heads(models.load(str(model), LOAD).spec)
+    for kind in kinds:
+        opened = find(kind, "")
+        assert opened is not None
+        check_tensors(opened.artefact)
+        with pytest.raises(BadHead, match=f"a head for {kind} lacks"):
+            check_tensors(replace(opened.artefact, tensors={}))
 
 
 def test_a_card_has_front_matter_that_the_hub_reads(head: HeadArtefact, tmp_path: Path) -> None:
