@@ -171,9 +171,12 @@ def test_a_model_without_a_name_is_no_default(cli: Cli, words: str, tmp_path: Pa
     assert result.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("flag", ["--model", "--lora", "--draft-model"])
+@pytest.mark.parametrize(
+    "flag",
+    ["--model ", "--lora ", "--draft-model ", "--strategy datastore:file=", "--strategy token-recycling:store="],
+)
 def test_a_home_folder_of_nobody_is_an_error_of_one_line(cli: Cli, flag: str) -> None:
-    result = cli("generate", "x", *MINI, flag, "~nobody_at_all/x")
+    result = cli("generate", "x", *MINI, *f"{flag}~nobody_at_all/x".split())
     assert (result.code, result.out) == (1, "")
     assert result.err.endswith("~nobody_at_all/x: there is no such home folder: write the path without ~\n")
     assert result.err.count("\n") == 1

@@ -18,12 +18,11 @@ from parlay.drafters.stores.datastore_file import fingerprint
 from parlay.models.fetch.origin import weights_fingerprint
 from parlay.models.fetch.resolving import resolve
 from parlay.models.lora import digest_of
-from parlay.options import Ensemble, LoadOptions, Nest
+from parlay.options import Ensemble, LoadOptions, Nest, user_path
 from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import find
 from parlay.strategies.entries.canvases import DENOISE
 from parlay.strategies.spelling import StrategySpec, parse
-from parlay.system.user_cache import user_path
 from parlay.types import Exactness, ParlayError, RunnerSpec, SamplingParams, Tokenizer
 
 PLAIN = "none"

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from parlay.cli import bench_prompts
 from parlay.cli.flags import add_model_flags, whole
 from parlay.cli.parser import add_action
-from parlay.options import nearest
+from parlay.options import nearest, user_path
 from parlay.system.terminal import aligned, printable
-from parlay.system.user_cache import user_path
 
 if TYPE_CHECKING:
     from parlay.heads.artefact import HeadFacts

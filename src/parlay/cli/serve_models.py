@@ -15,9 +15,8 @@ from parlay.cli import flags
 from parlay.cli.ensemble_flags import chosen_ensemble
 from parlay.cli.opening import read_text
 from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
-from parlay.options import LoadOptions, RankOptions
+from parlay.options import LoadOptions, RankOptions, user_path
 from parlay.serve.settings import Settings
-from parlay.system.user_cache import user_path
 from parlay.types import ParlayError
 
 if TYPE_CHECKING:

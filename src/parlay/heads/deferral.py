@@ -23,7 +23,7 @@ from parlay.heads.artefact import (
 from parlay.heads.opening import matrices_of
 from parlay.models.config import DecoderConfig
 from parlay.models.ensembles.combining import Deferral
-from parlay.system.user_cache import user_path
+from parlay.options import user_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

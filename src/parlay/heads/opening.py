@@ -43,8 +43,7 @@ from parlay.models.weights.formats import Format
 from parlay.models.weights.fused import Operand, as_tensor, rows_of
 from parlay.models.weights.quantize import Int8Weight, fits_blocks, in_q4_1, in_q8_0
 from parlay.models.weights.stored import StoredTensor
-from parlay.options import UsageError, nearest
-from parlay.system.user_cache import user_path
+from parlay.options import UsageError, nearest, user_path
 from parlay.types import ParlayError, Runner, RunnerSpec
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from parlay.heads.artefact import CARD, CONFIG, FORMAT, GENERAL, WEIGHTS, BadHead, HeadFacts, load, read_facts
 from parlay.models.fetch.hub import hash_of
-from parlay.options import UsageError, nearest
-from parlay.system.user_cache import user_cache, user_path
+from parlay.options import UsageError, nearest, user_path
+from parlay.system.user_cache import user_cache
 
 SHIPPED = Path(__file__).parents[1] / "models" / "checkpoints" / "heads"
 """Drafters that come with the package: a folder for each method, in it a folder for each target."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from parlay.models import UnsupportedModel
 from parlay.models.lora import refuse_masks
+from parlay.options import user_path
 from parlay.ranks.leader import adapter_reader
-from parlay.system.user_cache import user_path
 from parlay.types import Adapter, Runner
 
 

@@ -20,10 +20,9 @@ from parlay.models.ensembles.translated import TranslatedRunner, Translation
 from parlay.models.fetch.resolving import resolve, resolve_tokenizer
 from parlay.models.loading import load_tokenizer
 from parlay.models.native import NativeRunner
-from parlay.options import Ensemble, LoadOptions, Nest, RankOptions, UsageError
+from parlay.options import Ensemble, LoadOptions, Nest, RankOptions, UsageError, user_path
 from parlay.ranks.starting import open_target
 from parlay.system.progress import Progress, advance, bar
-from parlay.system.user_cache import user_path
 from parlay.text.tokenize import encode
 from parlay.types import ParlayError, Runner, Tokenizer
 

@@ -24,8 +24,8 @@ from parlay.models.fetch.origin import build_fingerprint, weights_fingerprint
 from parlay.models.fetch.resolving import resolve
 from parlay.models.lora_layout import CONFIG, WEIGHTS
 from parlay.models.native import NativeRunner
-from parlay.options import LoadOptions, RankOptions
-from parlay.system.user_cache import user_path, written_whole
+from parlay.options import LoadOptions, RankOptions, user_path
+from parlay.system.user_cache import written_whole
 from parlay.types import Runner
 
 DEFAULT_SIZE = "1GiB"

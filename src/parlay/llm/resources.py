@@ -20,11 +20,10 @@ from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
 from parlay.models.native import NativeRunner
 from parlay.models.opening import round_weights
-from parlay.options import Ensemble, LoadOptions, Nest, UsageError
+from parlay.options import Ensemble, LoadOptions, Nest, UsageError, user_path
 from parlay.ranks.leader import adapter_reader
 from parlay.strategies.built import RunnerCache, StrategyCache
 from parlay.system import threads
-from parlay.system.user_cache import user_path
 from parlay.types import Runner, Tokenizer
 
 if TYPE_CHECKING:

@@ -35,9 +35,8 @@ from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.fused import QuantizeRefused, stored_as
 from parlay.models.weights.shapes import Weight
 from parlay.models.weights.stored import StoredTensor
-from parlay.options import LoadOptions
+from parlay.options import LoadOptions, user_path
 from parlay.system import machine, threads
-from parlay.system.user_cache import user_path
 from parlay.types import ParlayError, Runner
 
 if TYPE_CHECKING:  # loading the modelling half of transformers takes seconds, and only foreign models need it

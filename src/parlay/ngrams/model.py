@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from parlay.ngrams import model_file
 from parlay.ngrams.trie import BEGIN, END, FIRST, UNKNOWN, Integers
-from parlay.system.user_cache import user_path
+from parlay.options import user_path
 
 State = tuple[int, ...]
 """A context: the place in the trie of its last id, its last two, and so on, up to the order less one; -1: unseen."""

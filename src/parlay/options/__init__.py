@@ -19,6 +19,7 @@ from parlay.options.declare import (
     override,
     refuse_unread,
     split,
+    user_path,
     whole,
 )
 from parlay.options.ensemble import (
@@ -62,5 +63,6 @@ __all__ = [
     "read_weights",
     "refuse_unread",
     "split",
+    "user_path",
     "whole",
 ]

@@ -118,6 +118,14 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def user_path(name: str | Path) -> Path:
+    """Make a path of what a user wrote: a home folder in place of ``~``. Raises ParlayError where there is none."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise ParlayError(f"{name}: there is no such home folder: write the path without ~") from None
+
+
 T = TypeVar("T", bound=Options)
 
 

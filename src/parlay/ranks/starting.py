@@ -28,7 +28,7 @@ from parlay.models.loading import read_config
 from parlay.models.lora import digest_of
 from parlay.models.native import NativeRunner
 from parlay.models.opening import settled
-from parlay.options import LoadOptions, RankOptions
+from parlay.options import LoadOptions, RankOptions, user_path
 from parlay.ranks.follower import machine_name
 from parlay.ranks.groups import make_shared_file
 from parlay.ranks.layout import Hello, Layout, Plan, Wanted, build_name, core_name, decode_hello, encode
@@ -36,7 +36,6 @@ from parlay.ranks.leader import Followers, Leader, ending_of
 from parlay.ranks.part import join_group
 from parlay.ranks.wire import LOOK_SECONDS, SECRET, Connection, Door, Kind, listen, one_line, read_address, read_secret
 from parlay.system import threads
-from parlay.system.user_cache import user_path
 from parlay.types import ParlayError, Runner
 
 if TYPE_CHECKING:

@@ -24,14 +24,6 @@ def user_cache() -> Path:
         raise ParlayError("there is no home folder: set XDG_CACHE_HOME to one for what Parlay keeps") from None
 
 
-def user_path(name: str | Path) -> Path:
-    """Make a path of what a user wrote: a home folder in place of ``~``. Raises ParlayError where there is none."""
-    try:
-        return Path(name).expanduser()
-    except RuntimeError:
-        raise ParlayError(f"{name}: there is no such home folder: write the path without ~") from None
-
-
 def check_output(path: Path) -> None:
     """Raises ValueError now for what would otherwise fail after a long time."""
     if path.is_dir():

@@ -10,9 +10,9 @@ from typing import Any
 
 from parlay.cli.flags import HOT, hot
 from parlay.cli.terminal_chat.conversation import ChatSettings, Conversation, read_conversation
-from parlay.options import nearest
+from parlay.options import nearest, user_path
 from parlay.system.terminal import counted
-from parlay.system.user_cache import check_output, user_path
+from parlay.system.user_cache import check_output
 from parlay.types import ParlayError, SamplingParams
 
 

@@ -15,7 +15,7 @@ from parlay.drafters.options import SetBlockOptions
 from parlay.drafters.per_sequence import History
 from parlay.drafters.resources import Resources
 from parlay.models.lora import mask_of
-from parlay.options import UsageError
+from parlay.options import UsageError, user_path
 from parlay.types import Adapter, CanvasSpec, Draft, Needs, Observation, RunnerSpec
 
 USUAL, MOST = 6, 16
@@ -40,7 +40,7 @@ class SetBlock(GuessingAhead):
     def __init__(self, resources: Resources, options: SetBlockOptions) -> None:
         self._adapter: Adapter | None = None
         if folder := options.adapter or resources.mask_adapter:
-            canvas, self._adapter = _adapted(resources, Path(folder))
+            canvas, self._adapter = _adapted(resources, user_path(folder))
         else:
             canvas = _own_canvas(resources.target)
         called = resources.target.name if resources.target else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from parlay.drafters.per_sequence import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import Datastore, check_tokens, fingerprint
 from parlay.drafters.stores.suffix_array import Integers
-from parlay.options import NotNamed, Options, UsageError, option
+from parlay.options import NotNamed, Options, UsageError, option, user_path
 from parlay.types import NO_DRAFT, Draft, SequenceView, Tree
 
 SOURCE = "datastore"
@@ -69,10 +68,7 @@ class Retrieval(OneByOne):
 
 def _open(file: str, resources: Resources) -> Datastore:
     """The datastore. Raises UsageError if it was built with another vocabulary or tokenizer than the target's."""
-    if resources.open_datastore is not None:
-        store = resources.open_datastore(file)
-    else:
-        store = Datastore.open(Path(file).expanduser())
+    store = resources.open_datastore(file) if resources.open_datastore else Datastore.open(user_path(file))
     tokens = "" if resources.tokenizer is None else fingerprint(resources.tokenizer)
     check_tokens(f"strategy {SOURCE}", file, store.header, resources.vocab_size, tokens)
     return store

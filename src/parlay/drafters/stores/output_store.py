@@ -7,7 +7,6 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import most_tenants
@@ -15,7 +14,7 @@ from parlay.drafters.step_budget import STEP_TOKENS
 from parlay.drafters.stores.live_texts import LiveText, LiveTexts
 from parlay.drafters.stores.store_files import Saving, StoreFile
 from parlay.drafters.stores.suffixes import Suffixes
-from parlay.options import Options, option
+from parlay.options import Options, option, user_path
 from parlay.types import Observation, Request, SequenceView
 
 _OVER = object()
@@ -86,7 +85,7 @@ class OutputStores:
         self._views: dict[int, SequenceView] = {}
         self._waiting: deque[tuple[str, array[int]]] = deque()
         self._work: Iterator[None] = iter(())
-        file = StoreFile(Path(options.store), "outputs", vocab_size, strategy) if options.store else None
+        file = StoreFile(user_path(options.store), "outputs", vocab_size, strategy) if options.store else None
         self._saving = Saving(file, options.save_every, self._texts)
         if file is not None:
             self._waiting.extend(

@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from parlay.drafters.per_sequence import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import StateBytes
 from parlay.drafters.stores.store_files import Saving, StoreFile
-from parlay.options import Options, option
+from parlay.options import Options, option, user_path
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, Request, SequenceView, Tree
 
 SOURCE = "token-recycling"
@@ -63,7 +62,7 @@ class TokenRecycling(OneByOne):
         self._private: dict[int, dict[int, Row]] = {}
         self._bytes = StateBytes(resources.room, self._private)
         self._told: set[int] = set()
-        file = StoreFile(Path(options.store), "choices", self._vocab_size, SOURCE) if options.store else None
+        file = StoreFile(user_path(options.store), "choices", self._vocab_size, SOURCE) if options.store else None
         self._saving = Saving(file, options.save_every, partial(_lists, self._matrices))
         if file is not None:
             for salt, (tokens, candidates) in list(file.load().items())[-self._tenants :]:  # the latest used are last

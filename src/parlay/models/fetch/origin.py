@@ -14,7 +14,7 @@ from parlay.models.fetch import hub
 from parlay.models.fetch.hashes import remembered_hash_of
 from parlay.models.fetch.resolving import resolve
 from parlay.models.gguf import SUFFIX
-from parlay.system.user_cache import user_path
+from parlay.options import user_path
 
 _PART = re.compile(r"-\d{5}-of-")
 

@@ -9,8 +9,7 @@ from parlay.models.fetch import hub, pulled
 from parlay.models.fetch.hub import check_hashes
 from parlay.models.fetch.pulled import WHEELS, Progress
 from parlay.models.gguf import SUFFIX
-from parlay.options import close_to
-from parlay.system.user_cache import user_path
+from parlay.options import close_to, user_path
 from parlay.types import ParlayError
 
 BUILT_IN = ("parlay-mini", "parlay-mini-draft", "smollm2-135m-draft")
