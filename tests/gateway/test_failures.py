@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import socket
+import struct
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,6 +18,7 @@ import httpx
 import pytest
 
 from parlay.gateway.app import Gateway
+from parlay.gateway.replicas import Replica
 from tests.gateway.conftest import READY, Fake, Line, relay
 
 TEXT: dict[str, Any] = {"model": "parlay-mini", "prompt": "The sea is", "max_tokens": 24, "ignore_eos": True}
@@ -414,6 +417,38 @@ def test_an_answer_that_nobody_asked_for_reaches_nobody(behind: Behind) -> None:
                     await asyncio.sleep(0.01)
 
     behind([Twice(b"")], test)
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_an_answer_without_a_length_is_whole_only_if_the_replica_ends_it(behind: Behind, reset: bool) -> None:
+    """The first connection is reset amid the answer, or the gateway gives it up."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n"
+
+    class Cut(Fake):
+        async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked = (await reader.read(65536)).startswith(b"POST")
+            first = asked and not any(fake.posts for fake in fakes)
+            self.posts += [b""] * asked
+            writer.write((head + b"half" if first else head + b"half and half") if asked else READY)
+            if first:
+                (exchange,) = [each for replica in replicas for each in replica.exchanges]
+                while exchange.heard == exchange._asked:
+                    await asyncio.sleep(0.01)
+                if not reset:
+                    return exchange.expire("it was silent")
+                linger = struct.pack("ii", 1, 0)
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.close()
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        replicas.extend(gateway.fleet.replicas)
+        answer = await client.post("/tokenize", json={"prompt": "x"})
+        assert answer.content == b"half and half"
+        assert [len(fake.posts) for fake in fakes] == [1, 1]
+
+    replicas: list[Replica] = []
+    fakes = [Cut(b"") for _ in range(2)]
+    behind(fakes, test)
 
 
 def test_a_large_answer_is_not_copied_again_for_each_part(behind: Behind) -> None:

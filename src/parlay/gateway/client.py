@@ -197,8 +197,8 @@ class Connection(asyncio.Protocol):
             self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._head_complete and not self._sized:
-            self._complete = True  # such a body ends with the connection
+        if exc is None and self._error is None and self._head_complete and not self._sized:
+            self._complete = True  # such a body ends with the connection, where the replica closes it
         if self._error is None:
             self._error = ReplicaLost("it closed the connection" if exc is None else "the connection was reset")
         self._wake()
