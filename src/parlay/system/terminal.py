@@ -14,6 +14,8 @@ from typing import Self, TextIO
 from parlay.types import TARGET
 
 _TINTS = (36, 35, 33, 32, 34)  # cyan, magenta, yellow, green, blue
+_REPEATED = 80
+"""Characters of a user's word that an error repeats."""
 
 
 class Tint:
@@ -135,6 +137,12 @@ def speed(tokens_per_second: float) -> str:
 def counted(count: int, word: str) -> str:
     """A number of things, in the singular where it is one."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def short(text: object) -> str:
+    """Begin of what a user wrote, for an error that repeats it; the whole where that is short."""
+    words = str(text)
+    return words if len(words) <= _REPEATED else f"{words[:_REPEATED]}..."
 
 
 def shown(text: str, stream: TextIO) -> str:

@@ -31,6 +31,7 @@ def test_set_changes_one_number_and_checks_its_range(state: State) -> None:
             run_command(state, line)
     assert state.settings.params.temperature == 0.5
     assert "top_k 4" in run_command(state, "/set")
+    assert run_command(state, "/set top_k") == "top_k: 4"
 
 
 def test_seed_and_strategy(state: State) -> None:
@@ -45,6 +46,28 @@ def test_seed_and_strategy(state: State) -> None:
     assert state.settings.strategy.startswith("prompt-lookup")
     with pytest.raises(ValueError, match="prompt-lookup"):
         run_command(state, "/strategy prompt-lokup")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/9", "there is no /999"),
+        ("/seed 9", "a whole number has at most 64 bits"),
+        ("/seed x9", "give a whole number from 0"),
+        ("/set 9", "/set 999"),
+        ("/set max_tokens 9", "a whole number has at most 64 bits"),
+        ("/set temperature x9", "give a number"),
+        ("/strategy 9", "unknown strategy"),
+        ("/load 9", "too long"),
+        ("/save 9", "too long"),
+    ],
+)
+def test_an_error_repeats_no_more_than_the_begin_of_a_long_word(state: State, line: str, said: str) -> None:
+    before = state.settings
+    with pytest.raises((ParlayError, ValueError), match=said) as raised:
+        run_command(state, line.replace("9", "9" * 100_000))
+    assert len(str(raised.value)) < 400
+    assert state.settings == before
 
 
 @pytest.mark.parametrize("line", ["/exit", "/quit", "/bye"])

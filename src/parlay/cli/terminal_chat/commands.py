@@ -10,8 +10,8 @@ from typing import Any
 
 from parlay.cli.flags import HOT, hot
 from parlay.cli.terminal_chat.conversation import ChatSettings, Conversation, read_conversation
-from parlay.options import nearest, user_path
-from parlay.system.terminal import counted
+from parlay.options import UsageError, nearest, user_path, whole
+from parlay.system.terminal import counted, short
 from parlay.system.user_cache import check_output
 from parlay.types import ParlayError, SamplingParams
 
@@ -50,7 +50,7 @@ def run_command(state: State, line: str) -> str:
     name, _, argument = line[1:].strip().partition(" ")
     name = _SYNONYMS.get(name, name)
     if name not in COMMANDS:
-        raise ValueError(f"there is no /{name}: {nearest(f'/{name}', [f'/{known}' for known in COMMANDS])}")
+        raise ValueError(f"there is no /{short(name)}: {nearest(f'/{name}', [f'/{known}' for known in COMMANDS])}")
     return COMMANDS[name].run(state, argument.strip())
 
 
@@ -74,26 +74,33 @@ def _system(state: State, argument: str) -> str:
 
 def _seed(state: State, argument: str) -> str:
     if argument and not argument.isdecimal():
-        raise ValueError(f"/seed {argument}: give a whole number from 0, or nothing for a new seed each time")
-    seed = int(argument) if argument else None
+        raise ValueError(f"/seed {short(argument)}: give a whole number from 0, or nothing for a new seed each time")
+    try:
+        seed = whole(argument) if argument else None
+    except UsageError as error:
+        raise ValueError(f"/seed {error}") from None
     state.settings = replace(state.settings, params=replace(state.settings.params, seed=seed))
     return f"seed: {'new for each answer' if seed is None else seed}"
 
 
 def _set(state: State, argument: str) -> str:
-    """``NAME VALUE`` for a number of `SamplingParams`; without a value all of them are shown."""
+    """``NAME VALUE`` for a number of `SamplingParams`; ``NAME`` alone shows it, and nothing shows all of them."""
     name, _, text = argument.replace("=", " ").partition(" ")
-    name = name.replace("-", "_")
+    name, text = name.replace("-", "_"), text.strip()
     params = state.settings.params
     if not name:
         return ", ".join(f"{each} {value:g}" for each, value in _numbers(params).items())
     if name not in _numbers(params):
-        raise ValueError(f"/set {name}: {nearest(name, _numbers(params))}")
+        raise ValueError(f"/set {short(name)}: {nearest(name, _numbers(params))}")
+    if not text:
+        return f"{name}: {_numbers(params)[name]:g}"
     value: Any
     try:
-        value = float(text) if name in _FRACTIONS else int(text)
+        value = float(text) if name in _FRACTIONS else whole(text)
+    except UsageError as error:
+        raise ValueError(f"/set {name} {error}") from None
     except ValueError:
-        raise ValueError(f"/set {name} {text.strip()}: give a number") from None
+        raise ValueError(f"/set {name} {short(text)}: give a number") from None
     state.settings = replace(state.settings, params=replace(params, **{name: value}))
     warning = f" ({hot(value)})" if name == "temperature" and value > HOT else ""
     return f"{name}: {value:g}{warning}"
@@ -118,9 +125,9 @@ def _save(state: State, argument: str) -> str:
         check_output(path)
         state.conversation.save(path)
     except OSError as error:
-        raise ParlayError(f"/save {path}: {error.strerror}") from None
+        raise ParlayError(f"/save {short(path)}: {error.strerror}") from None
     except ValueError as error:  # a place that takes no file, or bytes that are no text
-        raise ParlayError(f"/save {path}: {error}") from None
+        raise ParlayError(f"/save {short(path)}: {error}") from None
     return f"saved in {path}"
 
 

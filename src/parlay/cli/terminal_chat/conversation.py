@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from parlay.system.terminal import short
 from parlay.system.user_cache import written_whole
 from parlay.types import ParlayError, SamplingParams
 
@@ -57,7 +58,7 @@ def read_conversation(path: Path) -> Conversation:
     try:
         messages = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ParlayError(f"can't read the conversation {path}: {error.strerror}") from None
+        raise ParlayError(f"can't read the conversation {short(path)}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ParlayError(f"{path} can't be read as a conversation: {error}") from None
     if not isinstance(messages, list) or not all(map(_is_message, messages)):
