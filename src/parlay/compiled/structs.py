@@ -147,7 +147,7 @@ class Batch(Structure):
         ("joining", POINTER(Joining)),
         ("adapters", c_void_p),
         ("lowered", c_void_p),
-        *((name, c_int64) for name in ("most_rank", "brains", "codes", "all_rows", "own")),
+        *((name, c_int64) for name in ("most_rank", "bfloats", "codes", "all_rows", "own")),
     ]
 
 

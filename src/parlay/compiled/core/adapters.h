@@ -37,16 +37,16 @@ INLINE void lower_some(const int count, const int bf16, const LowRank *own, cons
     }
 }
 
-#define EACH_COUNT(COUNT)                                                                                            \
+#define EACH_LOWERED(COUNT)                                                                                          \
     case COUNT:                                                                                                      \
-        if (brains) lower_some(COUNT, 1, own, x, stride, words, out, apart);                                         \
+        if (bfloats) lower_some(COUNT, 1, own, x, stride, words, out, apart);                                        \
         else lower_some(COUNT, 0, own, x, stride, words, out, apart);                                                \
         return;
 
-static void lower(int64_t count, int brains, const LowRank *own, const uint32_t *x, int64_t stride, int64_t words, float *out,
+static void lower(int64_t count, int bfloats, const LowRank *own, const uint32_t *x, int64_t stride, int64_t words, float *out,
                   int64_t apart)
 {
-    switch (count) { EACH_COUNT(1) EACH_COUNT(2) EACH_COUNT(3) EACH_COUNT(4) }
+    switch (count) { EACH_LOWERED(1) EACH_LOWERED(2) EACH_LOWERED(3) EACH_LOWERED(4) }
 }
 
 /* The same for an adapter in eight bits and rows in blocks. The results are quantised to blocks, too, for RAISE. */
@@ -57,7 +57,7 @@ static void lower_codes(int64_t count, const LowRank *own, const InputBlock *x, 
     const int64_t blocks = (in + BLOCK - 1) / BLOCK;
     const char *strip = own->down;
     for (int64_t first = 0; first < own->rank; first += LANES, strip += blocks * KEY_BYTES) {
-        vf sums[LOWERED_TOGETHER][BLOCKS];
+        vf sums[LOWERED_TOGETHER][STRIPS];
         LOWER(strip, x, stride, blocks, count, sums);
         for (int64_t i = 0; i < count; i++) store(lowered[i] + first, sums[i][0]);
     }
@@ -68,8 +68,8 @@ static void lower_codes(int64_t count, const LowRank *own, const InputBlock *x, 
  * adapter's loads changes no bit. */
 static void lower_rows(const Product *product, float *lowered, int64_t from, int64_t to)
 {
-    const int64_t pair = product->brains ? 2 : 1, stride = product->x.stride / pair;
-    const uint32_t *x = product->brains ? (const uint32_t *)product->x.brains : (const uint32_t *)product->x.floats;
+    const int64_t pair = product->bfloats ? 2 : 1, stride = product->x.stride / pair;
+    const uint32_t *x = product->bfloats ? (const uint32_t *)product->x.bfloats : (const uint32_t *)product->x.floats;
     for (int64_t row = from, count; row < to; row += count) {
         const LowRank *own = product->adapters[row];
         for (count = 1; count < LOWERED_TOGETHER && row + count < to && product->adapters[row + count] == own;) count++;
@@ -78,7 +78,7 @@ static void lower_rows(const Product *product, float *lowered, int64_t from, int
             const int64_t in = product->linear[i]->in, apart = 3 * product->most_rank;
             float *out = lowered + (row * 3 + i) * product->most_rank;
             if (one->codes) lower_codes(count, one, product->x.blocks + row, product->x.rows, in, out, apart);
-            else lower(count, product->brains, one, x + row * stride, stride, in / pair, out, apart);
+            else lower(count, product->bfloats, one, x + row * stride, stride, in / pair, out, apart);
         }
     }
 }

@@ -55,8 +55,8 @@ static void score_keys(const Work *work, int64_t first, int64_t last, int64_t fr
     uint32_t gathered[LONGEST_HEAD * LANES] __attribute__((aligned(64)));
     uint32_t wide[VECTORS][LONGEST_HEAD * LANES] __attribute__((aligned(64)));
     const int widens = work->heads.cached == CACHE_BF16 && !PAIRED;
-    for (int64_t key = from; key < to; key += STRIP) {
-        Strip strip = {.words = words_of_query(&work->heads)};
+    for (int64_t key = from; key < to; key += COLUMNS_AT_ONCE) {
+        ColumnSums product = {.words = words_of_query(&work->heads)};
         for (int v = 0; v < VECTORS; v++) {
             int64_t own = key + v * LANES < to ? key + v * LANES : key;
             uint32_t *columns = widens ? gathered : wide[v];
@@ -64,16 +64,16 @@ static void score_keys(const Work *work, int64_t first, int64_t last, int64_t fr
             const char *strip_of_key = strip_at(work->segment, work->keys, strip_bytes_of(&work->heads), own);
             const uint32_t *stored = slots ? columns : (const uint32_t *)strip_of_key;
             if (widens) widen_columns(stored, work->heads.words, wide[v]);
-            strip.columns[v] = widens ? wide[v] : stored;
+            product.columns[v] = widens ? wide[v] : stored;
         }
         for (int64_t q = first, count; q < last; q += count) {
             count = last - q < QUERIES ? last - q : QUERIES;
             for (int64_t i = 0; i < count; i++) {
-                strip.inputs[i] = work->queries[q + i];
-                strip.sums[i] = work->scores + (q + i) * COLUMNS + key % KEYS;
-                memset(strip.sums[i], 0, STRIP * 4);
+                product.inputs[i] = work->queries[q + i];
+                product.sums[i] = work->scores + (q + i) * COLUMNS + key % KEYS;
+                memset(product.sums[i], 0, COLUMNS_AT_ONCE * 4);
             }
-            add_strip(is_paired(&work->heads), count, &strip);
+            add_columns(is_paired(&work->heads), count, &product);
         }
     }
 }
@@ -245,7 +245,7 @@ static Seen seen_by(const Work *work, const Tile *tile, int64_t *slots)
     const Segment *segment = work->segment;
     Seen seen = {.tile = tile, .nodes = tile->from >= segment->pending && segment->nodes > 0, .slots = slots};
     seen.shared = seen.end = shared_to(segment, tile, seen.nodes);
-    seen.from = shared_from(segment, tile, work->window, STRIP > PAGE ? STRIP : PAGE, seen.shared);
+    seen.from = shared_from(segment, tile, work->window, COLUMNS_AT_ONCE > PAGE ? COLUMNS_AT_ONCE : PAGE, seen.shared);
     for (int64_t row = tile->from; seen.nodes && row < tile->to; row++)
         seen.end = most_of(seen.end, limit_of(segment, row));
     return seen;

@@ -17,18 +17,24 @@
 #define AHEAD 4096 /* how far ahead of their use weights are prefetched, in bytes */
 #define SHARE 8 /* blocks of 32 in one of ggml's super-blocks of 256, which share its scale and minimum */
 
-INLINE vf load_brains(const char *at)
+INLINE vf load_bfloats(const char *at)
 {
     vh half;
     memcpy(&half, at, sizeof half);
     return (vf)(__builtin_convertvector(half, vu) << 16);
 }
 
-/* What the blocks of a format have: numbers shared between blocks, a minimum of the whole block, a scale (and with
- * K_MINIMUMS a minimum) for each half, a shared scale of their minimums. */
+/* Whether blocks share numbers, as in K formats and in groups. */
 INLINE int shares(const Form form) { return form.scales >= K_SCALE; }
-INLINE int has_minimum(const Form form) { return form.scales == HALF_AND_MINIMUM || form.scales == HALF_AND_ZERO || form.scales == K_MINIMUM || form.scales == GROUP_AND_ZERO; }
+/* Whether a block has one minimum for all its weights. */
+INLINE int has_minimum(const Form form)
+{
+    return form.scales == HALF_AND_MINIMUM || form.scales == HALF_AND_ZERO || form.scales == K_MINIMUM ||
+           form.scales == GROUP_AND_ZERO;
+}
+/* Whether each half of a block has a scale of its own. */
 INLINE int has_halves(const Form form) { return form.scales == K_HALVES || form.scales == K_MINIMUMS; }
+/* Whether blocks share a scale of their minimums, besides that of their scales. */
 INLINE int shares_minimum(const Form form) { return form.scales == K_MINIMUM || form.scales == K_MINIMUMS; }
 
 /* How many blocks share numbers. Groups are of four: with their shared numbers they fill whole cache lines. */
@@ -67,7 +73,7 @@ INLINE Worth worth(const Form form, const char *at, const vf shared[2])
     case NO_SCALE: break;
     case HALF: w.step[0] = load_halves(at); break;
     case HALF_AND_MINIMUM: w.step[0] = load_halves(at), w.minimum = load_halves(at + 2 * LANES); break;
-    case BRAIN: w.step[0] = load_brains(at); break;
+    case BFLOAT: w.step[0] = load_bfloats(at); break;
     case HALF_AND_ZERO: w.step[0] = load_halves(at), w.minimum = -(w.step[0] * load_small(at + 2 * LANES)); break;
     case GROUP_AND_ZERO: w.step[0] = shared[0], w.minimum = shared[1]; break;
     case K_SCALE: w.step[0] = shared[0] * load_small(at); break;
@@ -93,9 +99,9 @@ INLINE Minimums minimums(const Form form, const char *at, const vf shared[2])
 
 /* Multiplies one block of `rows` rows with the same block of `strips` strips, and adds the results to sums[row][strip]. */
 INLINE void add_blocks(const Form form, const int strips, const int rows, const Codes *codes, const Worth *worths,
-                       const Minimums *lows, const InputBlock *x, vf (*sums)[BLOCKS])
+                       const Minimums *lows, const InputBlock *x, vf (*sums)[STRIPS])
 {
-    vf dots[ROWS_AT_ONCE][BLOCKS], parts[ROWS_AT_ONCE][BLOCKS];
+    vf dots[ROWS_AT_ONCE][STRIPS], parts[ROWS_AT_ONCE][STRIPS];
     const int halves = has_halves(form) ? 2 : 1;
     UNROLL for (int half = 0; half < halves; half++) {
         dot_codes(form, strips, rows, codes, x, half * GROUPS / 2, halves == 1 ? GROUPS : (half + 1) * GROUPS / 2, dots);
@@ -133,16 +139,16 @@ INLINE const char *load_shared(const Form form, const char *at, vf shared[2])
  * are unpacked once for all rows; where there are several, AVX2 keeps them in memory (in the first-level cache), so that
  * registers are free for sums. */
 INLINE void multiply_strips(const Form form, const int strips, const int rows, const char *at, int64_t apart,
-                            const InputBlock *x, int64_t stride, int64_t blocks, vf (*total)[BLOCKS])
+                            const InputBlock *x, int64_t stride, int64_t blocks, vf (*total)[STRIPS])
 {
     const int together = rows < ROWS_AT_ONCE ? rows : ROWS_AT_ONCE;
-    vf sums[STRIP_ROWS][BLOCKS], shared[BLOCKS][2] = {{{0}}};
+    vf sums[STRIP_ROWS][STRIPS], shared[STRIPS][2] = {{{0}}};
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int s = 0; s < strips; s++) sums[i][s] = (vf){0};
     for (int64_t b = 0; b < blocks; b++, x += stride) {
-        Codes codes[BLOCKS];
-        Worth worths[BLOCKS];
-        Minimums lows[BLOCKS];
+        Codes codes[STRIPS];
+        Worth worths[STRIPS];
+        Minimums lows[STRIPS];
         const char *next = at;
         UNROLL for (int s = 0; s < strips; s++) {
             const char *block = at + s * apart;
@@ -167,10 +173,10 @@ INLINE void multiply_strips(const Form form, const int strips, const int rows, c
 /* Multiplies a panel, whose strips lie `apart` bytes from each other, with up to STRIP_ROWS rows. A single row goes
  * strip by strip: it has nothing to share between them but its own few inputs. */
 INLINE void multiply_panel(const Form form, const int rows, const char *panel, int64_t apart, const InputBlock *x,
-                           int64_t stride, int64_t blocks, vf (*sums)[BLOCKS])
+                           int64_t stride, int64_t blocks, vf (*sums)[STRIPS])
 {
     const int strips = rows > 1 ? STRIPS_AT_ONCE : 1;
-    for (int s = 0; s < BLOCKS; s += strips)
-        multiply_strips(form, strips, rows, panel + s * apart, apart, x, stride, blocks, (vf(*)[BLOCKS])&sums[0][s]);
+    for (int s = 0; s < STRIPS; s += strips)
+        multiply_strips(form, strips, rows, panel + s * apart, apart, x, stride, blocks, (vf(*)[STRIPS])&sums[0][s]);
 }
 #endif

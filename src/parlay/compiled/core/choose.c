@@ -73,7 +73,7 @@ const Core *parlay_core(const char *widest)
 #endif
     const Core *best = 0;
 #define OFFER(NAME, NEEDS)                                                                                           \
-    if (&parlay_##NAME != &parlay_none && (NEEDS)) best = &parlay_##NAME;                                                            \
+    if (&parlay_##NAME != &parlay_none && (NEEDS)) best = &parlay_##NAME;                                            \
     if (!strcmp(#NAME, widest)) return best;
     PLAIN(OFFER)
     WIDER(OFFER)

@@ -23,7 +23,7 @@
 #define GROUPS (BLOCK / 4)
 
 /* The scales that a strip's block stores for each output. A weight is scale * (code - zero) + minimum.
- *   HALF, BRAIN                 one scale, in half precision or in bfloat16
+ *   HALF, BFLOAT                 one scale, in half precision or in bfloat16
  *   HALF_AND_MINIMUM            a scale and a minimum, in half precision
  *   HALF_AND_ZERO               a scale, and a whole number of eight bits, the zero that is subtracted from codes
  *   GROUP_AND_ZERO              the same, shared by four blocks: groups of 128 inputs (AWQ, GPTQ)
@@ -32,7 +32,9 @@
  *   K_HALVES                    K_SCALE's, for each half of the block: 16 inputs
  *   K_MINIMUMS                  K_HALVES', and the same for the minimums of both halves
  */
-typedef enum { NO_SCALE, HALF, HALF_AND_MINIMUM, BRAIN, HALF_AND_ZERO, K_SCALE, K_MINIMUM, K_HALVES, K_MINIMUMS, GROUP_AND_ZERO } Scales;
+typedef enum {
+    NO_SCALE, HALF, HALF_AND_MINIMUM, BFLOAT, HALF_AND_ZERO, K_SCALE, K_MINIMUM, K_HALVES, K_MINIMUMS, GROUP_AND_ZERO
+} Scales;
 
 /* All that tells block formats apart. Every function here gets it as a constant and is inlined, so a compiler makes
  * separate code for each format. */

@@ -76,7 +76,7 @@ static void score_codes(const Work *work, int64_t first, int64_t last, int64_t f
 {
     char gathered[VECTORS][LONGEST_HEAD / BLOCK * KEY_BYTES] __attribute__((aligned(64)));
     const int64_t blocks = blocks_of(&work->heads);
-    for (int64_t key = from; key < to; key += STRIP) {
+    for (int64_t key = from; key < to; key += COLUMNS_AT_ONCE) {
         const char *strips[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
             int64_t own = key + v * LANES < to ? key + v * LANES : key;
@@ -84,11 +84,11 @@ static void score_codes(const Work *work, int64_t first, int64_t last, int64_t f
             strips[v] = slots ? gathered[v] : strip_at(work->segment, work->keys, strip_bytes_of(&work->heads), own);
         }
         for (int64_t q = first, count; q < last; q += count) {
-            vf sums[STRIP_ROWS][BLOCKS];
+            vf sums[STRIP_ROWS][STRIPS];
             count = last - q < STRIP_ROWS ? last - q : STRIP_ROWS;
             SCORE(strips[0], strips[1] - strips[0], work->blocks + q, work->count, blocks, count, sums);
             for (int64_t i = 0; i < count; i++)
-                memcpy(work->scores + (q + i) * COLUMNS + key % KEYS, sums[i], STRIP * 4);
+                memcpy(work->scores + (q + i) * COLUMNS + key % KEYS, sums[i], COLUMNS_AT_ONCE * 4);
         }
     }
 }

@@ -152,8 +152,8 @@ typedef struct {
      * feed-forward, and sub-layers' outputs are summed; or null. */
     Ranks *ranks;
     Ranks *context; /* context parallelism: each rank has some spans of every text's KV cache, see tiles.h; or null */
-    /* Keys of a span, a multiple of STRIP (strips.h). Attention sums up each span of a row's path by itself, then joins
-     * the spans in order, so that ranks may share the spans out without changing a bit. */
+    /* Keys of a span, a multiple of COLUMNS_AT_ONCE (strips.h). Attention sums up each span of a row's path by itself,
+     * then joins the spans in order, so that ranks may share the spans out without changing a bit. */
     int64_t span;
     /* Per-layer embeddings (Gemma 3n): how many numbers of its own each row has for each layer, 0: none. They are the
      * row of the embedding [layers][per_layer] of its token, times per_layer_scale, plus the normed product of the
@@ -258,7 +258,7 @@ typedef struct {
     /* Scratch memory for down(x) of each row: [rows, times experts of a row][3][most_rank]. */
     float *lowered;
     int64_t most_rank; /* the largest rank of the adapters, rounded up to whole vectors and to RANKS */
-    int64_t brains;    /* 1: the adapters are in bfloat16, two neighbours to a word; 0: in float32 */
+    int64_t bfloats;    /* 1: the adapters are in bfloat16, two neighbours to a word; 0: in float32 */
     int64_t codes;     /* 1: all these adapters are in eight bits */
     /* Under context parallelism: the rows of all ranks together, whose places the segments give. Each rank runs an
      * equal share in turn, `rows` of them here, the first of which is row `own`. 0: all rows run here. */

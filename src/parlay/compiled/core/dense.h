@@ -24,35 +24,35 @@ INLINE vu load_weights(const int kind, const char *at)
 /* Multiplies one panel, or two that lie `apart` bytes from each other, with `rows` rows x [rows][stride] of words.
  * `kind`, `rows` and `panels` are constants; all sums stay in registers. */
 INLINE void multiply(const int kind, const int rows, const int panels, const char *panel, int64_t apart,
-                     const uint32_t *x, int64_t stride, int64_t words, vf (*total)[TILE][BLOCKS])
+                     const uint32_t *x, int64_t stride, int64_t words, vf (*total)[DENSE_ROWS][STRIPS])
 {
     const int64_t size = LANES * (kind == F16 ? 2 : 4);
-    vf sums[TILE][2 * BLOCKS] = {{{0}}};
+    vf sums[DENSE_ROWS][2 * STRIPS] = {{{0}}};
     for (int64_t k = 0; k < words; k++) {
-        vu weights[2 * BLOCKS];
+        vu weights[2 * STRIPS];
         UNROLL for (int p = 0; p < panels; p++)
-            UNROLL for (int b = 0; b < BLOCKS; b++) {
-                const char *at = panel + p * apart + (k * BLOCKS + b) * size;
+            UNROLL for (int b = 0; b < STRIPS; b++) {
+                const char *at = panel + p * apart + (k * STRIPS + b) * size;
                 if (b * size % 64 == 0) __builtin_prefetch(at + AHEAD);
-                weights[p * BLOCKS + b] = load_weights(kind, at);
+                weights[p * STRIPS + b] = load_weights(kind, at);
             }
         UNROLL for (int i = 0; i < rows; i++) {
             vu input = splat_word(x[i * stride + k]);
-            UNROLL for (int b = 0; b < panels * BLOCKS; b++)
+            UNROLL for (int b = 0; b < panels * STRIPS; b++)
                 sums[i][b] = dot(kind == BF16, sums[i][b], weights[b], input);
         }
     }
     UNROLL for (int p = 0; p < panels; p++)
         UNROLL for (int i = 0; i < rows; i++)
-            UNROLL for (int b = 0; b < BLOCKS; b++) total[p][i][b] = sums[i][p * BLOCKS + b];
+            UNROLL for (int b = 0; b < STRIPS; b++) total[p][i][b] = sums[i][p * STRIPS + b];
 }
 
 #define ROWS(COUNT, KIND)                                                                                            \
-    if (COUNT <= TILE && rows <= COUNT) {                                                                            \
+    if (COUNT <= DENSE_ROWS && rows <= COUNT) {                                                                      \
         if (panels == 1)                                                                                             \
-            multiply(KIND, COUNT <= TILE ? COUNT : 1, 1, panel, apart, x, stride, words, sums);                      \
+            multiply(KIND, COUNT <= DENSE_ROWS ? COUNT : 1, 1, panel, apart, x, stride, words, sums);                \
         else                                                                                                         \
-            multiply(KIND, COUNT <= TILE / 2 ? COUNT : 1, 2, panel, apart, x, stride, words, sums);                  \
+            multiply(KIND, COUNT <= DENSE_ROWS / 2 ? COUNT : 1, 2, panel, apart, x, stride, words, sums);            \
         return;                                                                                                      \
     }
 
@@ -60,7 +60,7 @@ INLINE void multiply(const int kind, const int rows, const int panels, const cha
  * code of their own are rounded up, so some rows more are read. */
 #define MULTIPLY(NAME, KIND)                                                                                         \
     static void NAME(int64_t rows, int panels, const char *panel, int64_t apart, const uint32_t *x, int64_t stride,  \
-                     int64_t words, vf (*sums)[TILE][BLOCKS])                                                        \
+                     int64_t words, vf (*sums)[DENSE_ROWS][STRIPS])                                                  \
     {                                                                                                                \
         ROWS(1, KIND)                                                                                                \
         ROWS(2, KIND)                                                                                                \
@@ -138,7 +138,7 @@ static void read_f16(const char *rows, int64_t row, int64_t in, float *values)
 
 static const Format PLAIN_F32 = {FLOATS, bytes_f32, pack_f32, read_f32, multiply_f32, 0};
 static const Format PLAIN_F16 = {FLOATS, bytes_f16, pack_f16, read_f16, multiply_f16, 0};
-static const Format PLAIN_BF16 = {BRAINS, bytes_bf16, pack_bf16, read_bf16, multiply_bf16, 0};
+static const Format PLAIN_BF16 = {BFLOATS, bytes_bf16, pack_bf16, read_bf16, multiply_bf16, 0};
 static const Format *const PLAIN_FORMATS[MOST_FORMATS] = {[F32] = &PLAIN_F32, [F16] = &PLAIN_F16, [BF16] = &PLAIN_BF16};
 
 /* The entry of a format, plain or in blocks; null for numbers that no format has. */

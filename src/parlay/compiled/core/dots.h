@@ -167,14 +167,14 @@ INLINE Whole add_products(const Form form, Whole sum, Whole code, Whole input)
 /* Sums over the groups from..to of one block, for `rows` rows and `strips`
  * strips. A loaded code serves all rows, a loaded input all strips. */
 INLINE void dot_codes(const Form form, const int strips, const int rows, const Codes *codes, const InputBlock *x,
-                      const int from, const int to, vf (*dots)[BLOCKS])
+                      const int from, const int to, vf (*dots)[STRIPS])
 {
     const int together = groups_of_sum(form);
-    Whole total[ROWS_AT_ONCE][BLOCKS], sum[ROWS_AT_ONCE][BLOCKS];
+    Whole total[ROWS_AT_ONCE][STRIPS], sum[ROWS_AT_ONCE][STRIPS];
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int s = 0; s < strips; s++) total[i][s] = start_of(form, x + i, from, to);
     UNROLL for (int g = from; g < to; g++) {
-        Whole code[BLOCKS];
+        Whole code[STRIPS];
         UNROLL for (int s = 0; s < strips; s++) {
             code[s] = value_of(form, (Whole)codes[s].of[g]);
             SETTLE(code[s]);
@@ -201,7 +201,7 @@ INLINE void dot_codes(const Form form, const int strips, const int rows, const C
 
 /* Plain C: one row and one strip, in float32. All sums are whole numbers below 2^24, so they are exact. */
 INLINE void dot_codes(const Form form, const int strips, const int rows, const Codes *codes, const InputBlock *x,
-                      const int from, const int to, vf (*dots)[BLOCKS])
+                      const int from, const int to, vf (*dots)[STRIPS])
 {
     vf total = {0};
     for (int g = from; g < to; g++) {

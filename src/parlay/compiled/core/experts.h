@@ -41,7 +41,7 @@ static void best_experts(const float *logits, int64_t experts, int64_t chosen, i
 }
 
 /* Sorts numbers, the smallest first. */
-static void rise(int32_t *numbers, int64_t count)
+static void sort_rising(int32_t *numbers, int64_t count)
 {
     for (int64_t i = 1; i < count; i++) {
         int32_t own = numbers[i];
@@ -59,7 +59,7 @@ static void choose_by_softmax(const Layer *layer, const float *logits, int32_t *
     float most = logits[expert[0]], total = 0;
     for (int64_t i = 0; i < (layer->normalized ? chosen : layer->experts); i++)
         total += __builtin_expf(logits[layer->normalized ? expert[i] : i] - most);
-    rise(expert, chosen);
+    sort_rising(expert, chosen);
     for (int64_t i = 0; i < chosen; i++) weight[i] = __builtin_expf(logits[expert[i]] - most) / total;
 }
 
@@ -91,7 +91,7 @@ static void choose_by_sigmoid(const Layer *layer, const float *logits, int32_t *
     for (int64_t e = 0; e < layer->experts; e++) choice[e] = sigmoid(logits[e]) + layer->choice_bias[e];
     if (layer->top_groups < layer->groups) close_groups(layer, choice);
     best_experts(choice, layer->experts, chosen, expert);
-    rise(expert, chosen);
+    sort_rising(expert, chosen);
     for (int64_t i = 0; i < chosen; i++) total += weight[i] = sigmoid(logits[expert[i]]);
     for (int64_t i = 0; layer->normalized && i < chosen; i++) weight[i] /= total + 1e-20f;
 }
@@ -131,8 +131,8 @@ static void gather_row(const Inputs *from, int64_t row, const Inputs *to, int64_
 {
     if (wanted & FLOATS || order)
         memcpy(to->floats + place * to->stride, from->floats + row * from->stride, (size_t)numbers * 4);
-    if (wanted & BRAINS)
-        memcpy(to->brains + place * to->stride, from->brains + row * from->stride, (size_t)numbers * 2);
+    if (wanted & BFLOATS)
+        memcpy(to->bfloats + place * to->stride, from->bfloats + row * from->stride, (size_t)numbers * 2);
     if (order) {
         put_codes_of_row(to, wanted, place, numbers, order);
         return;
@@ -213,7 +213,7 @@ typedef struct {
     float *given;
     const LowRank *const *adapters; /* of the copies, or null */
     float *lowered;
-    int64_t most_rank, brains, forms;
+    int64_t most_rank, bfloats, forms;
     int64_t hidden, leads_out, active; /* leads_out: 1: down. active: experts that have rows */
     int64_t each, pieces; /* panels of a piece, and pieces of each expert */
     int64_t shares;       /* how many parts an expert's rows are cut into, for what adapters add */
@@ -223,7 +223,7 @@ typedef struct {
 /* The inputs from row `row` on. */
 INLINE Inputs inputs_from(const Inputs *all, int64_t row)
 {
-    return (Inputs){all->floats + row * all->stride, all->brains + row * all->stride, all->blocks + row, all->stride, all->rows};
+    return (Inputs){all->floats + row * all->stride, all->bfloats + row * all->stride, all->blocks + row, all->stride, all->rows};
 }
 
 INLINE int64_t rows_of_expert(const ExpertsTask *task, int64_t active)
@@ -237,7 +237,7 @@ static Product with_adapters_of(const ExpertsTask *task, Product product, int64_
     if (!task->adapters) return product;
     product.adapters = task->adapters + first;
     product.lowered = task->lowered + first * 3 * task->most_rank, product.most_rank = task->most_rank;
-    product.brains = (int)task->brains;
+    product.bfloats = (int)task->bfloats;
     product.first = task->layer->adapted + expert * EXPERT_PRODUCTS + (task->leads_out ? OF_DOWN - OF_GATE : 0);
     return product;
 }
@@ -344,7 +344,7 @@ static int run_products_of_experts(const Pass *pass, int64_t leads_out)
     const Routed *routed = &pass->space->routed;
     ExpertsTask task = {.layer = layer, .x = routed->gathered, .gated = routed->gated, .given = routed->given,
                         .adapters = pass->batch->adapters ? routed->adapters : 0, .lowered = pass->batch->lowered,
-                        .most_rank = pass->batch->most_rank, .brains = pass->batch->brains,
+                        .most_rank = pass->batch->most_rank, .bfloats = pass->batch->bfloats,
                         .forms = forms_of_adapters(pass->batch), .hidden = pass->model->hidden, .leads_out = leads_out};
     memcpy(task.first, routed->first, (size_t)(experts_of(layer) + 1) * sizeof *task.first);
     task.active = is_shelved(pass, layer) ? shelved_experts(pass, layer, task.expert)

@@ -24,7 +24,7 @@ void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride)
 #define FORMAT(NAME, KIND, ...)                                                                                      \
     static int64_t bytes_##NAME(int64_t in)                                                                          \
     {                                                                                                                \
-        return BLOCKS * strip_bytes((Form){__VA_ARGS__}, (in + BLOCK - 1) / BLOCK);                                  \
+        return STRIPS * strip_bytes((Form){__VA_ARGS__}, (in + BLOCK - 1) / BLOCK);                                  \
     }                                                                                                                \
     static int pack_##NAME(const uint8_t *rows, int64_t out, int64_t in, char *strips)                               \
     {                                                                                                                \
@@ -35,7 +35,7 @@ void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride)
         read_row((Form){__VA_ARGS__}, strips, row, in, values);                                                      \
     }                                                                                                                \
     static void multiply_##NAME(const char *panel, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows, \
-                                vf (*sums)[BLOCKS])                                                                  \
+                                vf (*sums)[STRIPS])                                                                  \
     {                                                                                                                \
         const Form form = {__VA_ARGS__};                                                                             \
         const int64_t apart = strip_bytes(form, blocks);                                                             \
@@ -62,18 +62,18 @@ FORMAT(iq2,    IQ2_S,  4,   128, 5,    K_HALVES, 8)
 FORMAT(iq1,    IQ1_S,  4,   128, 6,    K_HALVES, 8)
 FORMAT(iq4_nl, IQ4_NL, 4,   128, 1,    HALF)
 FORMAT(iq4_xs, IQ4_XS, 4,   128, 1,    K_SCALE)
-FORMAT(mxfp4,  MXFP4,  4,   128, 2,    BRAIN)
+FORMAT(mxfp4,  MXFP4,  4,   128, 2,    BFLOAT)
 FORMAT(i8,     I8,     8,   128, 0,    NO_SCALE)
 
 void SCORE(const char *keys, int64_t apart, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows,
-           vf (*sums)[BLOCKS])
+           vf (*sums)[STRIPS])
 {
     const Form form = {8, 128, 0, HALF};
     const char *panel = keys;
     EACH_ROWS(form)
 }
 
-void LOWER(const char *strip, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows, vf (*sums)[BLOCKS])
+void LOWER(const char *strip, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows, vf (*sums)[STRIPS])
 {
     const Form form = {8, 128, 0, HALF};
     if (rows == 1) multiply_strips(form, 1, 1, strip, 0, x, stride, blocks, sums);
@@ -85,19 +85,19 @@ void LOWER(const char *strip, const InputBlock *x, int64_t stride, int64_t block
 INLINE vf raise_half(const Form form, const char *at, const InputBlock *lowered, const int from)
 {
     Codes codes;
-    vf dots[ROWS_AT_ONCE][BLOCKS];
+    vf dots[ROWS_AT_ONCE][STRIPS];
     UNROLL for (int g = 0; g < GROUPS / 2; g++) codes.of[from + g] = load_bits(at + g * LANES * 4);
     dot_codes(form, 1, 1, &codes, lowered, from, from + GROUPS / 2, dots);
     return dots[0][0];
 }
 
-void RAISE(const char *up, const InputBlock *lowered, int64_t count, vf outputs[BLOCKS])
+void RAISE(const char *up, const InputBlock *lowered, int64_t count, vf outputs[STRIPS])
 {
     const Form form = {8, 128, 0, HALF};
     for (int64_t half = 0; half < count; half++, up += RAISE_BYTES) {
         const InputBlock *x = lowered + half / 2;
         for (int64_t b = 0; b < RAISE_BYTES; b += 64) __builtin_prefetch(up + count * RAISE_BYTES + b); /* of the next panel */
-        UNROLL for (int s = 0; s < BLOCKS; s++) {
+        UNROLL for (int s = 0; s < STRIPS; s++) {
             const char *at = up + s * RANKS * LANES;
             vf sum = half % 2 ? raise_half(form, at, x, GROUPS / 2) : raise_half(form, at, x, 0);
             outputs[s] = multiply_add(sum * load(up + RANKS * PANEL + s * LANES * 4), splat(x->scale), outputs[s]);

@@ -14,7 +14,7 @@ enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K 
 
 /* The forms in which products read the rows. They are bits, because
  * weights that share their inputs may read different forms. */
-enum { FLOATS = 1, BRAINS = 2 /* bfloat16 */, CODES = 4 /* InputBlock: 32 codes of eight bits */ };
+enum { FLOATS = 1, BFLOATS = 2 /* bfloat16 */, CODES = 4 /* InputBlock: 32 codes of eight bits */ };
 
 #if LANES == 16
 /* Rows of blocks that are multiplied at once: with LANES outputs each, their sums fill half of the registers. */
@@ -25,15 +25,15 @@ enum { FLOATS = 1, BRAINS = 2 /* bfloat16 */, CODES = 4 /* InputBlock: 32 codes 
 /* Up to so many rows, and multiples of four, have code for their exact number; others are rounded up. */
 #define EXACT_ROWS 8
 
-/* Multiplies up to TILE rows of plain numbers with one panel, or up to half as many with two that lie `apart` bytes
+/* Multiplies up to DENSE_ROWS rows of plain numbers with one panel, or up to half as many with two that lie `apart` bytes
  * from each other. x is [rows][stride] words of 32 bits, see lanes.h; `words` of each row count. */
 typedef void MultiplyWords(int64_t rows, int panels, const char *panel, int64_t apart, const uint32_t *x,
-                           int64_t stride, int64_t words, vf (*sums)[TILE][BLOCKS]);
+                           int64_t stride, int64_t words, vf (*sums)[DENSE_ROWS][STRIPS]);
 
 /* Multiplies up to STRIP_ROWS rows of blocks, x [blocks][stride], with a panel. If `rows` is rounded up, sums has
  * results for some rows more, made of what lies behind x. */
 typedef void MultiplyBlocks(const char *panel, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows,
-                            vf (*sums)[BLOCKS]);
+                            vf (*sums)[STRIPS]);
 
 typedef struct {
     int input;                                                                       /* the form in which it reads rows */
@@ -54,12 +54,12 @@ extern const Format *const BLOCK_FORMATS[MOST_FORMATS] __attribute__((visibility
 /* Scores of up to STRIP_ROWS queries x [blocks][stride] with two strips of keys, `apart` bytes from each other; rows
  * are rounded up as in MultiplyBlocks. */
 void SCORE(const char *keys, int64_t apart, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows,
-           vf (*sums)[BLOCKS]) __attribute__((visibility("hidden")));
+           vf (*sums)[STRIPS]) __attribute__((visibility("hidden")));
 /* Quantises x [count] to blocks, of which each lies `stride` blocks behind the one before; see quantise.h. */
 void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride) __attribute__((visibility("hidden")));
 /* The first half of an adapter in eight bits, down(x): up to four rows x [blocks][stride] times one strip, stored like
  * Q8_0 weights; rows are rounded up as in MultiplyBlocks. */
-void LOWER(const char *strip, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows, vf (*sums)[BLOCKS])
+void LOWER(const char *strip, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows, vf (*sums)[STRIPS])
     __attribute__((visibility("hidden")));
 #define RANKS 16                       /* ranks of an adapter's matrix `up` that share one scale for each output */
 /* Bytes of RANKS ranks of a panel: [strips][RANKS / 4][LANES]
@@ -67,6 +67,6 @@ void LOWER(const char *strip, const InputBlock *x, int64_t stride, int64_t block
 #define RAISE_BYTES (PANEL * (RANKS + 4))
 /* The second half of an adapter in eight bits: adds up(lowered) to one panel of a row's outputs, where `count` times
  * RANKS ranks are in `lowered`, two times RANKS to a block. */
-void RAISE(const char *up, const InputBlock *lowered, int64_t count, vf outputs[BLOCKS]) __attribute__((visibility("hidden")));
+void RAISE(const char *up, const InputBlock *lowered, int64_t count, vf outputs[STRIPS]) __attribute__((visibility("hidden")));
 
 #endif

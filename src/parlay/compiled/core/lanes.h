@@ -13,20 +13,20 @@
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #define LANES 16
-#define TILE 12 /* rows of plain numbers that are multiplied at once: their sums, times BLOCKS, fill the registers */
+#define DENSE_ROWS 12 /* rows of plain numbers that are multiplied at once: their sums, times STRIPS, fill the registers */
 #elif defined(__AVX2__)
 #include <immintrin.h>
 #define LANES 8
-#define TILE 6
+#define DENSE_ROWS 6
 #else
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #endif
 #define LANES 4
-#define TILE 6
+#define DENSE_ROWS 6
 #endif
-#define BLOCKS 2 /* vectors of outputs in a panel; with block formats, its strips */
-#define PANEL (LANES * BLOCKS)
+#define STRIPS 2 /* vectors of outputs in a panel; with block formats, its strips */
+#define PANEL (LANES * STRIPS)
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 

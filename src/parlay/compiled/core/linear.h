@@ -21,7 +21,7 @@
  * eight-bit codes with one scale (as ggml's q8_1). Only the forms that the products at hand want are filled in. */
 typedef struct {
     float *floats;      /* [rows][stride] */
-    uint16_t *brains;   /* the same */
+    uint16_t *bfloats;   /* the same */
     /* [stride / BLOCK][rows]: block b of all rows lies together, for a product goes through a panel block by block. */
     InputBlock *blocks;
     int64_t stride, rows; /* stride: numbers of a row, padded; rows: how many there is room for */
@@ -42,7 +42,7 @@ typedef struct {
     float *y; /* [rows][stride], unless the ending is GATE */
     int64_t stride;
     /* For GATE: where the inputs of the next product go, in which
-     * forms (FLOATS, BRAINS, CODES), and by which activation. */
+     * forms (FLOATS, BFLOATS, CODES), and by which activation. */
     const Inputs *gated;
     int wanted;
     int64_t activation;
@@ -51,7 +51,7 @@ typedef struct {
     const LowRank *const *adapters;
     const float *lowered;
     int64_t most_rank, first; /* first: the place of linear[0] in an adapter's table */
-    int brains;               /* 1: the adapters' matrices are in bfloat16 */
+    int bfloats;               /* 1: the adapters' matrices are in bfloat16 */
     /* 1: `run_product` computes `lowered`, in a phase of its own. 0: whoever made the inputs has done so. */
     int lowers;
 } Product;
@@ -116,7 +116,7 @@ static void multiply_blocks(const Panel *panel, const Inputs *x, int64_t rows, f
     const int64_t each = rows_of_pass(rows);
     for (int64_t row = 0; row < rows; row += each) {
         int64_t count = rows - row < each ? rows - row : each;
-        vf sums[STRIP_ROWS][BLOCKS];
+        vf sums[STRIP_ROWS][STRIPS];
         format->blocks(weights_of(panel), x->blocks + row, x->rows, blocks, count, sums);
         memcpy(out + row * PANEL, sums, (size_t)(count * PANEL) * 4);
     }
@@ -127,13 +127,13 @@ static void multiply_blocks(const Panel *panel, const Inputs *x, int64_t rows, f
 static void multiply_words(const Panel *panel, int panels, const Inputs *x, int64_t rows, float *out)
 {
     const Format *format = format_of(panel->linear);
-    int64_t passes = (rows + TILE - 1) / TILE, each = passes ? (rows + passes - 1) / passes : 1;
-    int64_t pair = format->input == BRAINS ? 2 : 1, words = (panel->linear->in + pair - 1) / pair;
-    const uint32_t *inputs = pair == 2 ? (const uint32_t *)x->brains : (const uint32_t *)x->floats;
+    int64_t passes = (rows + DENSE_ROWS - 1) / DENSE_ROWS, each = passes ? (rows + passes - 1) / passes : 1;
+    int64_t pair = format->input == BFLOATS ? 2 : 1, words = (panel->linear->in + pair - 1) / pair;
+    const uint32_t *inputs = pair == 2 ? (const uint32_t *)x->bfloats : (const uint32_t *)x->floats;
     int64_t apart = panels == 2 ? weights_of(panel + 1) - weights_of(panel) : 0;
     for (int64_t row = 0; row < rows; row += each) {
         int64_t count = rows - row < each ? rows - row : each, stride = x->stride / pair;
-        vf sums[2][TILE][BLOCKS];
+        vf sums[2][DENSE_ROWS][STRIPS];
         format->words(count, panels, weights_of(panel), apart, inputs + row * stride, stride, words, sums);
         for (int p = 0; p < panels; p++)
             memcpy(out + (p * rows + row) * PANEL, sums[p], (size_t)(count * PANEL) * 4);
@@ -151,27 +151,27 @@ static void multiply_panels(const Product *product, int64_t rows, int64_t first,
         if (format_of(one)->blocks)
             multiply_blocks(panel, &product->x, rows, out);
         else {
-            panels = rows <= TILE / 2 && i + 1 < count && one->kind == other->kind && one->in == other->in ? 2 : 1;
+            panels = rows <= DENSE_ROWS / 2 && i + 1 < count && one->kind == other->kind && one->in == other->in ? 2 : 1;
             multiply_words(panel, (int)panels, &product->x, rows, out);
         }
     }
 }
 
 /* Adds up(lowered) to one panel of a row's outputs, with the adapter's matrix in float32 or bfloat16. */
-INLINE void add_words(const int bf16, const char *up, const uint32_t *lowered, int64_t words, vf outputs[BLOCKS])
+INLINE void add_words(const int bf16, const char *up, const uint32_t *lowered, int64_t words, vf outputs[STRIPS])
 {
     for (int64_t r = 0; r < words; r++) {
         const char *at = up + r * PANEL * 4;
         const vu low = splat_word(lowered[r]);
         for (int64_t b = 0; b < PANEL * 4; b += 64) __builtin_prefetch(at + words * PANEL * 4 + b); /* the next panel */
-        UNROLL for (int b = 0; b < BLOCKS; b++)
+        UNROLL for (int b = 0; b < STRIPS; b++)
             outputs[b] = dot(bf16, outputs[b], load_words(at + b * LANES * 4), low);
     }
 }
 
 /* Adds up(down(x)) to one panel of a row's outputs, if the row has an adapter; down(x) is in `lowered` (adapters.h).
  * Ranks are summed in order, so that the bits are always the same. */
-INLINE void add_adapter(const Product *to, const Panel *panel, int64_t row, vf outputs[BLOCKS])
+INLINE void add_adapter(const Product *to, const Panel *panel, int64_t row, vf outputs[STRIPS])
 {
     const LowRank *own = to->adapters ? to->adapters[row] : 0;
     if (!own) return;
@@ -184,19 +184,19 @@ INLINE void add_adapter(const Product *to, const Panel *panel, int64_t row, vf o
         RAISE((const char *)own->up + panel->index * count * RAISE_BYTES, (const InputBlock *)lowered, count, outputs);
         return;
     }
-    const int64_t words = to->brains ? (own->rank + 1) / 2 : own->rank;
+    const int64_t words = to->bfloats ? (own->rank + 1) / 2 : own->rank;
     const char *up = (const char *)own->up + panel->index * words * PANEL * 4;
-    if (to->brains)
+    if (to->bfloats)
         add_words(1, up, lowered, words, outputs);
     else
         add_words(0, up, lowered, words, outputs);
 }
 
 /* Loads a row's raw sums of one panel, and applies scale, bias and the row's adapter. */
-INLINE void load_outputs(const Product *to, const Panel *panel, int64_t row, const float *sums, vf outputs[BLOCKS])
+INLINE void load_outputs(const Product *to, const Panel *panel, int64_t row, const float *sums, vf outputs[STRIPS])
 {
     const Linear *linear = panel->linear;
-    UNROLL for (int b = 0; b < BLOCKS; b++) {
+    UNROLL for (int b = 0; b < STRIPS; b++) {
         outputs[b] = load(sums + b * LANES);
         if (linear->scale) outputs[b] *= load(linear->scale + panel->index * PANEL + b * LANES);
         if (linear->bias) outputs[b] += load(linear->bias + panel->index * PANEL + b * LANES);
@@ -205,17 +205,17 @@ INLINE void load_outputs(const Product *to, const Panel *panel, int64_t row, con
 }
 
 /* Writes or adds one panel of a row's outputs to y, without the zeros that fill up the last panel. */
-INLINE void put_outputs(const Product *to, const Panel *panel, int64_t row, const vf outputs[BLOCKS])
+INLINE void put_outputs(const Product *to, const Panel *panel, int64_t row, const vf outputs[STRIPS])
 {
     float *y = to->y + row * to->stride + panel->column;
     int64_t left = panel->linear->out - panel->index * PANEL;
     if (left >= PANEL && to->cap == 0) {
-        UNROLL for (int b = 0; b < BLOCKS; b++)
+        UNROLL for (int b = 0; b < STRIPS; b++)
             store(y + b * LANES, to->ending == ADD ? load(y + b * LANES) + outputs[b] : outputs[b]);
     } else {
         float last[PANEL];
         if (left > PANEL) left = PANEL;
-        for (int b = 0; b < BLOCKS; b++) store(last + b * LANES, to->cap == 0 ? outputs[b] : bounded(outputs[b], to->cap));
+        for (int b = 0; b < STRIPS; b++) store(last + b * LANES, to->cap == 0 ? outputs[b] : bounded(outputs[b], to->cap));
         for (int64_t i = 0; i < left; i++) y[i] = to->ending == ADD ? y[i] + last[i] : last[i];
     }
 }
@@ -225,14 +225,14 @@ INLINE void put_outputs(const Product *to, const Panel *panel, int64_t row, cons
 INLINE void put_input(const Inputs *inputs, int wanted, int64_t row, int64_t index, vf value)
 {
     if (wanted & (FLOATS | CODES)) store(inputs->floats + row * inputs->stride + index, value);
-    if (wanted & BRAINS) store_as(1, inputs->brains + row * inputs->stride, index, value);
+    if (wanted & BFLOATS) store_as(1, inputs->bfloats + row * inputs->stride, index, value);
 }
 
 /* The same for a single input. */
 INLINE void put_one_input(const Inputs *inputs, int wanted, int64_t row, int64_t index, float value)
 {
     if (wanted & (FLOATS | CODES)) inputs->floats[row * inputs->stride + index] = value;
-    if (wanted & BRAINS) inputs->brains[row * inputs->stride + index] = round_one(value);
+    if (wanted & BFLOATS) inputs->bfloats[row * inputs->stride + index] = round_one(value);
 }
 
 /* Quantises `count` of a row's floats from `from` on, where a block begins. Zeros fill up the last block. */
@@ -293,10 +293,10 @@ static void finish_gates(const Product *to, int64_t rows, int64_t first, int64_t
     for (int64_t i = 0; i < count; i += 2) {
         Panel gate = panel_at(to, first + i), up = panel_at(to, first + i + 1);
         for (int64_t row = 0; row < rows; row++) {
-            vf gates[BLOCKS], ups[BLOCKS];
+            vf gates[STRIPS], ups[STRIPS];
             load_outputs(to, &gate, row, sums + (i * rows + row) * PANEL, gates);
             load_outputs(to, &up, row, sums + ((i + 1) * rows + row) * PANEL, ups);
-            UNROLL for (int b = 0; b < BLOCKS; b++)
+            UNROLL for (int b = 0; b < STRIPS; b++)
                 put_input(to->gated, to->wanted, row, gate.column + b * LANES,
                           gate_up(to->activation, gates[b], ups[b]));
         }
@@ -315,7 +315,7 @@ static void finish_panels(const Product *to, int64_t rows, int64_t first, int64_
     for (int64_t i = 0; i < count; i++) {
         Panel panel = panel_at(to, first + i);
         for (int64_t row = 0; row < rows; row++, sums += PANEL) {
-            vf outputs[BLOCKS];
+            vf outputs[STRIPS];
             load_outputs(to, &panel, row, sums, outputs);
             put_outputs(to, &panel, row, outputs);
         }

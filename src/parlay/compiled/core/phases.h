@@ -127,7 +127,7 @@ static int run_lower(const Pass *pass, const Product *product, int64_t rows)
  * has one. In eight bits they read the same codes as the product. */
 INLINE int forms_of_adapters(const Batch *batch)
 {
-    return !batch->adapters || batch->codes ? 0 : batch->brains ? BRAINS : FLOATS;
+    return !batch->adapters || batch->codes ? 0 : batch->bfloats ? BFLOATS : FLOATS;
 }
 
 /* Adds the rows' adapters to a layer's product. `first` is where its first matrix stands in LAYER_PRODUCTS. */
@@ -135,7 +135,7 @@ static Product with_adapters(const Pass *pass, Product product, int64_t layer, i
 {
     product.adapters = pass->batch->adapters;
     product.lowered = pass->batch->lowered, product.most_rank = pass->batch->most_rank;
-    product.brains = (int)pass->batch->brains;
+    product.bfloats = (int)pass->batch->bfloats;
     product.first = layer * LAYER_PRODUCTS + first;
     return product;
 }

@@ -33,7 +33,7 @@ INLINE void put_normed(const Model *model, const Inputs *inputs, const float *x,
                        int64_t to, int64_t at)
 {
     float floor = (float)(model->hidden * model->eps);
-    if (wanted & BRAINS) norm_row(x, model->hidden, floor, weight, 1, inputs->brains + to * inputs->stride + at);
+    if (wanted & BFLOATS) norm_row(x, model->hidden, floor, weight, 1, inputs->bfloats + to * inputs->stride + at);
     if (wanted & (FLOATS | CODES))
         norm_row(x, model->hidden, floor, weight, 0, inputs->floats + to * inputs->stride + at);
 }

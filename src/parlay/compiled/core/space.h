@@ -127,12 +127,12 @@ INLINE int runs_beside(const Model *model)
 INLINE int64_t experts_of(const Layer *layer) { return layer->experts + (layer->shared != NOT_SHARED); }
 INLINE int64_t runs_of(const Layer *layer) { return layer->chosen + (layer->shared != NOT_SHARED); }
 
-/* Inputs of products: some rows more than there are, because products may read these (STRIP_ROWS, TILE). */
+/* Inputs of products: some rows more than there are, because products may read these (STRIP_ROWS, DENSE_ROWS). */
 static Inputs lay_out_inputs(int64_t rows, int64_t numbers, char **at)
 {
     Inputs inputs = {.stride = up_to(numbers, 2 * BLOCK), .rows = rows};
-    inputs.floats = (float *)take(at, (rows + TILE) * inputs.stride * 4);
-    inputs.brains = (uint16_t *)take(at, (rows + TILE) * inputs.stride * 2);
+    inputs.floats = (float *)take(at, (rows + DENSE_ROWS) * inputs.stride * 4);
+    inputs.bfloats = (uint16_t *)take(at, (rows + DENSE_ROWS) * inputs.stride * 2);
     inputs.blocks = (InputBlock *)take(at, (inputs.stride / BLOCK * rows + STRIP_ROWS) * (int64_t)sizeof(InputBlock));
     return inputs;
 }

@@ -199,7 +199,7 @@ INLINE int pack_rows(const int kind, const Form form, const uint8_t *rows, int64
     const int64_t row_bytes = kind == I8 ? in : in / (BLOCK * parts) * bytes, strip = strip_bytes(form, blocks);
     const uint16_t exponent = 0x7C00;
     int finite = 1;
-    memset(strips, 0, (size_t)((out + PANEL - 1) / PANEL * BLOCKS * strip));
+    memset(strips, 0, (size_t)((out + PANEL - 1) / PANEL * STRIPS * strip));
     for (int64_t o = 0; o < out; o++, rows += row_bytes) {
         char *at = strips + o / LANES * strip, *shared = at;
         for (int64_t b = 0; b < blocks; b++, at += block_bytes(form)) {
@@ -210,7 +210,7 @@ INLINE int pack_rows(const int kind, const Form form, const uint8_t *rows, int64
             if (kind == I8 && in - b * BLOCK < BLOCK) from = memcpy(last, from, (size_t)(in - b * BLOCK));
             take(kind, from, (int)(b % parts), &block);
             put(form, &block, (int)(o % LANES), shared, at);
-            if (form.scales != BRAIN) /* BRAIN's are powers of two */
+            if (form.scales != BFLOAT) /* BFLOAT's are powers of two */
                 finite &= (block.step & exponent) != exponent && (block.minimum & exponent) != exponent;
         }
     }

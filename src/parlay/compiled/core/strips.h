@@ -1,5 +1,5 @@
-/* What the loops of attention share: sizes, the state of a tile at work (`Work`), and `add_strip`, the one inner loop to which
- * scores (queries times keys) and mixed values (weights times values) both come down.
+/* What the loops of attention share: sizes, the state of a tile at work (`Work`), and `add_columns`, the one inner loop
+ * for both scores (queries times keys) and mixed values (weights times values).
  *
  * Cached keys lie in strips of LANES keys, as columns: word k of all keys, then word k + 1. A query's word is broadcast and
  * multiplied with a column, which gives LANES scores at once; VECTORS strips go together. With plain numbers:
@@ -31,12 +31,12 @@
 #endif
 #define VECTORS 2
 /* How many keys ahead values are prefetched: four pages, which the processor sees as four streams. */
-#define FORWARD 64
-/* How many keys, or numbers of values, are summed at a time. */
-#define STRIP (VECTORS * LANES)
+#define KEYS_AHEAD 64
+/* How many sums of a query are added up at a time: scores of so many keys, or so many numbers of mixed values. */
+#define COLUMNS_AT_ONCE (VECTORS * LANES)
 /* Keys of a block, the step of the online softmax: a tile's scores for it stay in the second-level cache. */
 #define KEYS 256
-#define COLUMNS (KEYS + STRIP)
+#define COLUMNS (KEYS + COLUMNS_AT_ONCE)
 #define MOST_QUERIES 96   /* queries of a tile, unless one row has more: they share what is gathered of keys and values */
 #define LONGEST_HEAD 512  /* numbers of a head, at most */
 
@@ -99,7 +99,7 @@ INLINE char *strip_at(const Segment *segment, int64_t part, int64_t bytes, int64
 }
 
 /* Numbers of a query's mixed values, padded to whole STRIPs. */
-INLINE int64_t width_of(const Heads *heads) { return up_to(heads->head_dim, STRIP); }
+INLINE int64_t width_of(const Heads *heads) { return up_to(heads->head_dim, COLUMNS_AT_ONCE); }
 
 /* A product of some queries with VECTORS * LANES columns: sums[query][column] += inputs[query] . column, over `words`
  * words. For scores, inputs are queries, columns are keys, and words run along the head. For mixed values, inputs are
@@ -109,23 +109,23 @@ typedef struct {
     int64_t words;
     const uint32_t *inputs[QUERIES];
     float *sums[QUERIES];
-} Strip;
+} ColumnSums;
 
-/* Computes a Strip for `count` queries, a constant: their sums stay in registers. */
-INLINE void add_some(const int paired, const int count, const Strip *strip)
+/* Computes a ColumnSums for `count` queries, a constant: their sums stay in registers. */
+INLINE void add_some(const int paired, const int count, const ColumnSums *product)
 {
     vf totals[QUERIES][VECTORS];
     UNROLL for (int i = 0; i < count; i++)
-        UNROLL for (int v = 0; v < VECTORS; v++) totals[i][v] = load(strip->sums[i] + v * LANES);
-    for (int64_t k = 0; k < strip->words; k++) {
+        UNROLL for (int v = 0; v < VECTORS; v++) totals[i][v] = load(product->sums[i] + v * LANES);
+    for (int64_t k = 0; k < product->words; k++) {
         vu columns[VECTORS];
-        UNROLL for (int v = 0; v < VECTORS; v++) columns[v] = load_words(strip->columns[v] + k * LANES);
+        UNROLL for (int v = 0; v < VECTORS; v++) columns[v] = load_words(product->columns[v] + k * LANES);
         UNROLL for (int i = 0; i < count; i++)
             UNROLL for (int v = 0; v < VECTORS; v++)
-                totals[i][v] = dot(paired, totals[i][v], columns[v], splat_word(strip->inputs[i][k]));
+                totals[i][v] = dot(paired, totals[i][v], columns[v], splat_word(product->inputs[i][k]));
     }
     UNROLL for (int i = 0; i < count; i++)
-        UNROLL for (int v = 0; v < VECTORS; v++) store(strip->sums[i] + v * LANES, totals[i][v]);
+        UNROLL for (int v = 0; v < VECTORS; v++) store(product->sums[i] + v * LANES, totals[i][v]);
 }
 
 #if QUERIES == 8
@@ -135,10 +135,10 @@ INLINE void add_some(const int paired, const int count, const Strip *strip)
 #endif
 #define ADD(COUNT)                                                                                                   \
     case COUNT:                                                                                                      \
-        paired ? add_some(1, COUNT, strip) : add_some(0, COUNT, strip);                                              \
+        paired ? add_some(1, COUNT, product) : add_some(0, COUNT, product);                                          \
         return;
 
-static void add_strip(const int paired, int64_t count, const Strip *strip)
+static void add_columns(const int paired, int64_t count, const ColumnSums *product)
 {
     switch (count) { EACH_COUNT(ADD) }
 }

@@ -20,12 +20,12 @@ INLINE vf load_values(const int cached, const char *at, int64_t left)
     return cached == CACHE_Q8_0 ? load_small(at) : cached == CACHE_BF16 ? widen_all(load_halfwords(at)) : load(at);
 }
 
-/* Loads numbers at.. at + STRIP of the values of a step's key
+/* Loads numbers at.. at + COLUMNS_AT_ONCE of the values of a step's key
  * `one`, or of both keys, interleaved to words of two bfloat16. */
 INLINE void value_words(const int cached, const char *one, const char *two, int64_t at, int64_t head_dim, vu words[VECTORS])
 {
 #if PAIRED
-    if (cached == CACHE_BF16 && at + STRIP <= head_dim) {
+    if (cached == CACHE_BF16 && at + COLUMNS_AT_ONCE <= head_dim) {
         static const uint16_t low[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                          8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
         const __m512i places = _mm512_loadu_si512(low), more = _mm512_add_epi16(places, _mm512_set1_epi16(16));
@@ -60,7 +60,7 @@ INLINE Values values_from(const Work *work, int64_t key, int64_t from, int64_t t
         return values;
     }
     values.end = key + PAGE < to ? key + PAGE : to;
-    if (key + FORWARD < to) values.ahead = row_at(work->segment, work->values, key + FORWARD, bytes);
+    if (key + KEYS_AHEAD < to) values.ahead = row_at(work->segment, work->values, key + KEYS_AHEAD, bytes);
     return values;
 }
 
@@ -69,7 +69,7 @@ INLINE void fetch_ahead(const Values *values, int64_t bytes, int64_t place)
     for (int64_t b = 0; values->ahead && b < bytes; b += 64) __builtin_prefetch(values->ahead + place * values->apart + b);
 }
 
-/* Gathers numbers at .. at + STRIP of the values of keys from..to as columns: [VECTORS][steps][LANES]. */
+/* Gathers numbers at .. at + COLUMNS_AT_ONCE of the values of keys from..to as columns: [VECTORS][steps][LANES]. */
 static void gather_values(const Work *work, int64_t at, int64_t from, int64_t to, const int64_t *slots, uint32_t *columns)
 {
     const int cached = work->heads.cached, step = step_of(cached);
@@ -87,14 +87,14 @@ static void gather_values(const Work *work, int64_t at, int64_t from, int64_t to
 }
 
 /* The same sums as `add_some`, over values that are read where they lie. */
-INLINE void add_values(const int cached, const int count, const Work *work, const Strip *strip, int64_t at, int64_t from,
+INLINE void add_values(const int cached, const int count, const Work *work, const ColumnSums *product, int64_t at, int64_t from,
                        int64_t to)
 {
     const int step = step_of(cached);
     const int64_t ahead = at ? 0 : step * row_bytes(&work->heads);
     vf totals[QUERIES][VECTORS];
     UNROLL for (int i = 0; i < count; i++)
-        UNROLL for (int v = 0; v < VECTORS; v++) totals[i][v] = load(strip->sums[i] + v * LANES);
+        UNROLL for (int v = 0; v < VECTORS; v++) totals[i][v] = load(product->sums[i] + v * LANES);
     for (int64_t key = from, k = 0; key < to;) {
         Values values = values_from(work, key, from, to, 0);
         for (int64_t i = 0; key < values.end; key += step, i += step, k++) {
@@ -104,21 +104,21 @@ INLINE void add_values(const int cached, const int count, const Work *work, cons
             value_words(cached, one, key + 1 < to ? one + values.apart : one, at, work->heads.head_dim, found);
             UNROLL for (int j = 0; j < count; j++)
                 UNROLL for (int v = 0; v < VECTORS; v++)
-                    totals[j][v] = dot(step == 2, totals[j][v], found[v], splat_word(strip->inputs[j][k]));
+                    totals[j][v] = dot(step == 2, totals[j][v], found[v], splat_word(product->inputs[j][k]));
         }
     }
     UNROLL for (int i = 0; i < count; i++)
-        UNROLL for (int v = 0; v < VECTORS; v++) store(strip->sums[i] + v * LANES, totals[i][v]);
+        UNROLL for (int v = 0; v < VECTORS; v++) store(product->sums[i] + v * LANES, totals[i][v]);
 }
 
 #define VALUES(COUNT)                                                                                                \
     case COUNT:                                                                                                      \
-        if (work->heads.cached == CACHE_Q8_0) add_values(CACHE_Q8_0, COUNT, work, strip, at, from, to);              \
-        else if (work->heads.cached == CACHE_BF16) add_values(CACHE_BF16, COUNT, work, strip, at, from, to);         \
-        else add_values(CACHE_F32, COUNT, work, strip, at, from, to);                                                \
+        if (work->heads.cached == CACHE_Q8_0) add_values(CACHE_Q8_0, COUNT, work, product, at, from, to);            \
+        else if (work->heads.cached == CACHE_BF16) add_values(CACHE_BF16, COUNT, work, product, at, from, to);       \
+        else add_values(CACHE_F32, COUNT, work, product, at, from, to);                                              \
         return;
 
-static void add_read(int64_t count, const Work *work, const Strip *strip, int64_t at, int64_t from, int64_t to)
+static void add_read(int64_t count, const Work *work, const ColumnSums *product, int64_t at, int64_t from, int64_t to)
 {
     switch (count) { EACH_COUNT(VALUES) }
 }
@@ -148,28 +148,28 @@ INLINE const uint32_t *scale_weights(const float *weights, const float *scales, 
  * `from` is even; without slots it begins a page. */
 static void mix_keys(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to, const int64_t *slots)
 {
-    uint32_t columns[KEYS * STRIP] __attribute__((aligned(64))), scaled[QUERIES][KEYS];
+    uint32_t columns[KEYS * COLUMNS_AT_ONCE] __attribute__((aligned(64))), scaled[QUERIES][KEYS];
     float scales[KEYS];
     const int step = step_of(work->heads.cached), gathers = slots || last - first > QUERIES;
     const int64_t width = width_of(&work->heads);
-    Strip strip = {.words = (to - from + step - 1) / step};
-    UNROLL for (int v = 0; v < VECTORS; v++) strip.columns[v] = columns + v * strip.words * LANES;
-    for (int64_t at = 0; at < width; at += STRIP) {
+    ColumnSums product = {.words = (to - from + step - 1) / step};
+    UNROLL for (int v = 0; v < VECTORS; v++) product.columns[v] = columns + v * product.words * LANES;
+    for (int64_t at = 0; at < width; at += COLUMNS_AT_ONCE) {
         if (gathers) gather_values(work, at, from, to, slots, columns);
         if (in_blocks(&work->heads)) gather_scales(work, at / BLOCK, from, to, slots, scales);
         for (int64_t q = first, count; q < last; q += count) {
             count = last - q < QUERIES ? last - q : QUERIES;
             for (int64_t i = 0; i < count; i++) {
                 const float *weights = work->scores + (q + i) * COLUMNS;
-                strip.inputs[i] = in_blocks(&work->heads)
+                product.inputs[i] = in_blocks(&work->heads)
                                       ? scale_weights(weights + from % KEYS, scales, to - from, scaled[i])
                                       : (const uint32_t *)weights + from % KEYS / step;
-                strip.sums[i] = work->span.mixed + (q + i) * width + at;
+                product.sums[i] = work->span.mixed + (q + i) * width + at;
             }
             if (gathers)
-                add_strip(is_paired(&work->heads), count, &strip);
+                add_columns(is_paired(&work->heads), count, &product);
             else
-                add_read(count, work, &strip, at, from, to);
+                add_read(count, work, &product, at, from, to);
         }
     }
 }

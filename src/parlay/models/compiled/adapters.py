@@ -112,7 +112,7 @@ class PackedAdapters:
         addresses = {adapter: ctypes.addressof(each.table) for adapter, each in packed.items()}
         table = (ctypes.c_void_p * len(rows))(*(addresses[row] if row is not None else None for row in rows))
         batch.adapters = ctypes.addressof(table)
-        batch.most_rank, batch.brains = max(each.rank for each in packed.values()), int(self._each > 1)
+        batch.most_rank, batch.bfloats = max(each.rank for each in packed.values()), int(self._each > 1)
         batch.codes = int(all(each.codes for each in packed.values()))
         pointed += [table, packed]
         return len(rows) * self._runs * 3 * int(batch.most_rank) * 4
