@@ -98,7 +98,7 @@ INLINE char *strip_at(const Segment *segment, int64_t part, int64_t bytes, int64
     return row_at(segment, part, slot, 0) + slot % PAGE / LANES * bytes;
 }
 
-/* Numbers of a query's mixed values, padded to whole STRIPs. */
+/* Numbers of a query's mixed values, padded to a multiple of COLUMNS_AT_ONCE. */
 INLINE int64_t width_of(const Heads *heads) { return up_to(heads->head_dim, COLUMNS_AT_ONCE); }
 
 /* A product of some queries with VECTORS * LANES columns: sums[query][column] += inputs[query] . column, over `words`
