@@ -1,4 +1,5 @@
-"""Models with their caches: the runners. Names are imported on first use, so that finding files needs no torch."""
+"""The runners: models together with their caches. Names are imported on first use, so that finding files needs no
+torch."""
 
 from __future__ import annotations
 

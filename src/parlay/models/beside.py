@@ -17,14 +17,15 @@ _Result = TypeVar("_Result")
 
 
 class ThreadBeside:
-    """A thread that makes one call at a time while the one that decodes goes on.
+    """A thread that makes one call at a time while the engine's thread decodes.
 
-    A call computes on ``threads`` threads, and decoding does without as many until it returns. The thread begins with
+    A call computes on ``threads`` threads, and decoding has that many fewer until it returns. The thread begins with
     the first call and ends with `close`.
     """
 
     def __init__(self, lent: int = 0) -> None:
-        """Lend it that many threads. Raises ValueError where they are all that decode, unless there is one alone."""
+        """Lend ``lent`` threads to its calls. Raises ValueError if no thread would be left for decoding, unless there
+        is only one."""
         if lent >= threads.count() > 1:
             raise ValueError(
                 f"threads={lent} leaves none of {threads.count()} to the target: give it {threads.count() - 1} at most"
@@ -33,7 +34,7 @@ class ThreadBeside:
         self._made: tuple[int, ThreadPoolExecutor] | None = None
 
     def begin(self, call: Callable[[], _Result]) -> Future[_Result]:
-        """Make the call there. Its future has what it returns or raises."""
+        """Start the call in the thread. The future gets what it returns or raises."""
         if self._made is None or self._made[0] != os.getpid():  # a forked process has none of its parent's threads
             self._made = os.getpid(), ThreadPoolExecutor(1, "parlay-beside")
         threads.lend(self.threads)
@@ -50,7 +51,7 @@ class ThreadBeside:
             threads.take_back(self.threads)
 
     def close(self) -> None:
-        """Wait for the call that is being made, and end the thread."""
+        """Wait for the call under way, and end the thread."""
         if self._made is not None and self._made[0] == os.getpid():
             self._made[1].shutdown()
         self._made = None
@@ -59,7 +60,8 @@ class ThreadBeside:
 class GrowthBeside:
     """Chains and trees of a draft model that grow on another thread.
 
-    The thread that made this one calls `end`. The model's store calls it, too, before its memory is given to others.
+    The thread that made this object calls `end`. So does the model's store before it gives the model's memory to
+    others.
     """
 
     def __init__(
@@ -72,10 +74,11 @@ class GrowthBeside:
         beside: ThreadBeside,
         ended: Callable[[list[GrownTree] | Exception], None],
     ) -> None:
-        """See `NativeRunner.grow`. ``ended`` takes what has grown, once, when the rows that ran can be kept."""
+        """The arguments are those of `NativeRunner.grow`. ``ended`` is called once with the grown drafts (or the
+        error), when the rows that ran can be kept."""
         self._runner, self._texts, self._ended = runner, texts, ended
         self.seconds = 0.0
-        """How long they have grown, once they are there."""
+        """How long the drafts took to grow; set when they are there."""
         self._call = runner.growing(texts, growth, requests, max(1, beside.threads))
         self._growing: Future[list[GrownTree]] | None = beside.begin(self._grow)
         runner.store.beside = self
@@ -87,7 +90,8 @@ class GrowthBeside:
         return grown
 
     def end(self, *, stop: bool = False) -> None:
-        """Wait for the drafts and hand them on; with ``stop`` they grow no further level. Later calls do nothing."""
+        """Wait for the drafts and hand them to ``ended``; with ``stop`` they grow no further level. Later calls do
+        nothing."""
         growing = self._growing
         if growing is None:
             return
@@ -98,7 +102,7 @@ class GrowthBeside:
             grown = growing.result()
         except Exception as error:
             failed = error
-        # Not before: whoever interrupts this thread leaves the other one at work.
+        # Only now: if this thread was interrupted while it waited, the other one is still at work.
         self._growing = self._runner.store.beside = None
         if failed is not None:
             self._ended(failed)

@@ -1,4 +1,4 @@
-"""Chooses which decoder runs a model, the compiled one or torch's operators, and says what a runner does by it."""
+"""Chooses whether the compiled decoder or torch's operators run a model, and describes the runner that results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class MakeForward(Protocol):
-    """Makes the decoder of a runner, and says which it is, and why, in one line; see `choose_forward`."""
+    """Makes a runner's decoder, and says in one line which it is and why; see `choose_forward`."""
 
     def __call__(
         self,
@@ -52,11 +52,12 @@ def choose_forward(
     room: WeightRoom | None = None,
     graphs: bool = True,
 ) -> tuple[Forward, str]:
-    """The compiled decoder where it runs, else torch's operators; and which it is, and why, in one line.
+    """Make the compiled decoder if it can run the model, else torch's operators; the second result says in one line
+    which and why.
 
-    Weights beyond ``room`` are read from disk in every forward, on a CUDA device from the host's memory. Raises
-    UnsupportedModel where that was asked for, and torch's operators would run on a CPU. With ``graphs`` CUDA devices
-    run steps as CUDA graphs.
+    Weights beyond ``room`` are read in every forward, from disk or, on a CUDA device, from the host's memory. Raises
+    UnsupportedModel if the user chose a cache type or a memory limit that only the compiled decoder honours, and it
+    can't run here. With ``graphs``, CUDA devices run steps as CUDA graphs.
     """
     if device.type == "cpu":
         try:
@@ -86,7 +87,8 @@ def choose_forward(
 def spec_of(
     forward: Forward, config: DecoderConfig, dtype: torch.dtype, device: torch.device, *, in_blocks: bool
 ) -> RunnerSpec:
-    """Say what a runner of this decoder can do, still without a name. ``in_blocks``: rows see those of their block."""
+    """Describe a runner of this decoder; its name is still empty. With ``in_blocks`` each row sees all rows of its
+    block."""
     kernels = forward.kernels
     return RunnerSpec(
         name="",
@@ -115,14 +117,14 @@ def spec_of(
 
 
 class CacheRefused(UnsupportedModel):
-    """Keys and values can't be cached in the type that was named."""
+    """Raised where keys and values can't be cached in the requested type."""
 
     def __init__(self, kv_cache_dtype: str, why: str) -> None:
         super().__init__(f"kv_cache_dtype {kv_cache_dtype} can't be had here: {why}; leave it at auto")
 
 
 class CompileRefused(UnsupportedModel):
-    """torch.compile was asked for, and has nothing to do."""
+    """Raised where torch.compile was requested for a model that the native decoder runs."""
 
     def __init__(self, model: str) -> None:
         super().__init__(f"{model} runs on Parlay's own decoder, not by torch.compile: leave out compile")

@@ -1,4 +1,4 @@
-"""The record that the native decoder is built from: sizes, and the form of each layer.
+"""`DecoderConfig`, from which the native decoder is built: sizes, and the form of each layer.
 
 All decoders share one shape: RMS norms, rotary positions, grouped-query attention, and a gated feed-forward. Families
 differ in the forms of their layers; `parlay.models.families` reads them.
@@ -18,22 +18,22 @@ RopeKind = Literal["default", "linear", "llama3", "yarn", "divided"]
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 Json = Mapping[str, Any]
 LONGEST_NGRAM = 8
-"""Most tokens of an n-gram for which a table is read."""
+"""The longest n-gram, in tokens, for which a table is read."""
 
 
 class UnsupportedModel(ParlayError):
-    """The model can't be run this way; the message names the architecture and the reason."""
+    """Raised when the model can't be run this way; the message names the architecture and the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary positions: base wavelength ``theta`` and how its frequencies are stretched.
+    """Rotary positions: base wavelength ``theta``, and how frequencies are scaled.
 
-    linear: all divided by ``factor``. llama3: by wavelength, between ``low_freq_factor`` and ``high_freq_factor``.
-    yarn (Peng et al. 2023): a ramp between ``beta_fast`` and ``beta_slow`` rotations, ramp ends rounded outwards if
-    ``truncate``. divided: each pair's by its own of ``divisors``. Cosines and sines are multiplied by
-    ``attention_factor``. Of a head's numbers the first ``rotated`` turn; 0: all. Numbers of other kinds keep their
-    defaults.
+    linear: all are divided by ``factor``. llama3: scaled by wavelength, between ``low_freq_factor`` and
+    ``high_freq_factor``. yarn (Peng et al. 2023): a ramp between ``beta_fast`` and ``beta_slow`` rotations, its ends
+    rounded outwards if ``truncate``. divided: each pair's frequency is divided by its entry of ``divisors``. Cosines
+    and sines are multiplied by ``attention_factor``. The first ``rotated`` numbers of a head are rotated; 0: all.
+    Fields that a kind does not use keep their defaults.
     """
 
     theta: float = 10_000.0
@@ -52,12 +52,12 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadForm:
-    """How a draft head of one layer or more differs from a decoder; its rows read features in place of embeddings.
+    """How a draft head of one or more layers differs from a decoder; its rows read features instead of embeddings.
 
-    Its logits are over ``draft_vocab_size`` tokens. ``beside``: the first layer's attention reads the embedding beside
-    the features, each normed by itself (EAGLE-3). ``bare``: the first layer's attention and the LM head read hidden
-    states that no norm has changed (EAGLE-1). ``normed``: features are normed before the layer, so its attention reads
-    them as they are. The last tap is what leaves the last layer, before a norm.
+    Its logits are over ``draft_vocab_size`` tokens. ``beside``: the first layer's attention reads the embedding and the
+    features side by side, each with its own norm (EAGLE-3). ``bare``: the first layer's attention and the LM head read
+    hidden states without a norm (EAGLE-1). ``normed``: features are normed before the layer, whose attention then has
+    no norm of its own. The last tap is the last layer's output before the final norm.
     """
 
     draft_vocab_size: int
@@ -68,19 +68,19 @@ class HeadForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A mixture of ``count`` gated feed-forwards of ``size`` inner numbers; each row runs the ``chosen`` best.
+    """A mixture of ``count`` gated feed-forwards with inner size ``size``; each row runs the ``chosen`` best.
 
-    A row's router logits become weights by softmax, over the chosen experts if ``normalized``, else over all; or by
+    Router logits become weights by softmax, over the chosen experts if ``normalized``, else over all; or by
     ``sigmoid``, divided by their sum if ``normalized``. Weights are multiplied by ``scale``. The ``shared`` expert of
-    so many inner numbers (0: none) runs for every row; with ``shared_gate`` it is multiplied by the sigmoid of a logit
-    of its own. With ``bias`` the router and the experts' products have biases.
+    that inner size (0: none) runs for every row; with ``shared_gate`` the sigmoid of a logit of its own scales its
+    output. With ``bias`` the router and the experts' products have biases.
 
-    Only with ``sigmoid``: what is chosen by is each weight and a number of its expert beside it, and of ``groups``
-    equal groups only the ``top_groups`` whose two best experts have the largest sums are open (DeepSeek-V3).
+    With ``sigmoid`` experts are chosen by weight plus a bias of the expert, and only from the ``top_groups`` of
+    ``groups`` equal groups whose two best experts have the largest sums (DeepSeek-V3).
 
-    With ``beside`` a feed-forward of the layer runs for every row, too, and reads what the layer's norm makes. Router
-    and experts read the hidden state through norms of their own, what each of the two gives is normed, and each expert
-    has a factor of its weights (Gemma 4).
+    With ``beside`` a dense feed-forward of the layer runs for every row, too, and reads the layer's normed hidden
+    state. Router and experts then have norms of their own for their inputs, both outputs are normed, and each expert
+    has a factor for its weights (Gemma 4).
     """
 
     count: int
@@ -99,19 +99,20 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerForm:
-    """How one layer computes. A row sees the last ``window`` keys of its path, its own included; None: all.
+    """How one layer computes; None or 0 turns a feature off unless said otherwise. A row sees the last ``window`` keys
+    of its path, including its own; None: all.
 
-    ``rope`` turns queries and keys; None: the layer knows no positions. Scores are products of queries and keys times
+    ``rope`` rotates queries and keys; None: the layer has no positions. Scores are products of queries and keys times
     ``scale`` (None: one over the root of the head's size). A score s becomes ``score_cap`` * tanh(s / ``score_cap``);
-    0: it stays. With ``sinks`` each head has one score more, of a key without a value (gpt-oss). Norms of queries and
-    keys are of each head, or with ``wide_qk_norm`` of all heads together. Without ``pre_norms`` attention and
-    feed-forward read the hidden state as it is; with ``post_norms`` what they give is normed before it is added. What
-    is added is multiplied by ``residual_scale``. ``experts`` take the place of the feed-forward.
+    0: no cap. With ``sinks`` each head has one more score, of a key without a value (gpt-oss). Norms of queries and
+    keys are per head, or with ``wide_qk_norm`` over all heads together. Without ``pre_norms`` attention and
+    feed-forward read the hidden state without a norm; with ``post_norms`` their outputs are normed before they are
+    added. These outputs are multiplied by ``residual_scale``. ``experts`` replace the feed-forward.
 
-    Layers may differ in ``kv_heads``, in the size ``head_dim`` of all heads, and in the inner size ``mlp_size``; None:
-    the config's. With ``value_norm`` values are normed, too, without a weight. With ``keys_as_values`` they are the
-    keys before these are normed and turned. A layer with ``keys_of`` has no keys and values, but sees those of that
-    earlier layer, whose window is its own. With ``out_scale`` what leaves the layer is multiplied by a weight.
+    A layer may have its own ``kv_heads``, ``head_dim`` of all heads, and inner size ``mlp_size``; None: the config's.
+    With ``value_norm`` values are normed without a weight. With ``keys_as_values`` the values are the keys before their
+    norm and rotation. A layer with ``keys_of`` has no keys and values of its own, but uses those of that earlier layer,
+    and its window. With ``out_scale`` the layer's output is multiplied by a weight.
     """
 
     window: int | None = None
@@ -138,7 +139,7 @@ class LayerForm:
 
 
 class KeyHeads(NamedTuple):
-    """How many ``heads`` of keys a layer has, each of ``size`` numbers, as its value and query heads."""
+    """A layer's number of key ``heads``, and the ``size`` of its key, value and query heads."""
 
     heads: int
     size: int
@@ -146,7 +147,7 @@ class KeyHeads(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NgramForm:
-    """A table of the embeddings of ``count`` frequent n-grams of 2 to ``longest`` tokens; ``fingerprint`` names it."""
+    """A table of embeddings of ``count`` frequent n-grams of 2 to ``longest`` tokens; ``fingerprint`` identifies it."""
 
     longest: int
     count: int
@@ -154,14 +155,14 @@ class NgramForm:
 
 
 class Shallow(NamedTuple):
-    """How many of the last layers run for rows after the first token ``after`` of a text."""
+    """Only the last ``layers`` layers run for rows after the first token ``after`` of a text."""
 
     layers: int
     after: int
 
 
 class NgramLayers(NamedTuple):
-    """How many first ``layers`` see the last ``tokens`` of a row's path alone: what leaves them is looked up."""
+    """The first ``layers`` layers see only the last ``tokens`` tokens of a row's path, so their output is looked up."""
 
     layers: int
     tokens: int
@@ -169,15 +170,15 @@ class NgramLayers(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """Shape of a decoder. Sizes count elements; ``max_context`` counts tokens.
+    """Sizes and layer forms of a decoder. Sizes count elements; ``max_context`` counts tokens.
 
-    ``layers`` has the form of each layer. Where it is empty, all are Llama's layers with ``rope``, ``qkv_bias`` and
-    ``qk_norm``, as those of draft heads always are. Embeddings are multiplied by ``embedding_scale``, logits by
-    ``logit_scale``. A logit x becomes ``logit_cap`` * tanh(x / ``logit_cap``); 0: it stays.
+    ``layers`` has the form of each layer. If it is empty, all layers are Llama's with ``rope``, ``qkv_bias`` and
+    ``qk_norm``, as in all draft heads. Embeddings are multiplied by ``embedding_scale``, logits by ``logit_scale``. A
+    logit x becomes ``logit_cap`` * tanh(x / ``logit_cap``); 0: no cap.
 
-    With ``per_layer_size`` each layer reads so many numbers of each row besides the hidden state: the token's own, and
-    some that a product makes of what enters the first layer. The layer's gate of the hidden state multiplies them, and
-    what a product makes of that is normed and added at the end of the layer (Gemma 3n and 4).
+    With ``per_layer_size`` each layer reads that many more numbers per row: an embedding of the token, plus a
+    projection of the first layer's input. A gate of the hidden state multiplies them; a projection of the result is
+    normed and added at the end of the layer (Gemma 3n and 4).
     """
 
     architecture: str
@@ -196,22 +197,23 @@ class DecoderConfig:
     qk_norm: bool = False
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"
-    """What the checkpoint says its weights are stored in."""
+    """The type of the checkpoint's weights."""
     head: HeadForm | None = None
-    """None for all models that are not draft heads."""
+    """Set for draft heads only."""
     layers: tuple[LayerForm, ...] = ()
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float = 0.0
     per_layer_size: int = 0
     canvas: CanvasSpec | None = None
-    """How a diffusion model fills canvases; None for models that write token by token."""
+    """How a diffusion model fills canvases; None for autoregressive models."""
     ngrams: NgramForm | None = None
-    """What is added to the embedding of a token: that of the longest frequent n-gram that ends there (SCONE)."""
+    """The table of n-grams: the embedding of the longest frequent n-gram that ends at a token is added to the token's
+    (SCONE)."""
     ngram_layers: NgramLayers | None = None
-    """First layers that are looked up; None: all layers run for each row."""
+    """The first layers whose output is looked up; None: all layers run for each row."""
     shallow: Shallow | None = None
-    """Last layers that alone run for rows of an answer; None: all layers run for each row."""
+    """The last layers, the only ones that run for rows of an answer; None: all layers run for each row."""
 
     def __post_init__(self) -> None:
         if self.layers and len(self.layers) != self.num_layers:
@@ -219,32 +221,32 @@ class DecoderConfig:
 
     @property
     def forms(self) -> tuple[LayerForm, ...]:
-        """The form of each layer, given or Llama's."""
+        """The form of each layer."""
         return self.layers or (self.llama,) * self.num_layers
 
     @property
     def llama(self) -> LayerForm:
-        """Llama's layer with these positions, biases and norms of heads."""
+        """Llama's layer with this config's positions, biases and norms of heads."""
         return LayerForm(rope=self.rope, qkv_bias=self.qkv_bias, qk_norm=self.qk_norm)
 
     @property
     def plain(self) -> DecoderConfig:
-        """The same sizes with Llama's layers."""
+        """The config with Llama's layers."""
         return replace(
             self, layers=(), embedding_scale=1.0, logit_scale=1.0, logit_cap=0.0, per_layer_size=0, canvas=None
         )
 
     def heads_of(self, form: LayerForm) -> KeyHeads:
-        """The heads of such a layer."""
+        """The key heads of a layer of this form."""
         return KeyHeads(form.kv_heads or self.num_kv_heads, form.head_dim or self.head_dim)
 
     def mlp_size_of(self, form: LayerForm) -> int:
-        """Inner numbers of such a layer's feed-forward."""
+        """The inner size of the feed-forward of a layer of this form."""
         return form.mlp_size or self.intermediate_size
 
     @property
     def is_uneven(self) -> bool:
-        """Whether layers have heads or inner sizes of their own, see others' keys, or read numbers of each layer."""
+        """Whether layers differ in heads or inner sizes, use other layers' keys, or read per-layer inputs."""
         usual = KeyHeads(self.num_kv_heads, self.head_dim), self.intermediate_size
         own = any((self.heads_of(form), self.mlp_size_of(form)) != usual for form in self.forms)
         sharing = any(form.keys_of is not None or (form.experts and form.experts.beside) for form in self.forms)
@@ -252,14 +254,14 @@ class DecoderConfig:
 
     @property
     def output_size(self) -> int:
-        """Logits of a row."""
+        """The number of logits of a row."""
         return self.head.draft_vocab_size if self.head else self.vocab_size
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``; ParlayError with one line when there is none."""
+    """Read the JSON object in ``path``. Raises ParlayError if there is none."""
     if path.exists() and not path.is_file():
-        raise ParlayError(f"can't read {path}: it is no file")  # a pipe would be waited for
+        raise ParlayError(f"can't read {path}: it is no file")  # opening a pipe would block
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A model's facts, read from its files without loading it: sizes, format of the weights, hash, chat template."""
+"""Reads a model's facts from its files without loading it: sizes, weight format, hash, chat template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters of low rank as the library reads them: packed once each, and pointed at by the rows that have them."""
+"""LoRA adapters as the library reads them: each is packed once, and the rows that use it point at it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from parlay.models.weights.quantize import fits_blocks, in_q8_0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Packed:
-    """``table`` has all products of layers, then of experts, and points into ``memory``.
+    """The products in ``table`` are those of layers, then of experts; they point into ``memory``.
 
-    ``rank`` is the most of all, in whole vectors. ``codes``: all are in eight bits.
+    ``rank`` is the largest rank, rounded up to whole vectors. ``codes``: whether all matrices are in eight bits.
     """
 
     table: ctypes.Array[structs.LowRank]
@@ -36,7 +36,8 @@ class _Packed:
 
 
 class _Pair(NamedTuple):
-    """The matrices of one product, what leads in and what leads out, as they are read; ``coded``: in eight bits."""
+    """The two LoRA matrices of one product, A and B, in the library's layout; ``coded``: whether they are in eight
+    bits."""
 
     place: Place
     rank: int
@@ -48,36 +49,38 @@ _LINE = 64
 """Bytes of a cache line."""
 _OUT = "down_proj"
 _LAYER = ("query", "key", "value", "out", "gate", "up", "down")
-"""Fields of a layer's products, and from the fifth on of an expert's."""
+"""Names of a layer's products; those from the fifth on are an expert's, too."""
 _PLAIN = (Format.F32.number, Format.F16.number, Format.BF16.number)
 _RANKS = 16
-"""Ranks that share a scale in what leads out, in eight bits."""
+"""Ranks of an eight-bit B matrix that share a scale."""
 _LARGEST, _ROOM = 127, 10
-"""The largest code, and the power of two to which what leads in is scaled: half precision holds its steps well."""
+"""The largest code, and the power of two to which A is scaled, as half precision holds its step sizes well there."""
 _ADDED = ("self_attn.o_proj", _OUT)
-"""Ends of the names of products whose outputs are added to the hidden state."""
+"""Last parts of the names of products that are added to the hidden state."""
 
 
 def firsts_of_experts(config: DecoderConfig) -> list[int]:
-    """Where the experts of each layer begin in an adapter's table, behind the products of all layers, and its end."""
+    """The index in an adapter's table at which each layer's experts begin, after the products of all layers; the last
+    is the end."""
     counts = [0 if form.experts is None else form.experts.count + (form.experts.shared > 0) for form in config.forms]
     counts = [config.num_layers * structs.LAYER_PRODUCTS, *(count * structs.EXPERT_PRODUCTS for count in counts)]
     return list(accumulate(counts))
 
 
 def _read(place: Place) -> tuple[int, int, int]:
-    """Which product of a forward reads it: layer, expert, and the first of its matrices."""
+    """The order in which a forward reads a product: layer, expert, and the first matrix of its group."""
     group = place.number // 2 if place.expert is not None else (0, 0, 0, 1, 2, 2, 3)[place.number]
     return place.layer, -1 if place.expert is None else place.expert, group
 
 
 def _leading_out(name: str) -> str:
-    """The name of the matrix that leads out of the feed-forward of which a matrix is part."""
+    """The name of the down projection in the feed-forward that a matrix is part of."""
     return f"{name.removesuffix('.weight').rpartition('.')[0]}.{_OUT}.weight"
 
 
 class PackedAdapters:
-    """Packs adapters for ``core`` in ``dtype``, float32 or bfloat16. An adapter that nobody has any more is dropped."""
+    """Packs adapters for ``core`` in ``dtype``, float32 or bfloat16. A packed adapter lives as long as its
+    `LowRankAdapter`."""
 
     def __init__(
         self,
@@ -87,26 +90,26 @@ class PackedAdapters:
         model: structs.ModelStruct,
         orders: Mapping[str, Tensor],
     ) -> None:
-        """``orders`` are those of the inputs of matrices of ``model`` that have one of their own."""
+        """``orders`` are the column orders of those matrices of ``model`` whose inputs are permuted."""
         self._core, self._model, self._orders = core, model, orders
         self._firsts = firsts_of_experts(config)
         runs = [form.experts.chosen + (form.experts.shared > 0) for form in config.forms if form.experts]
         self._runs = max(runs, default=1)
         self._panel, self._config, self._dtype = int(core.panel), config, dtype
-        self._each = 2 if dtype == torch.bfloat16 else 1  # numbers of a word
+        self._each = 2 if dtype == torch.bfloat16 else 1  # numbers in a word
         self._held: WeakKeyDictionary[LowRankAdapter, _Packed] = WeakKeyDictionary()
 
     def pack(self, adapter: LowRankAdapter) -> _Packed:
-        """Pack an adapter, unless it is. Any thread may call this."""
+        """Pack an adapter, or return it if it is packed already. Any thread may call this."""
         packed = self._held.get(adapter)
         if packed is None:
             packed = self._held[adapter] = self._packed(adapter)
         return packed
 
     def fill(self, batch: structs.Batch, rows: Sequence[LowRankAdapter | None], pointed: list[object]) -> int:
-        """Point the batch at the adapters of its rows; what it points to joins ``pointed``.
+        """Point the batch at the adapters of its rows; the memory that it points to is added to ``pointed``.
 
-        Returns how many bytes of room `structs.Batch.lowered` needs.
+        Returns how many bytes `structs.Batch.lowered` needs.
         """
         packed = {adapter: self.pack(adapter) for adapter in dict.fromkeys(rows) if adapter is not None}
         addresses = {adapter: ctypes.addressof(each.table) for adapter, each in packed.items()}
@@ -118,7 +121,8 @@ class PackedAdapters:
         return len(rows) * self._runs * 3 * int(batch.most_rank) * 4
 
     def _packed(self, adapter: LowRankAdapter) -> _Packed:
-        """Lay the matrices one behind the other, as a forward reads them: what is fetched ahead is what comes next."""
+        """Lay the matrices one behind the other in the order in which a forward reads them, so that prefetching
+        works."""
         table, pairs = (structs.LowRank * self._firsts[-1])(), list[_Pair]()
         for name, matrices in adapter.matrices.items():
             place = place_of(name, self._config)
@@ -154,39 +158,41 @@ class PackedAdapters:
         linear = self._linear(place)
         coded = self._each > 1 and linear.kind not in _PLAIN and fits_blocks(down_RI)
         if coded and linear.order:
-            own = name.replace("v_proj", "k_proj") if form.keys_as_values else name  # they are one matrix
+            own = name.replace("v_proj", "k_proj") if form.keys_as_values else name  # keys and values are one matrix
             down_RI = down_RI[:, self._orders[own]]
         halves = self._in_codes(down_RI, up_OR) if coded else (self._down(down_RI), self._up(up_OR))
         return _Pair(place, len(down_RI), coded, halves)
 
     def _linear(self, place: Place) -> structs.Linear:
-        """The matrix that an adapter adds to, as it is packed."""
+        """The packed matrix that an adapter's product is added to."""
         layer = self._model.layer[place.layer]
         owner, names = (layer, _LAYER) if place.expert is None else (layer.expert[place.expert], _LAYER[4:])
         return getattr(owner, names[place.number])  # type: ignore[no-any-return]
 
     def _number(self, place: Place) -> int:
-        """Where a product is in the tables of adapters."""
+        """The product's index in the tables of adapters."""
         if place.expert is None:
             return place.layer * structs.LAYER_PRODUCTS + place.number
         return self._firsts[place.layer] + place.expert * structs.EXPERT_PRODUCTS + place.number
 
     def _down(self, down_RI: Tensor) -> Tensor:
-        """By vectors of ranks, then words of inputs: ``[ranks / LANES, words, LANES]``."""
+        """Lay A out by vectors of ranks, then words of inputs: ``[ranks / LANES, words, LANES]``."""
         lanes = self._panel // 2
         padded = F.pad(down_RI.to(self._dtype), (0, 0, 0, -len(down_RI) % lanes))
         return padded.view(-1, lanes, down_RI.shape[1] // self._each, self._each).transpose(1, 2).contiguous()
 
     def _up(self, up_OR: Tensor) -> Tensor:
-        """By panels of outputs, then words of ranks: ``[O / panel, words, panel]``."""
+        """Lay B out by panels of outputs, then words of ranks: ``[O / panel, words, panel]``."""
         outputs, rank = up_OR.shape
         padded = F.pad(up_OR.to(self._dtype), (0, -rank % self._each, 0, -outputs % self._panel))
         return padded.view(-1, self._panel, -(-rank // self._each), self._each).transpose(1, 2).contiguous()
 
     def _in_codes(self, down_RI: Tensor, up_OR: Tensor) -> tuple[Tensor, Tensor]:
-        """Both in eight bits: strips as of Q8_0, ``[ranks / LANES, bytes]``, and panels of 16 ranks with their scales.
+        """A and B in eight bits: A in strips like Q8_0, ``[ranks / LANES, bytes]``, B in panels of 16 ranks with their
+        scales.
 
-        Codes of panels are ``[O / panel, ranks / 16, strips, 4, LANES, 4]``, and behind each 16 ranks' are scales.
+        The codes of B are ``[O / panel, ranks / 16, strips, 4, LANES, 4]``; each group of 16 ranks is followed by its
+        scales.
         """
         power = _ROOM - int(torch.frexp(down_RI.abs().max()).exponent)
         down_RI, up_OR = torch.ldexp(down_RI, torch.tensor(power)), torch.ldexp(up_OR, torch.tensor(-power))

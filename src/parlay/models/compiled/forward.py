@@ -1,4 +1,4 @@
-"""The compiled decoder as a `Forward`: lays out what one call of the library needs, and makes it."""
+"""The compiled decoder as a `Forward`: lays out the arguments of one call of the library, and makes the call."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from parlay.models.weights.fused import Operand, orders_of_columns, stored_as
 from parlay.system import threads
 from parlay.types import Exactness, Skip
 
-_LONGER, _SHAPES = 256, 4096  # room is made for texts of so many tokens more; forwards known to have room
-_DIVIDED = 32  # rows for each of the ranks that share texts, from which on each runs some of them
+_LONGER, _SHAPES = 256, 4096  # room is made for texts this many tokens longer; most batch shapes remembered
+_DIVIDED = 32  # ranks that share the texts divide the rows of a forward from this many rows per rank on
 
 
 _CACHED = {"float32": (0, torch.float32), "bfloat16": (1, torch.bfloat16), "q8_0": (2, torch.uint8)}
-"""How keys and values may be cached: the number in core.h, and what pages are tensors of."""
+"""Cache types: the number of each in core.h, and the dtype of the pages' tensors."""
 
 
 class CompiledForward(Forward):
-    """Raises NotLoaded where the library is missing or can't run this model.
+    """Raises NotLoaded if the library is missing or can't run this model.
 
-    ``cached`` is how keys and values are: in float32, bfloat16, q8_0, or as ``auto`` in ``dtype``. Of a ``part`` of a
-    model ``config`` has the sizes, and ``weights`` those of it. Layers beyond ``room`` are read from disk in every
-    forward, which then may raise LayersLost.
+    ``cached`` is the type of cached keys and values: float32, bfloat16, q8_0, or ``auto`` for ``dtype``. With a
+    ``part`` of a model, ``config`` and ``weights`` are those of the part. Layers beyond ``room`` are read from disk in
+    every forward, which may then raise LayersLost.
     """
 
     def __init__(
@@ -67,7 +67,8 @@ class CompiledForward(Forward):
         room: WeightRoom | None = None,
         beside: Weights | None = None,
     ) -> None:
-        """``beside`` are weights of the same model whose rows of embeddings are taken, for two copies take memory."""
+        """``beside`` are weights of the same model whose embedding rows are shared, as a second copy would take
+        memory."""
         reason = refusal(config, dtype, cached)
         if reason:
             raise NotLoaded(reason)
@@ -88,9 +89,9 @@ class CompiledForward(Forward):
         self._adapters = PackedAdapters(self._core, config, dtype, self._model, orders_of_columns(weights))
         self._short, self._roomy = dict[int, ShortHead](), set[tuple[int, ...]]()
         self._ngrams: NgramTable | None = None
-        self._start = 0  # of the space
+        self._start = 0  # offset of the workspace
         self._rotations: dict[tuple[RopeConfig | None, int], Tensor] = {}
-        self._reached = 0  # positions that have rotations
+        self._reached = 0  # positions that have rotary cosines and sines
         self._reach(256)
         streamed = self._weights.streamed
         self._kernels = Kernels(
@@ -106,7 +107,7 @@ class CompiledForward(Forward):
         )
 
     def _reason(self, stored: str, cached: str) -> str:
-        """Say in one line which kernels run, with weights ``stored`` in blocks, or as numbers of torch's."""
+        """Say in one line which kernels run; ``stored`` is the format of blocks or torch's name of the dtype."""
         plain = stored.removeprefix("torch.")
         width = plain if plain != stored else f"{stored} weights"
         if self._weights.streamed is not None:
@@ -117,14 +118,15 @@ class CompiledForward(Forward):
 
     @property
     def loss(self) -> Callable[[], str]:
-        """Make a call that says why layers on disk can't be had any more; empty while they can."""
+        """A function that returns why layers on disk are lost, or an empty string while they can be read."""
         streamed = self._weights.streamed
         return str if streamed is None else streamed.stream.loss.read
 
     def _take_part(self, part: Part) -> None:
-        """Make the model that of a part, and the two for what leaves its last layer, and for what comes behind.
+        """Cut the model to a part, and make two more structs: for what leaves its last layer, and for what follows the
+        last layer.
 
-        Late threads read them after a call.
+        Late threads of the library read these structs after a call has returned.
         """
         if part.states:
             self._model.raw_tap, self._dtype = 1, torch.float32
@@ -156,7 +158,7 @@ class CompiledForward(Forward):
             self._run_tapped(batch, laid, taps, len(work.ids))
         else:
             self._call(self._model, batch)
-        del pointed  # the call read it
+        del pointed  # kept alive until the call has returned
         self._part.check()
         return ForwardOutput(logits, taps)
 
@@ -169,9 +171,9 @@ class CompiledForward(Forward):
         return torch.empty(len(work.wanted), self._config.output_size if self._part.logits else 0)
 
     def _run_divided(self, work: ForwardBatch, context: HostGroup) -> ForwardOutput:
-        """Run one of as many shares of the rows as ranks share the texts.
+        """Run this rank's share of the rows, where ranks share the texts.
 
-        What leaves the last layer of rows that are read is given to all: one of the ranks has the LM head.
+        The hidden states of the wanted rows are gathered on all ranks, as one of them has the LM head.
         """
         ranks, rank = self._part.spread.ranks, self._part.spread.rank
         each = -(-len(work.ids) // ranks)
@@ -183,7 +185,7 @@ class CompiledForward(Forward):
             pointers = self._pointers((self._config.num_layers,), leaving_NH.unsqueeze(0))
             batch.taps = ctypes.addressof(pointers)
         self._call(self._leaving, batch)
-        del pointed  # the call read it
+        del pointed  # kept alive until the call has returned
         parts_RWH = torch.zeros(ranks, len(work.wanted), self._config.hidden_size)
         for place, row in enumerate(work.wanted):
             if row in own:
@@ -197,9 +199,9 @@ class CompiledForward(Forward):
         return self.finish(hidden_WH, range(len(work.wanted)), normed=False)
 
     def finish(self, hidden_NH: Tensor, wanted: Sequence[int], *, normed: bool) -> ForwardOutput:
-        """Do what comes behind the last layer, with the float32 rows ``[N, H]`` that have left it.
+        """Run what follows the last layer, on the float32 rows ``[N, H]`` that have left it.
 
-        With ``normed`` all of them are tapped, normed, as of layer 0.
+        With ``normed`` all rows are tapped after the final norm, as layer 0.
         """
         rows, pool, model = len(hidden_NH), threads.count(), self._behind_layers
         logits, taps_NH = torch.empty(len(wanted), self._config.output_size), torch.empty_like(hidden_NH)
@@ -216,9 +218,10 @@ class CompiledForward(Forward):
     def growing(
         self, work: ForwardBatch, growth: Growth, requests: Sequence[TreeRequest], beside: int = 0
     ) -> GrowthCall:
-        """Lay out the growth of a draft below the last row of each of the work's segments; see `NativeRunner.grow`.
+        """Lay out a call that grows a draft below the last row of each segment of ``work``; see `NativeRunner.grow`.
 
-        With ``beside`` it runs on so many threads of its own, whatever other models run. One runs at a time.
+        With ``beside`` it runs on that many threads of its own, next to other models. Only one such call may run at a
+        time.
         """
         self._reach(max([place.start + place.end for place in work.places]) + growth.levels)
         if growth.head is None:
@@ -262,7 +265,8 @@ class CompiledForward(Forward):
         self._ngrams, self._model.ngrams = table, ctypes.pointer(table.struct)
 
     def short_head(self, tokens: int) -> ShortHead:
-        """The model with an LM head over so many frequent tokens and the newest; over all with 0."""
+        """The model with an LM head over the ``tokens`` most frequent tokens and the newest ones; 0: over all
+        tokens."""
         if tokens not in self._short:
             self._short[tokens] = ShortHead(self._core, self._weights, tokens)
         return self._short[tokens]
@@ -270,9 +274,10 @@ class CompiledForward(Forward):
     def _batch(
         self, work: ForwardBatch, laid: BatchLayout, logits: Tensor, pointed: list[object], own: range
     ) -> structs.Batch:
-        """The work as the core reads it, whose ``own`` rows run here; ``logits`` ``[W, V]`` are written to.
+        """The work as the library's struct; ``own`` are the rows that run here, and ``logits`` ``[W, V]`` are written
+        to.
 
-        What it points to joins ``pointed``.
+        The memory that it points to is added to ``pointed``.
         """
         rows, wanted, pool, segments = len(own), len(work.wanted), threads.count(), len(laid.segments)
         ids = (ctypes.c_int64 * rows)(*laid.arranged(work.ids)[own.start : own.stop])
@@ -314,7 +319,7 @@ class CompiledForward(Forward):
             pointed.append(skipped)
 
     def _run_tapped(self, batch: structs.Batch, laid: BatchLayout, taps: Taps, rows: int) -> None:
-        """Run the batch, and give the states that enter the tapped layers to ``taps``."""
+        """Run the batch, and put the states that enter the tapped layers into ``taps``."""
         with taps.timed():
             written_LNH = torch.empty(len(taps.layers), rows, self._config.hidden_size)
             pointers = self._pointers(taps.layers, written_LNH)
@@ -325,11 +330,11 @@ class CompiledForward(Forward):
             taps.states = dict(zip(taps.layers, as_given_LNH.to(self._dtype).unbind(), strict=True))
 
     def _inputs(self, work: ForwardBatch, laid: BatchLayout) -> Tensor | None:
-        """Make what the rows of the batch read, float32 ``[N, H]``; None where that is the embeddings of their ids."""
+        """Make the input rows, float32 ``[N, H]``; None if they are the embeddings of the ids."""
         if work.inputs is not None or not work.features:
             return None if work.inputs is None else work.inputs.float().contiguous()
         given = sum([0 if each.features.added else len(each.features) for each in work.features])
-        if given == len(work.ids) and self._ngrams is None:  # no row reads its id
+        if given == len(work.ids) and self._ngrams is None:  # every row has features in place of its id
             embedded_NH = torch.empty(given, self._config.hidden_size)
         else:
             embedded_NH = self._weights.embed(work.ids)
@@ -339,7 +344,7 @@ class CompiledForward(Forward):
         return inputs_NH.contiguous() if laid.order is None else inputs_NH[laid.arranged(range(len(work.ids)))]
 
     def _pointers(self, layers: Collection[int], states_LNH: Tensor) -> ctypes.Array[ctypes.c_void_p]:
-        """Where the hidden states that enter each of these tapped layers are to be written."""
+        """The addresses to which the hidden states that enter these tapped layers are written."""
         pointers = (ctypes.c_void_p * (self._config.num_layers + 1))()
         first, each = states_LNH.data_ptr(), states_LNH.stride(0) * states_LNH.element_size()
         for place, layer in enumerate(layers):
@@ -353,9 +358,9 @@ class CompiledForward(Forward):
         return flags
 
     def _room(self, rows: int, all_rows: int, wanted: int, longest: int, *others: int) -> int:
-        """Where the forward may write: kept from call to call, and grown when one needs more.
+        """The address of the workspace, which is kept from call to call and grown when a call needs more.
 
-        ``others``: segments, threads.
+        ``others`` are the counts of segments and threads.
         """
         shape = rows, all_rows, wanted, -(-longest // _LONGER), *others
         if shape not in self._roomy:
@@ -367,7 +372,7 @@ class CompiledForward(Forward):
         return self._start
 
     def _reach(self, positions: int) -> None:
-        """Make rotations of so many positions available: cosines and sines ``[positions, 2, D/2]``."""
+        """Compute the rotary cosines and sines ``[positions, 2, D/2]`` of so many positions."""
         if positions <= self._reached:
             return
         self._reached = max(positions, 2 * self._reached)

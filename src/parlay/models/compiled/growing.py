@@ -1,4 +1,4 @@
-"""Reads and writes the library's calls that grow trees, and keeps the memory they work in."""
+"""Arguments and results of the library's calls that grow draft trees, and the memory of these calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parlay.models.forward import ForwardBatch, GrownTree, Growth, TreeRequest
 
 @dataclass(frozen=True, slots=True)
 class TreeRequests:
-    """The drafts that the texts of a call ask for, as the library reads them."""
+    """The draft requests of a call's texts, as the library reads them."""
 
     nodes: ctypes.Array[ctypes.c_int64]
     samplings: ctypes.Array[structs.Sampling]
@@ -57,7 +57,7 @@ def _sampling(request: TreeRequest) -> structs.Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GrownTrees:
-    """Room for drafts of at most so many nodes each."""
+    """Output arrays for drafts of at most ``most`` nodes each."""
 
     tokens: ctypes.Array[ctypes.c_int64]
     parents: ctypes.Array[ctypes.c_int64]
@@ -68,7 +68,7 @@ class GrownTrees:
 
     @staticmethod
     def of(segments: int, most: int) -> GrownTrees:
-        """For so many segments. Raises ValueError for more nodes than the library takes."""
+        """Allocate them for ``segments`` drafts. Raises ValueError if ``most`` is more than the library takes."""
         if not 0 < most <= structs.MOST_DRAFT:
             raise ValueError(f"a draft of {most} nodes: 1 at least, and {structs.MOST_DRAFT} at most")
         whole, real = ctypes.c_int64 * (segments * most), ctypes.c_double * (segments * most)
@@ -93,9 +93,9 @@ class GrownTrees:
 
 @dataclass(frozen=True, slots=True)
 class GrowthCall:
-    """A call of the library that grows trees: all that it reads and writes. Any thread may run it, once.
+    """A call of the library that grows trees, with all that it reads and writes. Any thread may run it, once.
 
-    Other calls that want memory of the same workspace come after it.
+    Other calls that use the same workspace must wait for it.
     """
 
     core: structs.Core
@@ -105,7 +105,7 @@ class GrowthCall:
     grown: GrownTrees
     stopped: ctypes.c_int32
     read: tuple[object, ...]
-    """What the structures point to."""
+    """Keeps the memory alive that the structs point to."""
 
     @staticmethod
     def of(
@@ -120,9 +120,9 @@ class GrowthCall:
         threads: int,
         beside: bool,
     ) -> GrowthCall:
-        """Lay out the call. ``tokens_D`` are the target's tokens of the outputs of a draft head or a draft model.
+        """Lay out the call. ``tokens_D`` are the target's token ids of the draft head's or draft model's outputs.
 
-        Raises ValueError for more than the library has room for, and for sizes that are not the model's.
+        Raises ValueError for more than the library has room for, and for sizes that don't match the model.
         """
         _check(model, growth, requests, tokens_D, len(work.ids))
         rows, segments, most = len(work.ids), len(work.places), max([request.nodes for request in requests])
@@ -149,14 +149,14 @@ class GrowthCall:
         return self.grown.read()
 
     def stop(self) -> None:
-        """Begin no further level, if it runs beside others. Any thread may call this."""
+        """Let a call that runs beside others begin no further level. Any thread may call this."""
         self.stopped.value = 1
 
 
 def _check(
     model: structs.ModelStruct, growth: Growth, requests: Sequence[TreeRequest], tokens_D: Tensor, rows: int
 ) -> None:
-    """Raises ValueError for what the library would read or write beyond an end; see `GrowthCall.of`."""
+    """Raises ValueError for arguments that would make the library read or write out of bounds; see `GrowthCall.of`."""
     if not 0 < growth.width <= structs.MOST_CHILDREN or growth.levels < 1:
         raise ValueError(
             f"{growth.levels} levels of {growth.width} rows: 1 level at least, of 1 to {structs.MOST_CHILDREN} rows"

@@ -1,4 +1,4 @@
-"""The file of a model's layers or experts as the library reads them: its header, and how it is written and opened."""
+"""The file of a model's packed layers or experts: its header, and how it is written and opened."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from parlay.types import ParlayError
 
 _MAGIC = b"parlay layers 1\n"
 _BLOCK = structs.STREAM_BLOCK
-_HEADER_OF_LAYER = 96  # bytes of the header for each, at most
+_HEADER_OF_LAYER = 96  # most bytes of the header per layer
 _PIECE = 1 << 24
 
 
 class Place(NamedTuple):
-    """Where the file has a layer, and the library's sum of it."""
+    """A layer's place in the file, and its checksum."""
 
     offset: int
     bytes: int
@@ -36,7 +36,8 @@ class Place(NamedTuple):
 
 
 def open_past_cache(path: Path) -> tuple[int, bool]:
-    """A descriptor of the file, and whether reads go past the system's cache; some file systems refuse that."""
+    """Open the file for direct reads past the page cache if the file system allows that; returns the descriptor and
+    whether it does."""
     if sys.platform == "linux":
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
@@ -48,19 +49,19 @@ def open_past_cache(path: Path) -> tuple[int, bool]:
                 return descriptor, True
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     if sys.platform == "darwin":
-        import fcntl  # here, because some systems have none
+        import fcntl  # here, because some systems have no such module
 
         fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
     return descriptor, False
 
 
 def in_blocks(size: int) -> int:
-    """So many bytes, rounded up to what direct reads of a disk want."""
+    """Round a size up to the block size of direct reads."""
     return size + -size % _BLOCK
 
 
 def offset_of_layers(count: int) -> int:
-    """Where the first of so many layers begins."""
+    """The offset of the first layer in a file of ``count`` layers."""
     needed = len(_MAGIC) + 64 + 32 + _HEADER_OF_LAYER * count
     return needed + -needed % _BLOCK
 
@@ -72,7 +73,7 @@ def _header(places: Sequence[Place]) -> bytes:
 
 
 def read_header(head: bytes) -> list[Place]:
-    """Read the places of layers. Raises ValueError, KeyError or TypeError for what is no header."""
+    """Read the layers' places from the header. Raises ValueError, KeyError or TypeError if it is not a valid header."""
     begin = len(_MAGIC) + 64
     content = head[begin:].rstrip()
     if not head.startswith(_MAGIC) or hashlib.sha256(content).hexdigest().encode() != head[len(_MAGIC) : begin]:
@@ -84,7 +85,8 @@ def read_header(head: bytes) -> list[Place]:
 
 
 def write_layers(path: Path, core: structs.Core, sizes: Sequence[int], pack: Callable[[int, Tensor], None]) -> None:
-    """Write the file: ``pack`` fills memory with a layer. Raises ParlayError where there is no room for it."""
+    """Write the file; ``pack(number, memory)`` fills memory with one layer. Raises ParlayError if the disk has no
+    room."""
     first = offset_of_layers(len(sizes))
     offsets = list(accumulate(sizes, initial=first))
     try:

@@ -1,4 +1,4 @@
-"""The segments of one call of the library: where their rows lie, what some of them see besides, and which join late."""
+"""The segments of one library call: where their rows lie, what else they see, and which rows join at a later layer."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class _Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """Rows that join late are the last of the batch, in segments of their own behind all others.
+    """The segments of a batch; rows that join late come last, in segments of their own.
 
-    ``order`` is the batch's row of each row of the work; None where it is the same. ``joining`` says how, of each late
-    row, and ``pointed`` is what the structures point to.
+    ``order`` is the batch row of each row of the work; None if they are the same. ``joining`` describes each late row's
+    join, and ``pointed`` keeps the memory alive that the structs point to.
     """
 
     segments: ctypes.Array[structs.SegmentStruct]
@@ -48,11 +48,11 @@ class BatchLayout:
     pointed: list[object]
 
     def rows_of(self, rows: Sequence[int]) -> Sequence[int]:
-        """The batch's rows of these rows of the work."""
+        """The batch rows of these rows of the work."""
         return rows if self.order is None else [self.order[row] for row in rows]
 
     def arranged(self, each: Sequence[T]) -> Sequence[T]:
-        """One for each row of the work, in the order of the batch's rows."""
+        """Reorder values, one for each row of the work, to the order of the batch rows."""
         if self.order is None:
             return each
         made = list(each)
@@ -62,10 +62,11 @@ class BatchLayout:
 
 
 class Prefixes:
-    """Prefixes as the library reads them: pages as of a sequence, in the form of the cache, made once for each."""
+    """Trained prefixes as the library reads them: in pages like a sequence's, in the cache's type, made once for
+    each."""
 
     def __init__(self, dtype: torch.dtype, lanes: int) -> None:
-        """``dtype`` and ``lanes`` as in `CacheShape`."""
+        """``dtype`` and ``lanes`` are those of `CacheShape`."""
         self._dtype, self._lanes = dtype, lanes
         self._held: WeakKeyDictionary[Prefix, tuple[structs.PrefixStruct, object]] = WeakKeyDictionary()
 
@@ -97,7 +98,8 @@ class Prefixes:
 
 
 def _hadamard(size: int) -> Tensor:
-    """The orthogonal matrix by which blocks of keys and queries are multiplied; ``size`` is a power of two."""
+    """The orthonormal Hadamard matrix by which blocks of keys and queries are multiplied; ``size`` is a power of
+    two."""
     made = torch.ones(1, 1)
     while len(made) < size:
         made = torch.cat((torch.cat((made, made), 1), torch.cat((made, -made), 1)))
@@ -105,7 +107,7 @@ def _hadamard(size: int) -> Tensor:
 
 
 def write_in_blocks(row: Sequence[Tensor], states_LSKD: Tensor) -> None:
-    """Round the key and the value of one token to blocks of eight bits, and write them to the views of its `row`."""
+    """Quantize one token's key and value to eight-bit blocks, and write them to its `row` of the pages."""
     blocks = states_LSKD.float().view(*states_LSKD.shape[:-1], -1, CODES).clone()
     blocks[:, 0] = blocks[:, 0] @ _hadamard(CODES)
     largest = blocks.abs().amax(-1, keepdim=True)
@@ -117,7 +119,7 @@ def write_in_blocks(row: Sequence[Tensor], states_LSKD: Tensor) -> None:
 
 
 def lay_out(work: ForwardBatch, prefixes: Prefixes) -> BatchLayout:
-    """Raises ValueError where rows join at several layers."""
+    """Lay out the segments of a batch. Raises ValueError if rows join at several layers."""
     joins = [given for given in work.features if given.features.join]
     spans = _spans(work.places, {given.place: len(given.features) for given in joins})
     laid = (structs.SegmentStruct * len(spans))()
@@ -139,7 +141,7 @@ def lay_out(work: ForwardBatch, prefixes: Prefixes) -> BatchLayout:
 
 
 def lay_out_texts(places: Sequence[Rows]) -> ctypes.Array[structs.SegmentStruct]:
-    """Segments of pending tokens alone, which all run and read nothing besides."""
+    """Segments of pending tokens only: no trees, features or prefixes."""
     laid, begin = (structs.SegmentStruct * len(places))(), 0
     for at, place in zip(laid, places, strict=True):
         _point(at, place)
@@ -156,7 +158,7 @@ def _point(at: structs.SegmentStruct, place: Rows) -> None:
 
 
 def _spans(places: Sequence[Rows], late: dict[int, int]) -> list[_Span]:
-    """Whole segments, but those with late rows without these, which come after all."""
+    """Each segment's rows without its late ones, in order; then the late rows."""
     parts = [(at, place.base, place.end - late.get(at, 0)) for at, place in enumerate(places)]
     parts += [(at, places[at].end - count, places[at].end) for at, count in late.items()]
     spans: list[_Span] = []
@@ -168,12 +170,12 @@ def _spans(places: Sequence[Rows], late: dict[int, int]) -> list[_Span]:
 
 
 def _fill(at: structs.SegmentStruct, place: Rows, span: _Span, pointed: list[object]) -> None:
-    """Fill in one segment. Memory that its structure points to joins ``pointed``."""
+    """Fill in one segment; the memory that it points to is added to ``pointed``."""
     as_text = span.first == place.base and span.end == place.end and trees.is_chain(place.tree)
     nodes = 0 if as_text else max(0, span.end - place.pending)
     _point(at, place)
     at.start = place.start
-    at.pending, at.nodes = span.end - nodes, nodes  # a chain is more of the text
+    at.pending, at.nodes = span.end - nodes, nodes  # a chain is handled as more of the text
     at.base, at.begin = span.first, span.begin - span.first
     at.together, at.block = place.together, place.block
     at.hidden_from, at.hidden_to = place.hidden
@@ -193,7 +195,7 @@ def _fill(at: structs.SegmentStruct, place: Rows, span: _Span, pointed: list[obj
 
 
 def _name(at: structs.SegmentStruct, place: Rows, tokens: Sequence[int], pointed: list[object]) -> None:
-    """Point a segment at the tokens of its rows, some of the text before them."""
+    """Point a segment at the token ids of its rows, and of some text before them."""
     named = (ctypes.c_int64 * len(tokens))(*tokens)
     at.tokens = ctypes.addressof(named) + (len(tokens) - place.end) * ctypes.sizeof(ctypes.c_int64)
     pointed.append(named)
@@ -217,7 +219,7 @@ def _joining(joins: Sequence[SegmentFeatures], order: Sequence[int]) -> ctypes.A
 
 
 def set_places(model: structs.ModelStruct, config: DecoderConfig, pages: LayerPages) -> None:
-    """Say where each layer's keys and values are cached, and which adapters its experts take."""
+    """Set where each layer's keys and values are cached, and where its experts begin in tables of adapters."""
     firsts = firsts_of_experts(config)
     for index, (place, recent) in enumerate(zip(pages.place, pages.recent, strict=True)):
         layer = model.layer[index]

@@ -1,4 +1,4 @@
-"""Which models the library runs, and why not the others."""
+"""Says which models the library can run, and why not the others."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from parlay.compiled.library import NotLoaded, load
 from parlay.models.config import DecoderConfig, Experts
 
 _MOST_GROUP, _MOST_HEAD = 64, 512
-"""Query heads per key head, and their size: what the library has room for."""
+"""The library's limits: query heads per key head, and head size."""
 
 
 def refusal(config: DecoderConfig, dtype: torch.dtype, cached: str = "auto") -> str | None:
-    """Why the library can't run this model, or not with keys and values cached so; or None."""
+    """Why the library can't run this model, or not with this type of cached keys and values; None if it can."""
     heads = {config.heads_of(form) for form in config.forms}
     sizes, odd = sorted({size for _, size in heads}), [size for _, size in heads if size % CODES]
     if cached == "q8_0" and odd:
@@ -31,7 +31,7 @@ def refusal(config: DecoderConfig, dtype: torch.dtype, cached: str = "auto") -> 
 
 
 def _refusal_of_experts(experts: Experts | None) -> str | None:
-    """Why the library can't run this mixture, or None."""
+    """Why the library can't run these experts; None if it can."""
     if experts is None:
         return None
     shared = int(experts.shared > 0)
@@ -41,7 +41,7 @@ def _refusal_of_experts(experts: Experts | None) -> str | None:
 
 
 def runs_here(config: DecoderConfig, dtype: torch.dtype) -> bool:
-    """Whether the library is there, and can run this model."""
+    """Whether the library is loaded and can run this model."""
     try:
         load()
     except NotLoaded:

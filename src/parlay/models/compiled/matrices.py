@@ -1,4 +1,4 @@
-"""Single matrices in the layout that the compiled products read, and the jobs that pack them."""
+"""Matrices in the layout that the compiled products read, and the jobs that pack them."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from parlay.models.weights.stored import StoredTensor
 
 S = TypeVar("S", structs.LayerStruct, structs.Expert)
 _INT8 = 24
-"""The number of `Int8Weight` among the formats of stored weights: ggml's for int8."""
+"""The number of `Int8Weight`'s format: that of int8 in ggml."""
 _PLAIN = {torch.float32: Format.F32.number, torch.bfloat16: Format.BF16.number}
 _PART = 1 << 22
-"""Bytes of a file's blocks that a job packs, or one panel's."""
+"""Bytes of a file's blocks that one job packs; at least one panel."""
 
 
 class Matrices:
-    """Lays matrices out in memory that an arena gives, and has the jobs that pack them. Owns what it holds."""
+    """Lays matrices out in an arena's memory, and collects the jobs that pack them. It owns that memory."""
 
     def __init__(self, core: structs.Core, dtype: torch.dtype, arena: Arena, *, ahead: bool) -> None:
-        """With ``ahead`` what others pack ahead serves, where it lies as it is wanted here."""
+        """With ``ahead``, matrices that were packed before torch was imported are used where they lie."""
         self._core, self._dtype, self._panel, self._may_be_ahead = core, dtype, int(core.panel), ahead
         self._memory, self.held = arena, list[Tensor]()
         self.jobs: list[Callable[[], object]] = []
         self.ahead: PackingAhead | None = None
-        self.alone = 0  # matrices that become numbers, for their order is not that of those beside them
+        self.alone = 0  # how many matrices became numbers: their column order differs from their neighbours'
         self._linears: dict[int, tuple[Operand, structs.Linear]] = {}
 
     def forget_uses(self) -> None:
-        """Let go of the weights of the checkpoint: all are packed."""
+        """Drop the checkpoint's weights after all are packed."""
         self.jobs, self._linears = [], {}
 
     def laid_in(self, arena: Arena, lay_out: Callable[[], S]) -> PackedUnit[S]:
-        """Lay a layer or an expert out in memory of its own, and say what packs it."""
+        """Lay a layer or an expert out in another arena, and return it with the jobs that pack it."""
         before = self._memory, self.jobs, self._linears, self.alone
         self._memory, self.jobs, self._linears = arena, [], {}
         found = PackedUnit(lay_out(), self.jobs)
@@ -54,22 +54,24 @@ class Matrices:
         return found
 
     def side_by_side(self, weights: Sequence[Operand]) -> Sequence[Operand]:
-        """Weights that read the same rows: as numbers those in blocks whose columns lie in orders of their own."""
+        """Weights that read the same rows: if their column orders differ, those in permuted blocks become plain
+        numbers."""
         if order_of_columns(weights) is not None:
             return weights
         return [self._in_columns(weight) for weight in weights]
 
     def _in_columns(self, weight: Operand) -> Operand:
-        """A weight as numbers where the columns of its blocks lie in another order."""
+        """Convert a weight to plain numbers if its blocks' columns are permuted."""
         if order_of_columns([weight]) is None:
             return weight
         self.alone += 1
         return as_tensor(weight, self._dtype)
 
     def rows_of(self, weight: Operand) -> structs.Linear:
-        """Lay out an embedding. Plain numbers lie in rows; of blocks, single rows are read where they are packed.
+        """Lay out an embedding, of which single rows are read. Plain numbers lie in rows; blocks are packed as for
+        products.
 
-        The rows are copied: a process that reads a mapped file ends when somebody cuts the file short.
+        Rows are copied, as truncating a mapped file would kill the process that reads it.
         """
         embedding = self._in_columns(weight)
         if isinstance(embedding, StoredTensor) and embedding.format.plain is None:
@@ -80,13 +82,14 @@ class Matrices:
         return structs.Linear(panels=self.hold(rows), inputs=inputs, outputs=out, kind=kind)
 
     def linear(self, weight: Operand, bias_O: Tensor | None = None, scale: float = 1.0) -> structs.Linear:
-        """``weight`` is ``[O, I]``; outputs are multiplied by ``scale``. A job packs it, once if it has two uses."""
+        """Lay out ``weight`` ``[O, I]``; outputs are multiplied by ``scale``. A job packs it; a weight that is used
+        twice is packed once."""
         bare = bias_O is None and scale == 1
         if bare and id(weight) in self._linears:
             return self._linears[id(weight)][1]
         linear = self._packed_linear(weight, bias_O, scale)
         if bare:
-            self._linears[id(weight)] = weight, linear  # which keeps the id
+            self._linears[id(weight)] = weight, linear  # keeps the weight alive, so that its id stays unique
         return linear
 
     def _packed_linear(self, weight: Operand, bias_O: Tensor | None, scale: float) -> structs.Linear:
@@ -110,7 +113,7 @@ class Matrices:
         return linear
 
     def _is_packed_ahead(self, linear: structs.Linear, weight: Operand) -> bool:
-        """Whether others pack this matrix in the form wanted here; ``linear`` then points at its panels."""
+        """Whether this matrix was packed ahead in the wanted form; ``linear`` then points at its panels."""
         if not isinstance(weight, StoredTensor) or weight.ahead is None or weight.order is not None:
             return False
         if not self._may_be_ahead:
@@ -122,7 +125,7 @@ class Matrices:
         return True
 
     def _kind(self, weight: Operand) -> int:
-        """The format to pack in: that of the file, but bfloat16 only where it is computed in."""
+        """The format to pack in: the file's, except that bfloat16 becomes ``dtype`` when computing in another one."""
         if isinstance(weight, Int8Weight):
             return _INT8
         if isinstance(weight, StoredTensor) and (weight.format is not Format.BF16 or self._dtype == torch.bfloat16):
@@ -135,7 +138,7 @@ class Matrices:
         return as_tensor(weight, self._dtype)
 
     def _pack_stored(self, linear: structs.Linear, weight: StoredTensor) -> None:
-        """In parts, so that little of a file is in memory beside what is made of it."""
+        """Pack in parts, so that little of the file is in memory beside the packed matrix."""
         row_bytes = weight.format.row_bytes(linear.inputs)
         first = 0
         for part in weight.parts(max(_PART // (row_bytes * self._panel), 1) * self._panel):
@@ -152,37 +155,38 @@ class Matrices:
             part.give_back()
 
     def _pack(self, linear: structs.Linear, rows: Tensor, first: int = 0) -> bool:
-        """``rows`` ``[O, I]`` numbers or ``[O, bytes]`` of blocks, outputs from ``first`` on: a panel begins there.
+        """Pack ``rows`` ``[O, I]`` (numbers) or ``[O, bytes]`` (blocks) as the outputs from ``first`` on, which begins
+        a panel.
 
-        Returns whether all numbers, or the scales of blocks, are finite.
+        Returns whether all numbers, or the blocks' scales, are finite.
         """
         rows = rows.contiguous()
         panels = linear.panels + first // self._panel * self._core.panel_bytes(linear.kind, linear.inputs)
         return bool(self._core.pack(linear.kind, rows.data_ptr(), len(rows), linear.inputs, panels))
 
     def _padded(self, numbers_O: Tensor) -> Tensor:
-        """With zeros up to a whole panel; float32."""
+        """Pad with zeros to a whole panel, in float32."""
         padded = F.pad(numbers_O.float(), (0, -len(numbers_O) % self._panel)).contiguous()
         self.held.append(padded)
         return padded
 
     def hold(self, tensor: Tensor) -> int:
-        """The address of ``tensor``, of any shape, which lives as long as the weights."""
+        """Keep ``tensor``, of any shape, alive as long as the weights, and return its address."""
         self.held.append(tensor.contiguous())
         return self.held[-1].data_ptr()
 
     def _hold_order(self, weight: Operand) -> int | None:
-        """The address of the order of its columns, int32, if they have one of their own."""
+        """The address of the weight's column order, int32; None if its columns are in order."""
         order = order_of_columns([weight])
         return None if order is None else self.hold(order.int())
 
     def hold_any(self, tensor: Tensor | None) -> int | None:
-        """The address of ``tensor``, of any shape, if there is one; see `hold`."""
+        """The address of ``tensor``, of any shape, or None; see `hold`."""
         return None if tensor is None else self.hold(tensor)
 
 
 def _rounded(weight: Int8Weight, steps_O: int, scale: float) -> Tensor:
-    """The weight's whole numbers ``[O, I]``; their step sizes, times ``scale``, go to the address ``steps_O``."""
+    """The weight's integers ``[O, I]``; their step sizes, times ``scale``, are written to the address ``steps_O``."""
     numbers, found = weight.quantized()
     steps = (found * scale).float().contiguous()
     ctypes.memmove(steps_O, steps.data_ptr(), steps.nbytes)

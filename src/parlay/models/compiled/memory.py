@@ -1,4 +1,4 @@
-"""Memory that the library reads and writes: rooms for packed weights, and what forwards work in."""
+"""Memory that the library reads and writes: arenas of packed weights, and the workspace of forwards."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from parlay.compiled import structs
 
 _LINE = 64  # bytes of a cache line
 _CHUNK = 1 << 26
-"""Bytes that are asked of the system at a time. What nobody writes to takes no memory."""
+"""Bytes that are allocated from the system at a time. The system backs only pages that are written to."""
 _CPU = torch.device("cpu")
 
 
 class Arena(Protocol):
-    """Where packed weights go, one behind the other, as forwards read them."""
+    """Allocates packed weights one behind the other, in the order in which forwards read them."""
 
     def take(self, count: int) -> int:
         """The address of ``count`` bytes, aligned to cache lines."""
@@ -25,7 +25,7 @@ class Arena(Protocol):
 
 
 class WeightArena(Arena):
-    """Room on the system's large pages. What was taken is zeros, and stays as long as this object."""
+    """Allocates from large pages of the system. The memory is zeroed, and lives as long as this object."""
 
     def __init__(self) -> None:
         self._chunks: list[Tensor] = []
@@ -44,7 +44,8 @@ class WeightArena(Arena):
 
 
 class RegionArena(Arena):
-    """Room that somebody else owns, from ``begin`` on. With 0 nothing may be written: it only counts."""
+    """Allocates from a region that the caller owns, from the address ``begin`` on. With 0 it only counts, and nothing
+    may be written."""
 
     def __init__(self, begin: int = 0) -> None:
         self._begin, self.taken = begin, 0
@@ -55,14 +56,14 @@ class RegionArena(Arena):
 
 
 def whole_blocks(count: int) -> Tensor:
-    """``count`` bytes of zeros that begin as direct reads of a disk want it."""
+    """Allocate ``count`` zeroed bytes that are aligned for direct disk reads."""
     room = zeros((count + structs.STREAM_BLOCK,), torch.uint8, _CPU)
     begin = -room.data_ptr() % structs.STREAM_BLOCK
     return room[begin : begin + count]
 
 
 class Workspace:
-    """Working memory of the library's calls, kept from one to the next; it begins at a cache line."""
+    """Working memory that the library's calls share; it begins at a cache line."""
 
     def __init__(self, core: structs.Core) -> None:
         self._core = core
@@ -70,9 +71,9 @@ class Workspace:
         self._start = 0
 
     def at_least(self, needed: int) -> int:
-        """Return the address of so many bytes."""
+        """Return the address of at least ``needed`` bytes."""
         if len(self._bytes) < needed + _LINE:
-            self._core.rest()  # a late thread may still read the old ones
+            self._core.rest()  # a late thread may still read the old memory
             self._bytes = torch.empty(needed + needed // 4 + _LINE, dtype=torch.uint8)
             start = self._bytes.data_ptr()
             self._start = start + -start % _LINE

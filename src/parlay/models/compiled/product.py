@@ -1,4 +1,4 @@
-"""One matrix alone as the compiled kernels multiply with it: what leads into a draft head, or out of it."""
+"""One matrix that the compiled kernels multiply with: the input or output projection of a draft head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from parlay.models.weights.stored import StoredTensor
 
 
 def _in_blocks(weight: Operand) -> tuple[int, Tensor]:
-    """The number of a weight's format, and its rows: blocks stay, numbers get eight bits, or bfloat16 if none fit."""
+    """The number of a weight's format and its rows: blocks stay as they are; numbers are rounded to Q8_0, or to
+    bfloat16 if they don't fill whole blocks."""
     if isinstance(weight, StoredTensor):
         return weight.format.number, weight.rows.contiguous()
     weight_OI = as_tensor(weight, torch.float32)
@@ -29,9 +30,9 @@ def _in_blocks(weight: Operand) -> tuple[int, Tensor]:
 
 
 class Product:
-    """``x W^T`` on the caller's thread; ``W`` in a file's blocks, in eight bits, or in bfloat16 where blocks don't fit.
+    """Computes ``x W^T`` on the caller's thread; ``W`` is kept in its file's blocks, in Q8_0, or in bfloat16.
 
-    Without the compiled kernels in float32, by torch.
+    Without the compiled kernels torch computes it in float32.
     """
 
     def __init__(self, weight: Operand) -> None:
@@ -41,7 +42,7 @@ class Product:
         except NotLoaded:
             self._weight_OI = as_tensor(weight, torch.float32)
             return
-        weakref.finalize(self, self._core.rest).atexit = False  # a late thread of a call may still read it
+        weakref.finalize(self, self._core.rest).atexit = False  # a late thread of a call may still read the matrix
         out, inputs = weight.shape
         kind, rows = _in_blocks(weight)
         self._memory = WeightArena()
@@ -55,11 +56,11 @@ class Product:
 
     @property
     def linear(self) -> structs.Linear:
-        """The matrix as the library reads it, for calls that multiply with it; only where that is there."""
+        """The matrix for library calls that multiply with it; only with the compiled kernels."""
         return self._linear
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        """``[N, O]`` float32. Raises ValueError for rows of another size."""
+        """Multiply: ``[N, I]`` to ``[N, O]`` float32. Raises ValueError for rows of the wrong size."""
         x_NI = x_NI.float().contiguous()
         if self._weight_OI is not None:
             return F.linear(x_NI, self._weight_OI)
@@ -71,6 +72,6 @@ class Product:
 
 
 def check_inputs(linear: structs.Linear, x_NI: Tensor) -> None:
-    """Raises ValueError for rows that the product can't read."""
+    """Raises ValueError for rows that don't match the matrix."""
     if x_NI.dim() != 2 or x_NI.shape[1] != linear.inputs:
         raise ValueError(f"a product of {linear.inputs} inputs can't read rows of {tuple(x_NI.shape)} numbers")

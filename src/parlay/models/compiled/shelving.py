@@ -1,4 +1,4 @@
-"""Experts of mixtures that don't fit into memory: a file has them, and those are read that rows have chosen."""
+"""Experts of mixtures that don't fit into memory: they lie in a file, and those that rows choose are read on demand."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _log = logging.getLogger(__name__)
 
 
 class ExpertShelf:
-    """Slots in memory, and threads of the library that read the experts into them which a layer's rows have chosen.
+    """Slots in memory, and the library's threads that read experts into them when rows of a layer choose these.
 
-    What is read is checked as layers are, and a disk that fails or stalls ends a forward in the same way.
+    Reads are checked like those of layers, and a disk that fails or stalls ends a forward in the same way.
     """
 
     def __init__(
         self, file: LayerFile, slots_B: Tensor, slot_bytes: int, layers: Sequence[structs.LayerStruct]
     ) -> None:
-        """Raises ParlayError where no thread can be started."""
+        """Raises ParlayError if no thread can be started."""
         self.loss, self._file, self._slots = Loss(), file, slots_B
         counts = [layer.experts for layer in layers]
         firsts = (ctypes.c_int64 * (len(layers) + 1))(*accumulate(counts, initial=0))
@@ -46,14 +46,14 @@ class ExpertShelf:
         )
         self._experts, self._told = experts, f"{count} of {sum(counts)} experts in memory, others read from disk"
         self.bytes = (sum(counts) - count) * slot_bytes
-        """Bytes of the experts that are not in memory at a time: all that a forward can read."""
+        """Bytes of all experts that are not in memory: the most that a forward can read."""
         self.address = file.core.shelf_open(ctypes.byref(shelving))
         if not self.address:
             raise ParlayError("no thread can be started that reads experts from disk: allow more processes")
 
     @property
     def bytes_read(self) -> int:
-        """Bytes that all forwards so far have read."""
+        """Bytes that all forwards have read so far."""
         return int(self._file.core.shelf_bytes(self.address))
 
     def describe(self, layers: int) -> str:
@@ -61,20 +61,20 @@ class ExpertShelf:
         return f"{self._told} when rows choose them"
 
     def point(self, model: structs.ModelStruct) -> None:
-        """Let forwards of the model ask for experts."""
+        """Make the model's forwards read experts from here."""
         model.shelf = self.address
 
     def check(self) -> None:
-        """Raises LayersLost if the last forward had to end early: then nothing that it wrote means anything."""
+        """Raises LayersLost if the last forward ended early; its output is then invalid."""
         self._file.check(int(self._file.core.shelf_fault(self.address)), self.loss)
 
     def close(self) -> None:
-        """End the threads, once no forward can be under way any more."""
+        """End the threads; call this when no forward is under way."""
         self._file.close_with(bool(self._file.core.shelf_close(self.address)), [self._slots])
 
 
 class ExpertsOnDisk:
-    """A model's experts, by layer and number, of which as many are in memory at a time as there is room for."""
+    """All experts of a model, by layer and number, of which as many are in memory at a time as fit."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ExpertsOnDisk:
         room: WeightRoom,
         resident: int,
     ) -> None:
-        """``counts`` of each layer; all else of the model takes ``resident`` bytes."""
+        """``counts`` are the experts of each layer; the rest of the model takes ``resident`` bytes."""
         self._room, self._resident = room, resident
         laid = [(arena := RegionArena(), lay_out(number, arena)) for number in range(sum(counts))]
         self._sizes = [in_blocks(arena.taken) for arena, _ in laid]
@@ -95,20 +95,21 @@ class ExpertsOnDisk:
 
     @property
     def least(self) -> int:
-        """The least bytes in which all else and experts on demand work: one is read while another one is computed."""
+        """The least bytes that work: the rest of the model, and slots to read one expert while another is computed."""
         return self._resident + BUFFERS * self.slot_bytes
 
     @property
     def serves(self) -> bool:
-        """Whether not all of the model fits, but all of it but the experts, and some of these."""
+        """Whether the rest of the model and some experts fit into the room, but not all experts."""
         return self.least <= self._room.bytes < self._resident + sum(self._sizes)
 
     def slots(self) -> Tensor:
-        """Make the room for experts."""
+        """Allocate the slots."""
         return whole_blocks(self._slots * self.slot_bytes)
 
     def file(self, packed: Callable[[int, int], None]) -> LayerFile:
-        """Open the file of experts, written if it is not there. Raises ParlayError where it can't be written."""
+        """Open the file of experts; it is written first if it does not exist. Raises ParlayError if it can't be
+        written."""
         file = self._packed.opened() or self._packed.written(packed)
         _log.warning(
             "%s does not fit into %s of memory: %d of %d experts are there at a time, others are read from disk when "

@@ -1,4 +1,4 @@
-"""A draft model's LM head over a short list of tokens: what it leaves out, the target's verification makes good."""
+"""A draft model's LM head over a short list of tokens; the target's verification makes up for those left out."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from parlay.models.weights.formats import Format
 from parlay.models.weights.quantize import fits_blocks, in_q8_0
 
 _NEWEST = 4096
-"""Places for tokens of texts that are not among the frequent ones."""
+"""Slots for tokens of the texts that are not among the frequent ones."""
 _PART = 1024
-"""Rows that are packed at a time; whole panels."""
+"""Rows packed at a time, in whole panels."""
 _PLAIN = (Format.F32.number, Format.F16.number, Format.BF16.number)
 
 
 class ShortHead:
-    """A decoder's model whose LM head has ``frequent`` tokens and the newest of its texts; all tokens with 0.
+    """A model whose LM head has only the ``frequent`` tokens and the newest tokens of its texts; with 0 it has all
+    tokens.
 
-    The frequent ones are those of least id: tokenizers number first what their training text had most of. Rows are kept
-    in blocks of eight bits, or in bfloat16 where they are no whole blocks.
+    The frequent tokens are those with the lowest ids, as tokenizers number the most frequent tokens of their training
+    text first. Rows are kept in Q8_0, or in bfloat16 if they don't fill whole blocks.
     """
 
     def __init__(self, core: structs.Core, weights: Weights, frequent: int) -> None:
@@ -44,7 +45,7 @@ class ShortHead:
         self._first = self._next = count - _NEWEST
         self._count = count
         self._lay_out(int(self.model.hidden))
-        if source.kind == self._format.number and source.panels and not source.scale:  # packed alike
+        if source.kind == self._format.number and source.panels and not source.scale:  # packed in the same way
             ctypes.memmove(self.model.head.panels, source.panels, count // self._panel * self._panel_bytes)
         else:
             for first in range(0, count, _PART):
@@ -52,7 +53,7 @@ class ShortHead:
         self._newest_rows = self._rows(range(self._first, count))
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Give these tokens places, those of the tokens that have had theirs for longest."""
+        """Give these tokens slots; they replace the tokens that have had theirs for longest."""
         if self._first == self._count:
             return
         fresh = [token for token in dict.fromkeys(tokens) if not self._listed[token]][-_NEWEST:]
@@ -64,7 +65,7 @@ class ShortHead:
                 self._next = self._first
 
     def _lay_out(self, hidden: int) -> None:
-        """Make room for the packed rows, and point the model's head there."""
+        """Allocate the packed rows, and point the model's head at them."""
         blocks = fits_blocks(torch.empty(0, hidden))
         self._format = Format.Q8_0 if blocks else Format.BF16
         self._panel_bytes = int(self._core.panel_bytes(self._format.number, hidden))
@@ -74,7 +75,7 @@ class ShortHead:
         self.model.vocab = self._count
 
     def _put(self, first: int, tokens: Sequence[int]) -> None:
-        """Give ``tokens`` the places from ``first`` on, which are those of the newest."""
+        """Give ``tokens`` the slots from ``first`` on, which are slots of the newest tokens."""
         for token in self.tokens_D[first : first + len(tokens)].tolist():
             self._listed[token] = 0
         for token in tokens:
@@ -87,13 +88,13 @@ class ShortHead:
         self._pack(self._first + begin, self._newest_rows[begin:end])
 
     def _pack(self, first: int, rows: Tensor) -> None:
-        """Pack ``rows`` ``[K, bytes]`` for the places from ``first`` on, whole panels."""
+        """Pack ``rows`` ``[K, bytes]`` into the slots from ``first`` on, in whole panels."""
         head = self.model.head
         panels = head.panels + first // self._panel * self._panel_bytes
         self._core.pack(head.kind, rows.data_ptr(), len(rows), head.inputs, panels)
 
     def _rows(self, tokens: Sequence[int]) -> Tensor:
-        """The head's rows of these tokens, as they are packed: uint8."""
+        """The LM head's rows of these tokens, uint8, in the format in which they are packed."""
         rows_KH = torch.empty(len(tokens), int(self.model.hidden))
         for row, token in zip(rows_KH, tokens, strict=True):
             self._core.read(ctypes.byref(self._source), token, row.data_ptr())
@@ -102,10 +103,11 @@ class ShortHead:
         return rows_KH.to(torch.bfloat16).view(torch.uint8)
 
     def __del__(self) -> None:
-        self._core.rest()  # a late thread may still read them
+        self._core.rest()  # a late thread may still read the rows
 
 
 def _rows_of_head(weights: Weights) -> structs.Linear | None:
-    """Where single rows of the LM head can be read, if they can: packed plain numbers can't."""
+    """The matrix from which single rows of the LM head can be read; None if there is none, as packed plain numbers
+    don't allow it."""
     head: structs.Linear = weights.model.embedding if weights.tied else weights.model.head
     return None if not weights.tied and (head.kind in _PLAIN or head.scale or head.order) else head

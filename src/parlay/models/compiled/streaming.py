@@ -1,8 +1,8 @@
-"""Layers that don't fit into memory: a file has them as the compiled products read them, and every forward streams it.
+"""Layers that don't fit into memory: they lie in a file in their packed form, and every forward streams them.
 
-The file is written once, layer by layer, so that no more than one of them is in memory for it. Its name says of which
-checkpoint, in which form and for which library it is; a sum over each layer is checked whenever that is read. Files of
-experts are the same (`parlay.models.compiled.shelving`): there each expert is what a layer is here.
+The file is written once, layer by layer, so that only one layer is in memory at a time. Its name identifies the
+checkpoint, the packed form and the library; a checksum of each layer is verified on every read. Files of experts work
+in the same way (`parlay.models.compiled.shelving`), with an expert in the place of a layer.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ PATIENCE = 30.0
 S = TypeVar("S", structs.LayerStruct, structs.Expert, covariant=True)
 
 _log = logging.getLogger(__name__)
-_stuck: list[object] = []  # what threads still read that a disk holds
+_stuck: list[object] = []  # kept alive: threads that a disk holds up still use it
 
 
 class LayersLost(ParlayError):
-    """A layer can't be read from disk: the forward that needs it fails."""
+    """Raised when a layer can't be read from disk; the forward that needs it fails."""
 
 
 class LayersDamaged(RunnerLost, LayersLost):
-    """The file is not what was loaded, so no later forward can work either."""
+    """Raised when the file has changed since it was loaded: all later forwards would fail, too."""
 
 
 @dataclass(slots=True)
 class Loss:
-    """Why a model's layers can't be had any more; empty while they can. It may outlive the model."""
+    """Why a model's layers are lost; empty while they can be read. This object may outlive the model."""
 
     reason: str = ""
 
@@ -66,9 +66,10 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class WeightRoom:
-    """How many ``bytes`` a model's weights may take in memory: ``said`` by the user, or free.
+    """How many ``bytes`` of memory a model's weights may take; ``said``: the user gave the limit, else it is what is
+    free.
 
-    ``name`` is the model's, and ``identity`` tells its weights from others.
+    ``name`` is the model's name, and ``identity`` returns a fingerprint of its weights.
     """
 
     bytes: int
@@ -77,9 +78,9 @@ class WeightRoom:
     identity: Callable[[], str]
 
     def split(self, sizes: Sequence[int], resident: int, otherwise: int | None = None) -> LayerSplit:
-        """Choose the layers that stay, of layers of these sizes, beside ``resident`` bytes that do in any case.
+        """Choose which layers stay in memory, from their sizes; ``resident`` bytes of the model stay in any case.
 
-        Raises ParlayError where the room does not hold the least that works: with that, or ``otherwise`` so many bytes.
+        Raises ParlayError if the room is below the least that works: that, or ``otherwise`` bytes if given.
         """
         split = split_layers(sizes, self.bytes - resident)
         if split is None:
@@ -93,7 +94,7 @@ class WeightRoom:
 
 
 class PackedUnit(NamedTuple, Generic[S]):
-    """One layer, or one expert, laid out in some memory, and the calls that fill that."""
+    """One layer or expert laid out in memory, and the jobs that fill that memory."""
 
     struct: S
     jobs: Sequence[Callable[[], object]]
@@ -106,7 +107,7 @@ class LayOut(Protocol[S]):
 
 
 def linears_of(layer: structs.LayerStruct) -> Iterator[structs.Linear]:
-    """All products of a layer, those of its experts too."""
+    """All products of a layer, including those of its experts."""
     yield from (layer.query, layer.key, layer.value, layer.out, layer.gate, layer.up, layer.down)
     yield from (layer.router, layer.per_layer_gate, layer.per_layer_out)
     for place in range(layer.experts + bool(layer.shared)):
@@ -114,13 +115,13 @@ def linears_of(layer: structs.LayerStruct) -> Iterator[structs.Linear]:
 
 
 def linears_of_expert(expert: structs.Expert) -> Sequence[structs.Linear]:
-    """List its three products."""
+    """The three products of an expert."""
     return expert.gate, expert.up, expert.down
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerFile:
-    """A file with all layers of a model, open for reading. ``direct``: past the system's cache."""
+    """A file with all layers of a model, open for reading; ``direct``: reads bypass the page cache."""
 
     path: Path
     places: tuple[Place, ...]
@@ -130,7 +131,7 @@ class LayerFile:
 
     @staticmethod
     def open(path: Path, core: structs.Core, sizes: Sequence[int]) -> LayerFile | None:
-        """None where there is no such file, or one that is not whole, or has layers of other ``sizes``."""
+        """Open the file; None if it does not exist, is incomplete, or has layers of other ``sizes``."""
         try:
             with path.open("rb") as file:
                 places = read_header(file.read(offset_of_layers(len(sizes))))
@@ -143,7 +144,7 @@ class LayerFile:
         return LayerFile(path, tuple(places), descriptor, direct, core)
 
     def streaming(self, numbers: Sequence[int], buffers: Sequence[Tensor] = ()) -> structs.Streaming:
-        """Tell the library where to read these layers, and into which buffers."""
+        """A struct that tells the library where to read these layers, and into which buffers."""
         chosen = (structs.StreamedLayer * len(numbers))(
             *(structs.StreamedLayer(*self.places[number]) for number in numbers)
         )
@@ -153,13 +154,13 @@ class LayerFile:
         return found
 
     def read(self, layer: int, to_B: Tensor) -> None:
-        """Read a layer into memory. Raises LayersLost."""
+        """Read a layer into memory. Raises LayersLost if that fails."""
         fault = int(self.core.stream_read(ctypes.byref(self.streaming([layer])), 0, to_B.data_ptr()))
         if fault:
             raise self.lost(fault)
 
     def lost(self, fault: int) -> LayersLost:
-        """Say why a layer can't be had. A file that is damaged goes, so that the next one who loads packs it anew."""
+        """The error for a layer that can't be read. A damaged file is deleted, so that the next load packs it anew."""
         if fault == structs.STREAM_STALLED:
             return LayersLost(f"the disk gave nothing of {self.path} for {PATIENCE:g} s: see whether it still answers")
         if fault > 0:
@@ -171,7 +172,7 @@ class LayerFile:
         return LayersDamaged(f"{self.path} {what} since the model was loaded: load it again, which packs it anew")
 
     def check(self, fault: int, loss: Loss) -> None:
-        """Raises LayersLost for a fault, and notes in ``loss`` that nothing more can be had, where it is such a one."""
+        """Raises LayersLost for a fault, and notes in ``loss`` if no later forward can work."""
         if fault:
             error = self.lost(fault)
             loss.reason = str(error) if isinstance(error, RunnerLost) else ""
@@ -181,7 +182,7 @@ class LayerFile:
         os.close(self.file)
 
     def close_with(self, ended: bool, buffers: Sequence[Tensor]) -> None:
-        """Close it if the threads that read it have ``ended``, else keep what they read and write."""
+        """Close the file if the threads that read it have ``ended``; else keep it and their buffers alive."""
         if ended:
             self.close()
         else:
@@ -189,10 +190,10 @@ class LayerFile:
 
 
 class LayerStream:
-    """Threads of the library that read the layers ``split.streamed`` of a file, in order, in every forward."""
+    """The library's threads that read the layers ``split.streamed`` of a file, in order, in every forward."""
 
     def __init__(self, file: LayerFile, split: LayerSplit) -> None:
-        """Raises ParlayError where no thread can be started."""
+        """Raises ParlayError if no thread can be started."""
         self.split, self.loss, self._file = split, Loss(), file
         self.buffers = [whole_blocks(split.buffer_bytes) for _ in range(BUFFERS)]
         streaming = file.streaming(split.streamed, self.buffers)
@@ -206,19 +207,19 @@ class LayerStream:
         return self.split.streamed_bytes
 
     def describe(self, layers: int) -> str:
-        """Say what is read of a model with so many layers."""
+        """Say how many of ``layers`` layers are read from disk."""
         return f"{len(self.split.streamed)} of {layers} layers read from disk in every forward"
 
     def point(self, model: structs.ModelStruct) -> None:
-        """Let forwards of the model wait for the layers."""
+        """Make the model's forwards wait for the layers."""
         model.stream = self.address
 
     def check(self) -> None:
-        """Raises LayersLost if the last forward had to end early: then nothing that it wrote means anything."""
+        """Raises LayersLost if the last forward ended early; its output is then invalid."""
         self._file.check(int(self._file.core.stream_fault(self.address)), self.loss)
 
     def close(self) -> None:
-        """End the threads, once no forward can be under way any more."""
+        """End the threads; call this when no forward is under way."""
         self._file.close_with(bool(self._file.core.stream_close(self.address)), self.buffers)
 
 
@@ -240,7 +241,7 @@ class DiskReader(Protocol):
 
 
 class StreamedLayers(NamedTuple):
-    """Structures of all layers, in order, the memory of what stays, and what reads the rest."""
+    """The structs of all layers in order, the memory of those that stay, and the reader of the others."""
 
     structs: Sequence[structs.LayerStruct]
     pinned: Sequence[Tensor]
@@ -248,20 +249,20 @@ class StreamedLayers(NamedTuple):
 
 
 class PackedFile(Generic[S]):
-    """The file of a model's layers, or of its experts, each of which takes so many bytes of ``sizes``."""
+    """The file of a model's layers or experts; ``sizes`` are the bytes of each."""
 
     def __init__(self, core: structs.Core, lay_out: LayOut[S], room: WeightRoom, sizes: Sequence[int], form: object):
-        """``form`` tells packed weights of one checkpoint from others."""
+        """``form`` identifies the way in which the weights are packed."""
         self._core, self._room, self._sizes = core, room, sizes
         self._lay_out: LayOut[S] = lay_out
         self._form = hashlib.sha256(repr(form).encode()).hexdigest()[:16]
 
     def opened(self) -> LayerFile | None:
-        """The file, if it is there and whole."""
+        """The open file, or None if it does not exist or is incomplete."""
         return LayerFile.open(self._path(), self._core, self._sizes)
 
     def written(self, packed: Callable[[int, int], None]) -> LayerFile:
-        """Write it. Raises ParlayError where that can't be done."""
+        """Write the file, and open it. Raises ParlayError if that fails."""
         path, count = self._path(), len(self._sizes)
         with ThreadPoolExecutor(threads.count()) as pool:
 
@@ -272,7 +273,7 @@ class PackedFile(Generic[S]):
 
             write_layers(path, self._core, self._sizes, pack)
         for old in path.parent.glob(f"{path.name.rpartition('-')[0]}-*.layers"):
-            if old != path:  # of another version, which nobody will read
+            if old != path:  # written by another version, so nobody will read it
                 old.unlink(missing_ok=True)
         _log.warning("packed %s of layers of %s into %s", format_bytes(sum(self._sizes)), self._room.name, path)
         file = self.opened()
@@ -287,7 +288,7 @@ class PackedFile(Generic[S]):
 
 
 class LayersOnDisk:
-    """A model's layers, of which some will be streamed. ``resident`` bytes of its weights are in memory in any case."""
+    """A model's layers, some of which will be streamed; ``resident`` bytes of its weights are in memory in any case."""
 
     def __init__(
         self,
@@ -299,7 +300,7 @@ class LayersOnDisk:
         *,
         otherwise: int | None = None,
     ) -> None:
-        """Raises ParlayError where the room does not hold the least that works; see `WeightRoom.split`."""
+        """Raises ParlayError if the room is below the least that works; see `WeightRoom.split`."""
         self._lay_out, self._room = lay_out, room
         laid = [(arena := RegionArena(), lay_out(layer, arena)) for layer in range(layers)]
         self._sizes = [in_blocks(arena.taken) for arena, _ in laid]
@@ -308,9 +309,9 @@ class LayersOnDisk:
         self._packed = PackedFile(core, lay_out, room, self._sizes, shapes)
 
     def load(self, packed: Callable[[int, int], None]) -> StreamedLayers:
-        """Write the file of layers if it is not there, read those that stay, and begin to stream the others.
+        """Write the file of layers unless it exists, read those that stay in memory, and start streaming the others.
 
-        Raises LayersLost where it can't be read, ParlayError where it can't be written.
+        Raises LayersLost if it can't be read, ParlayError if it can't be written.
         """
         found = self._packed.opened()
         file = found or self._packed.written(packed)
@@ -320,7 +321,7 @@ class LayersOnDisk:
             file.close()
             if found is None or file.path.exists():
                 raise
-            return self.load(packed)  # it was damaged, so it is gone now
+            return self.load(packed)  # the file was damaged and is deleted by now
         stream = LayerStream(file, self.split)
         places = {layer: memory.data_ptr() for layer, memory in pinned.items()}
         for number, layer in enumerate(self.split.streamed):

@@ -1,4 +1,4 @@
-"""Weights in the layout that the compiled products read, and the structures that point at them."""
+"""All weights of a model in the layout that the compiled products read, and the structs that point at them."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from parlay.system import threads
 
 _log = logging.getLogger(__name__)
 _ACTIVATIONS: Mapping[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
-"""As core.h counts them."""
+"""The numbers of activations in core.h."""
 Packed = Callable[[int, int], None]
-"""Told how many parts are packed, of how many."""
+"""Called with the count of packed parts and the count of all."""
 
 
 def nobody(done: int, parts: int) -> None:
-    """For those who do not watch."""
+    """Ignore progress."""
 
 
 class Weights:
-    """A model packed for ``core``, by as many threads as decode. Owns all memory that ``model`` points to."""
+    """A model packed for ``core``, on as many threads as decode. It owns all memory that ``model`` points to."""
 
     def __init__(
         self,
@@ -60,12 +60,13 @@ class Weights:
         room: WeightRoom | None = None,
         beside: Weights | None = None,
     ) -> None:
-        """Without ``logits`` there is no LM head. Layers beyond ``room`` stay on disk. Embeddings are ``beside``'s."""
+        """Without ``logits`` no LM head is packed. Layers beyond ``room`` stay on disk. Embedding rows are shared with
+        ``beside``."""
         self._logits, self._room, self._packed, self._shares_with = logits, room, packed, beside
         self._core, self._config, self._dtype = core, config, dtype
         self._matrices = Matrices(core, dtype, arena := WeightArena(), ahead=room is None)
         self.streamed: StreamedLayers | None = None
-        self._slots_at: int | None = None  # where slots for experts begin, if these are on disk
+        self._slots_at: int | None = None  # address of the slots for experts, if experts are on disk
         fused = FusedWeights(config, weights, torch.float32)
         self.model = self._lay_out(fused, arena)
         alone, ahead, jobs = self._matrices.alone, self._matrices.ahead, self._matrices.jobs
@@ -73,17 +74,18 @@ class Weights:
             _log.warning("%d matrices are multiplied as numbers, for each has an order of inputs of its own", alone)
         if ahead is not None:
             jobs = [*ahead.jobs(), *jobs]
-        for done in threads.run(jobs):  # begun now, because Python runs one thread at a time
+        for done in threads.run(jobs):  # only now: laying out runs Python code, which would hold these threads up
             packed(done, len(jobs))
         self._matrices.forget_uses()
 
     @property
     def tied(self) -> bool:
-        """Whether the LM head has the rows of the embedding."""
+        """Whether the LM head shares the embedding's rows."""
         return self._tied
 
     def embed(self, ids: Sequence[int]) -> Tensor:
-        """Read the rows of these tokens as the first layer does, float32 ``[N, H]``. Raises ValueError for others."""
+        """The embedding rows of these tokens, as the first layer reads them, float32 ``[N, H]``. Raises ValueError for
+        ids outside the vocabulary."""
         if ids and not 0 <= min(ids) <= max(ids) < self.model.embedding.outputs:
             raise ValueError(f"tokens {min(ids)} to {max(ids)}: the embedding has {self.model.embedding.outputs}")
         rows_NH = torch.empty(len(ids), self._config.hidden_size)
@@ -92,7 +94,7 @@ class Weights:
         return rows_NH if self._config.embedding_scale == 1 else rows_NH * self._config.embedding_scale
 
     def __del__(self) -> None:
-        self._core.rest()  # a late thread may still read them
+        self._core.rest()  # a late thread may still read the weights
         if self.streamed is not None:
             self.streamed.stream.close()
 
@@ -124,7 +126,7 @@ class Weights:
         return model
 
     def _layers(self, fused: FusedWeights, arena: WeightArena) -> Sequence[structs.LayerStruct]:
-        """All layers, in memory if the room holds them: else some, or experts, will be read from disk."""
+        """The structs of all layers: in memory if the room holds them, else with some layers or experts on disk."""
         if self._room is not None:
             resident = arena.taken + sum(held.nbytes for held in self._matrices.held)
             self.streamed = self._on_disk(fused, self._room, resident)
@@ -136,9 +138,9 @@ class Weights:
         return [self._layer(fused.layer(index), form) for index, form in enumerate(self._config.forms)]
 
     def _on_disk(self, fused: FusedWeights, room: WeightRoom, resident: int) -> StreamedLayers | None:
-        """Experts or layers that the room does not hold beside ``resident`` bytes; None where it holds all of them.
+        """Put experts or layers on disk if the room does not hold them beside ``resident`` bytes; None if it holds all.
 
-        Of a mixture experts alone, if the room holds all else: a row reads but those that it chooses.
+        In a mixture only experts go to disk if the rest fits, as a row reads only the experts that it chooses.
         """
         experts = self._experts_on_disk(fused, room, resident)
         if experts is not None and experts.serves:
@@ -148,7 +150,7 @@ class Weights:
         return layers.load(self._packed) if layers.split.streamed else None
 
     def _experts_on_disk(self, fused: FusedWeights, room: WeightRoom, resident: int) -> ExpertsOnDisk | None:
-        """The experts of a mixture, if it is one."""
+        """The experts of a mixture; None for other models."""
         counts = [form.experts.count if form.experts else 0 for form in self._config.forms]
         if not sum(counts):
             return None
@@ -164,27 +166,28 @@ class Weights:
         return ExpertsOnDisk(self._core, partial(self._laid_expert, found), counts, room, resident)
 
     def _with_shelf(self, fused: FusedWeights, experts: ExpertsOnDisk) -> StreamedLayers:
-        """All layers in memory but for their experts, of which some are there at a time."""
+        """All layers in memory except for their experts, some of which are in memory at a time."""
         file, slots = experts.file(self._packed), experts.slots()
         self._slots_at = slots.data_ptr()
         layers = self._in_memory(fused)
         return StreamedLayers(layers, [slots], ExpertShelf(file, slots, experts.slot_bytes, layers))
 
     def _laid(self, fused: FusedWeights, layer: int, arena: Arena) -> PackedUnit[structs.LayerStruct]:
-        """One layer in memory of its own, and what packs it; see `LayOut`."""
+        """One layer in an arena of its own, with the jobs that pack it; see `LayOut`."""
         return self._matrices.laid_in(arena, lambda: self._layer(fused.layer(layer), self._config.forms[layer]))
 
     def _laid_expert(
         self, experts: Sequence[tuple[GatedWeights, LayerForm]], number: int, arena: Arena
     ) -> PackedUnit[structs.Expert]:
-        """One expert in memory of its own, and what packs it; see `LayOut`. What is held for it goes again."""
+        """One expert in an arena of its own, with the jobs that pack it; see `LayOut`. Tensors held for it are dropped
+        again."""
         held = len(self._matrices.held)
         found = self._matrices.laid_in(arena, lambda: structs.Expert(**self._gated(*experts[number])))
         del self._matrices.held[held:]
         return found
 
     def _per_layer(self, fused: FusedWeights, beside: Weights | None) -> dict[str, Any]:
-        """Fields of a model whose layers read numbers of their own."""
+        """Model fields for per-layer inputs."""
         inputs = fused.per_layer
         if inputs is None:
             return {}
@@ -225,7 +228,7 @@ class Weights:
         )
 
     def _last(self, weights: PerLayerWeights | None) -> dict[str, Any]:
-        """Fields of a layer that reads numbers of its own."""
+        """Layer fields for per-layer inputs."""
         if weights is None:
             return {}
         return {
@@ -235,7 +238,7 @@ class Weights:
         }
 
     def _mlp(self, weights: GatedWeights | ExpertWeights, form: LayerForm) -> dict[str, Any]:
-        """Fields of a layer: its three matrices, or its experts."""
+        """Layer fields of its feed-forward: three matrices, or experts."""
         if isinstance(weights, GatedWeights):
             return self._gated(weights, form)
         assert form.experts is not None, "its weights are experts"
@@ -257,14 +260,14 @@ class Weights:
         }
 
     def _expert(self, weights: GatedWeights, form: LayerForm) -> structs.Expert:
-        """An expert among the others, or as it would lie in the first slot where some are there at a time."""
+        """Lay out an expert: beside the others, or in the first slot if experts are read on demand."""
         if self._slots_at is None:
             return structs.Expert(**self._gated(weights, form))
         slot = RegionArena(self._slots_at)
         return self._matrices.laid_in(slot, lambda: structs.Expert(**self._gated(weights, form))).struct
 
     def _beside(self, weights: BesideWeights, form: LayerForm) -> dict[str, Any]:
-        """Fields of a layer with a feed-forward beside its experts."""
+        """Layer fields of a feed-forward that runs beside the experts."""
         return {
             **self._gated(weights.dense, form),
             "expert_scales": self._matrices.hold(weights.scales),
@@ -275,7 +278,8 @@ class Weights:
         }
 
     def _gated(self, weights: GatedWeights, form: LayerForm) -> dict[str, structs.Linear]:
-        """Lay the units out in the order in which blocks of ``down`` have them: rows of gate and up move at no cost."""
+        """Lay out gate, up and down; if the columns of ``down`` are permuted, the rows of gate and up are permuted
+        instead, at no cost."""
         down, order = weights.down, order_of_columns([weights.down])
         if isinstance(down, StoredTensor):
             down = replace(down, columns=None)
@@ -290,7 +294,7 @@ class Weights:
         }
 
     def _by_head(self, norms: Sequence[Tensor], heads: KeyHeads) -> Tensor:
-        """The norms of queries and keys, each ``[D]`` or ``[heads * D]``, as ``[query and key heads, D]``."""
+        """The query and key norms, each ``[D]`` or ``[heads * D]``, as ``[query and key heads, D]``."""
         counts = (self._config.num_heads, heads.heads)
         return torch.cat(
             [norm.view(-1, heads.size).expand(count, -1) for norm, count in zip(norms, counts, strict=False)]

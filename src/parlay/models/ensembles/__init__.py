@@ -1,1 +1,1 @@
-"""Runners whose logits are made of several models' logits, or of one model's for two prompts."""
+"""Runners whose logits are combined from several models, or from one model with two prompts."""

@@ -1,9 +1,9 @@
-"""Rules that make one law of several models' logits, row by row.
+"""Rules that combine the logits of several models row by row.
 
-Some rules let one of the models decide, and the row is that model's. The others write their row as the first model's
-logits and a difference from them. So models that agree bit for bit give the very logits of one of them, whatever the
-rule, and penalties that look at the sign of a logit still work. A row is computed alone and in float64, so that it does
-not depend on the rows of other requests.
+Some rules choose one model for a row, and take its logits. The others return the first model's logits plus a
+difference. So models that agree bit for bit give exactly the logits of one of them under any rule, and penalties that
+depend on the sign of a logit still work. Each row is computed alone and in float64, so it does not depend on the rows
+of other requests.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from torch import Tensor
 from parlay.options import Ensemble
 
 _FAR = 1000.0
-"""Nats below which a probability is 0 in float64, while logits in float32 still keep their order."""
+"""Distance in nats at which a probability is 0 in float64, while float32 logits still keep their order."""
 CombineRow = Callable[[Sequence[Tensor]], Tensor]
-"""From one row ``[V]`` of each model, in float64, to the row of all."""
+"""Combines one row ``[V]`` of each model, in float64, into one row."""
 ChooseModel = Callable[[Sequence[Tensor], Tensor | None], int]
-"""From one row ``[V]`` of each model, in float64, to the place of the model that decides.
+"""Chooses the index of the deciding model from one row ``[V]`` of each, in float64.
 
-The second argument is the first model's final hidden state ``[H]`` there, for rules that read it."""
+The second argument is the first model's final hidden state ``[H]`` there, for rules that need it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Deferral:
-    """Co-LLM's head: how likely it is that the assistant should write the next token (Shen et al. 2024,
+    """Co-LLM's head: the probability that the assistant should write the next token (Shen et al. 2024,
     arXiv:2403.03870).
 
-    ``weight_H`` and ``bias`` are float64, and the probability is sigmoid(weight_H . h + bias) for the base model's last
-    hidden state h. The assistant writes where it is above ``threshold``.
+    It is sigmoid(``weight_H`` . h + ``bias``), in float64, of the base model's last hidden state h. The assistant
+    writes if it is above ``threshold``.
     """
 
     weight_H: Tensor
@@ -43,7 +44,7 @@ class Deferral:
     threshold: float
 
     def choose(self, rows: Sequence[Tensor], state_H: Tensor | None) -> int:
-        """0 where the base model writes, 1 where the assistant does; 0 if there is no assistant any more."""
+        """Return 0 if the base model writes, 1 if the assistant does; always 0 if the assistant was dropped."""
         assert state_H is not None, "the base model's state is read"
         return int(len(rows) > 1 and self.probability(state_H) > self.threshold)
 
@@ -52,7 +53,7 @@ class Deferral:
 
 
 def combine(rule: CombineRow, logits: Sequence[Tensor]) -> Tensor:
-    """Combine logits ``[R, V]`` of several models, which belong to the same texts."""
+    """Combine the logits ``[R, V]`` of several models for the same texts."""
     combined_RV = torch.empty_like(logits[0])
     for row in range(len(combined_RV)):
         combined_RV[row] = rule([each_RV[row].double() for each_RV in logits])
@@ -62,7 +63,7 @@ def combine(rule: CombineRow, logits: Sequence[Tensor]) -> Tensor:
 def choose(
     rule: ChooseModel, logits: Sequence[Tensor], states_RH: Tensor | None = None
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """Take each row from the model that decides there; the second result are the places of these models."""
+    """Take each row from the model that decides there; the second result is the index of that model by row."""
     chosen = tuple(
         rule([each_RV[row].double() for each_RV in logits], None if states_RH is None else states_RH[row])
         for row in range(len(logits[0]))
@@ -74,7 +75,7 @@ def choose(
 
 
 def mean(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """The weighted mean of the laws: log sum_i w_i p_i."""
+    """The weighted mean of the distributions: log sum_i w_i p_i."""
     first_V, logprobs = rows[0], [log_softmax(row_V) for row_V in rows]
     most_V = torch.stack(logprobs).amax(dim=0)
     finite_V = most_V.clamp(min=torch.finfo(torch.float64).min)  # where no model allows a token
@@ -87,7 +88,7 @@ def mean(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def product(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """The product of experts: sum_i w_i log p_i, the weights' sum being 1."""
+    """The product of experts: sum_i w_i log p_i, where the weights sum to 1."""
     first_V, logprobs = rows[0], [log_softmax(row_V) for row_V in rows]
     total = math.fsum(weights)
     shift_V = torch.zeros_like(first_V)
@@ -97,7 +98,7 @@ def product(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def majority(rows: Sequence[Tensor], weights: Sequence[float]) -> int:
-    """The first model among those whose likeliest token has most votes; of equal votes the earliest wins."""
+    """The first model whose likeliest token has the most votes."""
     choices = [_likeliest(row_V) for row_V in rows]
     votes = [
         sum(weight for weight, other in zip(weights, choices, strict=True) if other == choice) for choice in choices
@@ -106,18 +107,18 @@ def majority(rows: Sequence[Tensor], weights: Sequence[float]) -> int:
 
 
 def certainty(rows: Sequence[Tensor], weights: Sequence[float]) -> int:
-    """The model that is surest: the one whose likeliest token has the highest weighted probability."""
+    """The model whose likeliest token has the highest weighted probability."""
     sure = [weight * float(log_softmax(row_V).max().exp()) for weight, row_V in zip(weights, rows, strict=True)]
     return sure.index(max(sure))
 
 
 def contrast(rows: Sequence[Tensor], beta: float, alpha: float = 0.0) -> Tensor:
-    """The first model's law, moved away from the second's: log p + beta (log p - log q).
+    """The first model's distribution p moved away from the second's, q: log p + beta (log p - log q).
 
-    Tokens whose p is less than ``alpha`` times the highest lie far below all others, so that they come only where a
-    mask or a form leaves no other: contrastive decoding (Li et al. 2023,
-    arXiv:2210.15097) in the form of O'Brien and Lewis 2023, arXiv:2309.09117. With ``alpha`` 0 it is classifier-free
-    guidance of scale 1 + beta (Sanchez et al. 2023, arXiv:2306.17806).
+    Tokens whose p is below ``alpha`` times the highest are put far below all others, so they appear only if a mask or a
+    form allows nothing else: contrastive decoding (Li et al. 2023, arXiv:2210.15097) in the form of O'Brien and Lewis
+    2023, arXiv:2309.09117. With ``alpha`` 0 it is classifier-free guidance of scale 1 + beta (Sanchez et al. 2023,
+    arXiv:2306.17806).
     """
     first_V, second_V = rows
     logprobs_V = log_softmax(first_V)
@@ -141,7 +142,7 @@ _CHOOSING: Mapping[str, Callable[[Sequence[Tensor], Sequence[float]], int]] = Ma
 
 
 def rule_of(ensemble: Ensemble, members: Sequence[int]) -> CombineRow:
-    """The rule that an ensemble's options name, for the rows of these of its members, where it makes one law of all."""
+    """The combining rule that an ensemble's options name, for the rows of these members."""
     if ensemble.rule == "contrast":
         return partial(contrast, beta=ensemble.beta, alpha=ensemble.alpha)
     rule, weights = _WEIGHTED[ensemble.rule], [ensemble.weights[member] for member in members]
@@ -149,7 +150,8 @@ def rule_of(ensemble: Ensemble, members: Sequence[int]) -> CombineRow:
 
 
 def choice_of(ensemble: Ensemble, deferral: Deferral | None, members: Sequence[int]) -> ChooseModel:
-    """The same where it lets one of them decide; ``deferral`` is the head of the rule that has one."""
+    """The choosing rule that an ensemble's options name, for the rows of these members; ``deferral`` is the head of
+    rule defer."""
     if deferral is not None:
         return deferral.choose
     rule, weights = _CHOOSING[ensemble.rule], [ensemble.weights[member] for member in members]
@@ -157,10 +159,10 @@ def choice_of(ensemble: Ensemble, deferral: Deferral | None, members: Sequence[i
 
 
 def _moved(first_V: Tensor, shift_V: Tensor) -> Tensor:
-    """The sum, where a token that the first model excludes stays excluded."""
+    """The sum, in which tokens that the first model excludes stay excluded."""
     return torch.where(first_V == -math.inf, first_V, first_V + shift_V)
 
 
 def _likeliest(row_V: Tensor) -> int:
-    """The lowest id among those with the highest logit, as the sampler takes it."""
+    """The lowest id among the tokens with the highest logit, as the sampler chooses."""
     return int((row_V == row_V.max()).nonzero()[0])

@@ -1,4 +1,4 @@
-"""Several models that write one text: at each place, one law is made of their logits."""
+"""Several models that write one text: their logits are combined at each place."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Sequence:
-    """A sequence: the tokens that every member has cached, its part in each member by number, and the last segment."""
+    """A sequence: the tokens cached by all members, its `Part` in each member by number, and the last segment."""
 
     tokens: list[int]
     parts: dict[int, Part]
     last: Segment | None = None
     lost: tuple[str, ...] = field(default=())
-    """The members that failed for it or were late, and have no part any more."""
+    """Names of members that failed for it or were late, and were dropped."""
 
     def settle(self) -> int:
-        """Keep no more tokens than every member has; returns how many these are."""
+        """Cut ``tokens`` to those that all members have cached; returns their number."""
         del self.tokens[min(len(part.tokens) for part in self.parts.values()) :]
         return len(self.tokens)
 
@@ -57,7 +57,7 @@ class _Rows:
     logits: list[Tensor]
 
     def states(self, layer: int, segments: Sequence[Segment]) -> list[Tensor]:
-        """The tapped states of the rows that the logits are of, where exactly the segments ran."""
+        """The tapped states of the rows that have logits; exactly the segments must have run."""
         ends = accumulate(segment.rows for segment in segments)
         tap_NH = self.out.taps[layer]
         return [tap_NH[end - len(rows) : end] for end, rows in zip(ends, self.logits, strict=True)]
@@ -66,11 +66,11 @@ class _Rows:
 class EnsembleRunner(Runner):
     """Combines its members' logits by the ensemble's rule; see `parlay.types.Runner`.
 
-    Each member has its own cache, and reads every token. What only some of them find cached does not run again there.
-    Members may differ in size and family, not in the tokens that ids stand for: the ids that all have are the
-    vocabulary. Taps, and drafts that skip layers, are the first member's. With ``one_budget``, caches share their
-    memory, so room is counted for all members together. ``deferral`` is the head of rule defer, and ``clock`` tells the
-    seconds of deadlines.
+    Each member has its own cache and reads every token; tokens that it finds cached do not run again. Members may
+    differ in size and family, but an id must stand for the same token in all of them; the vocabulary is the ids that
+    all have. Taps and layer-skipping drafts come from the first member. With ``one_budget`` the caches share their
+    memory, so free room is counted for all members together. ``deferral`` is the head of rule defer, and ``clock`` is
+    used for deadlines.
     """
 
     def __init__(
@@ -115,11 +115,12 @@ class EnsembleRunner(Runner):
         return all(part.reserve(tokens) for part in self._get(sequence).parts.values())
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
-        """Run the rows in every member, one after another. With ``skip`` in the first alone, whose logits these are.
+        """Run the rows in every member, one after another; with ``skip`` only in the first, whose logits are then
+        returned.
 
-        Raises ParlayError where a member's logits are NaN, and what a member raises. But if failed members are to be
-        dropped, a sequence that runs alone and without a tree goes on without its member. All sequences of a forward go
-        on without one that comes after the deadline, unless a prompt is read.
+        Raises ParlayError if a member's logits are NaN, and what a member raises. If the ensemble drops failed members,
+        a sequence that runs alone and without a tree goes on without the failed member instead. All sequences of a
+        forward go on without a member that misses the deadline, unless a prompt is being read.
         """
         if any(segment.features is not None or segment.together or segment.places for segment in segments):
             raise ValueError(f"{self._spec.name}: an ensemble takes no features, and no rows of canvases")
@@ -194,14 +195,14 @@ class EnsembleRunner(Runner):
             raise ValueError(f"sequence {sequence} is not open") from None
 
     def _together(self, tokens: Iterable[int]) -> int:
-        """How many tokens all members can have, where each alone could have so many."""
+        """How many tokens fit if all members cache them, from how many would fit in each alone."""
         counts = list(tokens)
         if not self._one_budget or min(counts) <= 0:
             return max(0, min(counts))
         return int(1 / sum(1 / count for count in counts))
 
     def _run(self, number: int, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> _Rows:
-        """One member's forward. Taps have a row for each row of the segments, so with them exactly these run."""
+        """Run one member's forward. With taps exactly the segments' rows run, as taps have a row for each of them."""
         fed: list[Segment] = []
         places: list[int | None] = []
         for segment in segments:
@@ -223,7 +224,7 @@ class EnsembleRunner(Runner):
         return _Rows(out, [nothing_0V if at is None else logits_RV[starts[at] : starts[at + 1]] for at in places])
 
     def _drop_late(self, number: int, segments: Sequence[Segment], seconds: float) -> None:
-        """Go on without a member whose forward took too long, unless its sequence, below 0, is a measurement's."""
+        """Drop a member whose forward took too long, except for sequences below 0, which are measurements."""
         if self._deadline is None or seconds <= self._deadline:
             return
         if any(len(each.pending) > 1 or each.sequence < 0 for each in segments):
@@ -233,7 +234,7 @@ class EnsembleRunner(Runner):
                 self._drop(number, segment.sequence, f"took {seconds:.3g} s where {self._deadline:g} are allowed")
 
     def _drop(self, number: int, sequence: int, reason: str) -> None:
-        """Go on with a sequence without this member."""
+        """Drop a member from one sequence."""
         name, opened = self._names[number], self._get(sequence)
         _log.warning("a text goes on without %s of its ensemble, which %s", name, reason)
         del opened.parts[number]
@@ -241,7 +242,8 @@ class EnsembleRunner(Runner):
         self._members[number].release(sequence)
 
     def _combined(self, segments: Sequence[Segment], rows: dict[int, _Rows]) -> tuple[Tensor, tuple[str, ...]]:
-        """The logits of all segments, each made of those of the members that it has, and who decides by row."""
+        """Combine the logits of all segments, each from the members that it still has; the second result names who
+        decided each row."""
         made: list[Tensor] = []
         writers: list[str] = []
         states = [rows[0].states(layer, segments) for layer in self._reads]
@@ -259,13 +261,13 @@ class EnsembleRunner(Runner):
 
 
 def _names(specs: Sequence[RunnerSpec]) -> tuple[str, ...]:
-    """The members' names without folders of this machine, with their places where several have one name."""
+    """The members' names without local folders; equal names get their place in parentheses."""
     names = [public_name(spec.name) for spec in specs]
     return tuple(f"{name} ({place})" if names.count(name) > 1 else name for place, name in enumerate(names, 1))
 
 
 def _spec_of(specs: Sequence[RunnerSpec], summary: str) -> RunnerSpec:
-    """Describe all members: what every one of them can do. Raises UsageError for a member that can't take part."""
+    """The spec of the ensemble: what all members can do. Raises UsageError if a member can't take part."""
     first = specs[0]
     for spec in specs:
         if spec.fills_only or spec.encoder is not None:

@@ -1,4 +1,4 @@
-"""Classifier-free guidance: a request's text is moved away from what the model writes after another prompt."""
+"""Classifier-free guidance: moves a request's text away from what the model writes after a negative prompt."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from parlay.types import NO_SKIP, Finish, Output, Request, Runner, Segment, Skip
 
 @dataclass(slots=True)
 class _Guided:
-    """A guided sequence: its cached tokens, and the same output after the negative prompt."""
+    """A guided sequence: its cached tokens, and its output so far after the negative prompt."""
 
     scale: float
     tokens: list[int]
     negative: Part
     last: Segment | None = None
     ahead: int = 0
-    """How many tokens of the negative prompt the next forward reads without deciding anything."""
+    """How many tokens of the negative prompt the next forward only prefills."""
 
     def wanted(self, segment: Segment) -> int:
-        """How many of the segment's last rows decide something: none of a chunk of the prompt."""
+        """How many of the segment's last rows are guided: none in a chunk of the prompt."""
         if self.ahead or len(self.tokens) + len(segment.pending) < self.negative.cut:
             return 0
         return min(segment.end - segment.logits_from, 1 + len(segment.tree))
 
 
 class _Pair(NamedTuple):
-    """A guided segment of a forward, by place, the place of its negative one, and how many last rows are combined."""
+    """Places of a guided segment and of its negative segment in a forward, and how many last rows are combined."""
 
     segment: int
     negative: int
@@ -44,17 +44,17 @@ class _Pair(NamedTuple):
 
 
 class GuidedRunner(WrappedRunner):
-    """Lets sequences of ``inner`` be guided, each at its own scale; the others run as they would without it.
+    """Lets sequences of ``inner`` be guided, each at its own scale; the others run as without it.
 
-    A guided sequence runs twice in each forward: after its prompt, and after its negative prompt. Both are rows of one
-    batch, so a text is as exact as ``inner`` is. Logits of the prompt's own rows, and drafts by the model's layers, are
-    not guided.
+    A guided sequence has two segments in each forward: after its prompt, and after its negative prompt. Both are in one
+    batch, so a text is as exact as with ``inner``. Logits of the prompt's own rows and layer-skipping drafts are not
+    guided.
     """
 
     def __init__(self, inner: Runner) -> None:
         super().__init__(inner)
         self._guided: dict[int, _Guided] = {}
-        self._names = itertools.count(1 << 60)  # the engine counts sequences from 0
+        self._names = itertools.count(1 << 60)  # the engine counts its sequences from 0
 
     def guide(self, sequence: int, request: Request, tokens: Sequence[int], cached: int) -> None:
         """See `GuidingRunner.guide`."""
@@ -81,7 +81,7 @@ class GuidedRunner(WrappedRunner):
         return self.begin(segments, taps, skip)()
 
     def begin(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Finish:
-        """Begin a forward, with the negative segments after the others."""
+        """Begin a forward with the negative segments after the others."""
         if self._is_plain(segments, skip):
             return self._inner.begin(segments, taps, skip)
         negatives: list[Segment] = []
@@ -101,7 +101,7 @@ class GuidedRunner(WrappedRunner):
         return lambda: replace(_guide(out := finish(), pairs, len(segments), ran), beside=beside, lost=self._lost(out))
 
     def _lost(self, out: Output) -> dict[int, tuple[str, ...]]:
-        """The lost members of an ensemble by sequence, with those that only its negative text has lost."""
+        """The lost ensemble members by sequence, including those that only its negative text has lost."""
         if not out.lost:
             return {}
         negatives = {guided.negative.name: name for name, guided in self._guided.items()}
@@ -111,7 +111,7 @@ class GuidedRunner(WrappedRunner):
         return lost
 
     def _is_plain(self, segments: Sequence[Segment], skip: Skip) -> bool:
-        """Whether nothing is guided: no sequence, or drafts by the model's layers."""
+        """Whether no guided sequence runs, or only a layer-skipping draft does."""
         if skip or any(segment.approximate for segment in segments):
             return True
         return self._guided.keys().isdisjoint([segment.sequence for segment in segments])
@@ -140,7 +140,7 @@ class GuidedRunner(WrappedRunner):
 
 
 def _guide(out: Output, pairs: Sequence[_Pair], segments: int, ran: int) -> Output:
-    """The output of the first segments, of which the pairs are guided; ``ran`` rows of theirs ran."""
+    """Combine the pairs' logits, and cut the output to the first ``segments`` segments, of which ``ran`` rows ran."""
     starts = out.starts
     logits_RV = out.logits_RV[: starts[segments]].clone()
     for pair in pairs:

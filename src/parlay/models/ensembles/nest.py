@@ -1,4 +1,5 @@
-"""A model that writes with a datastore: its law is mixed with what followed in texts where its states were alike."""
+"""A model that writes with a datastore: its distribution is mixed with the tokens that followed similar hidden
+states."""
 
 from __future__ import annotations
 
@@ -18,9 +19,8 @@ from parlay.types import NO_SKIP, Origin, Output, Runner, RunnerSpec, Segment, S
 
 
 class Neighbours(NamedTuple):
-    """Tokens that follow, in a datastore, the states nearest to one, nearest first: their places, and how far off
-    those states are, squared.
-    """
+    """The states of a datastore nearest to a query, nearest first: their places, the tokens that follow them, and
+    squared distances."""
 
     places_K: NDArray[np.int64]
     tokens_K: NDArray[np.int64]
@@ -28,7 +28,7 @@ class Neighbours(NamedTuple):
 
 
 class StateStore(Protocol):
-    """Texts, and the states that enter ``layer`` at each of their tokens."""
+    """Texts with the hidden states that enter ``layer`` at each token."""
 
     @property
     def layer(self) -> int: ...
@@ -37,17 +37,18 @@ class StateStore(Protocol):
     def hidden_size(self) -> int: ...
 
     def nearest(self, state_H: NDArray[Any], count: int) -> Neighbours:
-        """The ``count`` nearest states, or all if there are fewer. It depends on the state alone."""
+        """The ``count`` nearest states, or all if there are fewer; the result depends on ``state_H`` alone."""
         ...
 
     def locate(self, place: int) -> tuple[str, int]:
-        """The name of the document that has this place, and the token's number in it, from 0."""
+        """The name of the document that has this place, and the token's index in it, from 0."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievalLaw:
-    """The datastore's law in one row: ``logprobs_T`` of ``tokens_T``, and the log-odds of the model against it."""
+    """The datastore's distribution in one row: ``logprobs_T`` of ``tokens_T``, and the log-odds of the model's weight
+    against the datastore's."""
 
     tokens_T: NDArray[np.int64]
     logprobs_T: NDArray[np.float64]
@@ -55,10 +56,10 @@ class RetrievalLaw:
 
 
 def retrieval_law(found: Neighbours, hidden_size: int, nest: Nest) -> RetrievalLaw:
-    """The law p(x) ~ sum of exp(-d / sqrt(H)) over the neighbours that x follows, and its confidence.
+    """The distribution p(x) ~ sum of exp(-d / sqrt(H)) over the neighbours that x follows, and the model's odds.
 
-    The model's weight is sigmoid((d_min / d_max - alpha) / tau): the nearer the nearest neighbour is, compared with
-    the farthest, the more is left to the datastore (relative retrieval confidence, Li et al. 2024, arXiv:2405.19325).
+    The model's weight is sigmoid((d_min / d_max - alpha) / tau): the closer the nearest neighbour is compared with the
+    farthest, the more the datastore decides (relative retrieval confidence, Li et al. 2024, arXiv:2405.19325).
     """
     distances = found.distances_K
     weights = np.exp((distances[0] - distances) / math.sqrt(hidden_size))
@@ -70,22 +71,23 @@ def retrieval_law(found: Neighbours, hidden_size: int, nest: Nest) -> RetrievalL
 
 
 def mix(row_V: Tensor, law: RetrievalLaw) -> NDArray[np.float64]:
-    """Make a row log(w p + (1 - w) q) + c, in place; returns the datastore's share in the probability of its tokens.
+    """Set a row to log(w p + (1 - w) q) + c in place; returns the datastore's share in the probability of each of its
+    tokens.
 
-    With c so chosen, only the logits of the datastore's tokens change: log-odds o of the model make them
+    c is chosen such that only the logits of the datastore's tokens change: with the model's log-odds o they become
     logaddexp(logit, logsumexp(row) - o + log q).
     """
     ids_T = torch.from_numpy(law.tokens_T).to(row_V.device)
     from_store_T = float(row_V.double().logsumexp(0)) - law.model_odds + law.logprobs_T
     mixed_T = np.logaddexp(row_V[ids_T].double().cpu().numpy(), from_store_T)
     row_V[ids_T] = torch.from_numpy(mixed_T).to(row_V)
-    with np.errstate(invalid="ignore"):  # a token that neither gives a chance
+    with np.errstate(invalid="ignore"):  # a token with probability 0 in both
         shares_T: NDArray[np.float64] = np.nan_to_num(np.exp(from_store_T - mixed_T))
     return shares_T
 
 
 class _Row(NamedTuple):
-    """Neighbours that a row of logits was mixed with, their tokens, each once, and the datastore's share in these."""
+    """The neighbours that a row of logits was mixed with, their distinct tokens, and the datastore's share in each."""
 
     found: Neighbours
     tokens_T: NDArray[np.int64]
@@ -93,7 +95,7 @@ class _Row(NamedTuple):
 
 
 class RetrievedOrigins:
-    """The origins of tokens that follow from rows of logits."""
+    """Finds the datastore origins of tokens drawn from rows of logits."""
 
     def __init__(self, store: StateStore, rows: Sequence[_Row]) -> None:
         self._store, self._rows = store, rows
@@ -117,14 +119,14 @@ def _follows(origin: Origin, before: Origin) -> bool:
 
 
 class NestRunner(WrappedRunner):
-    """Mixes the logits of ``inner`` with the law of a datastore of its states; see `parlay.types.Runner`.
+    """Mixes the logits of ``inner`` with the distribution of a datastore of its states; see `parlay.types.Runner`.
 
-    Each row of logits is mixed by itself, so what a text gets does not depend on drafts and on other requests. Drafts
-    by the model's own layers that skip some are not mixed.
+    Each row is mixed by itself, so a text does not depend on drafts or other requests. Layer-skipping drafts are not
+    mixed.
     """
 
     def __init__(self, inner: Runner, store: StateStore, nest: Nest) -> None:
-        """Raises UsageError for a model or a datastore that can't take part."""
+        """Raises UsageError if the model or the datastore can't take part."""
         super().__init__(inner)
         spec = inner.spec
         if spec.fills_only or spec.encoder is not None:
@@ -151,7 +153,7 @@ class NestRunner(WrappedRunner):
         return replace(out, logits_RV=logits_RV, taps=own, tap_seconds=seconds, origins=origins)
 
     def _mix(self, row_V: Tensor, state_H: NDArray[Any]) -> _Row:
-        """Mix a row in place. One without neighbours, whose state is no number, stays as it is."""
+        """Mix a row in place; a row whose state has no neighbours (it is NaN) stays as it is."""
         found = self.store.nearest(state_H, self._nest.neighbours)
         if not len(found.tokens_K):
             return _Row(found, found.tokens_K, found.distances_K)
@@ -160,7 +162,7 @@ class NestRunner(WrappedRunner):
 
 
 def _wanted(segments: Sequence[Segment]) -> Iterator[int]:
-    """The rows that have logits, among all that ran."""
+    """The indices of the rows with logits among all rows that ran."""
     before = 0
     for segment in segments:
         yield from range(before + segment.logits_from - segment.base, before + segment.rows)

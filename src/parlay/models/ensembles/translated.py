@@ -1,4 +1,4 @@
-"""A model whose tokenizer is another one, as a runner of the ids that the others of an ensemble have."""
+"""A model with another tokenizer, as a runner that takes and returns the ids of the ensemble's other members."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from parlay.models.wrapped_runner import WrappedRunner
 from parlay.types import NO_SKIP, OutOfRoom, Output, Runner, RunnerSpec, Segment, Skip, Tree
 
 _FAR = 1000.0
-"""Nats between the least likely of the common tokens and those that the model lacks, which have no probability."""
+"""Nats between the least likely common token and the tokens that the model lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """How the tokens of one vocabulary are written in another, each by itself, so that no text is tokenised anew.
+    """How each token of one vocabulary is written in another, without retokenizing the text.
 
-    ``own[id]`` are the other's ids for a token, one or more. ``common`` are those that have one token there, by id.
-    ``head`` begins each text. ``per_token`` says how many ids a token takes in the mean, at least 1.
+    ``own[id]`` are the other vocabulary's ids for a token, one or more. ``common`` maps ids of tokens that are a single
+    token there, too. ``head`` are ids that begin each text there. ``per_token`` is the mean number of ids per token, at
+    least 1.
     """
 
     own: Sequence[tuple[int, ...]]
@@ -32,16 +33,17 @@ class Translation:
     per_token: float = 1.0
 
     def write(self, tokens: Sequence[int], place: int) -> tuple[tuple[int, ...], ...]:
-        """The ids of each token of a text, from its token at ``place`` on."""
+        """The other vocabulary's ids of each token, where the first is token number ``place`` of the text."""
         head = self.head if place == 0 else ()
         return tuple([(*head, *self.own[token]) if not at else self.own[token] for at, token in enumerate(tokens)])
 
 
 @dataclass(slots=True)
 class _Text:
-    """A sequence. ``ends`` say where each cached token ends in the other ids, ``known`` where those of its prompt do.
+    """A sequence. ``ends`` are the positions in the other ids at which each cached token ends, ``known`` those of the
+    prompt's tokens.
 
-    ``rows`` say where the rows of each row of its last segment end, of which the first ``pending`` are no nodes.
+    ``rows`` are the ends of the rows of each row of the last segment, of which the first ``pending`` are not nodes.
     """
 
     ends: list[int]
@@ -50,7 +52,7 @@ class _Text:
     pending: int = 0
 
     def last(self, row: int) -> int:
-        """The last of the rows that a row of the segment takes; rows below 0 are those of cached tokens."""
+        """The last inner row of a row of the segment; rows below 0 are those of cached tokens."""
         if row >= 0:
             return self.rows[row] - 1
         cached = len(self.ends) + row
@@ -58,10 +60,10 @@ class _Text:
 
 
 class TranslatedRunner(WrappedRunner):
-    """Runs ``inner`` on texts in another vocabulary's ids; its logits are those of the tokens that both have.
+    """Runs ``inner`` on texts in another vocabulary's ids; its logits are those of the common tokens.
 
-    A token takes one row in ``inner`` or more, and its logits are those of the last. Tokens that ``inner`` lacks lie
-    far below all others. See `parlay.types.Runner`.
+    A token takes one or more rows in ``inner``, and its logits are those of the last. Tokens that ``inner`` lacks get
+    logits far below all others. See `parlay.types.Runner`.
     """
 
     def __init__(self, inner: Runner, translation: Translation) -> None:
@@ -95,13 +97,13 @@ class TranslatedRunner(WrappedRunner):
         return self._settle(sequence, cached)
 
     def reserve(self, sequence: int, tokens: int) -> bool:
-        """Make room; of tokens that are not known yet for as many ids as usual."""
+        """Reserve room; tokens that are not known yet count as ``per_token`` ids each."""
         known = self._texts[sequence].known
         sure = known[min(tokens, len(known)) - 1] if known and tokens else 0
         return self._inner.reserve(sequence, sure + math.ceil(max(0, tokens - len(known)) * self._words.per_token))
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
-        """Run all rows. Raises OutOfRoom where there is none for tokens of more ids than usual."""
+        """Run all rows. Raises OutOfRoom if tokens take more ids than were reserved."""
         fed: list[Segment] = []
         wanted: list[int] = []
         ran: list[int] = []
@@ -118,7 +120,7 @@ class TranslatedRunner(WrappedRunner):
         return Output(self._translated(out.logits_RV[wanted]), starts, states, out.tap_seconds)
 
     def _written(self, segment: Segment) -> Segment:
-        """The segment in the other ids, with a chain of nodes for each node."""
+        """The segment in the other ids; each node becomes a chain of nodes."""
         text, tree = self._texts[segment.sequence], segment.tree
         pending, nodes = (
             self._words.write(segment.pending, len(text.ends)),
@@ -163,7 +165,7 @@ class TranslatedRunner(WrappedRunner):
         return self._settle(sequence, self._inner.keep(sequence, nodes))
 
     def _settle(self, sequence: int, cached: int) -> int:
-        """Keep whole tokens only, where so many ids are cached; returns how many these are."""
+        """Keep only whole tokens of the ``cached`` ids; returns their number."""
         ends = self._texts[sequence].ends
         while True:
             del ends[bisect_right(ends, cached) :]
