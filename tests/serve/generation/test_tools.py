@@ -22,7 +22,8 @@ from parlay.serve.chat.request import ChatRequest
 from parlay.serve.errors import ApiError
 from parlay.serve.openai.chat.body import ChatBody
 from parlay.serve.openai.chat.contents import read_functions, read_messages, read_schema
-from parlay.serve.openai.chat.reply import ChatChunks, ChatShape, chat_reply
+from parlay.serve.openai.chat.reply import ChatShape, chat_reply
+from parlay.serve.openai.chunks import ChatChunks
 from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.usage import StreamUsage
 from parlay.text.prompts import TokensPrompt

@@ -1,4 +1,4 @@
-"""The frame that chunks of `/v1/chat/completions` and `/v1/completions` share."""
+"""Streams of `/v1/chat/completions` and `/v1/completions`: what each step adds becomes a chunk."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from typing_extensions import TypedDict
-
 from parlay.llm.jobs import Job
-from parlay.llm.outputs import CompletionOutput, Piece, RequestOutput, StreamEvent
+from parlay.llm.outputs import Piece, RequestOutput, StreamEvent
+from parlay.serve.chat.answers import Arguments, Begin, Delta, Text, Thought
 from parlay.serve.errors import ApiError
+from parlay.serve.openai.chat.reply import ChatShape, call_id, called_word, finish_word, reasoning_tokens
+from parlay.serve.openai.completions.reply import CompletionShape
 from parlay.serve.protocol.answering import Chunk, DataFrames
+from parlay.serve.protocol.logprobs import CompletionTable, Speller, begins
 from parlay.serve.protocol.steps_ahead import ahead_reply
 from parlay.serve.protocol.usage import RunningUsage, StreamUsage, last_chunks
 from parlay.serve.protocol.voting import vote_reply
@@ -19,32 +21,6 @@ from parlay.types import TARGET, FinishReason, TokenLogprobs
 
 WHOLE_VOTE = "a vote sends its text when it is over"
 """Why its stream can't be resumed."""
-
-
-class AttributionReply(TypedDict):
-    """A part of the text that is mostly from one place of the datastore: so many tokens of a document, from the token
-    at ``position`` on. ``share`` is the part of their probability that the datastore gave.
-    """
-
-    text: str
-    document: str
-    position: int
-    tokens: int
-    share: float
-
-
-def attributions_reply(sample: CompletionOutput) -> list[AttributionReply]:
-    """The parts of a text that are mostly from the datastore, as JSON has them."""
-    return [
-        {
-            "text": part.text,
-            "document": part.document,
-            "position": part.position,
-            "tokens": part.tokens,
-            "share": part.share,
-        }
-        for part in sample.attributions
-    ]
 
 
 class ReplyShape(Protocol):
@@ -183,3 +159,103 @@ def _pieces(pieces: Sequence[Piece]) -> dict[str, object]:
     if any(piece.origin for piece in pieces):
         found["origins"] = [piece.origin and piece.origin._asdict() for piece in pieces]
     return found
+
+
+class ChatChunks(OpenAIChunks):
+    """The role of each choice first, then the deltas."""
+
+    def __init__(self, job: Job, shape: ChatShape, usage: StreamUsage, ended: Collection[int] = ()) -> None:
+        super().__init__("chat.completion.chunk", [job], shape, usage, ended)
+        self._shape = shape
+        self._readers = [shape.answers.reader() for _ in job.samples]
+        for reader, sample in zip(self._readers, job.samples, strict=True):
+            reader.feed(sample.released)  # sent by the replica that began the stream
+
+    def _first_choices(self) -> Sequence[Mapping[str, object]]:
+        begun = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return [{"index": index, **begun} for index in range(1 if self._votes else len(self._readers))]
+
+    def _index(self, place: int, sample: int) -> int:
+        return sample
+
+    def _logprobs(self, place: int, event: StreamEvent) -> Mapping[str, object] | None:
+        entries = self._entries(place, event) if self._shape.logprobs else []
+        return self._shape.logprobs_of(entries) if entries else None
+
+    def _finish(self, sample: int, reason: FinishReason) -> str:
+        called = called_word(self._shape) if self._readers[sample].called else None
+        return finish_word(reason, called=called)
+
+    def _reasoning_tokens(self, outputs: Sequence[RequestOutput]) -> int:
+        return sum(reasoning_tokens(sample, self._shape) for output in outputs for sample in output.outputs)
+
+    def _text(self, place: int, event: StreamEvent) -> Mapping[str, object]:
+        reader = self._readers[event.index]
+        deltas = reader.feed(event.text)
+        if event.finish_reason is not None:
+            deltas += reader.finish()
+        text = "".join(delta.text for delta in deltas if isinstance(delta, Text))
+        thought = "".join(delta.text for delta in deltas if isinstance(delta, Thought))
+        delta: dict[str, object] = {"reasoning_content": thought} if thought else {}
+        if text:
+            delta["content"] = text
+        calls = _call_deltas(deltas)
+        if calls and self._shape.legacy:
+            delta["function_call"] = calls[0]["function"]
+        elif calls:
+            delta["tool_calls"] = calls
+        return {"delta": delta}
+
+
+def _call_deltas(deltas: Sequence[Delta]) -> list[dict[str, object]]:
+    """At most one entry per call: it begins with id and name, later ones have more arguments."""
+    entries: dict[int, dict[str, object]] = {}
+    written: dict[int, str] = {}
+    for delta in deltas:
+        if isinstance(delta, Begin):
+            entries[delta.call] = {"index": delta.call, "id": call_id(), "type": "function", "name": delta.name}
+        elif isinstance(delta, Arguments):
+            entries.setdefault(delta.call, {"index": delta.call})
+            written[delta.call] = written.get(delta.call, "") + delta.text
+    for call, entry in entries.items():
+        named = {"name": entry.pop("name")} if "name" in entry else {}
+        entry["function"] = named | {"arguments": written.get(call, "")}
+    return list(entries.values())
+
+
+class CompletionChunks(OpenAIChunks):
+    """The echo first, if the request asks for it."""
+
+    def __init__(
+        self, jobs: Sequence[Job], shape: CompletionShape, usage: StreamUsage, ended: Collection[int] = ()
+    ) -> None:
+        super().__init__("text_completion", jobs, shape, usage, ended)
+        self._shape = shape
+        self._speller = Speller(shape.tokenizer)
+
+    def _first_choices(self) -> Sequence[Mapping[str, object]]:
+        return [
+            {"index": self._index(place, sample), "text": echo, "logprobs": None, "finish_reason": None}
+            for place, echo in enumerate(self._shape.echoes or ())
+            for sample in range(self._shape.n)
+        ]
+
+    def _index(self, place: int, sample: int) -> int:
+        return self._shape.index(place, sample)
+
+    def _text(self, place: int, event: StreamEvent) -> Mapping[str, object]:
+        return {"text": event.text}
+
+    def _finish(self, sample: int, reason: FinishReason) -> str:
+        return finish_word(reason)
+
+    def _logprobs(self, place: int, event: StreamEvent) -> Mapping[str, object] | None:
+        if not self._shape.logprobs or not event.token_ids:
+            return None
+        sample, count = self._jobs[place].samples[event.index], len(event.token_ids)
+        first = len(sample.request.written) + self._tokens[place][event.index]
+        ends = sample.text.ends if sample.text is not None else ()
+        table, own = CompletionTable(self._speller), begins(ends, first + count)[first:]
+        for token, logprobs, begin in zip(event.token_ids, self._entries(place, event), own, strict=True):
+            table.add(token, logprobs, begin)
+        return table.columns

@@ -1,23 +1,21 @@
-"""Replies of `/v1/chat/completions`, whole and in chunks."""
+"""Whole replies of `/v1/chat/completions`."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from parlay.llm.jobs import Job
-from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
+from parlay.llm.outputs import CompletionOutput, RequestOutput
 from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought, thought_length
-from parlay.serve.openai.chunks import AttributionReply, OpenAIChunks, attributions_reply
 from parlay.serve.protocol.logprobs import ChatLogprobs, Speller, chat_logprobs, entries, tokens_before
 from parlay.serve.protocol.outlining import OutlineReply
 from parlay.serve.protocol.steps_ahead import ReasonAheadReply, ahead_reply
-from parlay.serve.protocol.usage import RequestMetrics, StreamUsage, Summary, Usage, extras, usage
+from parlay.serve.protocol.usage import RequestMetrics, Summary, Usage, extras, usage
 from parlay.serve.protocol.voting import VoteReply, vote_reply
 from parlay.types import FinishReason, TokenLogprobs
 
@@ -42,6 +40,18 @@ class AnswerMessage(TypedDict):
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[Call]]
     function_call: NotRequired[CalledFunction]
+
+
+class AttributionReply(TypedDict):
+    """A part of the text that is mostly from one place of the datastore: so many tokens of a document, from the token
+    at ``position`` on. ``share`` is the part of their probability that the datastore gave.
+    """
+
+    text: str
+    document: str
+    position: int
+    tokens: int
+    share: float
 
 
 class ChatChoice(TypedDict):
@@ -126,7 +136,7 @@ def _choice(sample: CompletionOutput, shape: ChatShape) -> ChatChoice:
         "index": sample.index,
         "message": message,
         "logprobs": shape.logprobs_of(entries(sample)),
-        "finish_reason": finish_word(sample.finish_reason, called=_called_word(shape) if calls else None),
+        "finish_reason": finish_word(sample.finish_reason, called=called_word(shape) if calls else None),
     }
     if sample.origins:
         choice["attributions"] = attributions_reply(sample)
@@ -138,16 +148,16 @@ def reasoning_tokens(sample: CompletionOutput, shape: ChatShape) -> int:
     return tokens_before(sample, length)
 
 
-def _called_word(shape: ChatShape) -> Literal["tool_calls", "function_call"]:
+def called_word(shape: ChatShape) -> Literal["tool_calls", "function_call"]:
     return "function_call" if shape.legacy else "tool_calls"
 
 
 def _call(begin: Begin, deltas: Sequence[Delta]) -> Call:
     written = (delta.text for delta in deltas if isinstance(delta, Arguments) and delta.call == begin.call)
-    return {"id": _call_id(), "type": "function", "function": {"name": begin.name, "arguments": "".join(written)}}
+    return {"id": call_id(), "type": "function", "function": {"name": begin.name, "arguments": "".join(written)}}
 
 
-def _call_id() -> str:
+def call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
@@ -158,66 +168,15 @@ def finish_word(reason: FinishReason, *, called: Literal["tool_calls", "function
     return "length"
 
 
-# ------------------------------------------------------------------------------------------------------------- chunks
-
-
-class ChatChunks(OpenAIChunks):
-    """The role of each choice first, then the deltas."""
-
-    def __init__(self, job: Job, shape: ChatShape, usage: StreamUsage, ended: Collection[int] = ()) -> None:
-        super().__init__("chat.completion.chunk", [job], shape, usage, ended)
-        self._shape = shape
-        self._readers = [shape.answers.reader() for _ in job.samples]
-        for reader, sample in zip(self._readers, job.samples, strict=True):
-            reader.feed(sample.released)  # sent by the replica that began the stream
-
-    def _first_choices(self) -> Sequence[Mapping[str, object]]:
-        begun = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        return [{"index": index, **begun} for index in range(1 if self._votes else len(self._readers))]
-
-    def _index(self, place: int, sample: int) -> int:
-        return sample
-
-    def _logprobs(self, place: int, event: StreamEvent) -> Mapping[str, object] | None:
-        entries = self._entries(place, event) if self._shape.logprobs else []
-        return self._shape.logprobs_of(entries) if entries else None
-
-    def _finish(self, sample: int, reason: FinishReason) -> str:
-        called = _called_word(self._shape) if self._readers[sample].called else None
-        return finish_word(reason, called=called)
-
-    def _reasoning_tokens(self, outputs: Sequence[RequestOutput]) -> int:
-        return sum(reasoning_tokens(sample, self._shape) for output in outputs for sample in output.outputs)
-
-    def _text(self, place: int, event: StreamEvent) -> Mapping[str, object]:
-        reader = self._readers[event.index]
-        deltas = reader.feed(event.text)
-        if event.finish_reason is not None:
-            deltas += reader.finish()
-        text = "".join(delta.text for delta in deltas if isinstance(delta, Text))
-        thought = "".join(delta.text for delta in deltas if isinstance(delta, Thought))
-        delta: dict[str, object] = {"reasoning_content": thought} if thought else {}
-        if text:
-            delta["content"] = text
-        calls = _call_deltas(deltas)
-        if calls and self._shape.legacy:
-            delta["function_call"] = calls[0]["function"]
-        elif calls:
-            delta["tool_calls"] = calls
-        return {"delta": delta}
-
-
-def _call_deltas(deltas: Sequence[Delta]) -> list[dict[str, object]]:
-    """At most one entry per call: it begins with id and name, later ones have more arguments."""
-    entries: dict[int, dict[str, object]] = {}
-    written: dict[int, str] = {}
-    for delta in deltas:
-        if isinstance(delta, Begin):
-            entries[delta.call] = {"index": delta.call, "id": _call_id(), "type": "function", "name": delta.name}
-        elif isinstance(delta, Arguments):
-            entries.setdefault(delta.call, {"index": delta.call})
-            written[delta.call] = written.get(delta.call, "") + delta.text
-    for call, entry in entries.items():
-        named = {"name": entry.pop("name")} if "name" in entry else {}
-        entry["function"] = named | {"arguments": written.get(call, "")}
-    return list(entries.values())
+def attributions_reply(sample: CompletionOutput) -> list[AttributionReply]:
+    """The parts of a text that are mostly from the datastore, as JSON has them."""
+    return [
+        {
+            "text": part.text,
+            "document": part.document,
+            "position": part.position,
+            "tokens": part.tokens,
+            "share": part.share,
+        }
+        for part in sample.attributions
+    ]

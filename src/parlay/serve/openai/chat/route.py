@@ -11,8 +11,8 @@ from parlay.serve.chat.request import ChatRequest
 from parlay.serve.openai.chat.body import ChatBody
 from parlay.serve.openai.chat.contents import NAMES, read_functions, read_messages, read_schema, schema_field
 from parlay.serve.openai.chat.outlined import Outlined
-from parlay.serve.openai.chat.reply import ChatChunks, ChatReply, ChatShape, chat_reply
-from parlay.serve.openai.chunks import WHOLE_VOTE
+from parlay.serve.openai.chat.reply import ChatReply, ChatShape, chat_reply
+from parlay.serve.openai.chunks import WHOLE_VOTE, ChatChunks
 from parlay.serve.protocol.answering import BodyRoute, answer_streamed, answer_whole, described, in_thread, read
 from parlay.serve.protocol.body import check_extras, note_ignored
 from parlay.serve.protocol.logprobs import Speller

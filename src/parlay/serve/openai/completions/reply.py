@@ -1,23 +1,21 @@
-"""Replies of `/v1/completions`, whole and in chunks."""
+"""Whole replies of `/v1/completions`."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from parlay.llm.jobs import Job
-from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
-from parlay.serve.openai.chat.reply import finish_word
-from parlay.serve.openai.chunks import AttributionReply, OpenAIChunks, attributions_reply
+from parlay.llm.outputs import CompletionOutput, RequestOutput
+from parlay.serve.openai.chat.reply import AttributionReply, attributions_reply, finish_word
 from parlay.serve.protocol.logprobs import CompletionLogprobs, CompletionTable, Speller, begins, ends_of, entries
-from parlay.serve.protocol.usage import RequestMetrics, StreamUsage, Summary, Usage, extras, usage
+from parlay.serve.protocol.usage import RequestMetrics, Summary, Usage, extras, usage
 from parlay.serve.protocol.voting import VoteReply, vote_reply
-from parlay.types import FinishReason, Tokenizer
+from parlay.types import Tokenizer
 
 
 class CompletionChoice(TypedDict):
@@ -119,44 +117,3 @@ def _logprobs(
     for token, logprob, begin in zip(sample.token_ids, entries(sample), own, strict=True):
         table.add(token, logprob, begin)
     return table.columns
-
-
-# ------------------------------------------------------------------------------------------------------------- chunks
-
-
-class CompletionChunks(OpenAIChunks):
-    """The echo first, if the request asks for it."""
-
-    def __init__(
-        self, jobs: Sequence[Job], shape: CompletionShape, usage: StreamUsage, ended: Collection[int] = ()
-    ) -> None:
-        super().__init__("text_completion", jobs, shape, usage, ended)
-        self._shape = shape
-        self._speller = Speller(shape.tokenizer)
-
-    def _first_choices(self) -> Sequence[Mapping[str, object]]:
-        return [
-            {"index": self._index(place, sample), "text": echo, "logprobs": None, "finish_reason": None}
-            for place, echo in enumerate(self._shape.echoes or ())
-            for sample in range(self._shape.n)
-        ]
-
-    def _index(self, place: int, sample: int) -> int:
-        return self._shape.index(place, sample)
-
-    def _text(self, place: int, event: StreamEvent) -> Mapping[str, object]:
-        return {"text": event.text}
-
-    def _finish(self, sample: int, reason: FinishReason) -> str:
-        return finish_word(reason)
-
-    def _logprobs(self, place: int, event: StreamEvent) -> Mapping[str, object] | None:
-        if not self._shape.logprobs or not event.token_ids:
-            return None
-        sample, count = self._jobs[place].samples[event.index], len(event.token_ids)
-        first = len(sample.request.written) + self._tokens[place][event.index]
-        ends = sample.text.ends if sample.text is not None else ()
-        table, own = CompletionTable(self._speller), begins(ends, first + count)[first:]
-        for token, logprobs, begin in zip(event.token_ids, self._entries(place, event), own, strict=True):
-            table.add(token, logprobs, begin)
-        return table.columns

@@ -21,9 +21,9 @@ from parlay.serve.errors import ApiError, unavailable
 from parlay.serve.guard.auth import tenant
 from parlay.serve.hosted import Served
 from parlay.serve.openai.chat.contents import read_schema, schema_field
-from parlay.serve.openai.chunks import WHOLE_VOTE
+from parlay.serve.openai.chunks import WHOLE_VOTE, CompletionChunks
 from parlay.serve.openai.completions.body import DEFAULT_TOKENS, CompletionBody
-from parlay.serve.openai.completions.reply import CompletionChunks, CompletionReply, CompletionShape, completion_reply
+from parlay.serve.openai.completions.reply import CompletionReply, CompletionShape, completion_reply
 from parlay.serve.protocol.answering import (
     BodyRoute,
     answer_streamed,
