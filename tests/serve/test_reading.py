@@ -17,8 +17,9 @@ from parlay.serve.anthropic.reply import MessageShape, message_reply
 from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.calls import FORMATS, PLAIN, Arguments
 from parlay.serve.field_spelling import MOST_FIELDS
-from parlay.serve.guard.limits import MOST_CONTAINERS, MOST_STRINGS, MOST_VALUES, check_readable, read_json
+from parlay.serve.guard.limits import MOST_CONTAINERS, MOST_STRINGS, MOST_VALUES, check_readable
 from parlay.serve.ollama.reply import OllamaShape, ollama_reply
+from parlay.serve.protocol.answering import read_json
 from parlay.serve.protocol.body import MOST_BIASES
 from parlay.serve.protocol.logprobs import Speller
 
@@ -41,7 +42,7 @@ def test_a_body_of_too_many_things_is_refused_before_it_is_read(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("it was read")
 
-    monkeypatch.setattr("parlay.serve.guard.limits.from_json", refuse)
+    monkeypatch.setattr("parlay.serve.protocol.answering.from_json", refuse)
     for path in ("/v1/completions", "/v1/messages", "/v1/responses", "/api/chat", "/tokenize"):
         reply = client.post(path, content=many(unit, most + 1), headers=JSON)
         assert reply.status_code == 400

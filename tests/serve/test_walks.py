@@ -23,9 +23,8 @@ from parlay.engine.commit import commit
 from parlay.models.compiled.forward import CompiledForward
 from parlay.sampling.sampler import sample
 from parlay.serve.guard.connection import Connection
-from parlay.serve.guard.limits import read_json
 from parlay.serve.openai.chat.route import chat_request
-from parlay.serve.protocol.answering import DataFrames
+from parlay.serve.protocol.answering import DataFrames, read_json
 from parlay.text.detokenizer import TextStream
 from tests.serve.conftest import listening
 

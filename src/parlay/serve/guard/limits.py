@@ -1,18 +1,14 @@
-"""How much of a body may come and how much it may hold; and how its JSON is read."""
+"""How much of a body may come, and how much it may hold."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from pydantic_core import from_json
 from starlette.datastructures import Headers
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from parlay.serve.errors import ApiError, too_many
@@ -29,19 +25,6 @@ MOST_VALUES = 2**18
 """Most lists and objects of a body, strings with names of fields, and values in all. To read so many, and to look
 whether they are what they should be, takes some 50 ms, in which the server answers nobody. What merely looks like
 them inside a text counts too: only bytes are looked at."""
-
-_FORM = b"application/x-www-form-urlencoded"
-_OF_PAGES = frozenset({b"origin", b"sec-fetch-site"})
-"""Headers that only browsers send."""
-MOST_LEVELS = 200
-"""The parser's own limit."""
-
-_REASONS = {
-    "recursion limit exceeded": f"it has more than {MOST_LEVELS} levels",
-    "hex escape": "it holds half of a surrogate pair, which is no character",
-    "invalid unicode code point": "it holds bytes that are not UTF-8",
-}
-"""Clearer words for some of the parser's messages."""
 
 
 @dataclass(slots=True)
@@ -164,33 +147,3 @@ def _check(count: int, most: int, what: str) -> None:
     if count > most:
         message = f"the body can't be read: it holds some {count} {what}, and the limit is {most}: send less"
         raise ApiError(400, message)
-
-
-class JsonRequest(Request):
-    async def json(self) -> Any:
-        value = read_json(await self.body())
-        await asyncio.sleep(0)  # others have their turn before the value is looked through, which takes as long again
-        return value
-
-
-def as_json(scope: Scope) -> Scope:
-    """Some clients send JSON and do not say so; curl calls it a form. A web page that may send nothing here can do that
-    too, but any request of a page to another origin says where it comes from.
-    """
-    headers: list[tuple[bytes, bytes]] = scope["headers"]
-    types = {value.lower() for name, value in headers if name == b"content-type"}
-    if types - {_FORM} or any(name in _OF_PAGES for name, _ in headers):
-        return scope
-    others = [(name, value) for name, value in headers if name != b"content-type"]
-    return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
-
-
-def read_json(body: bytes) -> Any:
-    """Three times as fast as the standard library, and strict about text. Raises JSONDecodeError."""
-    try:
-        return from_json(body.removeprefix(b"\xef\xbb\xbf"), cache_strings=False)
-    except ValueError as error:
-        reason = str(error)
-        raise json.JSONDecodeError(
-            next((plain for part, plain in _REASONS.items() if part in reason), reason), "", 0
-        ) from None
