@@ -17,7 +17,8 @@ from parlay.aio import AsyncLLM
 from parlay.llm.router_file import entries, place
 from parlay.serve.app import create_app
 from parlay.serve.finished import Finished
-from parlay.serve.guard.auth import OPEN, digest, tenant
+from parlay.serve.guard.auth import digest, tenant
+from parlay.serve.middleware import OPEN
 from parlay.serve.settings import Settings
 
 MakeApp = Callable[..., FastAPI]

@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 
 from parlay.aio import AsyncLLM
 from parlay.llm.input_processor import RequestOptions
+from parlay.serve import middleware
 from parlay.serve.errors import ApiError
-from parlay.serve.guard import limits
-from parlay.serve.guard.limits import BodyBytes
+from parlay.serve.middleware import BodyBytes
 from parlay.serve.protocol.sampling_from_body import check_prompt, limit_params
 from parlay.serve.settings import PROMPT_LOG, Settings
 from parlay.types import SamplingParams
@@ -100,7 +100,7 @@ def test_requests_at_once_are_limited_and_the_rest_still_answers(make_app: MakeA
 def test_large_bodies_under_way_are_bounded_together_and_small_ones_pass(
     make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "_LARGEST", 1)
+    monkeypatch.setattr(middleware, "_LARGEST", 1)
     app = make_app(max_body_bytes=100_000)
     go_on, arrived = asyncio.Event(), asyncio.Event()
 

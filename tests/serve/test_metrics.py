@@ -296,7 +296,7 @@ def test_prompt_tokens_are_told_by_source_and_states_by_label(recorder: Recorder
 def test_a_clock_that_goes_back_makes_no_time_negative(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     gone_back = SimpleNamespace(monotonic=lambda: -1e6)
     monkeypatch.setattr("parlay.serve.protocol.running.time", gone_back)
-    monkeypatch.setattr("parlay.serve.observe.http_metrics.time", SimpleNamespace(monotonic=iter((0.0, -5.0)).__next__))
+    monkeypatch.setattr("parlay.serve.middleware.time", SimpleNamespace(monotonic=iter((0.0, -5.0)).__next__))
     assert client.post("/v1/completions", json={"prompt": "One", "max_tokens": 4}).status_code == 200
     monkeypatch.undo()
     told = samples(client.get("/metrics").text)

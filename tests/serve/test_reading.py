@@ -17,7 +17,7 @@ from parlay.serve.anthropic.reply import MessageShape, message_reply
 from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.calls import FORMATS, PLAIN, Arguments
 from parlay.serve.field_spelling import MOST_FIELDS
-from parlay.serve.guard.limits import MOST_CONTAINERS, MOST_STRINGS, MOST_VALUES, check_readable
+from parlay.serve.middleware import MOST_CONTAINERS, MOST_STRINGS, MOST_VALUES, check_readable
 from parlay.serve.ollama.reply import OllamaShape, ollama_reply
 from parlay.serve.protocol.answering import read_json
 from parlay.serve.protocol.body import MOST_BIASES

@@ -19,9 +19,9 @@ from parlay.gateway.question import Question, read_question
 from parlay.gateway.replicas import LOOP, Exchange, Fleet
 from parlay.gateway.settings import MOST_REPLICAS, Address, GatewaySettings
 from parlay.serve.errors import ApiError
-from parlay.serve.guard.auth import Admission, Guard, Limiter
+from parlay.serve.guard.auth import Limiter
 from parlay.serve.guard.connection import LEAVING, PARTS, Leaving, Parts
-from parlay.serve.guard.limits import BodyLimit
+from parlay.serve.middleware import Admission, BodyLimit, Guard
 from parlay.serve.settings import Settings
 
 _METRICS = re.compile(r"/replicas/([0-9]{1,3})/metrics")

@@ -18,12 +18,11 @@ from parlay.serve import error_handlers, errors
 from parlay.serve.anthropic import route as messages
 from parlay.serve.cascades import Cascades, Link
 from parlay.serve.finished import Observer
-from parlay.serve.guard.auth import Admission, Guard, Limiter
-from parlay.serve.guard.limits import BodyLimit
+from parlay.serve.guard.auth import Limiter
 from parlay.serve.guard.workers import Workers
 from parlay.serve.hosted import Loader
 from parlay.serve.llama_server import route as llama_server
-from parlay.serve.observe.http_metrics import HttpMetrics
+from parlay.serve.middleware import Admission, BodyLimit, Guard, HttpMetrics
 from parlay.serve.observe.logs import log_request
 from parlay.serve.observe.metrics import Recorder
 from parlay.serve.ollama import models_route as ollama_models
@@ -182,7 +181,7 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
     app.add_middleware(Leases)
     app.add_middleware(Admission, limiter=app.state.limiter)
     app.add_middleware(Guard, settings=settings)
-    app.add_middleware(HttpMetrics, requests=app.state.recorder.http)
+    app.add_middleware(HttpMetrics, answered=app.state.recorder.http.answered)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from uvicorn.server import HANDLED_SIGNALS
 
 from parlay.serve.guard.connection import Connection
-from parlay.serve.observe.http_metrics import PROBES
+from parlay.serve.middleware import PROBES
 
 _LAST_WORDS = 5  # seconds for answers that were cut off to reach their clients
 _NEVER = 1 << 30  # seconds

@@ -18,8 +18,8 @@ from parlay.serve import error_handlers
 from parlay.serve.app import Application, operation_id, shut_down
 from parlay.serve.drafter.hosted import HostedDrafter
 from parlay.serve.errors import ApiError
-from parlay.serve.guard.auth import Admission, Guard, Limiter
-from parlay.serve.guard.limits import BodyLimit
+from parlay.serve.guard.auth import Limiter
+from parlay.serve.middleware import Admission, BodyLimit, Guard
 from parlay.serve.protocol.answering import BodyRoute
 from parlay.serve.protocol.body import INT_LIMIT
 from parlay.serve.protocol.json_values import ALL_WHOLE

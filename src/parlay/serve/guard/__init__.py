@@ -1,1 +1,1 @@
-"""Protection of the server: API keys, limits of connections, bodies and requests, quotas."""
+"""Protection of the server: limits of connections, threads and keys."""

@@ -1,0 +1,300 @@
+"""ASGI middleware, in the order in which a request passes it: it is timed, allowed and let in, and its body is read."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from parlay.serve.errors import ApiError, too_many
+from parlay.serve.guard.auth import Limiter, digest
+from parlay.serve.guard.workers import LIGHT_BYTES
+from parlay.serve.settings import PROMPT_LOG, Settings
+
+prompt_log = logging.getLogger(PROMPT_LOG)
+
+PROBES = frozenset({"/health", "/ping", "/ready", "/load", "/metrics", "/version"})
+"""Asked all the time by machines; not counted, and logged at level debug."""
+OPEN = frozenset({"/", "/health", "/v1/health", "/ping", "/ready", "/identity", "/version", "/openapi.json"})
+"""Paths that need no key to be read, like the files of the page: they reveal nothing of requests and run no model.
+
+Whoever sends a body needs a key there too: it would take memory, and the place of a request.
+`/identity` reads the first model's weights, once in the life of the process.
+"""
+_PAGE = "/page/"
+_HOST = re.compile(r"(?P<name>\[[^\]]*\]|[^:]*)(:[0-9]+)?")
+_NOTHING = "none"
+_LARGEST = 8
+_PAUSE = 0.005
+"""Seconds for others between two large bodies, which are read one after the other."""
+MOST_CONTAINERS = 2**15
+MOST_STRINGS = 2**15
+MOST_VALUES = 2**18
+"""Most lists and objects of a body, strings with names of fields, and values in all. To read so many, and to look
+whether they are what they should be, takes some 50 ms, in which the server answers nobody. What merely looks like
+them inside a text counts too: only bytes are looked at."""
+
+
+class HttpMetrics:
+    """Tells of each request when its answer has been sent: method, path of the route, status, seconds."""
+
+    def __init__(self, app: ASGIApp, answered: Callable[[str, str, int, float], None]) -> None:
+        self._app = app
+        self._answered = answered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in PROBES:
+            return await self._app(scope, receive, send)
+        began, status = time.monotonic(), 0
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            if status:
+                self._answered(*_route(scope), status, max(0.0, time.monotonic() - began))
+
+
+def _route(scope: Scope) -> tuple[str, str]:
+    """Method and path of the route that the request was led to."""
+    route = scope.get("route")
+    if route is None:
+        return _NOTHING, _NOTHING
+    return scope["method"] if scope["method"] in route.methods else _NOTHING, route.path
+
+
+class Guard:
+    """Turns a request away before a byte of its body is read. What is not `OPEN` is guarded."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._digests = [digest(key) for key in settings.keys]
+        self._hosts = frozenset(host.lower() for host in settings.hosts)
+        self._origins = frozenset(settings.cors_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        try:
+            self._check_host([value.decode("latin-1") for name, value in scope["headers"] if name == b"host"])
+            scope.setdefault("state", {})["tenant"] = self._tenant(scope)
+            self._check_site(scope)
+        except ApiError as error:
+            return await error.response(scope["path"])(scope, receive, send)
+        await self._app(scope, receive, send)
+
+    def _check_host(self, headers: list[str]) -> None:
+        if len(headers) > 1:
+            raise ApiError(400, "the request has two Host headers: send one")
+        named = _HOST.fullmatch(headers[0] if headers else "")
+        if self._hosts and (named is None or named["name"].lower() not in self._hosts):
+            allowed = ", ".join(sorted(self._hosts))
+            raise ApiError(403, f"this server answers under these names only: {allowed}", code="unknown_host")
+
+    def _check_site(self, scope: Scope) -> None:
+        """Turn pages of other sites away where nothing but the host's name guards what they might do.
+
+        They can't read answers, but an image whose address loads a model would do harm enough.
+        """
+        headers = Headers(scope=scope)
+        foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")  # another port is the same site
+        named = "*" in self._origins or headers.get("origin") in self._origins
+        if self._hosts and foreign and not named and not _is_open(scope):
+            raise ApiError(403, "pages of other sites may not use this server: see --cors-origin", code="foreign_site")
+
+    def _tenant(self, scope: Scope) -> str:
+        """The digest of the request's key. Raises ApiError where one is due and none of ours is there."""
+        if not self._digests:
+            return ""
+        sent = _key_digest(Headers(scope=scope))
+        # All are compared, each in constant time, so that the time taken says nothing.
+        if sum([hmac.compare_digest(sent, digest) for digest in self._digests]):
+            return sent
+        if _is_open(scope) or _is_preflight(scope):
+            return ""
+        message = "a valid API key is needed: send it as 'Authorization: Bearer KEY'"
+        raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _is_open(scope: Scope) -> bool:
+    """Whether anybody may ask this."""
+    known = scope["path"] in OPEN or scope["path"].startswith(_PAGE)
+    return known and scope["method"] in ("GET", "HEAD") and not _sends(Headers(scope=scope))
+
+
+def _sends(headers: Headers) -> bool:
+    """Whether a body comes with the request."""
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """Whether a browser asks what a page may send: that question never carries a key, and what answers it runs nothing.
+
+    It matters at a gateway, whose replicas answer it.
+    """
+    headers = Headers(scope=scope)
+    return scope["method"] == "OPTIONS" and "access-control-request-method" in headers and not _sends(headers)
+
+
+def _key_digest(headers: Headers) -> str:
+    """The digest of the key in a request, as OpenAI's and Ollama's clients send it, or Anthropic's."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return digest(key.strip())
+    return digest(headers["x-api-key"].strip()) if "x-api-key" in headers else ""
+
+
+class Admission:
+    """A POST is counted by the limiter. Other methods, as for health, are never held up."""
+
+    def __init__(self, app: ASGIApp, limiter: Limiter) -> None:
+        self._app = app
+        self._limiter = limiter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        owner = scope["state"]["tenant"]
+        try:
+            self._limiter.enter(owner)
+        except ApiError as error:
+            return await error.response(scope["path"])(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._limiter.leave(owner)
+
+
+class BodyLimit:
+    """Reads the whole body, counting it, before the application runs.
+
+    Bodies of more than `LIGHT_BYTES` have together `_LARGEST` times the room of the largest.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._limit = settings.max_body_bytes
+        self._timeout = settings.body_timeout
+        self._log_prompts = settings.log_prompts
+        self._large = asyncio.Lock()
+        self._bytes = BodyBytes(_LARGEST * settings.max_body_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        taken: list[int] = []
+        owner = scope.setdefault("state", {}).get("tenant", "")
+
+        def take(size: int) -> None:
+            self._bytes.take(owner, size)
+            taken.append(size)
+
+        try:
+            await self._answer(scope, receive, send, take)
+        finally:
+            self._bytes.give_back(owner, sum(taken))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, take: Callable[[int], None]) -> None:
+        try:
+            self._check_announced(Headers(scope=scope).get("content-length", ""))
+            async with asyncio.timeout(self._timeout):
+                body = await self._read(receive, take)
+            check_readable(body or b"")
+        except ApiError as error:
+            return await error.response(scope["path"])(scope, receive, send)
+        except TimeoutError:
+            late = ApiError(408, f"the body took more than {self._timeout:g} seconds to arrive", code="timeout")
+            return await late.response(scope["path"])(scope, receive, send)
+        if body is None:
+            return  # the client is gone
+        if len(body) > LIGHT_BYTES:
+            async with self._large:
+                await asyncio.sleep(_PAUSE)
+        if self._log_prompts and body:
+            prompt_log.info("%s %s", scope["path"], body.decode(errors="backslashreplace"))
+        scope["state"]["body_bytes"] = len(body)
+        await self._app(scope, _replay(body, receive), send)
+
+    def _check_announced(self, length: str) -> None:
+        if length.isdecimal() and int(length[:20]) > self._limit:
+            raise self._too_large()
+
+    async def _read(self, receive: Receive, take: Callable[[int], None]) -> bytes | None:
+        """None when the client leaves first. Raises ApiError at the first byte too many."""
+        body, counted = bytearray(), 0
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            if len(body) > self._limit:
+                raise self._too_large()
+            if len(body) > LIGHT_BYTES:
+                take(len(body) - counted)
+                counted = len(body)
+            more = message.get("more_body", False)
+        return bytes(body)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body is larger than {self._limit} bytes, which is all this server takes")
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body in one message; after it, what the client does next."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return replay
+
+
+@dataclass(slots=True)
+class BodyBytes:
+    """Counts the bytes of bodies under way, ``most`` in all; one owner among several has half. Lives in one event loop.
+
+    A request's texts and ids take memory as long as it runs, some ten times its body.
+    """
+
+    most: int
+    _used: Counter[str] = field(default_factory=Counter)
+
+    def take(self, owner: str, size: int) -> None:
+        """Raises ApiError where there is no room."""
+        share = self.most // 2 if owner else self.most
+        if self._used.total() + size > self.most or self._used[owner] + size > share:
+            raise too_many(1, f"large requests of {share} bytes are under way, which is all at once: try again later")
+        self._used[owner] += size
+
+    def give_back(self, owner: str, size: int) -> None:
+        self._used[owner] -= size
+        if not self._used[owner]:
+            del self._used[owner]
+
+
+def check_readable(body: bytes) -> None:
+    """Raises ApiError for a body that is too large to be parsed."""
+    containers = body.count(b"[") + body.count(b"{")
+    _check(containers, MOST_CONTAINERS, "lists and objects")
+    _check(containers + body.count(b","), MOST_VALUES, "values")
+    _check((body.count(b'"') - body.count(b'\\"') + 1) // 2, MOST_STRINGS, "strings")
+
+
+def _check(count: int, most: int, what: str) -> None:
+    if count > most:
+        message = f"the body can't be read: it holds some {count} {what}, and the limit is {most}: send less"
+        raise ApiError(400, message)
