@@ -1,4 +1,9 @@
-"""Makes the library with the machine's C compiler. Standard library only: it runs while the package is installed."""
+"""Builds the library in C with the machine's compiler, when the package is installed and on demand.
+
+kernels.c and formats.c, which are the decoder, are compiled once for each instruction set (`_X86`, `_ARM`), under names
+of its own; choose.c, pool.c, shelf.c and stream.c once. All are linked into one library, which picks the widest set
+that the processor has. Only the standard library is imported, because this runs while the package is being installed.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +38,21 @@ _ARM: dict[str, tuple[str, ...]] = {"dotprod": ("-march=armv8.2-a+dotprod",)}  #
 _OF_MACHINES = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
 SYSTEMS = ("linux", "darwin")
 NAMES = (*_EVERYWHERE, *_OF_MACHINES.get(platform.machine(), {}))
-"""Instruction sets of this kind of machine, from the least to the widest; a library has those its compiler knows."""
+"""Instruction sets of this kind of machine, from the least to the widest. A library has those its compiler knew."""
 
 
 class CannotBuild(Exception):
-    """Why there is no library, in one line."""
+    """The library can't be built; its text says why in one line."""
 
 
 def digest() -> str:
-    """Names the sources that a library was built of."""
+    """Hash the sources: a library carries the hash of what it was built of."""
     files = sorted(SOURCES.glob("*.[ch]"))
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def is_current(library: Path = LIBRARY) -> bool:
-    """Tell whether it was built of these sources, by this file as it is now, for a machine like this one."""
+    """Whether the library was built of these sources, by this file as it is now, for a machine like this one."""
     try:
         if library.stat().st_mtime < Path(__file__).stat().st_mtime:
             return False
@@ -59,9 +64,9 @@ def is_current(library: Path = LIBRARY) -> bool:
 
 
 def build(library: Path = LIBRARY, only: Collection[str] = NAMES, flags: Sequence[str] = ()) -> Path:
-    """Compile ``library`` for those of the instruction sets ``only`` that the compiler knows; raises CannotBuild.
+    """Build the library for those of the instruction sets ``only`` that the compiler knows; raises CannotBuild.
 
-    ``flags`` come after the usual ones, where it is linked, too.
+    ``flags`` come behind the usual ones, for compiling and for linking.
     """
     if sys.platform not in SYSTEMS:
         raise CannotBuild(f"the compiled decoder is for Linux and macOS, not {sys.platform}")
@@ -76,7 +81,7 @@ def build(library: Path = LIBRARY, only: Collection[str] = NAMES, flags: Sequenc
                 made = Path(folder) / library.name
                 _run([*compiler, "-shared", "-pthread", "-o", str(made), *objects, "-lm", *flags])
                 shutil.copy(made, name)
-            os.replace(name, library)  # whoever runs the old one keeps it, and who builds meanwhile has another name
+            os.replace(name, library)  # processes that run the old one keep it; a build beside this has another name
         finally:
             Path(name).unlink(missing_ok=True)
     except OSError as error:
@@ -85,7 +90,7 @@ def build(library: Path = LIBRARY, only: Collection[str] = NAMES, flags: Sequenc
 
 
 def compiler_command() -> Sequence[str]:
-    """The words of the command that compiles C, as CC has them; raises CannotBuild where there is none."""
+    """The command that compiles C: CC's words, else cc or gcc; raises CannotBuild where there is none."""
     said = os.environ.get("CC", "").strip()
     if said:
         return [said] if shutil.which(said) else shlex.split(said)
@@ -102,7 +107,7 @@ def build_objects(
     only: Collection[str] | None = None,
     flags: Sequence[str] = (),
 ) -> None:
-    """Compile all that the library is made of into ``folder``, for a machine of that kind; see `build`."""
+    """Compile all objects of the library into ``folder``, for a machine of this kind; see `build`."""
     sets = _EVERYWHERE | _OF_MACHINES.get(machine, {})
     known = {name: own for name, own in sets.items() if (only is None or name in only) and _knows(compiler, own)}
     jobs = [job for name, own in known.items() for job in _objects(compiler, folder, name, own)]
@@ -111,13 +116,13 @@ def build_objects(
         _command(compiler, SOURCES / f"{name}.c", folder / f"{name}.o", *about)
         for name in ("choose", "pool", "shelf", "stream")
     ]
-    jobs.reverse()  # wide sets take longest: a processor that begins one last would work on alone
+    jobs.reverse()  # wide sets take longest, so they begin first
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(_run, [[*job, *flags] for job in jobs]))
 
 
 def _knows(compiler: Sequence[str], flags: tuple[str, ...]) -> bool:
-    """Whether it takes these flags. Without any, what is wrong with it shows when something is compiled."""
+    """Whether the compiler takes these flags. Without flags always: if it does not work at all, compiling says why."""
     try:
         _run([*compiler, *flags, "-fsyntax-only", "-x", "c", os.devnull])
     except CannotBuild:
@@ -126,7 +131,10 @@ def _knows(compiler: Sequence[str], flags: tuple[str, ...]) -> bool:
 
 
 def _objects(compiler: Sequence[str], folder: Path, name: str, flags: tuple[str, ...]) -> list[list[str]]:
-    """Compile what one instruction set needs; products of blocks round where their source says so, and nowhere else."""
+    """The commands for one instruction set.
+
+    formats.c is compiled without contracting a * b + c to one operation: its sums must round where the source says.
+    """
     shared = {"BLOCK_FORMATS": "formats", "QUANTISE": "quantise", "SCORE": "score", "LOWER": "lower", "RAISE": "raise"}
     names = (*(f"-D{macro}=parlay_{name}_{suffix}" for macro, suffix in shared.items()), *flags)
     core = (f"-DCORE=parlay_{name}", f"-DLABEL={name}", *names)

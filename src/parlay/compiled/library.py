@@ -16,7 +16,7 @@ SWITCH = "PARLAY_COMPILED"
 """Environment variable: ``0`` keeps to torch's operators, the name of an instruction set allows none beyond it."""
 
 _WIDEST = {"default": "plain", "avx2": "avx_vnni"}
-"""On x86, by torch's variable ATEN_CPU_CAPABILITY; the library itself asks the processor what it has."""
+"""The widest instruction set on x86 for values of ATEN_CPU_CAPABILITY, torch's own variable for the same choice."""
 
 
 class NotLoaded(Exception):
@@ -24,11 +24,11 @@ class NotLoaded(Exception):
 
 
 class NotBuilt(NotLoaded):
-    """The library could run here, but is not there: another installation mends that."""
+    """The library is missing or stale, though it could run here: to build or install it again helps."""
 
 
 def load() -> structs.Core:
-    """Load what the compiled decoder offers on this processor; raises NotLoaded, and ValueError for a bad `SWITCH`."""
+    """Return the table of functions for this processor; raises NotLoaded, and ValueError for a bad `SWITCH`."""
     wanted = os.environ.get(SWITCH) or _widest()
     if wanted == "0":
         raise NotLoaded(f"{SWITCH}=0")

@@ -1,4 +1,8 @@
-"""The plain data of core/core.h, for ctypes. Fields are as there, in the same order."""
+"""The structs of core/core.h, stream.h and shelf.h for ctypes, and the table of functions that the library offers.
+
+Fields have the same names in the same order as in C, unless a comment says otherwise; core.h says what they mean.
+Whoever changes one changes the other. Pointers to arrays are mostly ``c_void_p``: they take the addresses of tensors.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ class Linear(Structure):
         ("kind", c_int64),
         ("order", c_void_p),
     ]
-    # In core.h: `in`, `out`, which are words of Python's or too short for it.
+    # In core.h these are `in`, a keyword of Python, and `out`.
 
 
 class Expert(Structure):
@@ -129,7 +133,7 @@ class LowRank(Structure):
     _fields_ = [("rank", c_int64), ("codes", c_int64), ("down", c_void_p), ("up", c_void_p)]
 
 
-LAYER_PRODUCTS, EXPERT_PRODUCTS = 7, 3  # of a layer as `LayerStruct` has them, and of an expert
+LAYER_PRODUCTS, EXPERT_PRODUCTS = 7, 3  # matrices of a layer, in the order of `LayerStruct`'s fields, and of an expert
 
 
 class Batch(Structure):
@@ -165,13 +169,13 @@ class GrowthStruct(Structure):
     ]
 
 
-MOST_EXPERTS, MOST_CHOSEN = 1024, 64  # of a layer and of a row, with a shared one
-MOST_BEST = 256  # that `noisy_best` finds
-MOST_DRAFT, MOST_CHILDREN = 1024, 64  # nodes of a draft that `grow` writes; rows of a level, and children of each
+MOST_EXPERTS, MOST_CHOSEN = 1024, 64  # experts of a layer, and experts that a row runs; the shared one included
+MOST_BEST = 256  # tokens that `noisy_best` can be asked for
+MOST_DRAFT, MOST_CHILDREN = 1024, 64  # nodes of a draft that `grow` writes; rows of a level, and children of each row
 
 
 def best_room(count: int) -> int:
-    """For so many ids `noisy_best` needs room."""
+    """How many ids `noisy_best` may write when it is asked for ``count``: all that rounding might put among these."""
     return 2 * count + 64
 
 
@@ -221,11 +225,11 @@ class Shelving(Structure):
         ("expert", POINTER(POINTER(Expert))),
         ("slot", c_void_p),
     ]
-    # In core.h: `from`, which is a word of Python's.
+    # In shelf.h `source` is `from`, a keyword of Python.
 
 
 STREAM_BLOCK = 4096
-"""Offsets, sizes and buffers of streamed layers are multiples of it."""
+"""Offsets, sizes and buffers of streamed layers are multiples of so many bytes."""
 STREAM_ENDED, STREAM_DAMAGED, STREAM_STALLED = -1, -2, -3
 STREAM_SUM = CFUNCTYPE(c_uint64, c_void_p, c_int64)
 STREAM_READ = CFUNCTYPE(c_int64, POINTER(Streaming), c_int64, c_void_p)

@@ -1,4 +1,4 @@
-"""Where kernels in Triton may run: on CUDA devices, and on CPUs in Triton's interpreter for who asks for that."""
+"""Where kernels in Triton may run: on CUDA devices, and on CPUs in Triton's interpreter, if that is asked for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INTERPRET = "TRITON_INTERPRET"
 
 
 def asked_for(device: torch.device) -> bool:
-    """Whether kernels would run on this device, if Triton is installed."""
+    """Whether Triton's kernels are to run on this device, if Triton is installed."""
     return device.type == "cuda" or (device.type == "cpu" and os.environ.get(INTERPRET) == "1")
 
 
@@ -23,6 +23,6 @@ def check() -> None:
 
 
 def reason(error: Exception) -> str:
-    """Why kernels can't be used, on one line; compilers raise what they like."""
+    """Say in one line why Triton's kernels can't be used; compilers raise errors of many kinds and lengths."""
     said = " ".join(str(error).split())[:200]
     return said if isinstance(error, ImportError) else f"{type(error).__name__}: {said}"
