@@ -1,6 +1,6 @@
-"""Canvases that are whole answers: how many places they have, and how their places are read as a text.
+"""Canvases that are whole answers: how many places they have, and how their places are read as text.
 
-An answer joins the text at once, with the end token after it, and the request is over.
+The answer joins the text at once, followed by the end token, and the request is over.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ SELECTORS: Mapping[str, str] = MappingProxyType(
         "graph": "selector=lookahead-path, greedy-path or viterbi-path",
     }
 )
-"""What fills a canvas that is read in this way."""
+"""Which selectors fill a canvas, by what `CanvasLayout.reads` says."""
 
 
 def begin(spec: CanvasSpec, ends: Ends, prompt: Sequence[int]) -> Canvas:
-    """Begin the canvas of an answer. Where its length is to be guessed, it has no places yet, or reads the source."""
+    """Begin the canvas of an answer.
+
+    If the length must be guessed first, it has no places yet, or those of the source.
+    """
     source = _source(prompt)
     if ends.kind == "fertilities":
         return replace(_reading(spec, tuple(source)), measures=True)
@@ -43,27 +46,27 @@ def _source(prompt: Sequence[int]) -> Sequence[int]:
 
 
 def _reading(spec: CanvasSpec, inputs: tuple[int, ...]) -> Canvas:
-    """A canvas all of whose places are open and read these ids."""
+    """A canvas whose places are all open and read these ids."""
     return Canvas(spec, (None,) * len(inputs), len(inputs), inputs=inputs)
 
 
 def _evenly(spec: CanvasSpec, ends: Ends, source: Sequence[int], size: int) -> tuple[int, ...]:
-    """Return what so many places read: the source, spread evenly, or the mask."""
+    """The ids that ``size`` open places read: the source spread evenly over them, or the mask token."""
     return tuple([source[place * len(source) // size] if ends.copies else spec.mask_id for place in range(size)])
 
 
 def take_numbers(ends: Ends, logits_PV: Tensor) -> Tensor:
-    """Take the logits ``[P, J]`` of the tokens of numbers out of ``logits_PV``, where they then can't be drawn."""
+    """Cut the logits ``[P, J]`` of the number tokens out of ``logits_PV``, so that those tokens can't be drawn."""
     numbers_PJ = logits_PV[:, ends.first_number : ends.first_number + ends.numbers].clone()
     logits_PV[:, ends.first_number : ends.first_number + ends.numbers] = -torch.inf
     return numbers_PJ
 
 
 def measure(max_context: int, max_canvas: int, steps: list[SequenceStep]) -> None:
-    """Guess how long each answer is, and open its canvas. Nothing joins the text.
+    """Guess how long each answer is, and open its canvas. No token is committed.
 
-    The likeliest length is tried first, then as many more as the strategy says. Rows tell it: that of the prompt's last
-    token, or those of the source on the canvas, whose fertilities add up to it.
+    The likeliest length is tried first, then as many more as the strategy says. The length is read off the row of the
+    prompt's last token, or is the sum of the fertilities in the rows of the source on the canvas.
     """
     for step in steps:
         canvas, layout, prompt = step.sequence.canvas, step.sequence.strategy.layout, step.sequence.request.prompt
@@ -84,9 +87,9 @@ def measure(max_context: int, max_canvas: int, steps: list[SequenceStep]) -> Non
 
 
 def fertilities(scores_PJ: Tensor, count: int) -> list[list[int]]:
-    """The likeliest numbers of copies of each token, and ``count`` - 1 of the likeliest in which one token has another.
+    """The likeliest number of copies of each token, and the ``count`` - 1 likeliest variants that change one token's.
 
-    Gu et al. 2018 (arXiv:1711.02281) draw the others, which is noisy parallel decoding.
+    Gu et al. 2018 (arXiv:1711.02281) draw the variants, which is noisy parallel decoding.
     """
     best_P = scores_PJ.argmax(-1)
     losses_PJ = scores_PJ.gather(1, best_P[:, None]) - scores_PJ
@@ -102,13 +105,13 @@ def fertilities(scores_PJ: Tensor, count: int) -> list[list[int]]:
 
 
 def copied(source: Sequence[int], counts: Sequence[int], most: int) -> tuple[int, ...]:
-    """A source in which each token stands so many times, at most ``most`` tokens and at least its first."""
+    """The source with each token repeated as ``counts`` says: at most ``most`` tokens, at least the first one."""
     every = [token for token, count in zip(source, counts, strict=True) for _ in range(count)]
     return tuple(every[:most]) or tuple(source[:1])
 
 
 def settle(step: SequenceStep, canvas: Canvas, places: Sequence[Decided | None]) -> None:
-    """Read a canvas that is filled. If another length is to be tried, begin it, else the best answer is the verdict."""
+    """Read a filled canvas. If another length is still to be tried, begin it; else the best answer is the verdict."""
     ends, request = canvas.spec.ends, step.sequence.request
     assert ends is not None
     answer = _read(ends, [decided for decided in places if decided is not None])
@@ -127,13 +130,13 @@ def settle(step: SequenceStep, canvas: Canvas, places: Sequence[Decided | None])
 
 
 def _read(ends: Ends, decided: Sequence[Decided]) -> tuple[Decided, ...]:
-    """The tokens that decided places stand for, as far as the first end token."""
+    """The tokens that decided places stand for, up to the first end token."""
     if ends.kind == "frames":
         decided = collapsed(decided, ends.blank_id)
     return tuple(itertools.takewhile(lambda each: each.token != ends.end_id, decided))
 
 
 def collapsed(frames: Sequence[Decided], blank: int) -> list[Decided]:
-    """One of equal neighbours, the likeliest, without blanks (Graves et al. 2006)."""
+    """Merge equal neighbours into the likeliest of them, and drop blanks (Graves et al. 2006)."""
     runs = [list(run) for _, run in itertools.groupby(frames, key=lambda frame: frame.token)]
     return [max(run, key=lambda frame: frame.score) for run in runs if run[0].token != blank]

@@ -1,4 +1,4 @@
-"""Which cached keys the drafts of a sequence see: those to which its last rows paid most attention, by votes."""
+"""Chooses which cached keys a sequence's draft passes attend to: those that its last rows attended to most."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from parlay.types import PAGE_TOKENS, ChosenPages, DraftForm
 
 VOTERS = 8
-"""The last cached rows that vote, which run once more for that."""
+"""How many of the last cached rows vote. They run once more to do so."""
 
 
 class CachedText(Protocol):
-    """A text of which so many tokens are cached."""
+    """A text of which the first ``cached`` tokens are in the KV cache."""
 
     tokens: list[int]
     cached: int
@@ -23,11 +23,11 @@ class CachedText(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ChosenKeys:
-    """The choice of one sequence: ``pages`` for ``form``, when the text had ``length`` tokens.
+    """The choice for one sequence: ``pages`` for ``form``, made when the text had ``length`` tokens.
 
-    Votes of the last queries choose for each head of each layer, as in SnapKV (Li et al. 2024, arXiv:2404.14469), and
-    they choose whole pages of the cache, as in Quest (Tang et al. 2024, arXiv:2406.10774). MagicDec (arXiv:2408.11049)
-    drafts so.
+    The attention of the last queries chooses for each head of each layer, as in SnapKV (Li et al. 2024,
+    arXiv:2404.14469). Whole pages of the cache are chosen, as in Quest (Tang et al. 2024, arXiv:2406.10774). MagicDec
+    (arXiv:2408.11049) drafts with keys chosen in this way.
     """
 
     pages: ChosenPages | None = None
@@ -35,7 +35,7 @@ class ChosenKeys:
     length: int = 0
 
     def is_due(self, form: DraftForm, text: CachedText) -> bool:
-        """Whether drafts in this form need another choice: tokens are hidden that were not, or ``refresh`` are new."""
+        """Whether keys must be chosen anew: other tokens are hidden now, or ``refresh`` tokens have been added."""
         hidden = form.hidden(text.cached)
         if not hidden[1]:
             return False
@@ -44,7 +44,7 @@ class ChosenKeys:
         return 0 < form.refresh <= len(text.tokens) - self.length
 
     def choose(self, votes_LKTP: Tensor, form: DraftForm, text: CachedText) -> None:
-        """Choose pages by votes as `Output` has them."""
+        """Choose pages by ``votes_LKTP``, the attention of T rows to each page; see `Output`."""
         hidden = form.hidden(text.cached)
         first, end = (place // PAGE_TOKENS for place in hidden)
         wanted = -(-form.keys // PAGE_TOKENS)

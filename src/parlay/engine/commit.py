@@ -1,4 +1,7 @@
-"""Where tokens join sequences. Stops, lengths and logprobs inside an accepted path are handled here and only here."""
+"""Appends accepted tokens to sequences.
+
+Only this module handles stops, lengths and logprobs inside an accepted path.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from parlay.types import TARGET, CommittedTokens, Exactness, Origin, ParlayError
 
 
 def commit(step: SequenceStep, max_context: int) -> Commit:
-    """Append the verdict's tokens until a stop: the one that completes it counts, later ones are dropped.
+    """Append the verdict's tokens, up to and including the one that ends the text; later ones are dropped.
 
-    Without tokens, as a canvas's verdict may be, nothing happens, unless the text has its length already.
+    A canvas's verdict may have no tokens. Then nothing happens, unless the text has reached its length.
     """
     sequence, (path, sampled) = step.sequence, step.verdict
     room = sequence.room(max_context)
@@ -36,7 +39,7 @@ def commit(step: SequenceStep, max_context: int) -> Commit:
 
 
 def _writers(step: SequenceStep, sources: tuple[str, ...]) -> tuple[str, ...]:
-    """Whose choice each token is, where not all are the target's own: a lossy rule keeps what a drafter chose."""
+    """Who chose each token, if not the target alone: a lossy rule may keep what a drafter chose."""
     sequence, path, by_row = step.sequence, step.verdict.path, step.out.writers
     if sequence.canvas is not None:
         return ()
@@ -49,7 +52,7 @@ def _writers(step: SequenceStep, sources: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _origins(step: SequenceStep, tokens: Seq[int]) -> tuple[Origin | None, ...]:
-    """Where in a datastore each token may be from; nothing where the target mixes in none."""
+    """Where in a datastore each token may come from. Empty if the target mixes in no datastore."""
     if (origins := step.out.origins) is None or step.sequence.canvas is not None:
         return ()
     found: list[Origin | None] = []
@@ -61,7 +64,7 @@ def _origins(step: SequenceStep, tokens: Seq[int]) -> tuple[Origin | None, ...]:
 
 
 class _End(NamedTuple):
-    """How many tokens of a step count, whether the last of them ends the text, and what is wrong with the next."""
+    """How many of a step's tokens are kept, whether the last of them ends the text, and what is wrong with the next."""
 
     kept: int
     stopped: bool = False
@@ -96,7 +99,10 @@ def _logprobs(step: SequenceStep) -> tuple[TokenLogprobs, ...]:
 
 
 def collect_prompt_logprobs(step: SequenceStep) -> None:
-    """If the request wants them: the logits at each token of a prefill chunk predict the token after it."""
+    """Add the logprobs of a prefill chunk's tokens, if the request wants them.
+
+    The logits at each row predict the token after it.
+    """
     sequence = step.sequence
     top = sequence.request.params.prompt_logprobs
     have = len(sequence.prompt_logprobs)

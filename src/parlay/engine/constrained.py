@@ -14,9 +14,9 @@ GRAMMAR = "grammar"
 
 
 def legal(draft: Draft, constraint: Constraint) -> Draft:
-    """The draft without the nodes that are forbidden on their own paths, and without their descendants.
+    """The draft without forbidden nodes and their descendants.
 
-    A draft that was drawn stays whole: the rule rejects what is forbidden.
+    A drawn draft stays whole, because the accept rule rejects forbidden tokens.
     """
     if draft.kind != "point":
         return draft
@@ -28,11 +28,11 @@ def legal(draft: Draft, constraint: Constraint) -> Draft:
 
 
 def with_forced(draft: Draft, forced: Sequence[int], kind: DraftKind, vocab_size: int) -> Draft:
-    """The draft with all of the ``forced`` tokens, which must come next.
+    """The draft with all ``forced`` tokens, which the constraint makes come next.
 
-    If the draft has them only in part, it is cut to their path and made longer. A draft that was drawn is not cut: if
-    it has nodes beside the path, nothing is added. For rules that take only drafts of another ``kind`` than ``point``,
-    forced tokens are draws with probability one.
+    If the draft has only some of them, it is cut to their path and lengthened. A drawn draft is not cut: if it has
+    nodes beside the path, nothing is added. Where a rule takes only drawn drafts, forced tokens count as drawn with
+    probability one.
     """
     path = _along(draft, forced)
     drawn_beside = draft.kind != "point" and len(path) < len(draft)
@@ -48,9 +48,9 @@ def with_forced(draft: Draft, forced: Sequence[int], kind: DraftKind, vocab_size
 
 
 def drafters_part(draft: Draft) -> Draft | None:
-    """The draft as policies see it, without forced nodes. None if forced nodes follow those of the drafter.
+    """The draft as policies see it, without forced nodes.
 
-    The drafter's nodes were then forced too, so they say nothing about the drafter.
+    None if forced nodes follow the drafter's nodes: these were then forced too, so they tell nothing about the drafter.
     """
     if GRAMMAR not in draft.sources:
         return draft
@@ -60,7 +60,7 @@ def drafters_part(draft: Draft) -> Draft | None:
 
 
 def _along(draft: Draft, tokens: Sequence[int]) -> list[int]:
-    """The path of nodes whose tokens are the first of ``tokens``, as long as the draft holds one."""
+    """The longest path of nodes from the root whose tokens are the first of ``tokens``."""
     real = range(len(draft) - draft.probes)
     below = {(draft.tree.parents[node], draft.tree.tokens[node]): node for node in reversed(real)}
     path: list[int] = []

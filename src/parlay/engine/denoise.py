@@ -1,8 +1,8 @@
-"""Canvases: laid below the root as probes that see each other, filled by a selector, and read off into the text.
+"""Lays canvases below the root as probes that see each other, lets selectors fill them, and reads tokens off them.
 
-A canvas is a chain of rows that are computed, read and never kept, so it takes part in a forward as drafts do. Where
-other sequences have an accept rule, a `Selector` decides places. The tokens before the first open place join the text,
-which may be none. So the text of a canvas does not depend on what else runs, and it outlives a preemption.
+A canvas is a chain of rows that are computed and read, but never kept, so it takes part in a forward as a draft does. A
+`Selector` decides its places, as an accept rule decides other drafts. The tokens before the first open place join the
+text; there may be none. So the text of a canvas does not depend on what else runs, and survives a preemption.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from parlay.types import (
 
 
 def blank(spec: CanvasSpec, layout: CanvasLayout, length: int, room: int) -> Canvas:
-    """Begin a canvas, all open, after a text of ``length`` tokens that may have ``room`` more.
+    """A canvas with all places open, after a text of ``length`` tokens that may have ``room`` more.
 
-    Where rows of the text see their whole block, it ends where the block does that its first place is in.
+    If rows of the text see their whole block, the canvas ends where that block ends.
     """
     size = spec.block or layout.size or room
     if spec.text == "block":
@@ -51,14 +51,20 @@ def blank(spec: CanvasSpec, layout: CanvasLayout, length: int, room: int) -> Can
 
 
 def room_of(sequence: Text, max_context: int) -> int:
-    """How many places may follow a text. Canvases of noise are whole: what lies beyond the text's end is cut off."""
+    """How many places may follow a text.
+
+    Canvases of noise are always whole: what exceeds the text's length is cut later.
+    """
     canvas = sequence.canvas
     whole = canvas is not None and canvas.spec.noise
     return max_context - len(sequence.tokens) if whole else sequence.room(max_context)
 
 
 def lay(steps: list[SequenceStep]) -> None:
-    """Put each sequence's canvas below its root, if the step reaches it. What its form leaves no choice is decided."""
+    """Put each sequence's canvas below its root, if the step reaches the root.
+
+    First decide places with forced tokens.
+    """
     due = [step for step in steps if step.at_root]
     formed = [step for step in due if step.sequence.request.constraint is not None]
     isolated(_decide_forced, formed, lambda step, error: step.fail(named(error), error))
@@ -70,7 +76,7 @@ def lay(steps: list[SequenceStep]) -> None:
 
 
 def _noise(sequence: Text, canvas: Canvas) -> tuple[int, ...]:
-    """Random tokens for all places, which follow from the seed, the position and the number of the forward."""
+    """Random tokens for all places. They follow from the seed, the position and the number of the forward."""
     key, first = sequence.request.key, len(sequence.tokens)
     drawn = [stream(key, first + place, Purpose.NOISE, canvas.forwards) for place in range(len(canvas.places))]
     return tuple([each % canvas.spec.noise for each in drawn])
@@ -89,10 +95,10 @@ def _draft(canvas: Canvas) -> Draft:
 
 
 def _decide_forced(steps: list[SequenceStep]) -> None:
-    """Decide the first places where the form allows one token each, so that the others see them. One place stays open.
+    """Decide the leading places where the constraint allows one token each, so that other places see them.
 
-    Where log-probabilities are wanted, forced tokens are drawn as others are, because a row has to tell of each; and
-    where the selector may open them again.
+    At least one place stays open. Nothing is decided here if log-probabilities are wanted, because they are read off a
+    row of logits, or if the selector might open the places again.
     """
     for step in steps:
         canvas, request, selector = step.sequence.canvas, step.sequence.request, step.sequence.strategy.selector
@@ -105,9 +111,10 @@ def _decide_forced(steps: list[SequenceStep]) -> None:
 
 
 def fill(steps: list[SequenceStep], max_context: int, max_canvas: int) -> None:
-    """Let each selector fill all its canvases at once. If it raises, only the requests that make it raise end.
+    """Let each selector fill all its canvases in one call. If it raises, only the requests that make it raise end.
 
-    A canvas that tells how long the answer is makes room for the answer's, of at most ``max_canvas`` places.
+    If a canvas still has to tell how long its answer is, the answer's canvas is made instead, with at most
+    ``max_canvas`` places.
     """
     new = [step for step in steps if step.sequence.canvas is not None and step.sequence.canvas.measures]
     measured = [step for step in steps if step.sequence.canvas is None or not step.sequence.canvas.measures]
@@ -117,12 +124,12 @@ def fill(steps: list[SequenceStep], max_context: int, max_canvas: int) -> None:
 
 
 def _fill(max_context: int, steps: list[SequenceStep]) -> None:
-    """Canvases of one selector in one forward. Nothing is changed before all is known, so a failure leaves nothing."""
+    """Fill the canvases of one selector in one forward. State changes only after all calls that may fail."""
     sequences = [step.sequence for step in steps]
     selector, canvases = sequences[0].strategy.selector, [each.canvas for each in sequences if each.canvas is not None]
     assert selector is not None, "a canvas has a selector"
     guesses = [_guess(step, canvas, revokes=selector.revokes) for step, canvas in zip(steps, canvases, strict=True)]
-    fills = [Fill((), ())] * len(steps)  # of those whose forced tokens left nothing to guess
+    fills = [Fill((), ())] * len(steps)  # stays empty where forced tokens left nothing to guess
     if asked := [at for at, guess in enumerate(guesses) if guess.places]:
         found = selector.fill(
             [sequences[at] for at in asked], [canvases[at] for at in asked], [guesses[at] for at in asked]
@@ -142,9 +149,10 @@ def _fill(max_context: int, steps: list[SequenceStep]) -> None:
 def _waits(
     step: SequenceStep, canvas: Canvas, guesses: Guesses, places: Sequence[Decided | None], *, revokes: bool
 ) -> bool:
-    """Whether decided places stay on the canvas: while one is open, in models that want that or if they may be opened.
+    """Whether decided places stay on the canvas because others are open, and might still change them.
 
-    A form may leave nothing to draw at later places before the first ones have joined the text.
+    This holds for models that commit whole canvases and for selectors that reopen places. A constraint may allow no
+    draw at later places before the first ones have joined the text: then only places that could be drawn count.
     """
     if canvas.spec.ends is not None:
         return canvas.spec.ends.guesses and None in places
@@ -155,10 +163,11 @@ def _waits(
 
 
 def _guess(step: SequenceStep, canvas: Canvas, *, revokes: bool) -> Guesses:
-    """Guess the open places, or all, by the forward's rows; not those where no token can be drawn yet.
+    """Draw a token for each open place, or for all places if the selector revokes, from the forward's rows.
 
-    Processors see the text before a place, with masks where it is open. A constraint can say what may follow only where
-    nothing is open before, which is so at the first place. Raises ParlayError if no token can be drawn there.
+    Processors see the text before a place, with masks at open places. A constraint tells what may follow only if no
+    place before is open, as at the first place; places where nothing can be drawn are left out. Raises ParlayError if
+    that is so at the first place.
     """
     sequence, tokens, ends = step.sequence, canvas.tokens, canvas.spec.ends
     places = _group(sequence, canvas)
@@ -181,7 +190,7 @@ def _guess(step: SequenceStep, canvas: Canvas, *, revokes: bool) -> Guesses:
 
 
 def _group(sequence: Text, canvas: Canvas) -> tuple[int, ...]:
-    """The places that may be decided now: those of the first group that has an open one."""
+    """The places that may be decided now: those of the first group with an open place."""
     size, places = sequence.strategy.layout.group, range(len(canvas.places))
     if not size or not canvas.open:
         return tuple(places)
@@ -190,20 +199,20 @@ def _group(sequence: Text, canvas: Canvas) -> tuple[int, ...]:
 
 
 def _first_group(sequence: Text, canvas: Canvas) -> int:
-    """The number of the first group of a canvas that has an open place."""
+    """The number of the first group with an open place."""
     size = sequence.strategy.layout.group
     return (_offset(sequence, canvas) + canvas.open[0]) // size if size and canvas.open else 0
 
 
 def _offset(sequence: Text, canvas: Canvas) -> int:
-    """The number of the first place as groups are counted."""
+    """The number of the canvas's first place, in the count that divides places into groups."""
     if canvas.spec.ordered:
         return sequence.output_length
     return len(sequence.tokens) if canvas.spec.text == "block" else canvas.size - len(canvas.places)
 
 
 def _rows(step: SequenceStep, canvas: Canvas, places: tuple[int, ...]) -> list[int]:
-    """The rows of logits that say what stands in these places."""
+    """The rows of logits that predict these places."""
     first = step.root if canvas.spec.shift else step.root + 1
     if not canvas.spec.ordered:
         return [first + place for place in places]
@@ -212,7 +221,7 @@ def _rows(step: SequenceStep, canvas: Canvas, places: tuple[int, ...]) -> list[i
 
 
 def _filled(step: SequenceStep, canvas: Canvas, guesses: Guesses, fill: Fill) -> list[Decided | None]:
-    """The places as the selector decided. Raises ValueError for what a selector may not do."""
+    """The places as the selector left them. Raises ValueError if the selector broke its contract."""
     if not fill.places and any(canvas.places[place] is None for place in guesses.places):
         raise ValueError("the selector decided no place of a canvas")
     allowed = set(guesses.places)
@@ -228,7 +237,7 @@ def _filled(step: SequenceStep, canvas: Canvas, guesses: Guesses, fill: Fill) ->
 
 
 def _logprobs(step: SequenceStep, canvas: Canvas, fill: Fill) -> Sequence[TokenLogprobs | None]:
-    """Read log-probabilities off the rows that decide the tokens, if the request wants them."""
+    """Log-probabilities from the rows that decided the tokens, if the request wants them."""
     top = step.sequence.request.params.logprobs
     if top is None:
         return [None] * len(fill.places)
@@ -239,8 +248,8 @@ def _logprobs(step: SequenceStep, canvas: Canvas, fill: Fill) -> Sequence[TokenL
 def _read_off(step: SequenceStep, places: list[Decided | None], max_context: int, *, waits: bool) -> None:
     """Make the decided places before the first open one the verdict, and keep the others for the next step.
 
-    While the canvas ``waits`` all stay, because they may be opened again. The first place that breaks the request's
-    form is opened again. Nothing is open before it then, so its next token is drawn among those that may follow.
+    While the canvas ``waits`` all places stay, because they may be opened again. The first place that breaks the
+    constraint is opened again: no place before it is open then, so its next token is drawn among the allowed ones.
     """
     sequence, canvas = step.sequence, step.sequence.canvas
     assert canvas is not None
@@ -266,7 +275,7 @@ def _read_off(step: SequenceStep, places: list[Decided | None], max_context: int
 
 
 def _note(step: SequenceStep, memory: Mapping[int, Tensor]) -> None:
-    """Keep what the selector noted of places that are still on the canvas."""
+    """Keep the selector's notes on places that are still on the canvas."""
     canvas, gone = step.sequence.canvas, len(step.verdict.sampled)
     if memory and canvas is not None and canvas.forwards:
         kept = {place - gone: each for place, each in memory.items() if place >= gone}

@@ -1,6 +1,6 @@
-"""Budgets, proposals and what is admitted of them, and afterwards reports to drafters and policies.
+"""Asks policies for budgets and drafters for drafts, admits the drafts, and reports outcomes to both.
 
-A drafter or policy that raises costs its requests their drafts and nothing else.
+If a drafter or a policy raises, its requests lose their drafts and nothing else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from parlay.types import (
 
 
 class Drafting:
-    """Fills in the drafts of a step's steps, and reports their outcomes to drafters and policies."""
+    """Fills in the drafts of one step's sequences, and later reports the outcomes to drafters and policies."""
 
     def __init__(self, admission: DraftAdmission, scheduler: Scheduler, layers: TargetLayers, clock: Clock) -> None:
         self._admission = admission
@@ -43,12 +43,12 @@ class Drafting:
         self._planned: list[Sequence] = []
         """The sequences that could draft in the last step."""
         self._inactive = 0
-        """For how many more steps of these sequences their policies are inactive."""
+        """For how many more steps the policies of these sequences are not asked."""
 
     def propose(self, steps: list[SequenceStep]) -> bool:
-        """Ask drafters, each at once for all sequences that want it, then settle what the target verifies.
+        """Ask each drafter once for all its sequences, then cut the drafts to what the target verifies.
 
-        Returns whether policies were asked: otherwise they were inactive, and learn nothing of this step.
+        Returns whether policies were asked. If not, they learn nothing from this step.
         """
         for step in steps:
             step.sequence.beside = None
@@ -62,15 +62,20 @@ class Drafting:
         return active
 
     def _stays_inactive(self, steps: list[SequenceStep], ready: list[SequenceStep]) -> bool:
-        """Whether policies are still inactive: the same sequences run as in the last step, and steps are left."""
+        """Whether policies are still not to be asked: they said for how many steps, and the same sequences run."""
         sequences = [step.sequence for step in ready]
         inactive = self._inactive > 0 and len(ready) == len(steps) and sequences == self._planned
         self._planned = sequences
+        """The sequences that could draft in the last step."""
         self._inactive -= inactive
         return inactive
 
     def _draft(self, strategy: Strategy, steps: list[SequenceStep]) -> None:
-        """One strategy's sequences. Its policy says which drafter each asks, until it has enough to choose from."""
+        """Draft for the sequences of one strategy.
+
+        The policy names a drafter for each sequence, and may name another after each proposal, until it has enough
+        drafts to choose from.
+        """
         began, asking, policy = self._clock(), 0.0, strategy.policy
         views = [step.sequence for step in steps]
         proposed: dict[SequenceStep, Draft] = {}
@@ -82,7 +87,7 @@ class Drafting:
             offers = self._ask(strategy, wanted)
             asking += since(now, self._clock)
             proposed |= {step: draft for step, draft in offers.items() if draft is not None}
-            drafts = [offers.get(step, NO_DRAFT) for step in steps]  # nothing from those that did not ask
+            drafts = [offers.get(step, NO_DRAFT) for step in steps]  # empty for steps that asked no drafter
             wanted = self._set_budgets(steps, partial(policy.next_budgets, views, drafts))
         if any(map(len, proposed.values())):
             isolated(partial(self._admission.trim, policy), list(proposed), _leave_out)
@@ -91,7 +96,7 @@ class Drafting:
             step.planning_seconds = max(0.0, since(began, self._clock) - asking) / len(watching)
 
     def _set_budgets(self, steps: list[SequenceStep], decide: Callable[[], Budgets]) -> list[tuple[SequenceStep, int]]:
-        """Let the policy set budgets; returns the steps that ask a drafter now, each with the drafter's number."""
+        """Let the policy set budgets. Returns the steps that now ask a drafter, each with the drafter's number."""
         wanted: list[tuple[SequenceStep, int]] = []
 
         def apply(steps: list[SequenceStep]) -> None:
@@ -110,7 +115,10 @@ class Drafting:
         return wanted
 
     def _ask(self, strategy: Strategy, wanted: list[tuple[SequenceStep, int]]) -> dict[SequenceStep, Draft | None]:
-        """Ask each drafter once for all its steps; None where it failed, nothing where it can't be asked."""
+        """Ask each drafter once for all its steps.
+
+        A step gets None if its drafter failed, and is absent if the drafter could not be asked.
+        """
         offers: dict[SequenceStep, Draft | None] = {}
 
         def propose(drafter: Drafter, steps: list[SequenceStep]) -> None:
@@ -141,11 +149,11 @@ class Drafting:
         return offers
 
     def _lend_layers(self, step: SequenceStep, needs: Needs) -> bool:
-        """Let a drafter run the target's own layers, and set memory aside for its rows; False if it can't be asked.
+        """Let a drafter run the target's own layers, and reserve memory for its rows. False if it can't be asked.
 
-        If there is little memory, the budget becomes lower. The pending rows of the whole batch have their memory
-        already, so the verify still fits whatever is written. A long pending run, as in prefill, would run twice: that
-        is not worth it if it is longer than the budget. A drafter that only reads taps writes no rows.
+        If memory is short, the budget is lowered. The pending rows of the whole batch have memory already, so the
+        verify still fits. The drafter would run a long pending run, as in prefill, a second time: it is not asked if
+        that is longer than the budget. A drafter that only reads taps writes no rows.
         """
         if not needs.layers:
             self._layers.lend(step.sequence, 0)
@@ -159,14 +167,14 @@ class Drafting:
         return step.budget > 0
 
     def learn(self, steps: list[SequenceStep], spent: Spent) -> None:
-        """Report the outcome of all its sequences' drafts to each policy, in one call."""
+        """Report drafts and accepted nodes to each policy, in one call for all its sequences."""
         for group in _by_strategy([step for step in steps if step.done.committed and step.sequence.drafting]):
             isolated(
                 partial(_learn, group[0].sequence.strategy.policy, spent), group, SequenceStep.drop_policy, again=False
             )
 
     def observe(self, steps: list[SequenceStep]) -> None:
-        """Report the step of all its sequences to each drafter that asks for it, in one call."""
+        """Show the step to each drafter that asks for it, in one call for all its sequences."""
         groups: dict[tuple[int, int], list[SequenceStep]] = {}
         for step in steps:
             for number in step.observers if step.sequence.needs else ():
@@ -178,24 +186,24 @@ class Drafting:
 
 
 def _leave_out(step: SequenceStep, error: Exception) -> None:
-    """Verify nothing of what was proposed: the policy failed, or what was made of the draft is not sound."""
+    """Verify no draft in this step, and stop drafting: the policy failed, or its draft is not sound."""
     step.budget, step.draft = 0, NO_DRAFT
     step.drop_policy(error)
 
 
 def _fail(number: int, step: SequenceStep, error: Exception) -> None:
-    """A drafter proposed nothing that could be used."""
+    """Verify no draft in this step, and stop using the drafter, which raised or proposed an unsound draft."""
     step.budget, step.draft = 0, NO_DRAFT
     step.drop_drafter(number, error)
 
 
 def _drop(number: int, step: SequenceStep, error: Exception) -> None:
-    """A drafter failed when it was shown the step."""
+    """Stop using a drafter that raised when it was shown the step."""
     step.drop_drafter(number, error)
 
 
 def _learn(policy: Policy, spent: Spent, steps: list[SequenceStep]) -> None:
-    """If forced tokens were added to a draft, the policy sees only the drafter's part."""
+    """Report to one policy. If forced tokens were added to a draft, the policy sees only the drafter's part."""
     views: list[Sequence] = []
     drafts: list[Draft] = []
     accepted: list[int] = []
@@ -253,7 +261,7 @@ class DraftAdmission:
         """Nodes per draft for which the row budget suffices, if as many sequences draft as in the last step."""
 
     def limit(self, step: SequenceStep) -> int:
-        """How many nodes a drafter may draft now. More would be cut again, or lie beyond the end of the text."""
+        """How many nodes a drafter may draft now. More would be cut, or lie beyond the end of the text."""
         return min(self._share, self._before_end(step))
 
     def admit(self, rule: AcceptRule, steps: list[SequenceStep]) -> None:
@@ -275,7 +283,7 @@ class DraftAdmission:
             step.draft = draft
 
     def add_forced(self, steps: list[SequenceStep]) -> None:
-        """Step 7, for the drafts of the whole step. Doing it again changes nothing."""
+        """Step 7, for the drafts of the whole step. Calling it again changes nothing."""
         for step in steps:
             constraint = step.sequence.request.constraint
             if constraint is not None and step.sequence.strategy.drafters:  # without a drafter decoding stays plain
@@ -288,6 +296,7 @@ class DraftAdmission:
         copies = sum([step.sequence.request.copies for step in drafted])
         nodes = rows * len(drafted) // copies if drafted else rows
         self._share = min(nodes, max(1, nodes // (len(drafted) or 1)))
+        """Nodes per draft that the row budget allows, if as many sequences draft as in the last step."""
         if sum([len(step.draft.tree.tokens) for step in drafted]) > nodes:
             _share_nodes(drafted, nodes)
         for step in drafted:
@@ -296,7 +305,7 @@ class DraftAdmission:
                 step.draft = step.draft if self._fits(step) else NO_DRAFT
 
     def _add_forced(self, step: SequenceStep, constraint: Constraint) -> None:
-        """Add tokens without an alternative, which need no drafter and no budget."""
+        """Add the tokens that the constraint forces; they need no drafter and no budget."""
         limit = min(self._before_end(step), self._max_draft_rows)
         if limit <= 0:
             return
@@ -307,13 +316,14 @@ class DraftAdmission:
         step.draft = trees.best_chain(draft) if self._spec.tree == "chain" else draft
 
     def _before_end(self, step: SequenceStep) -> int:
-        """How many drafted tokens may still be committed: each step commits one more than it accepts."""
+        """How many drafted tokens may still be committed. Each step commits one more token than it accepts."""
         return 0 if self._spec.tree == "none" else step.sequence.room(self._max_context) - 1
 
     def _fits(self, step: SequenceStep) -> bool:
         """Whether context and cache have room for the draft.
 
-        A drawn draft needs room for its whole budget: its length may depend on what was drawn, its fate must not.
+        A drawn draft must have room for its whole budget: its length may depend on what was drawn, but whether it is
+        verified must not.
         """
         rows, sequence = len(step.draft), step.sequence
         if not 0 < rows <= self._max_context - len(sequence.tokens):
@@ -322,7 +332,7 @@ class DraftAdmission:
 
 
 def check(draft: Draft, rule: AcceptRule, spec: RunnerSpec) -> None:
-    """Raises ValueError for a draft that no forward or no accept rule could take."""
+    """Raises ValueError for a draft that the forward or the accept rule could not take."""
     tree = draft.tree
     nodes = len(tree.tokens)
     if nodes == 0:
@@ -347,9 +357,9 @@ def check(draft: Draft, rule: AcceptRule, spec: RunnerSpec) -> None:
 
 
 def _share_nodes(steps: list[SequenceStep], nodes: int) -> None:
-    """Probes go first, then every draft is cut to the same number of nodes.
+    """Drop all probes, then cut every draft to the same number of nodes.
 
-    If that would be none, the first steps keep one node each.
+    If that number would be 0, the first steps keep one node each.
     """
     for step in steps:
         step.draft = trees.without_probes(step.draft)
@@ -359,7 +369,7 @@ def _share_nodes(steps: list[SequenceStep], nodes: int) -> None:
 
 
 def _even_share(sizes: list[int], total: int) -> int:
-    """The largest cap under which sizes, each cut to the cap, sum to at most ``total``."""
+    """The largest cap such that the sizes, each cut to the cap, sum to at most ``total``."""
     cap = max(sizes)
     while cap > 0 and sum(min(size, cap) for size in sizes) > total:
         cap -= 1

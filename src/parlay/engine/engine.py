@@ -43,40 +43,46 @@ class _StepSeconds:
     began: float
     draft: float = 0.0
     verify: float = 0.0
-    whole: bool = False
-    """One forward ran all steps."""
+    one_forward: bool = False
+    """True if one forward verified all sequences of the step, so its time may teach the cost model."""
     spent: Spent = NOTHING_SPENT
-    before: float = 0.0
-    """Until the step was put off; it went on when it ``began``."""
+    before_pause: float = 0.0
+    """Seconds from the beginning of the step until `pause`. ``began`` is then when the step went on."""
 
     @property
     def overhead(self) -> float:
-        return max(0.0, self.before + since(self.began, self.clock) - self.draft - self.verify)
+        return max(0.0, self.before_pause + since(self.began, self.clock) - self.draft - self.verify)
 
-    def put_off(self) -> None:
-        """Count no more seconds until the step goes on."""
-        self.before = since(self.began, self.clock)
+    def pause(self) -> None:
+        """Stop counting seconds until the step goes on."""
+        self.before_pause = since(self.began, self.clock)
 
     def count(self, steps: list[SequenceStep], verified: list[SequenceStep], spec: RunnerSpec) -> None:
-        """Record the end of draft and verify. ``verified``: the steps without a fault. Rows that ran again count."""
+        """Work out the rows and the mean context of the forward, after draft and verify.
+
+        ``verified`` are the steps without a fault. Rows of a canvas's block that ran again count as rows.
+        """
         if not verified:
             return
         out, tokens = steps[0].out, 0
         rows = sum({id(step.out): step.out.beside for step in verified}.values())
-        self.whole = len(verified) == len(steps)
+        self.one_forward = len(verified) == len(steps)
         for step in verified:
             rows += len(step.pending) + len(step.draft.tree.tokens)
             tokens += len(step.sequence.tokens)
             if spec.fills_only and not step.stale:
                 rows += spec.again(step.start)
-            self.whole &= step.out is out
+            self.one_forward &= step.out is out
         context = tokens // len(verified)
         self.spent = Spent(0.0, self.verify, rows, context)  # each policy gets its own draft seconds
 
 
 @dataclass(slots=True)
 class _Group:
-    """The steps of one forward that is under way; ``alone``: it began while no other one was."""
+    """The sequences' steps that share one forward in flight. ``alone``: no other forward was in flight when it began.
+
+    ``asked``: policies were asked for this step.
+    """
 
     steps: list[SequenceStep]
     seconds: _StepSeconds
@@ -88,9 +94,9 @@ class _Group:
 class Engine:
     """Decodes requests together, each under its own strategy. Not thread-safe: one thread adds and steps.
 
-    ``requests`` holds those under way; `step` is the loop over them. ``clock`` times everything that costs are learned
-    from; a simulation gives one of known prices. ``moving`` is the runner, if it can move cached keys, and ``guiding``
-    if it can guide.
+    ``requests`` holds the requests under way, and `step` is the loop over them. All seconds that costs are learned from
+    come from ``clock``; a simulation passes a clock of its own. ``moving`` is the runner itself if it can move cached
+    keys, and ``guiding`` if it can run negative prompts.
     """
 
     def __init__(
@@ -128,7 +134,7 @@ class Engine:
         return event
 
     def stats(self) -> EngineStats:
-        """Count what is under way and was done; see `RequestTable.stats`."""
+        """Count requests, tokens and steps, now and since the engine was made; see `RequestTable.stats`."""
         return self.requests.stats()
 
     @property
@@ -137,13 +143,13 @@ class Engine:
 
     @property
     def longest(self) -> int:
-        """How many tokens, prompt and output together, context and memory allow a request."""
+        """The most tokens, prompt and output together, that context and memory allow a request."""
         return self.requests.longest
 
     def step(self) -> list[Event]:
-        """Run one forward of the target over all that is due, and commit the tokens that follow.
+        """Run one forward of the target over the scheduled sequences, and commit the tokens that follow.
 
-        If the runner takes several forwards at once, begin as many, and commit what follows from the first of them.
+        A runner that takes several forwards at once begins all of them, and the step ends with the first one's commits.
         """
         with torch_on_one():
             if self._groups > 1:
@@ -155,7 +161,7 @@ class Engine:
             return self._end(steps, seconds, asked)
 
     def _end(self, steps: list[SequenceStep], seconds: _StepSeconds, asked: bool) -> list[Event]:
-        """End a step whose forward is over. ``asked``: policies were asked before it."""
+        """Finish a step whose forward is over: accept, commit, observe. ``asked``: policies were asked in this step."""
         if seconds.spent.rows:
             self._charge_beside(steps, seconds)
         self._accept(steps, seconds)
@@ -167,7 +173,7 @@ class Engine:
     # ---------------------------------------------------------------------------------------------- several in flight
 
     def _step_in_groups(self) -> list[Event]:
-        """Begin a forward for each group of sequences that may be in flight, then end the step of the first."""
+        """Fill the runner with forwards, one for each group of sequences, then finish the step of the oldest group."""
         while len(self._in_flight) < self.scheduler.groups and (group := self._begin_group()) is not None:
             self._in_flight.append(group)
         events = self._end_group(self._in_flight.popleft()) if self._in_flight else []
@@ -175,7 +181,7 @@ class Engine:
         return events
 
     def _begin_group(self) -> _Group | None:
-        """Propose for sequences that are in no group yet, and begin their forward. None if there are none."""
+        """Propose for sequences that are in no group yet, and begin their forward. None if every sequence is in one."""
         seconds = _StepSeconds(self._clock, self._clock())
         steps = self.scheduler.next()
         if not steps:
@@ -185,11 +191,11 @@ class Engine:
         begun = begin(self.runner, _without_fault(steps))
         seconds.verify = since(began, self._clock)
         self.scheduler.depart(steps)
-        seconds.put_off()
+        seconds.pause()
         return _Group(steps, seconds, asked, not self._in_flight, begun)
 
     def _end_group(self, group: _Group) -> list[Event]:
-        """Wait for the forward of a group, and commit what follows for the requests that are still there."""
+        """Wait for a group's forward, and commit tokens for those of its requests that are still under way."""
         seconds, steps = group.seconds, self.scheduler.arrive(group.steps)
         seconds.began = began = self._clock()
         tapping = plausible(finish(self.runner, due := _without_fault(steps), group.begun))
@@ -198,11 +204,11 @@ class Engine:
         seconds.count(due, _without_fault(due), self.runner.spec)
         if seconds.spent.rows and not any(step.prefill for step in steps):
             self.scheduler.learn_group(seconds.spent.rows / len(steps), seconds.draft + seconds.overhead)
-        seconds.whole &= group.alone and not self._in_flight and len(steps) == len(group.steps)
+        seconds.one_forward &= group.alone and not self._in_flight and len(steps) == len(group.steps)
         return self._end(steps, seconds, group.asked)
 
     def _drain(self) -> None:
-        """Wait for forwards whose requests are all over. If one fails, nobody asked for it."""
+        """Wait for forwards whose requests have all ended. Their output and their errors no longer matter."""
         while self._in_flight and not self.requests:
             group = self._in_flight.popleft()
             with suppress(Exception):
@@ -221,7 +227,7 @@ class Engine:
         return asked
 
     def _verify(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
-        """Run the steps without a fault; a step with which the target fails gets a fault."""
+        """Run the target over the steps without a fault. A step with which the target fails gets a fault."""
         began = self._clock()
         tapping = plausible(verify(self.runner, due := _without_fault(steps)))
         seconds.verify = max(0.0, since(began, self._clock) - tapping)
@@ -230,7 +236,7 @@ class Engine:
         self.scheduler.turns.learn(steps)
 
     def _charge_beside(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
-        """Charge what the forward took longer than usual to drafters that went on beside it."""
+        """Charge drafters that ran during the forward for the time by which they slowed it."""
         beside = [
             (step, number) for step in steps for number in step.watching
             if step.sequence.needs and step.sequence.needs[number].beside
@@ -238,13 +244,13 @@ class Engine:
         ]  # fmt: skip
         if beside:
             usual = self.cost.forward(seconds.spent.rows, seconds.spent.context)
-            longer, seconds.whole = max(0.0, seconds.verify - usual), False
+            longer, seconds.one_forward = max(0.0, seconds.verify - usual), False
             charge(beside, longer)
             seconds.draft, seconds.verify = seconds.draft + longer, seconds.verify - longer
             seconds.spent = replace(seconds.spent, verify_seconds=seconds.verify)
 
     def _accept(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
-        """Let accept rules decide drafts, and selectors places. Early prefill chunks have nothing to decide."""
+        """Let accept rules judge drafts, and selectors fill canvases. Early prefill chunks have neither."""
         due = [step for step in _without_fault(steps) if step.at_root]
         canvases = [step for step in due if step.sequence.canvas is not None]
         accept(drafting := _without_canvas(due) if canvases else due)
@@ -260,8 +266,8 @@ class Engine:
             seconds.draft += ranking
 
     def _accept_without_drafts(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
-        """Run and decide steps anew as if nobody had drafted. What that costs is nobody's price of rows."""
-        seconds.whole = False
+        """Verify and accept these steps again without drafts. The time of both forwards teaches no cost of rows."""
+        seconds.one_forward = False
         for step in steps:
             step.fault, step.draft = None, NO_DRAFT
         verify(self.runner, steps)
@@ -276,9 +282,10 @@ class Engine:
         self.requests.count(_without_fault(steps))
 
     def _commit_one(self, step: SequenceStep) -> None:
-        """The one place where tokens join a sequence and rows join the cache.
+        """Append the accepted tokens to the sequence, and keep their rows in the cache. Nothing else does either.
 
-        If nothing was committed, the root is cached too. It runs again, for what follows hangs on it.
+        If no token was committed, the root's row was cached too. It is cut off again, because the next step must run
+        the root.
         """
         sequence = step.sequence
         path: tuple[int, ...] = ()
@@ -286,14 +293,14 @@ class Engine:
         if step.at_root:
             step.done = commit(step, self.max_context)
             path, committed = step.path, len(step.done.committed)
-            if committed or sequence.canvas is not None:  # a text of length 0 took no step
+            if committed or sequence.canvas is not None:  # max_tokens=0 commits nothing, which is no step
                 sequence.tally.count_step(step.draft, path, committed)
         sequence.cached = self.runner.keep(sequence.sequence, path)
         if sequence.cached == len(sequence.tokens):
             sequence.cached = self.runner.truncate(sequence.sequence, len(sequence.tokens) - 1)
 
     def _observe(self, steps: list[SequenceStep], seconds: _StepSeconds, asked: bool) -> None:
-        """Report the step to drafters, and to policies, if they were ``asked``, with its cost."""
+        """Show the step to drafters, and tell policies what it cost if they were ``asked`` in this step."""
         began = self._clock()
         self._drafting.observe(_without_fault(steps))
         seconds.draft += since(began, self._clock)
@@ -302,7 +309,7 @@ class Engine:
 
     def _count_seconds(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
         overhead, spent = seconds.overhead, seconds.spent
-        if seconds.whole and seconds.verify:  # drafts lengthen commits too, so that time is part of the cost of rows
+        if seconds.one_forward and seconds.verify:  # more rows also make commits longer: their cost includes that
             self.cost.record(spent.rows, spent.context, seconds.verify + overhead)
         self.requests.count_step(seconds.draft + seconds.verify + overhead, spent.rows)
         for step in steps:

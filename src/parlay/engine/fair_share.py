@@ -1,6 +1,6 @@
-"""How owners share the engine: evenly, however many requests an owner sends and whatever their priorities.
+"""Divides the engine evenly among owners, however many requests an owner sends and whatever their priorities.
 
-With one owner nothing here has an effect.
+With one owner, nothing here has an effect.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from parlay.types import Cost
 
 
 class WaitingQueue(list[Sequence]):
-    """Sequences that wait, by rank. Counts those of each owner, so that none looks through a long queue of one owner's.
+    """Waiting sequences, sorted by rank. It counts those of each owner, so that nobody has to search a long queue.
 
-    They come by `add` and leave by `leave`.
+    Sequences enter by `add` and leave by `leave`.
     """
 
     def __init__(self, rank: Callable[[Sequence], tuple[int, int]]) -> None:
@@ -41,7 +41,7 @@ class WaitingQueue(list[Sequence]):
 
 
 def first_waiting(waiting: WaitingQueue, running: Iterable[Sequence]) -> Sequence:
-    """Which of those that wait starts next: the first of the owner that has the fewest running."""
+    """The waiting sequence that starts next: the first one of the owner with the fewest running."""
     if len(waiting.owners) == 1:
         return waiting[0]
     there = Counter(_owner(sequence) for sequence in running)
@@ -54,22 +54,22 @@ def first_waiting(waiting: WaitingQueue, running: Iterable[Sequence]) -> Sequenc
 
 
 def victim(running: SequenceOf[Sequence]) -> Sequence:
-    """Which of ``running`` (by rank) is preempted: the last of the owner that has the most running."""
+    """The sequence of ``running`` (by rank) to preempt: the last one of the owner with the most running."""
     there = Counter(_owner(sequence) for sequence in running)
     return max(enumerate(running), key=lambda entry: (there[_owner(entry[1])], entry[0]))[1]
 
 
 def is_new(sequence: Sequence, running: Iterable[Sequence]) -> bool:
-    """Whether its owner has nothing running."""
+    """Whether the owner of the sequence has nothing running."""
     return all(other.request.owner != sequence.request.owner for other in running)
 
 
 def gives_way(running: Iterable[Sequence]) -> bool:
-    """Whether an owner has more than one sequence running, so that one of them can be preempted for a new owner."""
+    """Whether an owner has more than one sequence running, so that one can be preempted for a new owner."""
     return max(Counter(map(_owner, running)).values(), default=0) > 1
 
 
-_LOOK = 16
+_TIMED_EVERY = 16
 """While one owner has the same sequences running, one step in so many is timed."""
 
 
@@ -81,26 +81,28 @@ class _Step:
     """The running sequences of each owner, in the scheduler's order."""
     rows: int
     left: dict[str, int] = field(default_factory=dict)
-    """Rows that each owner may still take; empty with one owner."""
+    """Rows that each owner may still take. Empty with one owner."""
     streams_left: dict[str, int] = field(default_factory=dict)
-    """Of these rows, those for sequences that decode."""
+    """How many of these rows decoding sequences may take."""
     alone: str | None = None
-    """The owner that has the step alone, although others have something running."""
+    """The owner that has the step alone, although others have sequences running."""
     taken: int = 0
     """Rows taken so far; not counted with one owner."""
     feeds: bool = False
-    """Whether the step holds part of a prompt; only noted if the step is timed."""
+    """Whether the step has a part of a prompt. Only set if the step is timed."""
     watched: dict[str, list[tuple[Sequence, int]]] = field(default_factory=dict)
-    """The step is timed for these owners, which want no more than their share: the sequences that decode, and how far
-    each was before the step."""
+    """The owners for which the step is timed, because they want no more than their share.
+
+    Each with its decoding sequences, and how far each was before the step.
+    """
 
 
 class Shares:
-    """Divides steps among owners: beside n - 1 others a token may take n times as long as alone.
+    """Divides steps among owners: with n owners, a token may take n times as long as it would alone.
 
-    By the measured cost no step has more rows than that allows. Rows that an owner does not want go to the others. If
-    an owner that wants no more than its share still gets less, it has steps alone: see `Paces`. Where groups of
-    sequences have steps in turn, none is ``timed`` and no owner is alone.
+    By the measured cost, no step has more rows than that allows. Rows that one owner does not want go to the others. If
+    an owner that wants no more than its share is still slower than that, it gets steps alone: see `Paces`. With
+    ``timed=False``, where groups of sequences take steps in turn, no step is timed and no owner is alone.
     """
 
     def __init__(self, cost: Cost, max_rows: int, *, timed: bool = True) -> None:
@@ -117,20 +119,21 @@ class Shares:
         """The last step in which each sequence had a step; only kept with several owners."""
 
     def begin(self, ordered: list[Sequence], now: float) -> list[Sequence]:
-        """The sequences in the order in which they get rows in the step that begins ``now``, in seconds of any clock.
+        """Begin a step at time ``now`` (seconds of any clock). Returns sequences in the order in which they get rows.
 
-        Of those that decode, the one that waited longest goes first; prompts are fed one after the other. While one
-        owner has the same sequences running, one step in `_LOOK` is timed.
+        Of the decoding sequences, the one that waited longest goes first; prompts are fed one after the other. While
+        one owner has the same sequences running, one step in `_TIMED_EVERY` is timed.
         """
         if self._step.watched:
             self._learn(ordered, plausible(now - self._began))
         self._began = now
         self._steps += 1
-        if ordered and ordered == self._one_owners and self._steps % _LOOK:
+        if ordered and ordered == self._one_owners and self._steps % _TIMED_EVERY:
             self._step.watched = {}
             return ordered
         self._step = step = _Step(_by_owner(ordered), self._max_rows)
         self._one_owners = ordered if len(step.owners) == 1 else []
+        """The sequences of the last step, if one owner had them all."""
         if len(step.owners) > 1:
             self._divide(step)
         if self._timed:
@@ -139,6 +142,7 @@ class Shares:
             self._served.clear()
             return ordered
         self._served = {sequence: self._served.get(sequence, 0) for sequence in ordered}
+        """The number of the last step that each sequence took part in; only kept with several owners."""
         step.alone = self._paces.first(step.watched)
         if step.alone is not None:
             return step.owners[step.alone]
@@ -146,7 +150,7 @@ class Shares:
         return sorted(decoding, key=self._served.__getitem__) + [one for one in ordered if not one.decodes]
 
     def rows(self, sequence: Sequence, room: int) -> int:
-        """How many rows the sequence may have, of ``room`` that are left in the step.
+        """How many rows the sequence may have, out of the ``room`` rows left in the step.
 
         An owner whose first sequence starts during a step has a share from the next step on.
         """
@@ -159,7 +163,7 @@ class Shares:
         return min(room, left, step.streams_left[owner]) if left and sequence.decodes else min(room, left)
 
     def take(self, sequence: Sequence, rows: int) -> None:
-        """Note the rows that a sequence was given."""
+        """Note how many rows the sequence was given."""
         step = self._step
         if step.watched and not sequence.decodes:
             step.feeds = True
@@ -171,12 +175,15 @@ class Shares:
             self._served[sequence] = self._steps
 
     def draft_rows(self, limit: int) -> int:
-        """How many rows of drafts the step may have: in a shared step those that no owner has taken."""
+        """How many rows of drafts the step may have: in a shared step, those that no owner has taken."""
         step = self._step
         return limit if len(step.owners) < 2 or step.alone is not None else min(limit, max(0, step.rows - step.taken))
 
     def _divide(self, step: _Step) -> None:
-        """Give each owner its rows. If it has prompts as well as streams, half of its rows are for prompts."""
+        """Give each owner its rows.
+
+        If an owner has both prompts and decoding sequences, half of its rows are for prompts.
+        """
         step.rows = self._most_rows(step.owners)
         step.left = divided(step.rows, {owner: sum(map(_pending, own)) for owner, own in step.owners.items()})
         for owner, own in step.owners.items():
@@ -184,7 +191,7 @@ class Shares:
             step.streams_left[owner] = step.left[owner] - (step.left[owner] // 2 if feeds else 0)
 
     def _most_rows(self, owners: Mapping[str, list[Sequence]]) -> int:
-        """The most rows for which a step takes no longer than the number of owners times any owner's streams alone."""
+        """The most rows for which a step takes at most n times as long as any of the n owners' streams would alone."""
         streams = [own for own in map(_streams, owners.values()) if own]
         if not streams:
             return self._max_rows
@@ -195,7 +202,7 @@ class Shares:
         return counts[max(0, fit - 1)]
 
     def _seconds(self, streams: list[Sequence]) -> float:
-        """Modelled seconds of a step with these streams alone."""
+        """Expected seconds of a step with these streams alone."""
         return self._cost.forward(sum([sequence.request.copies for sequence in streams]), _context(streams))
 
     def _watch(self, step: _Step) -> None:
@@ -206,7 +213,7 @@ class Shares:
                 step.watched[owner] = [(sequence, sequence.progress) for sequence in streams]
 
     def _learn(self, ordered: list[Sequence], seconds: float) -> None:
-        """Learn from the last step, unless none of its sequences goes on: the engine may have been idle since."""
+        """Learn from the last step, unless all its sequences have ended: the engine may have been idle since."""
         step = self._step
         if all(sequence not in ordered for own in step.owners.values() for sequence in own):
             return
@@ -217,7 +224,7 @@ class Shares:
 
 
 def divided(rows: int, wanted: Mapping[str, int]) -> dict[str, int]:
-    """Divides ``rows`` among owners: one that wants less than an even share gets what it wants, the others the rest."""
+    """Divide ``rows`` among owners: each gets what it wants, up to an even share of the rows that others leave."""
     shares: dict[str, int] = {}
     for place, owner in enumerate(sorted(wanted, key=wanted.__getitem__)):
         shares[owner] = min(wanted[owner], rows // (len(wanted) - place))
@@ -245,5 +252,5 @@ def _owner(sequence: Sequence) -> str:
 
 
 def _pending(sequence: Sequence) -> int:
-    """How many rows its pending tokens take."""
+    """How many rows the sequence's pending tokens take."""
     return sequence.request.rows_of(sequence.cached, len(sequence.tokens) - sequence.cached)

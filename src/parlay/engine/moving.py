@@ -1,12 +1,12 @@
-"""Reuse of cached keys at other places: what a request has in common with the texts of earlier ones, moved there.
+"""Reuses cached keys at other positions: runs that a request shares with earlier texts are moved into its cache.
 
-llama.cpp does the same (``--cache-reuse``). It is lossy: the hidden states of moved tokens saw another text before
-them. So requests that allow it share cached texts with each other alone.
+llama.cpp does the same (``--cache-reuse``). It is lossy, because the hidden states of moved tokens saw another text
+before them. So requests that allow it share cached texts only with each other.
 
-The first tokens of a run are computed again, since what follows looks there for what came before: the token before the
-suffix of a file tells the model where the cursor is. In Qwen2.5-Coder-0.5B, a typed token before 287 tokens of suffix
-changes the next token's chances by 4.0 nats (KL divergence) if the whole run moves, by .018 if its first token is
-computed again, by .006 if 8 are, and by .003 if 64 are.
+The first tokens of each run are computed again, because later tokens look there for what came before: the token before
+the suffix of a file tells the model where the cursor is. In Qwen2.5-Coder-0.5B, a typed token before 287 tokens of
+suffix changes the next token's distribution by 4.0 nats (KL divergence) if the whole run moves, by .018 if its first
+token is computed again, by .006 if 8 are, and by .003 if 64 are.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from parlay.types import Move, MovingRunner
 
 Ids = NDArray[np.int64]
 
-_AGAIN = 8
-"""How many tokens of each run, the first ones, are computed again."""
+_RECOMPUTED = 8
+"""How many tokens at the start of each run are computed again."""
 
 _TEXTS = 8
 """How many texts of earlier requests are searched, the newest first."""
 
 
 class Moves:
-    """Plans what is moved when a sequence begins, and moves it when its text has come so far.
+    """Plans the moves of a sequence when it starts, and makes each move once the sequence is cached up to its place.
 
-    Without a ``runner`` that can move keys nothing is planned.
+    Without a ``runner`` that can move keys, nothing is planned.
     """
 
     def __init__(self, runner: MovingRunner | None) -> None:
@@ -40,20 +40,22 @@ class Moves:
         self._texts: deque[tuple[str, list[int]]] = deque(maxlen=_TEXTS)
 
     def plan(self, sequence: Sequence) -> None:
-        """Find the runs of tokens, long enough to be moved, that follow what is cached of a sequence already."""
+        """Find runs of the uncached tokens, long enough to be moved, in the texts of earlier requests."""
         least = sequence.request.reuse
         if self._runner is None or not least or sequence.request.params.prompt_logprobs is not None:
             return
         tokens = sequence.tokens[:-1]  # the last one's row is the root's: it has to run
         for salt, text in reversed(self._texts):
             if salt == sequence.request.salt and (runs := runs_of(tokens, text, least, sequence.cached)):
-                shorter = [Move(to + _AGAIN, first + _AGAIN, length - _AGAIN) for to, first, length in runs]
+                shorter = [
+                    Move(to + _RECOMPUTED, first + _RECOMPUTED, length - _RECOMPUTED) for to, first, length in runs
+                ]
                 sequence.moves = [move for move in shorter if move.length > 0]
                 sequence.moved_text = text
                 return
 
     def make(self, sequence: Sequence) -> None:
-        """Move what belongs where the cached text of the sequence ends now."""
+        """Make the moves that begin where the sequence's cached tokens end."""
         while self._runner is not None and sequence.moves and sequence.moves[0].to <= sequence.cached:
             move = sequence.moves.pop(0)
             if move.to == sequence.cached:
@@ -63,25 +65,27 @@ class Moves:
                     sequence.tally.cached_tokens += sequence.cached - before
 
     def rows(self, sequence: Sequence, rows: int) -> int:
-        """Cut ``rows`` of pending tokens where the next move begins; there is one."""
+        """Cut ``rows`` of pending tokens where the next move begins. The sequence must have a move left."""
         return min(rows, sequence.moves[0].to - sequence.cached)
 
     def remember(self, sequence: Sequence) -> None:
-        """Search the text of a sequence that ends for later ones."""
+        """Keep the text of a sequence that ends, so that later sequences can move runs out of it."""
         if self._runner is not None and sequence.request.reuse and sequence.cached:
             self._texts.append((sequence.request.salt, sequence.tokens[: sequence.cached]))
 
 
 def runs_of(tokens: Items[int], text: Items[int], least: int, start: int) -> list[Move]:
-    """Runs of at least ``least`` tokens of ``text`` that ``tokens`` has too, from its place ``start`` on, in order."""
+    """Runs of at least ``least`` tokens that ``tokens[start:]`` shares with ``text``, in the order of ``tokens``."""
     ours, theirs = np.array(tokens, np.int64), np.array(text, np.int64)
-    windows = _windows(theirs, least)
-    known = dict(zip(reversed(windows), reversed(range(len(windows))), strict=True))  # of equal runs the first counts
-    wanted, found, place = _windows(ours[start:], least), list[Move](), start
+    windows = _window_hashes(theirs, least)
+    known = dict(
+        zip(reversed(windows), reversed(range(len(windows))), strict=True)
+    )  # if windows are equal, the first one counts
+    wanted, found, place = _window_hashes(ours[start:], least), list[Move](), start
     while place - start < len(wanted):
         first = known.get(wanted[place - start])
-        length = 0 if first is None else _equal(ours[place:], theirs[first:])
-        if first is None or length < least:  # other tokens may have the same number
+        length = 0 if first is None else _shared(ours[place:], theirs[first:])
+        if first is None or length < least:  # different windows may have the same hash
             place += 1
             continue
         found.append(Move(place, first, length))
@@ -93,11 +97,11 @@ _BASE = 0x9E3779B97F4A7C15
 """An odd number of 64 bits without a pattern."""
 
 
-def _windows(ids: Ids, length: int) -> list[int]:
-    """A number for each ``length`` neighbours, the same for equal ones: a polynomial, by 64-bit arithmetic.
+def _window_hashes(ids: Ids, length: int) -> list[int]:
+    """A hash of each window of ``length`` tokens, equal for equal windows: a polynomial in 64-bit arithmetic.
 
-    All of them take a few operations on arrays, where comparing the neighbours themselves held up the engine's thread
-    for a second in long texts.
+    It takes a few array operations. Comparing the windows themselves held up the engine's thread for a second in long
+    texts.
     """
     if len(ids) < length:
         return []
@@ -107,8 +111,8 @@ def _windows(ids: Ids, length: int) -> list[int]:
     return numbers
 
 
-def _equal(one: Ids, other: Ids) -> int:
-    """Count the first tokens that both have."""
+def _shared(one: Ids, other: Ids) -> int:
+    """Count the leading tokens that both arrays share."""
     count, most, more = 0, min(len(one), len(other)), 64
     while count < most:
         end = min(count + more, most)

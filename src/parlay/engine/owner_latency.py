@@ -1,4 +1,4 @@
-"""Seconds per token of each owner's streams: in steps alone, and in steps shared with other owners."""
+"""Measures seconds per token of each owner's streams, in steps alone and in steps shared with other owners."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _MOST_OWNERS = 4096
-"""Most owners that are remembered, the latest ones: more than can run at once."""
+"""How many owners are remembered, the latest ones: more than can run at once."""
 _DECAY, _DECAY_BESIDE = 0.95, 0.995
-"""Decay of earlier steps alone, per step; slower for a step alone while others run, because they slow it all the
-same: their requests are read and their answers written meanwhile."""
+"""Decay per step of what earlier steps alone took. It is slower while other owners' requests are running, because
+reading them and writing their answers slows a step alone as well."""
 _TRIAL = 32
-"""Shared steps after which an owner has a step alone, because its pace may have changed."""
+"""After so many shared steps an owner gets a step alone, because its speed may have changed."""
 _ROW = 8
-"""Most steps alone in a row; then the others have a step."""
+"""The most steps alone in a row; then the other owners get a step."""
 _PART = 0.7
-"""Share of the allowed seconds per token that steps may take; the rest is for the work between steps."""
+"""Share of the allowed seconds per token that steps may take; the rest is for work between steps."""
 _MOST_BEHIND = 64
-"""Limit, in tokens alone, of what an owner is owed, so that one slow step is not repaid for long."""
+"""The most that an owner can be owed, in tokens decoded alone, so that one slow step is not repaid for long."""
 
 
 @dataclass(slots=True)
 class _Pace:
-    """``seconds`` and ``tokens`` of steps alone, decayed. ``behind``: the seconds that shared steps took too long, less
-    those repaid. ``shared``: steps shared since the last one alone. ``row``: steps alone since the last shared one."""
+    """``seconds`` and ``tokens`` of steps alone, with decay, and what the owner is owed.
+
+    ``behind``: seconds by which shared steps exceeded the owner's fair share, less those repaid. ``shared``: shared
+    steps since the last step alone. ``row``: steps alone since the last shared step.
+    """
 
     seconds: float
     tokens: float = 1.0
@@ -34,17 +37,20 @@ class _Pace:
 
 
 class Paces:
-    """Decides which owner has a step alone, because shared steps took longer than its fair share allows.
+    """Decides which owner gets a step alone, because shared steps took longer than its fair share allows.
 
-    With n owners a token of each may take n times as long as alone. An owner is owed what a step takes beyond that, and
-    is repaid by steps alone. So the mean stays within the limit, whatever other owners' rows cost.
+    With n owners, a token of each may take n times as long as alone. What a step takes beyond that is owed to the owner
+    and repaid by steps alone. So the mean stays within the limit, whatever other owners' rows cost.
     """
 
     def __init__(self) -> None:
         self._paces: OrderedDict[str, _Pace] = OrderedDict()
 
     def know(self, owner: str, usual: float) -> None:
-        """Note an owner with streams in the next step. ``usual``: seconds of a step alone, as long as none was seen."""
+        """Register an owner with streams in the next step.
+
+        ``usual``: expected seconds of a step alone, until one is measured.
+        """
         if owner not in self._paces:
             self._paces[owner] = _Pace(usual)
             if len(self._paces) > _MOST_OWNERS:
@@ -52,9 +58,9 @@ class Paces:
         self._paces.move_to_end(owner)
 
     def learn(self, owner: str, seconds: float, tokens: float, *, owners: int, alone: bool) -> None:
-        """Learn from a step that brought each stream of the owner ``tokens`` tokens.
+        """Learn from a step in which each stream of the owner gained ``tokens`` tokens.
 
-        ``owners``: how many owners had something running. ``alone``: the step ran nothing but these streams.
+        ``owners``: how many owners had requests running. ``alone``: the step ran only this owner's streams.
         """
         pace = self._paces[owner]
         if owners > 1:
@@ -67,7 +73,10 @@ class Paces:
             pace.seconds, pace.tokens = pace.seconds * decay + seconds, pace.tokens * decay + tokens
 
     def first(self, owners: Iterable[str]) -> str | None:
-        """The owner that has the next step alone: the one owed most, or one not measured for long. None: no owner."""
+        """The owner that gets the next step alone: the one owed most, or one not measured for long.
+
+        None: nobody does.
+        """
         known = [(owner, self._paces[owner]) for owner in owners]
         if any(pace.row >= _ROW for _, pace in known):
             return None

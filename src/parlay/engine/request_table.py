@@ -1,4 +1,4 @@
-"""The requests under way: which are let in, how each ends, and what is counted of them all."""
+"""The requests under way: checks new ones, ends each, and keeps the engine's counts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class RequestTable:
-    """Every request from `add` to its last event, which `events` or `abort` returns. Nothing else counts endings.
+    """Every request from `add` until its last event, which `events` or `abort` returns.
 
     ``max_context`` limits prompt and output together, ``max_canvas`` the places of a canvas.
     """
@@ -65,11 +65,11 @@ class RequestTable:
 
     @property
     def longest(self) -> int:
-        """How many tokens, prompt and output together, context and memory allow a request."""
+        """The most tokens, prompt and output together, that context and memory allow a request."""
         return min(self._max_context, self._runner.capacity() + 1)  # the last token is never cached
 
     def add(self, request: Request, strategy: Strategy) -> None:
-        """Queue a request. Raises ValueError for one that could never run, naming what is wrong with it."""
+        """Queue a request. Raises ValueError for one that could never run; the message names what is wrong."""
         self._check(request, strategy)
         self._check_guidance(request)
         request = self._within_decoder(request)
@@ -93,9 +93,10 @@ class RequestTable:
         self._scheduler.add(sequence)
 
     def _within_decoder(self, request: Request) -> Request:
-        """The request with no more tokens to write than an encoder-decoder's decoder has places for.
+        """The request with max_tokens cut to the places that an encoder-decoder's decoder has left.
 
-        Raises ValueError for a prompt that is no source and start token, or too long for the encoder or the decoder.
+        Raises ValueError if the prompt is not a source followed by the start token, or is too long for encoder or
+        decoder.
         """
         spec, prompt, most = self._runner.spec, request.prompt, request.params.max_tokens
         if (encoder := spec.encoder) is None:
@@ -120,7 +121,7 @@ class RequestTable:
         return replace(request, params=replace(request.params, max_tokens=min(most, left)))
 
     def check_needs(self, strategy: str, needs: Needs) -> None:
-        """Raises ValueError where the runner can't give a strategy's drafter what it needs."""
+        """Raises ValueError if the runner can't give a strategy's drafter what it needs."""
         spec = self._runner.spec
         if needs.layers and not spec.layer_skip:
             raise ValueError(
@@ -134,7 +135,7 @@ class RequestTable:
             )
 
     def _canvas(self, sequence: Sequence) -> Canvas:
-        """Begin its canvas. Raises ValueError if the model fills none, or a step can't take so many places."""
+        """Make the sequence's first canvas. Raises ValueError if the model fills none, or a step can't hold it."""
         spec, strategy, layout = self._runner.spec, sequence.strategy.name, sequence.strategy.layout
         if spec.canvas is None:
             raise ValueError(
@@ -170,7 +171,10 @@ class RequestTable:
         return canvas
 
     def _answer(self, sequence: Sequence, spec: CanvasSpec, ends: Ends) -> Canvas:
-        """Begin a canvas that is the whole answer. Raises ValueError for what such canvases can't do, or hold."""
+        """Make a canvas for the whole answer.
+
+        Raises ValueError if such a canvas can't do what is asked, or is too large.
+        """
         name, layout, request = self._runner.spec.name, sequence.strategy.layout, sequence.request
         if layout.group:
             raise ValueError(f"block={layout.group}: {name} fills a canvas as a whole: leave block out")
@@ -191,11 +195,11 @@ class RequestTable:
         return None if sequence is None else self._end(sequence, Commit(finish_reason=reason, error=error))
 
     def events(self, steps: Iterable[SequenceStep]) -> list[Event]:
-        """Report a step to its requests. Those that it finished are no longer under way."""
+        """Make one event per step. Requests that the step finished are removed."""
         return [self._event(step) for step in steps]
 
     def count(self, steps: list[SequenceStep]) -> None:
-        """Count the tokens that a step computed of prompts, and those that it committed, which may be none."""
+        """Count the prompt tokens that a step computed and the tokens that it committed; both may be none."""
         if steps:
             tokens = sum([len(step.done.committed.tokens) for step in steps])
             self._committed_tokens += tokens
@@ -204,12 +208,12 @@ class RequestTable:
             self._steps[1 << max(0, tokens - 1).bit_length()] += 1
 
     def count_step(self, seconds: float, rows: int) -> None:
-        """Count the time of a step, and the rows of its forward."""
+        """Add the seconds of a step and the rows of its forward."""
         self._step_seconds += seconds
         self._step_rows += rows
 
     def stats(self) -> EngineStats:
-        """Numbers of what is under way and of all that was done so far."""
+        """Counts of the requests under way and of all work so far."""
         scheduler, total = self._scheduler, self._runner.capacity()
         return EngineStats(
             waiting=len(scheduler.waiting),
@@ -289,7 +293,7 @@ class RequestTable:
         self._check_written(request, strategy, most)
 
     def _check_guidance(self, request: Request) -> None:
-        """Raises ValueError for a negative prompt that can't run, or that leaves no room for the output."""
+        """Raises ValueError for a negative prompt that can't run, or leaves no room for the output."""
         spec, guidance, most = self._runner.spec, request.guidance, request.params.max_tokens
         if guidance is None:
             return
@@ -316,7 +320,7 @@ class RequestTable:
             )
 
     def _check_written(self, request: Request, strategy: Strategy, most: int) -> None:
-        """Raises ValueError for output of another engine that this one can't go on with."""
+        """Raises ValueError if output written by another engine can't be continued here."""
         if not request.written:
             return
         spec, written = self._runner.spec, len(request.written)
@@ -329,7 +333,7 @@ class RequestTable:
 
 
 def _release(sequence: Sequence) -> None:
-    """Let policy and drafters drop their state of the sequence. An exception is logged, and the request still ends."""
+    """Let policy and drafters free their state of the sequence. Exceptions are logged, and the request still ends."""
     strategy = sequence.strategy
     for release in (strategy.policy.release, *[drafter.release for drafter in strategy.drafters]):
         try:

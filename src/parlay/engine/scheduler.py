@@ -1,4 +1,4 @@
-"""Which sequences run in the next step: those that decode first, then prefill, by priority and arrival."""
+"""Chooses which sequences run in the next step: those that decode first, then prefill, by priority and arrival."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from parlay.types import Cost, GuidingRunner, MovingRunner, OutOfRoom, Runner
 class Limits:
     """How much one step may do: sequences at once, rows of pending tokens, and rows of drafts on top.
 
-    ``max_context`` limits prompt and output together; the runner's own limit holds too. ``patience``: a sample that is
-    one level of priority more urgent may overtake this many that came before it, with two levels twice as many.
+    ``max_context`` limits prompt and output together; the runner's own limit holds too. ``patience``: a sequence that
+    is one level of priority more urgent may overtake this many earlier ones; with two levels, twice as many.
     """
 
     max_sequences: int = 32
@@ -41,26 +41,27 @@ class Limits:
 
 
 _NEWEST = 0.1
-"""Weight of the newest step in means."""
+"""Weight of the newest step in the running means."""
 _HEADROOM = 16
-"""Tokens per running sequence that must be free before another one starts. Else it would soon be preempted."""
+"""Free tokens that the cache must have per running sequence before another starts. With less, it would soon be
+preempted."""
 
 
 class Scheduler:
     """Holds waiting and running sequences. When memory runs out, it preempts the sequence that ranks last.
 
-    A sequence's rank is its place of arrival plus ``patience`` places per level of priority, and never changes. So no
-    sequence starves: of those that arrive later and are d levels more urgent, fewer than ``patience * d`` overtake it,
-    and none of the others do. The first in rank is admitted first, gets rows in each step and is never preempted, so
-    it ends, and then another is first. All this holds among the requests of one owner: owners share places, rows and
-    memory evenly (`parlay.engine.fair_share`). A preempted sequence loses its cache but not its tokens: it waits at
-    its old rank and is computed again. A sequence that decodes commits in each step, however long the prompts beside
-    it are.
+    A sequence's rank is its place of arrival, moved by ``patience`` places per level of priority. It never changes, so
+    no sequence starves: of later sequences, only those that are d > 0 levels more urgent overtake it, fewer than
+    ``patience * d`` of them. The sequence that ranks first is admitted first, gets rows in each step and is never
+    preempted, so it ends, and the next one is first. All this holds among the requests of one owner: owners share
+    places, rows and memory evenly (`parlay.engine.fair_share`). A preempted sequence loses its cache but not its
+    tokens: it waits at its old rank, and is then computed again. A decoding sequence commits in each step, however long
+    other prompts are.
 
-    For a runner with several forwards in flight, `next` takes one group of sequences at a time, all groups equally
-    large, of those that are in no other. A sequence in flight that is preempted or removed leaves its group. There is
-    one group alone where several would lose: each has drafts and the engine's work of its own. Other runners may have
-    two halves in turn: see `Turns`.
+    If the runner takes several forwards at once, `next` picks one group of sequences from those not in flight; all
+    groups have the same size. A sequence in flight that is preempted or removed leaves its group. Each group costs
+    drafts and engine time of its own, so where several groups would be slower there is one. On other runners a batch
+    may be verified in two halves: see `Turns`.
     """
 
     def __init__(
@@ -77,32 +78,32 @@ class Scheduler:
         self._moves = Moves(moving)
         self._limits = limits
         self._clock = clock
-        self._rank = partial(_rank, limits.patience)  # no method: a queue that held one would keep the runner alive
+        self._rank = partial(_rank, limits.patience)  # not a bound method: the queue would keep the runner alive
         self.waiting = shares.WaitingQueue(self._rank)
         self.running: list[Sequence] = []
-        """Both by rank."""
+        """``waiting`` and ``running`` are sorted by rank."""
         self.preemptions = 0
         self.prefix_tokens_asked = self.prefix_tokens_found = 0
         self._refused: tuple[Sequence, int] | None = None
-        self._places = 0
+        self._canvas_rows = 0
         """How many rows of canvases the step has."""
         self._cost, self._most_groups = cost, runner.spec.in_flight
-        self._rows = self._apart = 0.0
-        """Of a step in a group: rows of each sequence, and seconds besides the forward. Means of the last steps."""
+        self._rows_each = self._other_seconds = 0.0
+        """Running means over the steps of groups: rows per sequence, and seconds besides the forward."""
         self._in_flight: dict[Sequence, SequenceStep] = {}
         self.turns = Turns(cost)
         self._shares = shares.Shares(cost, limits.max_rows, timed=self._most_groups == 1)
 
     @property
     def guides(self) -> bool:
-        """Whether requests may be guided."""
+        """Whether the runner can run requests with a negative prompt."""
         return self._guiding is not None
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """The sequence is over. Take it out of its queue and release its cache."""
+        """Forget a sequence that has ended: take it out of its queue and release its cache."""
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:
@@ -112,11 +113,15 @@ class Scheduler:
         self._runner.release(sequence.sequence)
 
     def next(self) -> list[SequenceStep]:
-        """Choose who runs next, and how many rows each. A sequence that can never go on gets its reason as a fault."""
+        """Choose the sequences of the next step, and how many rows each gets.
+
+        A sequence that can never go on is returned with the reason as its step's fault.
+        """
         steps: list[SequenceStep] = []
         failed: list[SequenceStep] = []
         self._start_new_owners(failed)
-        room, preemptions, self._places, most = self._limits.max_rows, self.preemptions, 0, self._most()
+        room, preemptions, self._canvas_rows, most = self._limits.max_rows, self.preemptions, 0, self._max_sequences()
+        """How many rows of canvases the step has so far."""
         ordered = self._decoding_first()
         due = self.turns.due(ordered) if self._most_groups == 1 else ordered
         for sequence in self._shares.begin(due, self._clock()):
@@ -127,7 +132,7 @@ class Scheduler:
                     steps.append(step)
                     self._shares.take(sequence, step.rows)
                     room = max(0, room - step.rows)
-        if self.preemptions > preemptions:  # the preempted stay out of this step, though some had a step already
+        if self.preemptions > preemptions:  # a sequence preempted above may already be in steps: leave it out
             return [step for step in steps if step.sequence.is_open] + failed
         while room and len(steps) < most and (admitted := self._admit(failed)) is not None:
             rows = self._shares.rows(admitted, room)
@@ -141,49 +146,52 @@ class Scheduler:
         return steps + failed
 
     def depart(self, steps: list[SequenceStep]) -> None:
-        """Note that the steps are in flight, so that `next` leaves their sequences out."""
+        """Note that these steps are in flight, so that `next` leaves their sequences out."""
         self._in_flight.update((step.sequence, step) for step in steps)
 
     def arrive(self, steps: list[SequenceStep]) -> list[SequenceStep]:
-        """Note that the steps are over. Returns those whose sequences were not preempted or removed meanwhile."""
+        """Note that these steps are no longer in flight. Returns those whose sequences are still running."""
         there = [step for step in steps if self._in_flight.get(step.sequence) is step]
         for step in there:
             del self._in_flight[step.sequence]
         return there
 
     def learn_group(self, rows: float, seconds: float) -> None:
-        """Learn from a step how many rows each of its sequences had, and what it took besides the forward."""
-        share = _NEWEST if self._rows else 1.0
-        self._rows += share * (rows - self._rows)
-        self._apart += share * (seconds - self._apart)
+        """Learn from one group's step: rows per sequence, and seconds spent on anything but the forward."""
+        share = _NEWEST if self._rows_each else 1.0
+        self._rows_each += share * (rows - self._rows_each)
+        self._other_seconds += share * (seconds - self._other_seconds)
 
     @property
     def groups(self) -> int:
-        """How many groups shall be in flight: with n of them a step takes as long as a forward of an n-th of the rows,
-        but n times what it takes besides."""
+        """How many groups should be in flight.
+
+        With n groups, a forward has an n-th of the rows, but the work besides the forward is done n times.
+        """
         most, running = self._most_groups, self.running
-        if most == 1 or not running or not self._rows:
+        if most == 1 or not running or not self._rows_each:
             return most
-        rows, context = self._rows * len(running), sum(len(each.tokens) for each in running) // len(running)
+        rows, context = self._rows_each * len(running), sum(len(each.tokens) for each in running) // len(running)
         saved = self._cost.forward(round(rows), context) - self._cost.forward(-(-round(rows) // most), context)
-        return most if saved >= (most - 1) * self._apart else 1
+        return most if saved >= (most - 1) * self._other_seconds else 1
 
     def draft_rows(self, limit: int) -> int:
-        """How many rows of drafts the step may have, at most ``limit``; canvases have taken theirs."""
-        return self._shares.draft_rows(limit - self._places)
+        """How many rows of drafts the step may have, at most ``limit`` less the rows of its canvases."""
+        return self._shares.draft_rows(limit - self._canvas_rows)
 
     def reserve_draft(self, sequence: Sequence, nodes: int) -> bool:
-        """Whether the cache can hold a draft of so many nodes too, without preempting a sequence."""
+        """Reserve cache for ``nodes`` drafted tokens. False if that would need a preemption."""
         try:
             return self._runner.reserve(sequence.sequence, len(sequence.tokens) + nodes)
         except OutOfRoom:
             return False
 
     def _step(self, sequence: Sequence, room: int) -> SequenceStep:
-        """The pending tokens that fit in ``room``, at least one. A canvas whose rows do not fit waits for another step.
+        """Make the step of a sequence from the pending tokens that fit in ``room``, at least one.
 
-        It is not cut: then its text would depend on what else runs. The first in rank always fits. Where a negative
-        prompt is far behind, the step reads on in it and decides nothing; the last pending token then runs again.
+        A canvas is never cut, because its text would then depend on what else runs. If its rows do not fit, it waits
+        for another step; that of the first sequence always fits. If a negative prompt is far behind, the step only
+        feeds more of it, decodes nothing, and the last pending token runs again in the next step.
         """
         if sequence.moves:
             self._moves.make(sequence)
@@ -193,17 +201,20 @@ class Scheduler:
         pending = tuple(sequence.tokens[sequence.cached : sequence.cached + tokens])
         at_root, ahead = sequence.cached + len(pending) == len(sequence.tokens), 0
         if at_root and sequence.canvas is not None:
-            at_root = self._places + sequence.places <= self._limits.max_draft_rows
-            self._places += sequence.places if at_root else 0
+            at_root = self._canvas_rows + sequence.places <= self._limits.max_draft_rows
+            self._canvas_rows += sequence.places if at_root else 0
         elif at_root and self._guiding is not None and sequence.request.guidance is not None:
             rest = max(1, room - len(pending))
             ahead = self._guiding.read_ahead(sequence.sequence, len(sequence.tokens), rest)
             sequence.reads_ahead = ahead > 0
-        first, decides = sequence.tally.steps == 0, at_root and not ahead
-        return SequenceStep(sequence, sequence.cached, pending, prefill=first, at_root=decides, ahead=ahead)
+        prefill, decodes = sequence.tally.steps == 0, at_root and not ahead
+        return SequenceStep(sequence, sequence.cached, pending, prefill=prefill, at_root=decodes, ahead=ahead)
 
     def _has_room(self, step: SequenceStep, failed: list[SequenceStep]) -> bool:
-        """Reserve memory for pending tokens and canvas. While there is none, preempt from the back of the queue."""
+        """Reserve cache for pending tokens and canvas. If there is too little, preempt the sequences that rank last.
+
+        False if the sequence itself was preempted, or can never run.
+        """
         sequence = step.sequence
         tokens = sequence.cached + len(step.pending)
         if step.at_root and sequence.canvas is not None:
@@ -219,8 +230,8 @@ class Scheduler:
             return False
         return True
 
-    def _most(self) -> int:
-        """How many sequences the step may have: an even part of those that can run, if several groups share them."""
+    def _max_sequences(self) -> int:
+        """How many sequences the step may have: with several groups, an even share of those that can run."""
         if self._most_groups == 1:
             return self._limits.max_sequences
         waiting = len(self.waiting)
@@ -229,7 +240,7 @@ class Scheduler:
         return -(-min(self._limits.max_sequences, len(self.running) + waiting) // self.groups)
 
     def _start_new_owners(self, failed: list[SequenceStep]) -> None:
-        """Start owners that have nothing running before others take rows; if every place is taken, free one."""
+        """Admit owners with nothing running before others take rows. If every place is taken, preempt a sequence."""
         while self.waiting and self.running:
             newcomer = shares.first_waiting(self.waiting, self.running)
             if not shares.is_new(newcomer, self.running):
@@ -242,7 +253,7 @@ class Scheduler:
                 return
 
     def _admit(self, failed: list[SequenceStep]) -> Sequence | None:
-        """Start the first waiting sequence, if there is a place and memory for its whole text now."""
+        """Start the sequence at the front of the queue, if a place is free and the cache has room for its tokens."""
         if not self.waiting or len(self.running) >= self._limits.max_sequences:
             return None
         sequence = shares.first_waiting(self.waiting, self.running)
@@ -269,11 +280,11 @@ class Scheduler:
         return sequence
 
     def _has_all_memory(self) -> bool:
-        """Whether no others hold any, as embeddings do between steps. Those that wait have to wait for these."""
+        """Whether the cache is all free. Embeddings may hold some between steps; those give it back soon."""
         return self._runner.free_tokens() >= self._runner.capacity()
 
     def _is_refused(self, sequence: Sequence) -> bool:
-        """Whether it did not fit, and no memory was freed since."""
+        """Whether the cache had no room for this sequence, and nothing was freed since."""
         refused = self._refused
         return refused is not None and refused[0] is sequence and self._runner.free_tokens() <= refused[1]
 
@@ -283,7 +294,7 @@ class Scheduler:
         return self._runner.free_tokens() >= _HEADROOM * sum([one.request.copies for one in self.running])
 
     def _leader(self, sequence: Sequence) -> Sequence | None:
-        """A running sample of the very same prompt, whose cache can be shared."""
+        """A running sample of the same prompt, whose cache this sequence can share."""
         group = sequence.request.group
         if not group or sequence.request.params.prompt_logprobs is not None:
             return None
@@ -303,7 +314,7 @@ class Scheduler:
         sequence.is_open = True
 
     def _count_prefix(self, sequence: Sequence) -> None:
-        """Count the tokens that a sequence found cached when it began; not what a preempted one finds of itself."""
+        """Count the tokens that a sequence found cached when it first started; not again after a preemption."""
         if sequence.admitted:
             return
         sequence.admitted = True
@@ -329,7 +340,10 @@ class Scheduler:
         sequence.is_open = False
 
     def _decoding_first(self) -> list[Sequence]:
-        """Sequences that decode go before prefill, so that a long prompt delays nobody. Those in flight stay out."""
+        """The running sequences, those that decode before those in prefill, so that a long prompt delays nobody.
+
+        Sequences in flight are left out.
+        """
         running = [one for one in self.running if one not in self._in_flight] if self._in_flight else self.running
         decoding = [one for one in running if one.decodes]
         if len(decoding) < len(running):
@@ -338,12 +352,12 @@ class Scheduler:
 
 
 def _rank(patience: int, sequence: Sequence) -> tuple[int, int]:
-    """Lower goes first; see `Limits`."""
+    """Sort key of a sequence: lower goes first; see `Limits`."""
     return sequence.sequence + patience * sequence.request.priority, sequence.sequence
 
 
 def _reusable(sequence: Sequence) -> list[int]:
-    """The tokens whose rows may come from the cache: not those whose prompt logprobs are still to be collected."""
+    """The tokens that may come from the cache. Those whose prompt logprobs are missing must be computed."""
     collected = len(sequence.prompt_logprobs)
     if sequence.request.params.prompt_logprobs is None or collected >= sequence.prompt_length:
         return sequence.tokens

@@ -27,10 +27,10 @@ from parlay.types import (
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request under way; the `SequenceView` that drafters, rules and policies see.
+    """A request under way; drafters, rules and policies see it as a `SequenceView`.
 
-    Invariant: the runner holds ``tokens[:cached]``, so ``tokens[cached:]`` is pending and ends with the root. There is
-    always a pending token.
+    Invariant: the runner's cache holds ``tokens[:cached]``. So ``tokens[cached:]`` are the pending tokens, at least
+    one, and the last of them is the root.
     """
 
     sequence: int
@@ -40,62 +40,65 @@ class Sequence:
     tokens: list[int]
     prompt_length: int
     needs: tuple[Needs, ...] = ()
-    """What each drafter of its strategy wants from each step; nothing, if it failed here."""
+    """What each drafter of the strategy needs from a step. A drafter that failed for this sequence needs nothing."""
     layers: Layers | None = None
     canvas: Canvas | None = None
-    """The places that follow its tokens, if its strategy has a selector."""
+    """The places after its tokens, if its strategy has a selector."""
     moves: list[Move] = field(default_factory=list)
-    """What is still to be moved to its cached text, in order, from ``moved_text``."""
+    """Runs of ``moved_text`` whose cached keys are still to be moved into this sequence, in order of their places."""
     moved_text: list[int] = field(default_factory=list)
     cached: int = 0
     is_open: bool = False
     admitted: bool = False
-    """Whether it has run before, even if it was preempted since."""
+    """Whether it has ever run."""
     preempted: bool = False
-    """Whether it ever was. What it finds cached afterwards is no gain, so nobody counts it."""
+    """Whether it was ever preempted. Tokens that it finds cached afterwards are its own, so they are not counted as
+    hits."""
     drafting: bool = True
-    """False after its policy or all of its drafters raised."""
+    """False once its policy, or every one of its drafters, has raised: it then decodes plainly."""
     lost: set[int] = field(default_factory=set)
-    """The drafters that raised."""
+    """Numbers of the drafters that raised, by their place in the strategy."""
     tally: Tally = field(default_factory=Tally)
     chosen: ChosenKeys = field(default_factory=ChosenKeys)
-    """Cached keys that its own drafts see, where a drafter asks for that."""
+    """The cached keys that a draft pass attends to, for drafters that draft with few keys."""
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     rule: AcceptRule = field(init=False)
-    """The strategy's, until the text escapes from it."""
+    """The strategy's accept rule, or that of its `Escape` once the text has left the lossy rule."""
     confidence: float = 0.0
-    """Sum over the output of p(token) / max p, while the strategy has an escape and it was not taken."""
+    """Sum of p(token) / max p over the output so far; only kept while the sequence may still escape."""
     escaped_at: int | None = None
+    """Output length at which the sequence escaped."""
     reads_ahead: bool = False
-    """Whether its last step read on in its negative prompt and decided nothing."""
+    """Whether its last step fed more of its negative prompt and decoded nothing."""
     beside: BesideDrafter | None = None
-    """Who was asked for it in its last step, if that drafter goes on during forwards."""
+    """The drafter that was asked for it in its last step, if that drafter drafts on during forwards."""
     lost_members: tuple[str, ...] = ()
     origin: Origin | None = None
-    """Of its last token, where the target mixes its law with a datastore's."""
+    """Where in the datastore its last token is from, if the target mixes in a datastore's distribution."""
 
     def __post_init__(self) -> None:
         self.rule = self.strategy.rule
 
     def escape(self) -> None:
-        """Go on under the rule that the strategy names for this."""
+        """Decode from now on under the rule of the strategy's `Escape`."""
         assert self.strategy.escape is not None
         self.rule, self.escaped_at = self.strategy.escape.rule, self.output_length
 
     def lose_members(self, names: tuple[str, ...]) -> None:
-        """Note the models of an ensemble without which its text goes on: nothing is promised of it any more."""
-        self.lost_members = tuple(dict.fromkeys((*self.lost_members, *names)))  # after a preemption others may be
+        """Note models that its ensemble has lost: the text goes on without them, so it is no longer exact."""
+        # After a preemption, other members may be lost.
+        self.lost_members = tuple(dict.fromkeys((*self.lost_members, *names)))
         self.exactness = Exactness.LOSSY
 
     def drop_drafter(self, number: int) -> None:
-        """Go on without this drafter of the strategy; without any, plainly."""
+        """Stop using this drafter of the strategy for the sequence. Without any drafter it decodes plainly."""
         self.needs = tuple([NOTHING_NEEDED if each == number else need for each, need in enumerate(self.needs)])
         self.lost.add(number)
         self.drafting = self.drafting and len(self.lost) < len(self.needs)
         self.tally.drafter_faults += 1
 
     def drop_policy(self) -> None:
-        """Decode plainly from now on."""
+        """Stop drafting for the sequence: it decodes plainly from now on."""
         self.drafting, self.needs = False, ()
         self.tally.drafter_faults += 1
 
@@ -105,28 +108,28 @@ class Sequence:
 
     @property
     def places(self) -> int:
-        """How many rows its canvas takes."""
+        """How many rows its canvas takes in a forward."""
         return 0 if self.canvas is None else len(self.canvas.places)
 
     @property
     def ends(self) -> Ends | None:
-        """How its canvas ends, if that is its answer."""
+        """How its canvas tells where the answer ends, if the canvas is the whole answer."""
         return None if self.canvas is None else self.canvas.spec.ends
 
     @property
     def progress(self) -> int:
-        """How far it is: its tokens, and places of its canvas that are decided."""
+        """How far the sequence is: its tokens, and the decided places of its canvas."""
         return len(self.tokens) + (0 if self.canvas is None else len(self.canvas.places) - len(self.canvas.open))
 
     @property
     def decodes(self) -> bool:
-        """Whether its pending tokens are those of the last step, and not a prompt's."""
+        """Whether the next step decodes: its pending tokens are the last step's, not an uncached prompt's."""
         if self.reads_ahead:
             return False
         return len(self.tokens) - self.cached <= (1 if self.canvas is None else max(1, self.canvas.size))
 
     def room(self, max_context: int) -> int:
-        """How many tokens ``max_tokens`` (a number by now) and the context still allow."""
+        """How many more tokens ``max_tokens`` (a number by now) and the context allow."""
         limit = self.request.params.max_tokens
         assert limit is not None
         return max(0, min(self.prompt_length + limit, max_context) - len(self.tokens))
@@ -162,5 +165,5 @@ class Sequence:
 
 
 def _by_depth(counts: Counter[int]) -> tuple[int, ...]:
-    """From depth 1 on."""
+    """The counts as a tuple that begins at depth 1."""
     return tuple(counts[depth] for depth in range(1, max(counts, default=0) + 1))

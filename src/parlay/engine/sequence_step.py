@@ -1,4 +1,4 @@
-"""One sequence's part in one step, from its pending tokens to what joined the text; and calls for many such parts."""
+"""One sequence's part in one step, from its pending tokens to its commit; and helpers that call a function for many."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NO_VERDICT = Verdict((), ())
 
 
 class Commit(NamedTuple):
-    """The tokens that joined one sequence in one step, how much of the path they were, and whether it ended."""
+    """The tokens that one sequence committed in one step, how many of them are nodes, and whether it ended."""
 
     committed: CommittedTokens = NOTHING_COMMITTED
     accepted: int = 0
@@ -62,24 +62,27 @@ class SequenceStep:
     """Position of the first pending token."""
     pending: tuple[int, ...]
     prefill: bool
-    """Whether no step of this sequence has committed yet."""
+    """Whether this sequence has not committed a token yet."""
     at_root: bool
     """Whether the pending tokens reach the root, so that this step decodes. An early prefill chunk does not."""
     ahead: int = 0
-    """How many tokens of the negative prompt run beside them, where it must be read before the step can decode."""
+    """How many tokens of the negative prompt run too, because it must catch up before the sequence can decode."""
     fault: Fault | None = None
 
     budget: int = 0
-    """Propose: how many nodes the drafter asked last may draft, probes not counted. With 0 none is asked."""
+    """Propose: how many nodes, without probes, the drafter asked last may draft. With 0 no drafter is asked."""
     watching: tuple[int, ...] = ()
-    """The drafters that may see the step: the policy gave them a budget, which limits may have cut to 0, or said so."""
+    """Numbers of the drafters that may observe the step.
+
+    The policy named them as watching, or gave them a budget, which limits may have cut to 0.
+    """
     called: tuple[int, ...] = ()
-    """Those of them that were called to propose."""
+    """Those of the watching drafters whose ``propose`` was called."""
     draft: Draft = NO_DRAFT
-    """The draft of the drafter asked last, in the end what the policy made of it."""
+    """The last draft that was proposed, then what admission and the policy left of it."""
 
     out: Output = _NO_OUTPUT
-    """Verify: the output of the forward that ran this step. Other steps of the step have rows in it too."""
+    """Verify: the output of the forward that ran this step. It also has the rows of other sequences."""
     first_row: int = -1
     """The row of ``out.taps`` that belongs to the first pending token. The draft's rows follow the pending tokens'."""
     first_logits: int = -1
@@ -90,32 +93,32 @@ class SequenceStep:
     verdict: Verdict = _NO_VERDICT
     """Accept: what the rule or the selector decided. An early prefill chunk keeps the empty verdict."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of a canvas's tokens, if the request wants them: they are those of the steps that decided the tokens."""
+    """Log-probabilities of a canvas's tokens, if wanted, as they were when each token was decided."""
     top_k: tuple[tuple[int, ...], ...] = ()
-    """The tokens that the sampler prefers at the root and at each node, if a watching drafter wants them."""
+    """The tokens that the sampler ranks highest at the root and at each node, if a watching drafter wants them."""
 
     planning_seconds: float = 0.0
-    """Its share of the wall time that its policy took before the forward."""
+    """This step's share of the seconds that its policy took before the forward."""
     seconds: list[float] = field(default_factory=list)
-    """Its share of the wall time of what was done for each drafter in this step: proposing, tapping, ranking, showing.
-    Empty: nothing was done."""
+    """This step's share of the seconds spent for each drafter: proposing, tapping, ranking, observing. Empty without
+    any."""
 
     done: Commit = _NO_COMMIT
-    """Commit: what joined the sequence."""
+    """Commit: the tokens that joined the sequence."""
 
     def fail(self, reason: str, error: Exception | None = None) -> None:
-        """The request ends here, with this reason. An error of Parlay's own says all in its line."""
+        """End the request with this reason. The log has a traceback unless the error is one of Parlay's own."""
         unknown = None if isinstance(error, ParlayError) else error
         logger.warning("request %s ends: %s", self.sequence.request.id, reason, exc_info=unknown)
         self.fault = Fault(reason)
 
     def drop_drafter(self, number: int, error: Exception) -> None:
-        """A drafter has failed: the request goes on without it."""
+        """Go on without a drafter that has failed, and log why."""
         self.sequence.drop_drafter(number)
         self._log_loss("drafter", error)
 
     def drop_policy(self, error: Exception) -> None:
-        """Drop the policy, which has failed: the request goes on plainly."""
+        """Decode plainly from now on because the policy has failed, and log why."""
         self.sequence.drop_policy()
         self._log_loss("policy", error)
 
@@ -130,17 +133,17 @@ class SequenceStep:
 
     @property
     def stale(self) -> bool:
-        """Whether cached rows that see its canvas stay as they were."""
+        """Whether the cached rows that see its canvas are used as they are, not computed again."""
         canvas = self.sequence.canvas
         return canvas is not None and not canvas.fresh and self.sequence.strategy.layout.stale
 
     @property
     def path(self) -> tuple[int, ...]:
-        """The nodes that were committed. A stop may have cut the verdict's path."""
+        """The accepted nodes whose tokens were committed: a stop may cut the verdict's path."""
         return self.verdict.path[: self.done.accepted]
 
     def observation(self, drafter: int) -> Observation:
-        """Show a drafter this step: only what it asks for."""
+        """The part of this step that a drafter sees: only what its needs name."""
         needs = self.sequence.needs[drafter]
         top_k = tuple([row[: needs.top_k] for row in self.top_k]) if drafter in self.wants_top_k else ()
         taps = needs.taps if drafter in self.tapped else ()
@@ -148,16 +151,16 @@ class SequenceStep:
 
     @property
     def rows(self) -> int:
-        """How many rows of the forward its tokens take, without a draft."""
+        """How many rows of the forward this step takes, without its draft."""
         if self.ahead:
             return len(self.pending) + self.ahead
         return self.sequence.request.rows_of(self.start, len(self.pending))
 
     @property
     def tapped(self) -> tuple[int, ...]:
-        """The drafters for which layers are tapped: those that read them, if they may see the step or text is fed.
+        """The drafters whose tapped layers the forward reports: all while text is fed, later only those that watch.
 
-        So a sequence that decodes plainly, because its policy does not let it draft, is not slowed by taps.
+        So taps do not slow a sequence that decodes plainly because its policy does not let it draft.
         """
         needs = self.sequence.needs
         if not needs or self.sequence.layers is None:
@@ -168,18 +171,18 @@ class SequenceStep:
 
     @property
     def taps(self) -> set[int]:
-        """The layers that they read."""
+        """The layers that tapped drafters read."""
         return {layer for drafter in self.tapped for layer in self.sequence.needs[drafter].taps}
 
     @property
     def wants_top_k(self) -> list[int]:
-        """The drafters that watch and want to see the sampler's choices."""
+        """The watching drafters that want the sampler's ranking."""
         needs = self.sequence.needs
         return [drafter for drafter in self.watching if needs and needs[drafter].top_k]
 
     @property
     def observers(self) -> list[int]:
-        """The drafters that are shown the step: a sequence's first, those in which they watch, and tapped ones."""
+        """The drafters that are shown this step: all in a sequence's first, later those that watch, and tapped ones."""
         needs, tapped = self.sequence.needs, self.tapped
         seeing = range(len(needs)) if self.prefill else self.watching
         seen = [drafter for drafter in seeing if needs[drafter].outcomes] if self.at_root and needs else []
@@ -187,29 +190,29 @@ class SequenceStep:
 
     @property
     def draft_seconds(self) -> float:
-        """Wall time of all that was done for drafts."""
+        """Wall time of everything done for this step's draft."""
         return self.planning_seconds + sum(self.seconds)
 
     def _states(self, taps: tuple[int, ...]) -> dict[int, Tensor]:
-        """The hidden states of the tokens that became cached: ``[T, H]`` for each tapped layer."""
+        """Hidden states ``[T, H]`` of each tapped layer, for the T tokens that this step cached."""
         if not taps:
             return {}
         first_node, path = self.first_row + len(self.pending), self.path
-        if path == tuple(range(len(path))):  # as mostly: rows that follow each other need not be copied
+        if path == tuple(range(len(path))):  # the common case: a slice needs no copy
             return {layer: self.out.taps[layer][self.first_row : first_node + len(path)] for layer in taps}
         rows = [*range(self.first_row, first_node), *(first_node + node for node in path)]
         return {layer: self.out.taps[layer][rows] for layer in taps}
 
 
 def charge(shares: list[tuple[SequenceStep, int]], seconds: float) -> None:
-    """Charge seconds of work that was done together for drafters of steps."""
+    """Divide seconds of shared work evenly among the (step, drafter) pairs that it was done for."""
     for step, drafter in shares:
         step.seconds = step.seconds or [0.0] * len(step.sequence.strategy.drafters)
         step.seconds[drafter] += seconds / len(shares)
 
 
 def grouped(steps: list[SequenceStep], key: Callable[[SequenceStep], Hashable]) -> Iterable[list[SequenceStep]]:
-    """The steps that share a key, in lists. Order is kept."""
+    """Lists of steps that have the same key, in order."""
     if len(steps) < 2:
         return [steps] if steps else []
     groups: dict[Hashable, list[SequenceStep]] = {}
@@ -225,10 +228,11 @@ def isolated(
     *,
     again: bool = True,
 ) -> None:
-    """Make the call for all members together. If it raises, make it for each member alone.
+    """Call ``call`` for all members together. If it raises, call it for each member alone.
 
-    ``failed`` is called with each member that raises when it is alone. With ``again=False``, for calls that can't be
-    repeated, there is one call only: if it raises, all members have failed. RunnerLost passes: nobody can go on then.
+    ``failed`` is called for each member whose own call raises. With ``again=False``, for calls that can't be repeated,
+    there is only the first call: if it raises, all members have failed. RunnerLost is passed on, because no request can
+    go on.
     """
     try:
         call(members)

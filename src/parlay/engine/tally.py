@@ -1,7 +1,4 @@
-"""Counts of one sample while it is decoded: steps, drafts, nodes, and seconds by the engine's clock.
-
-A clock that jumps can't make a figure absurd.
-"""
+"""Counts of one sequence's steps, drafts, nodes and seconds. A clock that jumps can't make a figure absurd."""
 
 from __future__ import annotations
 
@@ -12,10 +9,10 @@ from dataclasses import dataclass, field
 from parlay.types import Draft, trees
 
 Clock = Callable[[], float]
-"""The time in seconds from any fixed point on, such as `time.perf_counter`."""
+"""Returns the time in seconds since any fixed point, as `time.perf_counter` does."""
 
 _MOST = 3600.0
-"""Seconds. No part of a step takes so long; a machine that sleeps, or whose clock is set, seems to."""
+"""Seconds. No part of a step takes so long. If it seems to, the machine slept or its clock was set."""
 
 
 def since(began: float, clock: Clock) -> float:
@@ -24,13 +21,13 @@ def since(began: float, clock: Clock) -> float:
 
 
 def plausible(seconds: float) -> float:
-    """Pass seconds on; 0 where the clock went back or leapt, so that nothing is known of them."""
+    """The seconds as given, or 0 if the clock went back or leapt."""
     return seconds if 0.0 <= seconds < _MOST else 0.0
 
 
 @dataclass(slots=True)
 class Nodes:
-    """Counts of drafted and accepted nodes; ``outcomes`` counts drafts by nodes proposed and nodes accepted."""
+    """Counts of drafted and accepted nodes; ``outcomes`` counts drafts by (nodes proposed, nodes accepted)."""
 
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
@@ -65,7 +62,7 @@ class Nodes:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts and wall seconds of one sample's steps; nothing is counted elsewhere."""
+    """All counts and wall seconds of one sequence's steps."""
 
     steps: int = 0
     rows: int = 0
@@ -76,8 +73,10 @@ class Tally:
     layer_rows: int = 0
     layer_seconds: float = 0.0
     chains: Counter[tuple[str, int, int]] = field(default_factory=Counter)
-    """Drafts by source, nodes proposed and nodes accepted: only those without branches and with one source, which
-    most are."""
+    """How many drafts had this source, this many nodes proposed and this many accepted.
+
+    Only chains with one source, which most drafts are; ``others`` counts the rest.
+    """
     others: Nodes = field(default_factory=Nodes)
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -85,7 +84,7 @@ class Tally:
     overhead_seconds: float = 0.0
 
     def count_step(self, draft: Draft, path: tuple[int, ...], committed: int) -> None:
-        """A forward committed ``committed`` tokens, the nodes of ``path`` among them."""
+        """Count a forward that committed ``committed`` tokens, the nodes of ``path`` among them."""
         if self.steps == 0:
             self.first_step_tokens = committed
         self.steps += 1
@@ -101,7 +100,7 @@ class Tally:
             self.others.count(draft, path, proposed)
 
     def nodes(self) -> Nodes:
-        """The counts of all drafts."""
+        """The counts of all drafts, chains and others."""
         nodes = self.others.copy()
         nodes.outcomes[0, 0] += self.steps - self.draft_steps
         for (source, proposed, accepted), drafts in self.chains.items():
@@ -109,12 +108,12 @@ class Tally:
         return nodes
 
     def count_layers(self, rows: int, seconds: float) -> None:
-        """Drafting ran rows of this sequence through the target's own layers."""
+        """Count rows of this sequence that a drafter ran through the target's own layers."""
         self.layer_rows += rows
         self.layer_seconds += seconds
 
     def count_seconds(self, prefill: bool, draft: float, verify: float, overhead: float) -> None:
-        """Add one step's wall time; until a step has committed, all of it is prefill."""
+        """Add one step's wall time. Before the first commit, all of it counts as prefill."""
         if prefill:
             self.prefill_seconds += draft + verify + overhead
             return

@@ -1,4 +1,4 @@
-"""The target's own layers, lent to drafters for one proposal: rows and seconds are counted, memory is reserved."""
+"""Lends the target's own layers to drafters for one proposal, within reserved memory, and counts rows and seconds."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from parlay.types import (
 
 @dataclass(slots=True)
 class _Loan:
-    """One sequence's scratch: at most ``limit`` rows beyond its tokens.
+    """One sequence's scratch rows in the cache: at most ``limit`` beyond its tokens.
 
-    ``written`` are the tokens after the cached ones whose rows are there, from a forward in ``form``.
+    ``written`` are the tokens after the cached ones whose scratch rows are there, computed by a forward in ``form``.
     """
 
     sequence: Sequence
@@ -42,7 +42,10 @@ class _Loan:
 
 @dataclass(slots=True)
 class _Recomputation:
-    """Hidden states that a drafter lacks: those of the rows from ``first`` on that a copy of the sequence runs."""
+    """Hidden states that a drafter lacks.
+
+    A fork of the sequence recomputes them, from row ``first`` of its segment on.
+    """
 
     name: int
     loan: _Loan
@@ -52,7 +55,7 @@ class _Recomputation:
 
 
 class TargetLayers:
-    """The `Layers` of every sequence of an engine. Only sequences that are lent at the moment can run.
+    """The `Layers` of all sequences of an engine. Only sequences on loan can run.
 
     ``most_rows`` bounds the rows of one call of `states`, which feeds text as prefill does.
     """
@@ -62,14 +65,14 @@ class TargetLayers:
         self._most_rows = most_rows
         self._clock = clock
         self._loans: dict[int, _Loan] = {}
-        self._names = itertools.count(-1, -1)  # the engine's sequences have no negative numbers
+        self._names = itertools.count(-1, -1)  # the numbers of the engine's sequences are not negative
 
     def lend(self, sequence: Sequence, limit: int) -> None:
-        """Let this sequence run. Its tokens and ``limit`` more are reserved already. Its scratch is forgotten."""
+        """Let a sequence run, with empty scratch. The caller has reserved memory for its tokens and ``limit`` more."""
         self._loans[sequence.sequence] = _Loan(sequence, limit)
 
     def reclaim(self) -> None:
-        """End all loans: the proposal is over."""
+        """End all loans, because the proposal is over."""
         self._loans.clear()
 
     def forward(
@@ -80,7 +83,7 @@ class TargetLayers:
         rows: int = 1,
         inputs_KH: Tensor | None = None,
     ) -> Tensor:
-        """See `Layers`. Raises ValueError for a sequence that is not lent or given twice, and for rows it lacks."""
+        """See `Layers`. Raises ValueError for a sequence that is not lent or given twice, or rows it does not have."""
         if form.keys:
             self._choose(self._loans_of(views), form)
         loans, segments = self._segments(views, paths, form, rows)
@@ -88,7 +91,7 @@ class TargetLayers:
             return self._run(loans, segments, form).logits_RV
         out = self._run(loans, [segment._replace(features=Features(inputs_KH)) for segment in segments], form)
         for loan in loans:
-            loan.written = []  # other tokens may stand there next time
+            loan.written = []  # rows made from inputs can't be reused for tokens
         return out.logits_RV
 
     def early(self, views: Seq[SequenceView], paths: Seq[Seq[int]], layer: int, rows: int = 1) -> Tensor:
@@ -103,7 +106,7 @@ class TargetLayers:
         return torch.cat(wanted)
 
     def _choose(self, loans: Seq[_Loan], form: DraftForm) -> None:
-        """Where it is due, choose the keys that drafts in this form see: by the votes of the last rows of each text."""
+        """Choose anew which keys draft passes in this form attend to, for the texts for which that is due."""
         due = [loan for loan in loans if loan.sequence.chosen.is_due(form, loan.sequence)]
         segments = []
         for loan in due:
@@ -128,7 +131,7 @@ class TargetLayers:
 
     def _run(self, loans: Seq[_Loan], segments: Seq[Segment], form: DraftForm, taps: Seq[int] = ()) -> Output:
         for loan in loans:
-            loan.written = []  # they count only if the forward succeeds
+            loan.written = []  # if the forward fails, no scratch row can be trusted
         began = self._clock()
         out = self._runner.forward(segments, taps, form.skip)
         seconds = since(began, self._clock)
@@ -141,7 +144,7 @@ class TargetLayers:
     def states(
         self, views: Seq[SequenceView], spans: Seq[tuple[int, int]], taps: Seq[int]
     ) -> list[Mapping[int, Tensor]]:
-        """See `Layers`. Copies of the sequences run what is lacking, so no sequence has to be cut back."""
+        """See `Layers`. Forks of the sequences run the missing rows, so no sequence has to be cut back."""
         most = max(1, self._most_rows // max(1, len(views)))
         readings = [self._reading(loan, *span, most) for loan, span in zip(self._loans_of(views), spans, strict=True)]
         due = [reading for reading in readings if reading.segment is not None]
@@ -153,7 +156,7 @@ class TargetLayers:
         return [reading.states for reading in readings]
 
     def _reading(self, loan: _Loan, start: int, end: int, most: int) -> _Recomputation:
-        """A copy of the sequence, cut back to ``start``, with memory for ``most`` cached tokens, up to ``end``."""
+        """Fork a sequence, cut the fork back to ``start``, and reserve memory for ``most`` tokens, up to ``end``."""
         reading = _Recomputation(next(self._names), loan)
         tokens = loan.sequence.tokens
         end = min(start + most, end, loan.sequence.cached)
@@ -205,7 +208,7 @@ def _check(loan: _Loan, path: Seq[int], rows: int) -> None:
 
 
 def _segment(loan: _Loan, path: Seq[int], form: DraftForm, rows: int) -> Segment:
-    """The rows that must run: those neither cached nor left in scratch by the last call, and all wanted rows."""
+    """The rows to run: those neither cached nor left in scratch by the last call, and all wanted rows."""
     sequence = loan.sequence
     pending = tuple(sequence.tokens[sequence.cached :])
     first_wanted = len(pending) + len(path) - rows

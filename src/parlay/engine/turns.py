@@ -1,4 +1,4 @@
-"""Verify two halves of a batch in turn, where one is drafted for while the other is verified and that is quicker."""
+"""Verifies the two halves of a batch in turn, if drafting for one half while the other is verified is quicker."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from parlay.engine.sequence_step import SequenceStep
 from parlay.types import BesideDrafter, Cost
 
 _NEWEST = 0.1
-"""Weight of the newest step in the mean of rows."""
+"""Weight of the newest step in the mean rows per sequence."""
 
 
 class Turns:
-    """Chooses the sequences of the next step where all of them decode with one drafter that goes on during forwards.
+    """Picks the sequences of the next step, if all decode with one drafter that drafts on during forwards.
 
-    A sequence that waits for its turn has all its tokens committed, so what is drafted for it meanwhile is not drafted
-    in vain, and the drafter and the target never wait for each other longer than one of them is slower. But two
-    forwards of half the rows may take nearly twice as long as one of all, as on CPUs, so measured prices decide.
+    A waiting half has all its tokens committed, so the drafter drafts from the right text meanwhile, and neither
+    drafter nor target waits longer than the other is slower. But on CPUs, for example, two forwards of half the rows
+    may take nearly twice as long as one of all rows. So measured prices decide.
     """
 
     def __init__(self, cost: Cost) -> None:
         self._cost = cost
-        self._rows = 0.0  # of a sequence in a step that decodes, in the mean of the last ones
-        self._last: frozenset[int] = frozenset()  # the numbers of those in the last step
-        self._drafter: BesideDrafter | None = None  # that drafts for one half at a time; None: there are no halves
+        self._rows_each = 0.0  # per sequence in a decoding step: a running mean
+        self._last: frozenset[int] = frozenset()  # the numbers of the sequences in the last step
+        self._drafter: BesideDrafter | None = None  # drafts for the half that waits; None: no halves
 
     def due(self, running: list[Sequence]) -> list[Sequence]:
-        """Return those that have the next step: all, or of two halves the one that waited during the last step."""
-        drafter = running[0].beside if len(running) > 1 and self._rows else None
+        """The sequences of the next step: all, or the half that waited during the last step."""
+        drafter = running[0].beside if len(running) > 1 and self._rows_each else None
         if drafter is not None and not self._pays(drafter, running):
             drafter = None
         if self._drafter is not None and self._drafter is not drafter:
@@ -40,18 +40,19 @@ class Turns:
         return due
 
     def _pays(self, drafter: BesideDrafter, running: list[Sequence]) -> bool:
-        """Whether halves are quicker; never while a prompt is read, whose rows are not those of other steps."""
+        """Whether halves are quicker. Never while a prompt is read, because its steps have other numbers of rows."""
         if not all(sequence.beside is drafter and sequence.decodes for sequence in running):
             return False
         context = sum([len(sequence.tokens) for sequence in running]) // len(running)
         whole, half = (
-            self._cost.forward(round(self._rows * count), context) for count in (len(running), -(-len(running) // 2))
+            self._cost.forward(round(self._rows_each * count), context)
+            for count in (len(running), -(-len(running) // 2))
         )
         return drafter.halves_pay(running, whole, half, now=drafter is self._drafter)
 
     def learn(self, steps: list[SequenceStep]) -> None:
-        """Note whose turn it was, and how many rows each sequence had."""
+        """Note which sequences had the step, and how many rows each had."""
         self._last = frozenset([step.sequence.sequence for step in steps])
         if steps and not any(step.prefill or not step.at_root for step in steps):
             rows = sum([len(step.pending) + len(step.draft.tree.tokens) for step in steps]) / len(steps)
-            self._rows += (_NEWEST if self._rows else 1.0) * (rows - self._rows)
+            self._rows_each += (_NEWEST if self._rows_each else 1.0) * (rows - self._rows_each)

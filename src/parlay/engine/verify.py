@@ -1,6 +1,6 @@
-"""The only forward whose logits commit tokens, and the accept rules, which decide by them how far drafts are right.
+"""Runs the target's forward over drafts, and calls the accept rules on its logits.
 
-If a forward or a rule raises, only the requests that make it raise end.
+No other forward's logits commit tokens. If a forward or a rule raises, only the requests that make it raise end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Begun(NamedTuple):
-    """A forward of steps that is under way: what runs of them, and what waits for its output."""
+    """A forward in flight: the steps it verifies, their segments, and a function that waits for its output."""
 
     steps: list[SequenceStep]
     segments: list[Segment]
@@ -27,7 +27,10 @@ class Begun(NamedTuple):
 
 
 def begin(runner: Runner, steps: list[SequenceStep]) -> Begun | None:
-    """Begin the forward of all steps; None where there are none, or it fails: `verify` finds out which of them do."""
+    """Begin one forward for all steps.
+
+    None if there are no steps, or if beginning failed: `finish` then runs the steps again and finds the ones that fail.
+    """
     segments = [_segment(step) for step in steps]
     try:
         return Begun(steps, segments, runner.begin(segments, _taps(steps))) if steps else None
@@ -38,9 +41,9 @@ def begin(runner: Runner, steps: list[SequenceStep]) -> Begun | None:
 
 
 def finish(runner: Runner, steps: list[SequenceStep], begun: Begun | None) -> float:
-    """Wait for the output of a forward that has begun; see `verify`, which runs ``steps`` if it fails.
+    """Wait for the output of a forward in flight. If that forward failed, `verify` runs ``steps`` again.
 
-    These are the steps that are still of interest: requests may have ended meanwhile.
+    ``steps`` are those whose requests have not ended meanwhile.
     """
     try:
         out = None if begun is None else begun.finish()
@@ -55,10 +58,10 @@ def finish(runner: Runner, steps: list[SequenceStep], begun: Begun | None) -> fl
 
 
 def verify(runner: Runner, steps: list[SequenceStep]) -> float:
-    """Run all steps in one forward. If it fails, run each alone; one that fails alone runs without its draft.
+    """Run all steps in one forward. If it fails, run each step alone; one that fails alone runs without its draft.
 
-    A forward commits nothing, so steps may run again: their rows are written anew. Returns the seconds spent on taps,
-    which the drafters that asked for them are charged.
+    A forward commits nothing, so it can be repeated: it overwrites its rows. Returns the seconds spent on taps, with
+    which the drafters that asked for taps have been charged.
     """
     tapping = 0.0
     taps = _taps(steps)
@@ -70,7 +73,7 @@ def verify(runner: Runner, steps: list[SequenceStep]) -> float:
 
     def failed(
         step: SequenceStep, error: Exception
-    ) -> None:  # one that named itself would keep the runner until a collection
+    ) -> None:  # a function that names itself would keep the runner until a collection
         if step.draft.tree.tokens and step.sequence.canvas is None:
             step.draft = NO_DRAFT
             isolated(forward, [step], _failed_alone)
@@ -87,10 +90,10 @@ def _taps(steps: list[SequenceStep]) -> list[int]:
 
 
 def _take(spec: RunnerSpec, steps: list[SequenceStep], segments: list[Segment], out: Output) -> float:
-    """Show each step its rows of the output. Returns the seconds spent on taps, which their drafters are charged.
+    """Tell each step which rows of the output are its own. Returns the seconds that taps took.
 
-    A mask stands for an open place, so a model that has one never writes it: its logit becomes -inf before anybody
-    reads the rows. Canvases are read in `denoise`.
+    A model that fills canvases must never write its mask token, which stands for an open place. So the mask's logit
+    becomes -inf before anybody reads the rows. `denoise` does that for canvases.
     """
     if out.taps:
         charge([(step, drafter) for step in steps for drafter in step.tapped], out.tap_seconds)
@@ -130,10 +133,10 @@ def _segment(step: SequenceStep) -> Segment:
 
 
 def accept(steps: list[SequenceStep]) -> None:
-    """Each rule decides all its steps at once. If it raises, only the requests that make it raise end.
+    """Let each rule judge all its steps in one call. If it raises, only the requests that make it raise end.
 
-    A lossy verdict that would take its text's running score below the floor is not committed: the text goes on
-    under the rule that its strategy names for this, from this step on.
+    A lossy verdict that would take its text's running score below the floor is discarded. From that step on, the text
+    is decoded under the rule of the strategy's `Escape`.
     """
     _decide(steps)
     if escaping := [step for step in steps if step.sequence.strategy.escape is not None and _escapes(step)]:
@@ -141,9 +144,9 @@ def accept(steps: list[SequenceStep]) -> None:
 
 
 def is_spoilt(step: SequenceStep) -> bool:
-    """Whether the root's logits are NaN, and a node of the draft may have made them so.
+    """Whether the root's logits are NaN, and a node of the draft may have caused it.
 
-    Attention gives what a row must not see the weight 0, and 0 times NaN is NaN.
+    Attention multiplies the values of rows that a row must not see by 0, and 0 times NaN is NaN.
     """
     drafted = step.fault is not None and bool(step.draft.tree.tokens)
     return drafted and bool(step.out.logits_RV[step.root].isnan().any())
@@ -155,7 +158,7 @@ def _decide(steps: list[SequenceStep]) -> None:
 
 
 def _escapes(step: SequenceStep) -> bool:
-    """Whether the text escapes in this step; until then, its score is kept. A stop that cuts the verdict ends it."""
+    """Whether the sequence must leave its lossy rule in this step. If not, its running score is updated."""
     sequence, escape, tokens = step.sequence, step.sequence.strategy.escape, step.verdict.sampled
     if escape is None or step.fault is not None or sequence.escaped_at is not None:
         return False
@@ -170,7 +173,7 @@ def _escapes(step: SequenceStep) -> bool:
 
 
 def _judge(steps: list[SequenceStep]) -> None:
-    """Decide steps that have one rule and one forward's output."""
+    """Call the rule on steps that share it and share one forward's output."""
     rule, logits_RV = steps[0].sequence.rule, steps[0].out.logits_RV
     views, drafts = [step.sequence for step in steps], [step.draft for step in steps]
     verdicts = rule.accept(views, drafts, logits_RV, [step.root for step in steps])
@@ -182,7 +185,7 @@ def _judge(steps: list[SequenceStep]) -> None:
 
 
 def rank(steps: list[SequenceStep]) -> None:
-    """Note the tokens that the sampler prefers at the root, then at each node on the node's own path."""
+    """Store the tokens that the sampler ranks highest at the root and at each node, for drafters that want them."""
     for step in steps:
         needs, tree = step.sequence.needs, step.draft.tree
         count = max([needs[drafter].top_k for drafter in step.wants_top_k])
