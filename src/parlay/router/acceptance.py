@@ -1,4 +1,4 @@
-"""How likely drafted nodes are to be accepted: the drafter's scores, calibrated by measured acceptance."""
+"""Estimates how likely drafted nodes are to be accepted: drafters' scores, calibrated by measured acceptance."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from typing import NamedTuple
 from parlay.types import Draft, trees
 
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # between buckets of scores
-MOST_SHARE = 0.999  # of levels at which a drafter is right
-UNSCORED = 0.7  # score of a node whose drafter gives none
-TINY, _MOST = 1e-9, 1e12  # of numbers that come from elsewhere
-_WEIGHT = 4.0  # observations that the drafter's score counts as, at the start
-_PROVED_LEVELS = 32.0  # observations that what held-out texts showed counts as, at the start
-_PROVED_WEIGHT = 12.0  # of what all sequences show, in the record of one, if the drafter was right on held-out texts
+MOST_SHARE = 0.999  # highest share of levels at which a drafter counts as right
+UNSCORED = 0.7  # score assumed where a drafter gives none
+TINY, _MOST = 1e-9, 1e12  # bounds on restored numbers
+_WEIGHT = 4.0  # how many observations a score counts as, at the start
+_PROVED_LEVELS = 32.0  # how many observations a held-out result counts as, at the start
+_PROVED_WEIGHT = 12.0  # weight of all sequences in the record of one, for drafters with a held-out result
 _BUCKET_DECAY = 0.98  # per step that tested a node of the bucket
-_KINDS_DIFFER = 0.1  # variance of the log-odds by which kinds of sequences differ from the calibration
-_SEQUENCES_DIFFER = 0.2  # that by which sequences differ from their kind
+_KINDS_DIFFER = 0.1  # variance of the log-odds by which kinds differ from the calibration
+_SEQUENCES_DIFFER = 0.2  # variance of the log-odds by which sequences differ from their kind
 
-_SHIFT = 0.05  # of log-odds: sequences whose records differ by less share their path probabilities
-_BOUND = 1.5  # standard errors
+_SHIFT = 0.05  # step of log-odds: sequences within one step share path probabilities
+_BOUND = 1.5  # standard errors above the mean
 _SEQUENCE_DECAY = 0.9  # per step that tested a node of the sequence
 
 
 Outcome = tuple[Draft, Sequence[int], Sequence[int]]
-"""A draft, its nodes on the path that was committed, and those that were tested: the root's children, and all whose
-parent lies on the path."""
+"""A draft, its nodes on the committed path, and the tested nodes: the children of the root and of nodes on that path.
+"""
 
 
 def matched(draft: Draft, committed: Sequence[int]) -> Outcome:
     """Compare a draft with the tokens that its step committed, whether it was verified or not.
 
-    Of a chain the nodes are ranges. What lies deeper than the committed tokens is not tested.
+    For a chain, both lists of nodes are ranges. Nodes deeper than the committed tokens are not tested.
     """
     real, tokens = len(draft.tree.tokens) - draft.probes, draft.tree.tokens
     path: list[int] = []
@@ -59,7 +59,7 @@ def matched(draft: Draft, committed: Sequence[int]) -> Outcome:
 class Paths(NamedTuple):
     """Nodes of a draft whose path is likely enough, in ascending order, and the probability of each path.
 
-    ``gains[n]``: tokens that the likeliest n of them are expected to bring. ``worths[n]``: what these are worth.
+    ``gains[n]``: how many tokens the n likeliest nodes are expected to bring. ``worths[n]``: what these are worth.
     """
 
     nodes: Sequence[int]
@@ -69,11 +69,11 @@ class Paths(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """Numbers that all drafts with the same scores share in a step.
+    """Numbers shared by all drafts of a step that have the same scores.
 
-    For each node: its bucket, and the odds that it is accepted given that its parent was. ``seen``: how many
-    chains had so many nodes accepted and tested, to be learned from together; ``chains``: how many of these nodes were
-    expected to be accepted. ``paths``: those of chains, by steps of log-odds and nodes.
+    ``buckets`` and ``odds``: per node, the bucket of its score and the odds that it is accepted if its parent is.
+    ``seen``: by (accepted, tested) nodes, how many chains had this outcome; they are learned together. ``chains``: how
+    many of their nodes were expected to be accepted. ``paths``: the paths of chains, by (steps of log-odds, nodes).
     """
 
     buckets: tuple[int, ...]
@@ -83,7 +83,7 @@ class _Table(NamedTuple):
     paths: dict[tuple[int, int], Paths]
 
     def expected(self, tested: Sequence[int]) -> float:
-        """How many of these nodes are expected to be accepted."""
+        """How many of the tested nodes are expected to be accepted."""
         odds = self.odds
         return sum([odds[node] / (1 + odds[node]) for node in tested])
 
@@ -94,33 +94,34 @@ class ScoreCalibration:
     def __init__(self) -> None:
         self._accepted = [0.0] * (len(_EDGES) + 1)
         self._rejected = [0.0] * (len(_EDGES) + 1)
-        self._weights = [_WEIGHT] * (len(_EDGES) + 1)  # of the scores themselves; they decay like the observations
+        self._weights = [_WEIGHT] * (len(_EDGES) + 1)  # of the scores as priors; they decay like the observations
         self._tables: dict[tuple[float, ...] | int, _Table] = {}
         self.drafts = 0
         """How many were tested."""
 
     def kept(self) -> tuple[float, ...]:
-        """Return what it has learned, as numbers for `restore`."""
+        """The learned state, as numbers for `restore`."""
         return (*self._accepted, *self._rejected, *self._weights, self.drafts)
 
     def restore(self, kept: Sequence[float]) -> None:
-        """Go on from what another one has learned. Raises ValueError if the numbers are malformed."""
+        """Start from what another router learned. Raises ValueError if the numbers are malformed."""
         *counts, drafts = checked(kept, 3 * (len(_EDGES) + 1) + 1)
         size = len(_EDGES) + 1
         self._accepted, self._rejected = counts[:size], counts[size : 2 * size]
         self._weights, self.drafts = [max(each, TINY) for each in counts[2 * size :]], int(drafts)
+        """How many drafts were tested."""
 
     def chance(self, score: float) -> float:
-        """Share of nodes with about this score that were accepted when their parent was."""
+        """The share of nodes with about this score that were accepted when their parent was."""
         bucket = bisect_right(_EDGES, score)
         likely = self._accepted[bucket] + self._weights[bucket] * score
         return likely / (likely + self._rejected[bucket] + self._weights[bucket] * (1 - score))
 
     def paths(self, draft: Draft, shift: float, floor: float, shares: Callable[[list[float]], list[float]]) -> Paths:
-        """Find the nodes whose path is accepted with a probability of at least ``floor``; probes are left out.
+        """The nodes, without probes, whose path is accepted with a probability of at least ``floor``.
 
-        A node's own probability is `chance`, its log-odds moved by ``shift`` in steps of `_SHIFT`, so that sequences
-        with about the same record share the work. ``shares``: what each node adds to the worth of all.
+        A node's conditional probability is `chance` with ``shift`` added to its log-odds, rounded to steps of `_SHIFT`,
+        so that sequences with similar records share the work. ``shares``: what each node adds to the worth of all.
         """
         table, real, steps = self._table(draft), len(draft.tree.tokens) - draft.probes, round(shift / _SHIFT)
         if not trees.is_chain(draft.tree):
@@ -139,7 +140,7 @@ class ScoreCalibration:
         return paths
 
     def learn(self, outcomes: Sequence[Outcome]) -> list[float]:
-        """Learn from one step of many drafts. Returns how many tested nodes of each were expected to be accepted."""
+        """Learn from the drafts of one step. Returns, for each, how many tested nodes were expected to be accepted."""
         right, tested = [0] * len(self._weights), [0] * len(self._weights)
         expected: list[float] = []
         for draft, path, reached in outcomes:
@@ -168,7 +169,7 @@ class ScoreCalibration:
         return expected
 
     def _table(self, draft: Draft) -> _Table:
-        """The table of a draft's scores. It is made once per step: it is needed before the forward and after it."""
+        """The table for a draft's scores. It is made once per step, and used before the forward and after it."""
         key = draft.scores or len(draft.tree.tokens)
         table = self._tables.get(key)
         if table is None:
@@ -212,10 +213,10 @@ def _buckets(scores: tuple[float, ...]) -> tuple[int, ...]:
 
 
 class Record:
-    """Levels and nodes that were tested and accepted lately: how deep to draft, and how far the calibration is off.
+    """Levels and nodes that were tested and accepted lately. They set the depth of drafts and correct the calibration.
 
-    The record of a sequence starts from ``whole``, the record of all sequences, and that one from a guess; the weight
-    of both decays. Between the two may stand the record of sequences of one kind (`of_kind`).
+    A sequence's record starts from ``whole``, the record of all sequences, which starts from a guess. The weight of
+    both priors decays. A record of one kind of sequences may stand between the two (`of_kind`).
     """
 
     __slots__ = (
@@ -224,8 +225,9 @@ class Record:
     )
 
     def __init__(self, whole: Record | None = None, *, expected: float = 0.0) -> None:
-        """``expected``: the share by which the record of all sequences starts, if held-out texts showed one. Sequences
-        differ less from it than from a guess.
+        """``expected``: the share from which the record of all sequences starts, if held-out texts gave one.
+
+        Sequences are assumed to differ less from such a share than from a guess.
         """
         self._whole = whole
         self._decay = _BUCKET_DECAY if whole is None else _SEQUENCE_DECAY
@@ -233,26 +235,26 @@ class Record:
         self._right_levels = self._levels * (expected or UNSCORED)
         self._prior: float = whole._prior if whole is not None else _PROVED_WEIGHT if expected else _WEIGHT
         self._nodes = self._right = self._expected = 0.0
-        self._usual, self._spread = 0.0, _SEQUENCES_DIFFER  # of log-odds beforehand: mean and variance
+        self._usual, self._spread = 0.0, _SEQUENCES_DIFFER  # prior mean and variance of the log-odds
 
     def of_kind(self) -> Record:
-        """A record of sequences of one kind. It starts from this one, which learns all that it learns."""
+        """A record for one kind of sequences. It starts from this record, which learns all that it learns."""
         record = Record(self)
         record._decay, record._spread = _BUCKET_DECAY, _KINDS_DIFFER
         return record
 
     def of_sequence(self) -> Record:
-        """A record of one sequence of this kind: its odds start from those here too."""
+        """A record for one sequence of this kind. Its log-odds start from those of this record."""
         record = Record(self)
         record._usual = self.shift
         return record
 
     def kept(self) -> tuple[float, ...]:
-        """Return what it has learned, as numbers for `restore`."""
+        """The learned state, as numbers for `restore`."""
         return (self._levels, self._right_levels, self._nodes, self._right, self._expected)
 
     def restore(self, kept: Sequence[float]) -> None:
-        """Go on from what another one has learned. Raises ValueError if the numbers are malformed."""
+        """Start from what another router learned. Raises ValueError if the numbers are malformed."""
         levels, right_levels, nodes, right, expected = checked(kept, 5)
         if right_levels > levels or max(right, expected) > nodes + TINY:
             raise ValueError("more was accepted than was tested")
@@ -261,7 +263,7 @@ class Record:
 
     @property
     def weight(self) -> float:
-        """How many levels it knows of, the latest ones counting most; what it started from is not among them."""
+        """How many levels were observed, with more weight on the latest; priors do not count."""
         return self._levels
 
     @property
@@ -273,26 +275,26 @@ class Record:
 
     @property
     def bound(self) -> float:
-        """The share that it may well have: so many standard errors above the mean."""
+        """An upper confidence bound of the share: `_BOUND` standard errors above the mean."""
         share = self.share
         return min(1.0, share + _BOUND * math.sqrt(share * (1 - share) / (self._levels + self._prior)))
 
     @property
     def shift(self) -> float:
-        """Return what is added to the log-odds of a calibrated node; 0 before anything was seen.
+        """How much to add to the log-odds of a calibrated node; 0 before anything was seen.
 
-        One Newton step towards the likeliest shift, which is normally distributed beforehand. A shift that followed a
-        few nodes further would favour whichever draft was lucky last.
+        One Newton step from the prior towards the most likely shift. A shift that followed a few nodes further would
+        favour whichever draft was lucky last.
         """
         known = self._expected * (1 - self._expected / self._nodes) if self._nodes else 0.0
         shift = self._right - self._expected + self._usual / self._spread
         return shift / (known + 1 / self._spread)
 
     def learn(self, accepted: int, missed: bool, nodes: int, expected: float) -> None:
-        """Learn from one step, and so do the records that this one starts from.
+        """Learn from one step, in this record and in those that it starts from.
 
-        ``accepted``: levels at which a node was accepted; ``missed``: whether a level was reached at which none was;
-        ``nodes``: nodes tested; ``expected``: how many of these the calibration expected.
+        ``accepted``: levels at which a node was accepted. ``missed``: whether a level was reached at which none was.
+        ``nodes``: nodes tested. ``expected``: how many of these the calibration expected to be accepted.
         """
         record: Record | None = self
         while record is not None:
@@ -306,7 +308,7 @@ class Record:
 
 
 def checked(kept: Sequence[float], size: int) -> list[float]:
-    """So many numbers of at least 0. Raises ValueError for anything else."""
+    """Check that these are ``size`` numbers, each at least 0. Raises ValueError otherwise."""
     numbers = [float(each) for each in kept]
     if len(numbers) != size or not all(0 <= each < _MOST for each in numbers):
         raise ValueError(f"{size} numbers of at least 0 were expected")
@@ -314,6 +316,6 @@ def checked(kept: Sequence[float], size: int) -> list[float]:
 
 
 def expected_accepted(share: float, depth: float) -> float:
-    """Nodes that a chain of ``depth`` gets accepted at one conditional rate: a + a^2 + ... + a^depth."""
+    """Expected accepted nodes of a chain, each right at rate ``share`` given its parent: a + a^2 + ... + a^depth."""
     share = min(share, MOST_SHARE)
     return share * float(1 - share**depth) / (1 - share)

@@ -1,4 +1,4 @@
-"""The drafters that a router chooses from: what is known of each, over all requests and in each of them."""
+"""The drafters that a router chooses from, and what it knows about each, over all requests and within each."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from parlay.router.saved_state import KeptArm
 from parlay.types import trees
 
 _log = logging.getLogger(__name__)
-_TRIAL = 2  # nodes of a trial, at least
-_GAIN_DECAY = 0.9  # of what asking gains, per request in a sequence
-_WHOLE_DECAY = 0.98  # the same over all sequences
-_FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
-_FIRST_OWN = 2  # the same, if each node may take it as long as a forward
-_TESTED = 8  # drafts after which it may read many prompts, if these are expected to pay
+_TRIAL = 2  # fewest nodes of a trial
+_GAIN_DECAY = 0.9  # decay of the mean gain of asking, per request within a sequence
+_WHOLE_DECAY = 0.98  # the same, over all sequences
+_FIRST = 4  # nodes of a sequence's first draft while the drafter is unknown
+_FIRST_OWN = 2  # the same, if each node may cost a forward
+_TESTED = 8  # drafts after which a drafter may read many prompts at once, if it is expected to pay
 _KNOWN = 50  # drafts after which the drafter counts as known
 _SLOWER, _SURELY = 2, 4  # slow proposals in a row after which a drafter counts as slow, and surely is
-_FORGOTTEN = 1024  # steps without a drafter after which it is tried again
-_PRIOR = 16.0  # tested levels for which those of other sequences of a kind count at most
+_FORGOTTEN = 1024  # steps after which a drafter that was not asked is tried again
+_PRIOR = 16.0  # the most levels that tests in other sequences of a kind count for
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A drafter as a router is told of it.
+    """A drafter as the router knows it.
 
-    ``replayable``: its proposals follow from the committed text alone and cost little, so it is asked whenever that
-    may pay, and each proposal is judged by the text that was committed, verified or not. Others cost time and memory
-    of their own, so they are asked only where they are expected to pay, and for trials.
+    ``replayable``: its proposals follow from the committed text alone and cost little. So it is asked whenever that may
+    pay, and each proposal is compared with the committed text, verified or not. Other arms cost time and memory, so
+    they are asked only where they are expected to pay, and for trials.
 
-    ``domain``: the one kind of requests for which it was made; empty: for all. ``expected``: the share of its first
-    guesses that were right on held-out texts; 0: not known. ``sees_first``: it can draft only if it saw the step
-    before, because it reads the target's states. ``layers``: it drafts with the target's own layers, so it finds the
-    prompt read, and a node may take it as long as a forward.
+    ``most``: the most nodes it is asked for. ``domain``: the one kind of requests that it was made for; empty: all
+    kinds. ``expected``: the share of first guesses that were right on held-out texts; 0: unknown. ``sees_first``: it
+    can draft only if it observed the step before, because it reads the target's hidden states. ``layers``: it drafts
+    with the target's own layers. So it finds the prompt cached, and a node may cost a forward.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Arm:
     layers: bool = False
 
     def suits(self, kind: str) -> bool:
-        """Whether it is for requests of this kind."""
+        """Whether the arm is meant for requests of this kind."""
         return self.domain in ("", kind)
 
 
 class ArmState:
-    """Keeps what is known of one drafter over all sequences."""
+    """The knowledge about one drafter, over all sequences."""
 
     def __init__(self, arm: Arm, number: int) -> None:
         self.arm = arm
@@ -63,45 +63,45 @@ class ArmState:
         self.seconds = DraftSeconds()
         self.gains = Gains(proved=arm.expected > 0)
         self.prompts = Account(TRIALS)
-        """Pays for first proposals in sequences, which read their prompts."""
+        """Pays for the first proposal in a sequence, for which the drafter must read the prompt."""
         self.reading = Reading()
         self.gain = START
         """Tokens that one proposal of a replayable drafter gains beyond the next best choice."""
         self.kinds: dict[str, KindState] = {}
         self.depth = DraftDepth()
         self.probes = 0
-        """Rows that its latest draft with nodes added to these; see `Draft`."""
+        """How many rows of probes its latest draft had beside its nodes; see `Draft`."""
         self.row = 0.0
         """Seconds of a forward of one row when it was asked last; 0 before."""
         self.unasked = 0
-        """Steps since it was asked last, in any sequence."""
+        """Steps since any sequence asked it."""
         self.is_opening = False
-        """Whether a sequence has it read a prompt in this step, while little is known of it."""
-        self._slow = 0  # proposals in a row that took far longer than usual
-        self._before: DraftSeconds | None = None  # what it took before it became slow, while that may be an accident
+        """Whether some sequence makes it read a prompt in this step."""
+        self._slow = 0  # how many proposals in a row took far longer than usual
+        self._before: DraftSeconds | None = None  # the estimate before it became slow, until that is certain
 
     @property
     def trial(self) -> int:
-        """Nodes of a trial: as many as its probes are at least, so that it tests for at most twice what these cost."""
+        """Nodes of a trial: at least as many as probes, whose rows then cost at most as much as the test."""
         return min(self.arm.most, max(_TRIAL, self.probes))
 
     @property
     def trial_rows(self) -> int:
-        """Rows of a trial: its nodes and their probes."""
+        """Rows of a trial: nodes and probes."""
         return self.trial + self.probes
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether it was asked so long ago that it is tried again, whatever is known of it: that may be wrong."""
+        """Whether it was asked so long ago that it is tried again, in case what is known about it is outdated."""
         return self.unasked >= _FORGOTTEN
 
     @property
     def price_key(self) -> tuple[int, float, int, int]:
-        """Whatever the price of its drafts depends on, beside the batch."""
+        """Everything about the arm that the price of its drafts depends on."""
         return self.number, round(self.depth.share, 1), self.seconds.revision, self.probes
 
     def kept(self) -> KeptArm:
-        """Return what it has learned, to be kept for other routers on this machine."""
+        """The learned state, to keep for other routers on this machine."""
         kinds = {kind: (known.gain, *known.record.kept()) for kind, known in self.kinds.items()}
         return KeptArm(
             calibration=self.calibration.kept(),
@@ -115,11 +115,12 @@ class ArmState:
         )
 
     def restore(self, kept: KeptArm, row: float) -> None:
-        """Go on from what another router has learned, where a forward of one row takes ``row`` seconds.
+        """Start from what another router learned; ``row``: seconds of a forward of one row here.
 
         Raises ValueError if the numbers are malformed.
         """
         self.gain, self.depth.share, self.row = checked((kept.gain, min(kept.depth, 1.0), kept.row), 3)
+        """Seconds that a forward of one row took when it was asked last; 0 before."""
         if 0 < self.row < TINY:
             raise ValueError("a forward that takes no time")
         for part, numbers in (
@@ -139,16 +140,16 @@ class ArmState:
             self.row = row
 
     def of_kind(self, kind: str) -> KindState:
-        """Return what is known of it in sequences of one kind."""
+        """The knowledge about the drafter in sequences of one kind."""
         if kind not in self.kinds:
             self.kinds[kind] = KindState(self.record.of_kind(), self.gain)
         return self.kinds[kind]
 
     def may_open(self, token: float, *, pays: bool) -> bool:
-        """Whether it may read another prompt: one at a time, when the last one is paid for.
+        """Whether the drafter may read another prompt: one at a time, when the last one is paid off.
 
-        Any number, if it is known, here or by held-out texts, and expected to pay.
-        ``token``: seconds that the batch takes for a token of each.
+        If it is known, from drafts or held-out texts, and expected to pay, it may read any number. ``token``: seconds
+        in which each sequence of the batch gains one token.
         """
         free = not self.is_opening and self.prompts.tokens_left(token) <= 0
         return free or (pays and (self.arm.expected > 0 or self.calibration.drafts >= _TESTED))
@@ -156,14 +157,16 @@ class ArmState:
     def learn_seconds(
         self, nodes: float, seconds: float, slowdown: float, forward: float, *, read: int, target: float
     ) -> None:
-        """Learn what proposals of so many nodes took each, where the step's forward took ``slowdown`` times the usual.
+        """Learn from proposals of ``nodes`` nodes that took ``seconds`` each.
 
-        First proposals of sequences read prompts, of ``read`` tokens, which take the ``target`` so many seconds:
-        `prompts` pays for that, and they say nothing of later ones. A reading counts for at most 4 times the usual plus
-        the target's, so one that is held up, by a disk or a machine that sleeps, does not end all others.
+        ``slowdown``: how many times its usual seconds the step's ``forward`` took. ``read``: tokens of prompts that the
+        drafter read for its first proposals in these sequences, which would take the target ``target`` seconds. That
+        time is charged to `prompts` and teaches nothing about later proposals. It counts for at most 4 times the usual
+        plus ``target``, so a drafter that was held up once, by a disk or a machine that sleeps, may still read other
+        prompts.
 
-        After two proposals in a row that took far longer than usual, the drafter counts as slow, and after four it
-        surely is. If one is quick again before, the machine had been held up.
+        After two proposals in a row that took far longer than usual, the drafter counts as slow; after four, that is
+        certain. If it is quick again before that, the machine had been held up.
         """
         known = self._before or self.seconds
         usual = known.of(nodes)
@@ -184,22 +187,22 @@ class ArmState:
         self.seconds.learn(nodes, seconds / slowdown if self._slow >= _SLOWER else own, forward)
 
     def booked(self, nodes: float) -> float:
-        """Seconds that a proposal of so many nodes is charged with: no slow ones that may be an accident."""
+        """Seconds charged for a proposal of ``nodes`` nodes. A slowness that may be an accident is not charged."""
         return (self._before or self.seconds).of(nodes)
 
 
 @dataclass(slots=True)
 class KindState:
-    """Keeps what is known of one drafter in sequences of one kind: where the next of them begins."""
+    """The knowledge about one drafter in sequences of one kind; the next such sequence starts from it."""
 
     record: Record
     gain: float
-    """As `ArmState.gain`."""
+    """Like `ArmState.gain`."""
 
 
 @dataclass(slots=True)
 class ArmCounts:
-    """Counts what was done with one drafter in one sequence, in the order of the fields of `Routed`."""
+    """How one drafter was used in one sequence, in the order of the fields of `Routed`."""
 
     asked: int = 0
     verified: int = 0
@@ -212,31 +215,31 @@ class ArmCounts:
 
 @dataclass(slots=True, eq=False)
 class ArmInSequence:
-    """Keeps what is known of one drafter in one sequence."""
+    """The knowledge about one drafter in one sequence."""
 
     whole: ArmState
     kind: KindState
     limit: int
-    """Most nodes of the next draft; doubled with each draft of which something was right."""
+    """Most nodes of the next draft. It doubles with each draft of which a node was right."""
     record: Record
     gain: float
     requested_at: int = 0
-    """Tokens of the sequence when it was asked last."""
+    """Length of the sequence, in tokens, when it was asked last."""
     won: float = 0.0
-    """Seconds that its drafts have gained here beyond their cost, lately."""
+    """Seconds that its drafts have lately gained here beyond their cost."""
     is_open: bool = False
-    """Whether it was asked here, so that it has read the prompt."""
+    """Whether it was asked here, and so has read the prompt."""
     is_lost: bool = False
     """Whether it failed here."""
     is_ready: bool = True
     """Whether it can draft in this step; see `Arm`."""
     tested: float = 0
-    """Levels of its drafts that were tested here; at first a few that were tested in sequences of this kind."""
+    """How many levels of its drafts were tested here; it starts with a few from other sequences of this kind."""
     counts: ArmCounts = field(default_factory=ArmCounts)
 
     @staticmethod
     def of(whole: ArmState, kind: str) -> ArmInSequence:
-        """In a sequence of this kind; empty: of none."""
+        """The arm in a sequence of this kind; empty: of no kind."""
         known = whole.of_kind(kind)
         tested = _PRIOR if whole.arm.expected else min(_PRIOR, known.record.weight)
         first = _FIRST_OWN if whole.arm.layers and not whole.seconds.is_known else _FIRST
@@ -246,26 +249,26 @@ class ArmInSequence:
     def stake(self, token: float) -> float:
         """Seconds that a proposal longer than a trial may cost: what its drafts have gained, here or elsewhere.
 
-        At least what a sequence begins with.
+        At least the credit with which a sequence begins.
         """
         return max(self.won, token * max(START, self.whole.gains.tokens))
 
     def book(self, loss: float, token: float) -> None:
-        """Book what a proposal lost in seconds, of which plain decoding takes ``token`` per token."""
+        """Book a proposal's loss in seconds. Plain decoding takes ``token`` seconds per token."""
         self.won = max(0.0, self.won - loss)
         self.whole.gains.book(loss, token)
 
     def charge(self, seconds: float, length: int) -> int:
-        """Count the seconds that a proposal took. Returns how many of the sequence's tokens it read for the first time.
+        """Add the seconds of a proposal. Returns how many of the sequence's tokens the drafter read for the first time.
 
-        The first proposal reads all of them, unless it drafts with the target's layers.
+        A first proposal reads all of them, unless it drafts with the target's layers.
         """
         self.counts.seconds += seconds
         was_open, self.is_open = self.is_open, True
         return 0 if was_open or self.whole.arm.layers else length
 
     def learn(self, outcome: Outcome, expected: float) -> None:
-        """Learn from a proposal and what was committed instead or because of it."""
+        """Learn from a proposal, compared with what its step committed."""
         draft, path, tested = outcome
         nodes = len(draft.tree.tokens) - draft.probes
         if not nodes or not tested:
@@ -279,14 +282,14 @@ class ArmInSequence:
             self.limit = min(2 * self.limit, self.whole.arm.most)
 
     def learn_gain(self, tokens: float) -> None:
-        """A proposal would gain so many tokens beyond the next best choice."""
+        """Learn that a proposal would gain ``tokens`` tokens beyond the next best choice."""
         self.gain += (1 - _GAIN_DECAY) * (tokens - self.gain)
         for known in (self.whole, self.kind):
             known.gain += (1 - _WHOLE_DECAY) * (tokens - known.gain)
 
 
 def restored(state: ArmState, kept: KeptArm | None, row: float) -> ArmState:
-    """The arm with what is kept of it, if that can be used; ``row``: seconds of a forward of one row."""
+    """The arm with its kept state, if that is usable. ``row``: seconds of a forward of one row."""
     if kept is not None:
         try:
             state.restore(kept, row)

@@ -1,4 +1,4 @@
-"""Works out what each choice of one step is worth: the tokens that it should bring, less the worth of its seconds.
+"""Works out the worth of each choice in a step: the tokens that it should bring, less the worth of its seconds.
 
 The formulas are in docs/explanation/how-auto-chooses.md, under the names that they have here.
 """
@@ -18,19 +18,20 @@ from parlay.router.prices import Drafts, KnownSizes, Size, StepPrices
 from parlay.router.ranking import Candidates, best_of
 from parlay.types import Draft, trees
 
-_SLOTS = 8  # about so many lengths of a draft are compared
-_MARGIN = 0.05  # tokens that a draft must seem to bring beyond its price before it is asked for: records err
-_SURCHARGE = 1.05  # on the rows of a proposal: with many sequences most are near the break-even, where gains err
-_SURE = 0.98  # share of the best drafts: so many nodes are asked for where only rows cost anything
-LEAST = 1e-9  # worth of a draft that costs nothing and may turn out to be one of those
+_SLOTS = 8  # how many lengths of a draft are compared, about
+_MARGIN = 0.05  # tokens of expected profit before a draft is asked for, because records err
+_SURCHARGE = 1.05  # factor on the price of rows: in a large batch most drafts are near break-even, where errors count
+_SURE = 0.98  # if drafting is free, drafts are sized as if this share of levels were right
+LEAST = 1e-9  # worth of a draft that pays only by its confidence bound
 
 
 @dataclass(slots=True, eq=False)
 class Offer:
     """A draft that was proposed in this step: the nodes that may pay, in ascending order, and their path probabilities.
 
-    ``gains[n]``: tokens that the likeliest n nodes are expected to bring. A drawn draft stays whole, and nothing that
-    was drawn decides whether it is verified: its only gain, ``gains[0]``, is that of ``requested`` nodes.
+    ``gains[n]``: how many tokens the n likeliest nodes are expected to bring. A drawn draft stays whole, and whether it
+    is verified may not depend on what was drawn: its only gain, ``gains[0]``, is the expected gain of ``requested``
+    nodes.
     """
 
     arm: ArmInSequence
@@ -40,9 +41,9 @@ class Offer:
     path_probs: list[float] = field(default_factory=list)
     gains: list[float] = field(default_factory=list)
     worths: list[float] = field(default_factory=list)
-    """What these are worth by the goal."""
+    """What ``gains`` are worth by the goal."""
     bearing: Set[int] = frozenset()
-    """Nodes that stay, because the probes below them are worth their rows."""
+    """Nodes that are never cut, because the probes below them are worth their rows."""
 
     @property
     def is_drawn(self) -> bool:
@@ -50,17 +51,17 @@ class Offer:
 
     @property
     def is_probes(self) -> bool:
-        """Whether it has nothing but probes, which guess what its arm drafts in the next step."""
+        """Whether the draft has only probes, which prepare the arm's draft of the next step."""
         return 0 < self.draft.probes == len(self.draft)
 
     @property
     def fixed_rows(self) -> int:
-        """Rows that are verified with it whatever nodes are left out."""
+        """Rows of the draft that are computed even if all candidates are cut."""
         return self.draft.probes + len(self.bearing) if self.draft.kind == "point" else len(self.draft)
 
     @property
     def candidates(self) -> Candidates:
-        """The nodes that may be left out."""
+        """The nodes that may be cut."""
         if not self.bearing:
             return self.nodes, self.path_probs
         free = [pair for pair in zip(self.nodes, self.path_probs, strict=True) if pair[0] not in self.bearing]
@@ -69,10 +70,10 @@ class Offer:
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """``nodes`` of a draft: of ``offer``, if it was proposed already, else of what ``arm`` will propose.
+    """A draft of ``nodes`` nodes: those of ``offer`` if it was proposed already, else what ``arm`` is to propose.
 
-    ``gain``: the tokens that it brings beyond the one that every step commits, which are worth ``value`` by the goal.
-    ``worth``: that, less what its ``seconds`` are worth.
+    ``gain``: expected tokens beyond the one that every step commits; ``value``: the gain by the goal. ``worth``: the
+    value less what ``seconds`` are worth.
     """
 
     worth: float = 0.0
@@ -88,7 +89,7 @@ NOTHING = Choice()
 
 
 def offered(arm: ArmInSequence, draft: Draft, requested: int, prices: StepPrices) -> Offer:
-    """The draft with the path probability of each node; nodes that never pay are left out."""
+    """The draft as an offer, with the path probability of each node. Nodes that can never pay are left out."""
     goal = prices.goal
     if draft.kind != "point":
         gain = expected_accepted(arm.record.share, arm.whole.depth.of(requested))
@@ -104,13 +105,14 @@ def offered(arm: ArmInSequence, draft: Draft, requested: int, prices: StepPrices
 
 
 def bearing(offer: Offer, prices: StepPrices) -> Set[int]:
-    """The nodes above those probes that are worth their rows: without them, none of these can be computed.
+    """The nodes that must stay because probes below them are worth their rows.
 
-    Where the walk ends above probes, the next step has a draft, which should gain as many tokens as this one.
+    If the accepted path ends just above probes, the next step has a draft, which should gain as many tokens as this
+    one.
     """
     draft = offer.draft
     first, parents = len(draft) - draft.probes, draft.tree.parents
-    ends = dict(zip(offer.nodes, offer.path_probs, strict=True))  # how likely the walk ends at each
+    ends = dict(zip(offer.nodes, offer.path_probs, strict=True))  # how likely the accepted path ends at each node
     for node, path_prob in zip(offer.nodes, offer.path_probs, strict=True):
         if parents[node] >= 0:
             ends[parents[node]] -= path_prob
@@ -122,7 +124,7 @@ def bearing(offer: Offer, prices: StepPrices) -> Set[int]:
 
 
 def best_cut(offer: Offer, prices: StepPrices) -> Choice:
-    """The offer, cut where it is worth most."""
+    """The offer, cut to the number of nodes that is worth most."""
     rate = prices.rate
     if offer.is_drawn:
         seconds = prices.of_nodes(offer.requested)
@@ -144,10 +146,10 @@ def best_cut(offer: Offer, prices: StepPrices) -> Choice:
 def best_size(
     arm: ArmInSequence, prices: StepPrices, share: float, most: float = math.inf, stake: float = math.inf
 ) -> Choice:
-    """The size that is worth most of the drafts that an arm could be asked for, if this share of levels is right.
+    """The draft size that is worth most if the arm is right at this ``share`` of levels.
 
-    Where its proposals cost nothing, as many nodes are asked for as may ever pay: those that do not are cut. The worth
-    is at most ``most``. Drafts longer than a trial cost at most ``stake`` seconds.
+    If drafting is free, more nodes are asked for, because those that do not pay are cut later. The worth is at most
+    ``most``. Drafts longer than a trial cost at most ``stake`` seconds.
     """
     whole = arm.whole
     known = prices.known.get(whole.number) or _known(whole, prices)
@@ -186,7 +188,7 @@ def _best_size(limit: int, drafts: Drafts, prices: StepPrices, share: float, mar
 
 
 def _known(arm: ArmState, prices: StepPrices) -> KnownSizes:
-    """Look up what is known of an arm at about this rate, by whatever the price of its drafts depends on."""
+    """The sizes known for this arm at about this rate, cached by all that its price depends on."""
     key = arm.price_key
     drafts = prices.drafts.get(key)
     if drafts is None:

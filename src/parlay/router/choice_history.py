@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from parlay.types import Stretch
 
 _STRETCHES = 32
-"""When there would be more, two that follow each other become one, and new ones are twice as long."""
+"""The most stretches. When one more is needed, neighbours are joined in pairs, and new stretches are twice as long."""
 
 
 @dataclass(slots=True)
@@ -26,16 +26,16 @@ class _Stretch:
 
 
 class ChoiceHistory:
-    """Records what was chosen while a sequence decoded, in a bounded number of stretches; see `Stretch`."""
+    """The choices made while a sequence decoded, in a bounded number of stretches; see `Stretch`."""
 
     __slots__ = ("_long", "_stretches")
 
     def __init__(self) -> None:
-        self._long = 1  # steps of a stretch
+        self._long = 1  # steps per stretch
         self._stretches: list[_Stretch] = []
 
     def add(self, choice: str, tokens: int = 1, expected: float = 1.0) -> None:
-        """One step: what was verified in it, or why nothing was, and the tokens that it committed and should have."""
+        """Add a step: who drafted, or why nothing was verified; the tokens it committed, and those expected."""
         if not self._stretches or self._stretches[-1].steps == self._long:
             if len(self._stretches) == _STRETCHES:
                 self._halve()

@@ -1,4 +1,4 @@
-"""The goal of a router, how hard it tries, and below which power."""
+"""The goal of a router, how much it may spend on trials, and its power limit."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from parlay.types import PowerModel
 
 
 class Goal(Protocol):
-    """``rows`` are those of a plain step, each of which commits a token; ``worth`` is summed over the step's drafts.
+    """Defines what the router maximises over a step.
 
-    ``passes``: after so many the rate of a small batch, which begins at plain decoding's, is close to the best.
-    ``in_joules``: whether what a step costs is its energy, and not its time.
+    ``rows``: rows of a plain step, each of which commits a token. ``worth``: summed over the step's drafts. ``passes``:
+    after so many passes from plain decoding's rate, the rate of a small batch is close to the best. ``in_joules``:
+    whether the cost of a step is energy instead of time.
     """
 
     @property
@@ -25,19 +26,19 @@ class Goal(Protocol):
     def passes(self) -> int: ...
 
     def worths(self, gains: list[float]) -> list[float]:
-        """Worth of each of several drafts, by the tokens that it brings its sequence."""
+        """The worth of each draft, given the tokens that it brings its sequence."""
         ...
 
     def shares(self, path_probs: list[float]) -> list[float]:
-        """Share of each node in the worth of a draft, if all likelier ones are verified too."""
+        """How much each node adds to the worth of a draft, if all likelier nodes are verified too."""
         ...
 
     def rate(self, rows: int, worth: float, seconds: float) -> float:
-        """The worth that must make up for one more second of a step."""
+        """How much worth must make up for one more second of a step."""
         ...
 
     def tokens(self, rows: int, worths: list[float]) -> list[float]:
-        """Values of steps in tokens: of two steps the better one has more of it per second."""
+        """The values of steps, in tokens. Of two steps, the one with more value per second is better."""
         ...
 
 
@@ -67,10 +68,10 @@ class Energy(Throughput):
 
 
 class Latency:
-    """Seconds per token, in the mean over sequences: T (1/n1 + 1/n2 + ...) for a step of T seconds is to be small.
+    """Seconds per token, averaged over sequences: minimises T (1/n1 + 1/n2 + ...) for a step of T seconds.
 
-    A sequence that gets n tokens instead of one is worth 1 - 1/n. So no draft, however long, is worth more than one
-    token of every other sequence, and a step is not made longer for all where that helps a few.
+    A draft that gives a sequence n tokens instead of one is worth 1 - 1/n. So no draft, however long, is worth more
+    than one token of each other sequence, and a step is not made longer for all where that helps only a few.
     """
 
     passes = 5
@@ -100,11 +101,11 @@ GOALS: Mapping[str, Goal] = MappingProxyType({"throughput": THROUGHPUT, "latency
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """``trials``: the share of the decoding time that trials may lose. ``growth``: by which each that loses multiplies
-    the wait for the next.
+    """How much the router spends on trying drafters.
 
-    ``price``: a factor on what drafts cost. ``size``: a factor on the most nodes that a drafter is asked for, where
-    nobody has set them.
+    ``trials``: the share of the decoding time that trials may lose. ``growth``: the factor by which each losing trial
+    lengthens the wait for the next. ``price``: a factor on the cost of drafts. ``size``: a factor on the most nodes
+    that a drafter is asked for, unless the user set them.
     """
 
     trials: float
@@ -125,9 +126,10 @@ EFFORTS: Mapping[str, Effort] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
-    """``power`` is what the machine draws; None: neither the goal nor a limit needs it.
+    """A router's goal, effort and power limit.
 
-    ``most_watts``: no draft is verified in a step that would draw more in the mean; 0: no limit.
+    ``power``: what the machine draws; None if neither the goal nor a limit needs it. ``most_watts``: no draft is
+    verified in a step whose mean power would exceed it; 0: no limit.
     """
 
     goal: Goal = THROUGHPUT
@@ -141,11 +143,11 @@ class Aim:
 
     @property
     def row_seconds(self) -> float:
-        """Seconds that a row counts for beside those that it takes: in them the machine draws what the row uses."""
+        """Extra seconds that a row counts for under a goal in joules: in them the machine draws the row's energy."""
         return self.power.row_joules / self.power.watts if self.power is not None and self.goal.in_joules else 0.0
 
     def allows(self, rows: int, seconds: float) -> bool:
-        """Whether a forward of so many rows and seconds stays below the limit."""
+        """Whether a forward of these rows and seconds stays within the power limit."""
         return self.power is None or not self.most_watts or self.power.mean(rows, seconds) <= self.most_watts
 
 

@@ -1,4 +1,4 @@
-"""Limits what drafts may cost a sequence: what they have gained, and a small share of decoding time for trials."""
+"""Limits what drafts may cost a sequence: what drafts have gained, and a small share of decoding time for trials."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 
 START = 0.5  # tokens of plain decoding: the credit of a sequence that has drafted nothing yet
 TRIALS = 0.01  # share of a sequence's decoding time that its trials may lose
-AT_ONCE = 0.5  # of that share, of the time of several sequences together: one tries for the others
-LENT = 4.0  # tokens: most of what other sequences have gained that a sequence without credit may lose
+AT_ONCE = 0.5  # factor on that share for several sequences together: one tries for the others
+LENT = 4.0  # tokens: how much of other sequences' gains a sequence without credit may lose
 FIRST_WAIT = 8  # tokens without a draft before the first trial
-GROWTH = 2.0  # by which factor the wait grows after each trial that loses
+GROWTH = 2.0  # factor on the wait after each trial that loses
 _NEVER = 1 << 40  # tokens
 
 
 class Account:
-    """Seconds lost by trials. ``share`` of the decoding time pays them off; until then no more may be lost."""
+    """Seconds that trials have lost. A ``share`` of the decoding time pays them off; until then nothing may be lost."""
 
     __slots__ = ("debt", "share")
 
@@ -23,7 +23,7 @@ class Account:
         self.debt = 0.0
 
     def earn(self, seconds: float) -> None:
-        """Count seconds of decoding."""
+        """Pay off debt with seconds of decoding."""
         self.debt = max(0.0, self.debt - self.share * seconds)
 
     @property
@@ -31,16 +31,15 @@ class Account:
         return not self.debt and self.share > 0
 
     def tokens_left(self, seconds: float) -> int:
-        """Tokens to decode, each of so many seconds, until the debt is paid off; without a share it never is."""
+        """Tokens to decode, at ``seconds`` each, until the debt is paid off. Without a share it never is."""
         return math.ceil(self.debt / (self.share * seconds)) if self.share else _NEVER
 
 
 class Gains:
-    """Tokens of plain decoding that the drafts of a strategy have gained lately, over all sequences: the next ones may
-    lose as many.
+    """Tokens of plain decoding that a strategy's drafts have lately gained, over all sequences.
 
-    So a drafter that pays is not given up where the first drafts of a text fail. One that was right on held-out texts
-    (``proved``) need not gain anything first.
+    The next drafts may lose as many. So a drafter that pays is not given up because the first drafts of a text fail. A
+    drafter that was right on held-out texts (``proved``) need not gain anything first.
     """
 
     __slots__ = ("tokens",)
@@ -49,27 +48,28 @@ class Gains:
         self.tokens = LENT if proved else 0.0
 
     def book(self, loss: float, token: float) -> None:
-        """Count a proposal's loss in seconds, of which plain decoding takes ``token`` per token; a gain is below 0."""
+        """Book a proposal's loss in seconds; a gain is below 0. Plain decoding takes ``token`` seconds per token."""
         self.tokens = min(max(0.0, self.tokens - loss / token), LENT)
 
 
 class Ledger:
     """One sequence's accounts.
 
-    ``credit`` is what its drafts have gained beyond their cost. It pays for drafts that are expected to gain, and where
-    there is none, the `Gains` of all sequences do. Without either, or if no draft is expected to gain, only trials are
-    drafted. Each trial that loses multiplies the debt that must be paid off before the next, at least by ``growth``.
+    ``credit`` is what its drafts have gained beyond their cost. It pays for drafts that are expected to gain; without
+    credit, the `Gains` of all sequences pay. Without either, or if no draft is expected to gain, only trials are
+    drafted. Each trial that loses multiplies the debt that must be paid off before the next one, at least by
+    ``growth``.
     """
 
     __slots__ = ("_gains", "_growth", "_price", "credit", "token", "trials")
 
     def __init__(self, token: float, gains: Gains, *, trials: float = TRIALS, growth: float = GROWTH) -> None:
-        """``token``: seconds that plain decoding takes for one token of this sequence. ``trials``: their share."""
+        """``token``: seconds of plain decoding per token of this sequence. ``trials``: the share of time for trials."""
         self._gains = gains
         self.credit = START * token
         self.token = token
         self.trials, self._growth = Account(trials), growth
-        self.trials.debt = self._price = FIRST_WAIT * trials * token  # of the next trial
+        self.trials.debt = self._price = FIRST_WAIT * trials * token  # debt after the next trial
 
     @property
     def is_funded(self) -> bool:
@@ -88,6 +88,6 @@ class Ledger:
             self.trials.debt = self._price
 
     def trust(self, gain: float, token: float) -> None:
-        """A draft that was not verified would have gained so many seconds: credit for the next, at most `START`."""
+        """Give credit for a draft that was not verified but would have gained ``gain`` seconds; at most `START`."""
         self.token = token
         self.credit = max(self.credit, min(START * token, gain))

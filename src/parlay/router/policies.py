@@ -13,8 +13,8 @@ from parlay.router.router import Router
 from parlay.types import NOTHING_NEEDED, Budgets, Cost, Draft, Needs, Policy, SequenceView, Spent, trees
 
 _MORE, _LESS, _LEAST = 2, 1, 1
-_MOST = 1024  # the upper bound of the parameter k
-_RECORD = 256  # latest tested nodes, to which a threshold is fitted
+_MOST = 1024  # upper bound of the parameter k
+_RECORD = 256  # a threshold is fitted to so many tested nodes, the latest ones
 _FEWEST = 6  # tested nodes before the first fit
 _MISSED = 3.0  # weight of a right node below the threshold, relative to a wrong one above it
 
@@ -34,10 +34,10 @@ class Fixed(Policy):
     def learn(
         self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
     ) -> None:
-        """Nothing to learn."""
+        """Learn nothing."""
 
     def release(self, sequence: int) -> None:
-        """Holds nothing."""
+        """Keep no state to release."""
 
 
 class Plain(Fixed):
@@ -50,9 +50,9 @@ class Plain(Fixed):
 class Heuristic(Fixed):
     """The ``heuristic`` schedule of assisted generation (Gante 2023, transformers' ``num_assistant_tokens_schedule``).
 
-    A sequence drafts ``budget`` nodes at first, two more after each draft that was accepted to its end, one less after
-    any other, never less than one. A new sequence begins where the one that ended last stood; with ``transient``, at
-    ``budget``. A step in which nothing was verified changes nothing. ``budget`` 0 is plain decoding.
+    A sequence starts with ``budget`` nodes. It drafts two more after each draft that was accepted to its end, and one
+    less after any other, but at least one. A new sequence starts from the number at which the last one ended or, with
+    ``transient``, from ``budget``. A step that verifies nothing changes nothing. ``budget`` 0 is plain decoding.
     """
 
     def __init__(self, budget: int, *, transient: bool = False) -> None:
@@ -84,7 +84,7 @@ class _Watching(Fixed):
 
     def __init__(self, budget: int) -> None:
         super().__init__(budget)
-        self._lengths: dict[int, int] = {}  # of each text whose draft is being verified
+        self._lengths: dict[int, int] = {}  # length of each sequence whose draft is being verified
 
     def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
         self._lengths.update({view.sequence: len(view.tokens) for view in views})
@@ -95,7 +95,10 @@ class _Watching(Fixed):
         """The part of the draft that is verified."""
 
     def _outcome(self, view: SequenceView, draft: Draft, right: int) -> Outcome:
-        """See `matched`. A step whose draft ends the text commits no token of the target's own behind it."""
+        """See `matched`.
+
+        The text before the step ends ``right`` + 1 tokens back, unless a stop cut what was committed.
+        """
         before = self._lengths.pop(view.sequence, len(view.tokens) - right - 1)
         return matched(draft, view.tokens[before:])
 
@@ -106,10 +109,10 @@ class _Watching(Fixed):
 class Confidence(_Watching):
     """The confidence stop of assisted generation (Gante 2023; after DISCO, arXiv:2405.04304).
 
-    A node whose score lies below a threshold is the last of its path. The threshold is .4 at first, then the score
-    that minimises FPR + 3 FNR (the ROC curve's corner) over the nodes tested lately. Nodes that the walk did not reach
-    are not recorded. The first node below the threshold is still drafted, because otherwise nothing below it would be
-    tested and it could not fall. Drafts without scores, and drawn ones, stay whole.
+    A node whose score is below a threshold is the last of its path. The threshold starts at .4 and becomes the score
+    that minimises FPR + 3 FNR (the ROC curve's corner) over the nodes tested lately. Nodes that the accepted path did
+    not reach are not recorded. The first node below the threshold is still drafted: otherwise no such node would be
+    tested, and the threshold could never fall. Drawn drafts and drafts without scores stay whole.
     """
 
     def __init__(self, budget: int, threshold: float = 0.4) -> None:
@@ -135,9 +138,9 @@ class Confidence(_Watching):
 
 
 def best_threshold(record: Sequence[tuple[float, bool]], default: float) -> float:
-    """The score from which on a node should count as right: least FPR + 3 FNR over (score, accepted) pairs.
+    """The lowest score at which a node should count as right: least FPR + 3 FNR over (score, accepted) pairs.
 
-    The highest of equals; ``default`` where all were accepted or none was.
+    If several are equally good, the highest. ``default`` if all nodes were accepted, or none.
     """
     right = sum(accepted for _, accepted in record)
     wrong = len(record) - right
@@ -160,9 +163,9 @@ def best_threshold(record: Sequence[tuple[float, bool]], default: float) -> floa
 class Risk(_Watching):
     """The stop of SpecDec++ (Huang et al. 2024, arXiv:2405.19715): a draft ends where 1 - a1 a2 ... exceeds ``most``.
 
-    Each a is the chance of a node if its parent is right. In the paper a trained head predicts it; here it is the
-    drafter's calibrated score. As in the reference implementation ``most`` is .3, and depth 1 counts as certain, so a
-    draft has at least two levels. ``most`` 1 ends no draft. Drawn drafts stay whole.
+    Each a is the probability that a node is right if its parent is. In the paper a trained head predicts it; here it is
+    the drafter's calibrated score. As in the reference implementation, ``most`` is .3, and depth 1 counts as certain,
+    so a draft has at least two levels. With ``most`` 1 no draft is cut. Drawn drafts stay whole.
     """
 
     def __init__(self, budget: int, most: float = 0.3) -> None:
@@ -174,7 +177,7 @@ class Risk(_Watching):
         return _end(draft, [1 - path_prob <= self._most for path_prob in self._path_probs(draft)])
 
     def _path_probs(self, draft: Draft) -> list[float]:
-        """Chance of the path to each node, the first level taken for certain."""
+        """The probability of the path to each node, with the first level taken as certain."""
         reaches: list[float] = []
         for node, parent in enumerate(draft.tree.parents):
             chance = self._calibration.chance(draft.scores[node] if draft.scores else UNSCORED)
@@ -189,7 +192,7 @@ class Risk(_Watching):
 
 
 def _end(draft: Draft, goes_on: Sequence[bool]) -> Draft:
-    """The draft without the descendants of nodes at which it ends."""
+    """The draft without the descendants of nodes whose ``goes_on`` is False."""
     if draft.kind != "point" or not goes_on:
         return draft
     real = len(draft) - draft.probes
@@ -220,5 +223,5 @@ BY_NAME: Mapping[str, Callable[[int, Cost, Needs], Policy]] = MappingProxyType(
 
 
 def make_policy(name: str, budget: int, cost: Cost, needs: Needs) -> Policy:
-    """The policy that a strategy's ``policy`` and ``k`` ask for. ``needs`` are those of its drafter."""
+    """Make the policy that a strategy's ``policy`` and ``k`` name. ``needs`` are its drafter's."""
     return BY_NAME[name](budget, cost, needs)

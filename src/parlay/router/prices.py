@@ -1,4 +1,4 @@
-"""Prices of drafts: seconds of proposals as measured, of prompts that drafters read, and of rows in a batch."""
+"""Prices of drafts, in seconds: of proposals as measured, of prompts that drafters read, and of rows in a batch."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from parlay.router.acceptance import checked
 from parlay.router.goals import USUAL, Aim
 from parlay.types import Cost, SequenceView
 
-FREE = 0.01  # of a forward: drafting that costs less counts as free
+FREE = 0.01  # share of a forward: drafting that costs less counts as free
 _DECAY = 0.9  # per proposal
 _ORIGIN = 0.1  # weight, in proposals, of the assumption that a proposal of no nodes costs nothing
-_FEW = 4  # of so many first proposals the quickest sets the level
+_FEW = 4  # among so many first proposals, the quickest sets the level
 _SLOWER = 0.5  # weight of a proposal that took longer than expected
-_READ = 0.3  # how far the estimates of reading and of answers follow one of them
-_DEEPER = 0.1  # how far the estimate of depth follows a draft
-_UNLIMITED, _MOST_NODES = 1 << 20, 1 << 12  # nodes of a step, without a limit of power and with one
+_READ = 0.3  # weight of the newest prompt or answer in its estimate
+_DEEPER = 0.1  # weight of the newest draft in the estimate of depth
+_UNLIMITED, _MOST_NODES = 1 << 20, 1 << 12  # nodes per step, without a power limit and with one
 _MOVED = 0.1  # relative change of an estimate that leads to new prices, if it is at least `FREE` of a forward
 
 
 class DraftSeconds:
-    """Estimates what a sequence's proposal costs: a fixed time, and a time per node.
+    """Estimates what a proposal for one sequence costs: a fixed time plus a time per node.
 
-    Both come from least squares over the proposals seen; older ones count less. Until proposals of several sizes were
-    seen, the fixed time is taken to be about 0. Delays are noise: of the first few proposals the quickest sets the
-    level, and later ones that took longer than expected count less.
+    Both come from least squares over past proposals, with less weight on older ones. Until proposals of several sizes
+    were seen, the fixed time is taken to be about 0. Delays are noise: among the first few proposals the quickest sets
+    the level, and a later one that took longer than expected gets less weight.
     """
 
     def __init__(self, revision: int = 0) -> None:
         self.revision = revision
-        """Raised whenever estimates have moved by more than a tenth, and by `FREE` of a forward."""
+        """Raised when an estimate has moved by more than a tenth, and by at least `FREE` of a forward."""
         self._fixed = self._per_node = 0.0
         self._watched = (0.0, 0.0)  # both times at the last revision
         self._seen = 0
@@ -40,11 +40,11 @@ class DraftSeconds:
         self._seconds = self._products = 0.0
 
     def kept(self) -> tuple[float, ...]:
-        """Return what it has learned, as numbers for `restore`."""
+        """The learned state, as numbers for `restore`."""
         return (self._count, self._nodes, self._squares, self._seconds, self._products)
 
     def restore(self, kept: Sequence[float]) -> None:
-        """Go on from what another one has learned; the first proposals may still show that it was too slow.
+        """Start from what another router learned. The first proposals may still show that it was too slow.
 
         Raises ValueError if the numbers are malformed.
         """
@@ -55,7 +55,7 @@ class DraftSeconds:
         self.revision += 1
 
     def scale(self, factor: float) -> None:
-        """To a machine that takes so many times as long."""
+        """Convert the estimates to a machine that takes ``factor`` times as long."""
         self._seconds, self._products = self._seconds * factor, self._products * factor
         self._fit()
         self._watched = self._fixed, self._per_node
@@ -65,15 +65,15 @@ class DraftSeconds:
         return self._count > _ORIGIN
 
     def of(self, nodes: float) -> float:
-        """Seconds of a proposal of so many nodes; 0 before any was seen."""
+        """Seconds of a proposal of ``nodes`` nodes; 0 before any was seen."""
         return self._fixed + self._per_node * nodes
 
     def own_work(self, nodes: float, seconds: float, slowdown: float, forward: float, most: float) -> float:
         """The seconds that a proposal would have taken without delays.
 
-        What slowed the step's forward, by ``slowdown``, is assumed to have slowed drafting too. The rest is cut to 4
-        times the usual plus a quarter of a ``forward``: enough for drafters that are expensive in one step out of four
-        and free in the others. The first one counts for at most ``most``.
+        Whatever made the step's forward ``slowdown`` times slower is assumed to have slowed drafting, too. The rest is
+        cut to 4 times the usual plus a quarter of a ``forward``. That is enough for drafters that are expensive in one
+        step out of four and free in the others. The first proposal counts for at most ``most``.
         """
         usual = self.of(nodes)
         if not usual:
@@ -81,7 +81,10 @@ class DraftSeconds:
         return min(seconds, max(usual, seconds / slowdown), 4 * usual + 0.25 * forward)
 
     def learn(self, nodes: float, seconds: float, forward: float) -> None:
-        """Learn that proposals of so many nodes on average took so long each. ``forward``: its seconds per sequence."""
+        """Learn that proposals of ``nodes`` nodes on average took ``seconds`` each.
+
+        ``forward``: seconds of the step's forward, per sequence.
+        """
         expected = self.of(nodes)
         if expected and self._seen < _FEW:
             factor = min(1.0, seconds / expected)
@@ -108,80 +111,80 @@ class DraftSeconds:
 
 
 class DraftDepth:
-    """How deep drafts are: one level, and a share of one for each node after the first."""
+    """Estimates how deep drafts are: one level, plus a share of a level for each node after the first."""
 
     def __init__(self) -> None:
         self.share = 1.0
 
     def of(self, nodes: float) -> float:
-        """Levels of a draft of so many nodes."""
+        """Levels of a draft of ``nodes`` nodes."""
         return 1 + (nodes - 1) * self.share if nodes else 0.0
 
     def learn(self, nodes: int, depth: int) -> None:
-        """A draft of so many nodes was so deep."""
+        """Learn from a draft of ``nodes`` nodes that had ``depth`` levels."""
         if nodes > 1:
             self.share += _DEEPER * ((depth - 1) / (nodes - 1) - self.share)
 
 
 class Reading:
-    """Estimates how long a drafter reads a prompt, by the prompts that it has read."""
+    """Estimates how long a drafter takes to read a prompt, from the prompts that it has read."""
 
     def __init__(self) -> None:
         self._per_token = 0.0
         self._seen = False
 
     def kept(self) -> tuple[float, ...]:
-        """Return what it has learned, as numbers for `restore`."""
+        """The learned state, as numbers for `restore`."""
         return (self._per_token,) if self._seen else ()
 
     def restore(self, kept: Sequence[float]) -> None:
-        """Go on from what another one has learned. Raises ValueError if the numbers are malformed."""
+        """Start from what another router learned. Raises ValueError if the numbers are malformed."""
         if kept:
             (self._per_token,) = checked(kept, 1)
             self._seen = True
 
     def scale(self, factor: float) -> None:
-        """To a machine that takes so many times as long."""
+        """Convert the estimate to a machine that takes ``factor`` times as long."""
         self._per_token *= factor
 
     def of(self, tokens: int) -> float:
-        """Seconds for a prompt of so many tokens; 0 before any was seen."""
+        """Seconds for a prompt of ``tokens`` tokens; 0 before any was seen."""
         return self._per_token * tokens
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """Learn that a prompt of so many tokens took so long."""
+        """Learn that a prompt of ``tokens`` tokens took ``seconds``."""
         per_token = max(0.0, seconds) / max(tokens, 1)
         self._per_token += (_READ if self._seen else 1.0) * (per_token - self._per_token)
         self._seen = True
 
 
 class AnswerLengths:
-    """How long answers were lately, in tokens: so many tokens a drafter that reads a prompt can still make quicker."""
+    """Estimates how many tokens of an answer remain, which a drafter that reads the prompt could speed up."""
 
     def __init__(self) -> None:
         self._usual = math.inf
 
     def left(self, view: SequenceView) -> float:
-        """Tokens that are still to come: as many as answers usually have, or as there were; never more than the limit.
+        """Expected tokens to come: as many as answers usually have, or as there are so far; at most the limit.
 
-        An answer that is longer than others already goes on for about as long again.
+        An answer that is already longer than others is expected to go on for about as long again.
         """
         most, done = view.request.params.max_tokens, len(view.tokens) - view.prompt_length
         limit = math.inf if most is None else most - done
         return min(limit, max(self._usual, done))
 
     def learn(self, view: SequenceView) -> None:
-        """An answer is over."""
+        """Learn the length of an answer that has ended."""
         done = len(view.tokens) - view.prompt_length
         self._usual = done if self._usual == math.inf else self._usual + _READ * (done - self._usual)
 
 
 Size = tuple[int, float, float, float]
-"""Nodes to ask an arm for, tokens that they are expected to bring, what these are worth, and the seconds they cost."""
+"""Nodes to ask an arm for, expected tokens, their worth, and their cost in seconds."""
 
 
 class Drafts(NamedTuple):
-    """The sizes of one arm's drafts, and the levels and seconds of each."""
+    """The sizes of one arm's drafts, with the levels and the seconds of each size."""
 
     sizes: list[int]
     depths: list[float]
@@ -189,21 +192,21 @@ class Drafts(NamedTuple):
 
 
 class KnownSizes(NamedTuple):
-    """The drafts of one arm, and the best size by its share in hundredths and its limit, at about one rate."""
+    """The drafts of one arm and, at about one rate, its best size by (share in hundredths, limit)."""
 
     drafts: Drafts
     sizes: dict[tuple[int, int], Size]
 
 
 class StepPrices:
-    """Prices of rows in this batch. Valid as long as ``key`` is: the batch, and the revision of the cost.
+    """Prices of rows in this batch, in seconds. Valid while ``key`` is: the batch, and the revision of the cost.
 
-    ``rows`` of a plain step: one per sequence, and those of other strategies. ``plain`` are its seconds, ``token``
-    those of plain decoding per token. For a goal in joules they are seconds in which the machine draws as many without
-    rows. Within the limit of power, ``room`` nodes may be verified in all, and ``most`` are worth asking each sequence
-    for. A second is worth ``rate`` tokens. A node whose path probability is below ``floor``, a quarter of what the
-    cheapest row costs, is never verified. ``rows`` and nodes are those of requests that are not guided; each stands for
-    ``copies`` rows of the forward, in the mean of the batch.
+    ``rows``: those of a plain step, which are one per sequence and those of other strategies. ``plain``: seconds of a
+    plain step. ``token``: seconds per token of plain decoding. For a goal in joules, energy counts as the seconds in
+    which the machine draws it without rows. ``room``: the most nodes of a step within the power limit. ``most``: the
+    most nodes worth asking for per sequence. ``rate``: what a second is worth, in tokens. ``floor``: a node whose path
+    probability is lower is never verified; it is a quarter of what the cheapest row costs. ``rows`` and nodes are
+    counted without guidance; in the mean of the batch, each stands for ``copies`` rows of the forward.
     """
 
     def __init__(
@@ -224,7 +227,7 @@ class StepPrices:
         self._of_nodes: dict[int, float] = {0: 0.0}
         self.rate = 0.0
         self.drafts: dict[tuple[float, ...], Drafts] = {}
-        """By `ArmState.price_key`."""
+        """Drafts by `ArmState.price_key`."""
         self.known: dict[int, KnownSizes] = {}
         """By arm, at the present rate."""
         self._known: dict[tuple[float, ...], KnownSizes] = {}
@@ -237,7 +240,7 @@ class StepPrices:
         self._floor = -1.0
 
     def begin(self) -> None:
-        """Begin another step at these prices: the speed of the machine is looked up again when it is needed."""
+        """Begin another step at these prices. The speed of the machine is looked up again when it is needed."""
         self._slower = 0.0
 
     @property
@@ -247,7 +250,7 @@ class StepPrices:
         return self._floor
 
     def of_nodes(self, nodes: int) -> float:
-        """Seconds that so many nodes take of a step, if each sequence has as many."""
+        """Seconds that ``nodes`` nodes add to a step, if each sequence has as many."""
         seconds = self._of_nodes.get(nodes)
         if seconds is None:
             more = self._forward(self.rows + nodes * self.sequences) - self.plain
@@ -255,17 +258,17 @@ class StepPrices:
         return seconds
 
     def is_free(self, seconds: float) -> bool:
-        """Whether a proposal of each sequence that takes so long costs next to nothing beside the forward."""
+        """Whether a proposal of ``seconds`` for each sequence costs next to nothing beside the forward."""
         return seconds * self.sequences <= FREE * self.plain
 
     def of_drafting(self, seconds: float) -> float:
-        """Return what so many seconds of drafting count for."""
+        """Price of ``seconds`` of drafting."""
         return self._factor * seconds
 
     def of_steps(self, drafting: float, rows: Sequence[int]) -> list[float]:
-        """Return what steps count for: so many seconds of drafting, and a forward of so many rows.
+        """Prices of steps with ``drafting`` seconds of drafting and forwards of these ``rows``.
 
-        Without end if rows beyond those of plain decoding draw more than the limit of power.
+        Infinite where rows beyond those of plain decoding exceed the power limit.
         """
         known, factor = self._of_rows, self._factor
         base = self.plain + factor * (drafting - self.plain)
@@ -277,7 +280,7 @@ class StepPrices:
 
     @property
     def exceeds_power(self) -> bool:
-        """Whether plain decoding alone draws more than the limit."""
+        """Whether plain decoding alone exceeds the power limit."""
         return not self._allows(self.rows)
 
     def _allows(self, rows: int) -> bool:
@@ -287,8 +290,10 @@ class StepPrices:
         return self._cost.forward(round(rows * self._copies), self.context)
 
     def _forward(self, rows: int) -> float:
-        """Seconds of a forward at the speed that the machine had when these prices were made: what is looked up later
-        lies on the same scale, or a machine that becomes slower would seem to make rows dearer.
+        """Seconds of a forward, at the speed that the machine had when these prices were made.
+
+        All prices must be on one scale: otherwise, on a machine that becomes slower, later look-ups would make rows
+        seem dearer.
         """
         seconds = self._of_rows.get(rows)
         if seconds is None:
@@ -299,18 +304,22 @@ class StepPrices:
         return seconds
 
     def _within_power(self) -> int:
-        """How many nodes a step may have. More rows draw more, except where their seconds jump; see `of_steps`."""
+        """How many nodes a step may have.
+
+        More rows draw more power, except where their seconds jump; see `of_steps`.
+        """
         if not self._aim.most_watts:
             return _UNLIMITED
         rows = range(self.rows + 1, self.rows + 1 + _MOST_NODES)
         return bisect_left(rows, True, key=lambda rows: not self._allows(rows))
 
     def set_rate(self, rate: float) -> None:
-        """Let a second be worth ``rate`` tokens."""
+        """Set what a second is worth, in tokens."""
         self.rate, self.known = rate, {}
+        """Known sizes by the arm's number, at the present rate."""
 
     def known_of(self, key: tuple[float, ...], drafts: Drafts) -> KnownSizes:
-        """Look up what is known of an arm at about this rate. ``key``: its `ArmState.price_key`."""
+        """The known sizes of an arm at about the present rate. ``key``: the arm's `ArmState.price_key`."""
         at_rate = (round(self.rate * self.token, 2), *key)
         known = self._known.get(at_rate)
         if known is None:

@@ -1,4 +1,4 @@
-"""Which of a batch's drafted nodes to verify, by the probability that the path down to each is accepted."""
+"""Picks which of a batch's drafted nodes to verify, by the probability that the path to each is accepted."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from operator import neg
 
 Candidates = tuple[Sequence[int], list[float]]
-"""Nodes of one draft in ascending order, none without its parent, and the path probability of each."""
+"""Nodes of one draft in ascending order, closed under parents, and the path probability of each."""
 
 NO_CANDIDATES: Candidates = ((), [])
 
 
 def best(candidates: Sequence[Candidates], ranked: Sequence[float], count: int) -> list[Sequence[int]]:
-    """The nodes of each draft that are among the ``count`` likeliest of all, in ascending order; of equals the first.
+    """The nodes of each draft that are among the ``count`` likeliest of all drafts, in ascending order.
 
-    ``ranked``: path probabilities of all candidates, highest first. A kept node's parents are kept too.
+    ``ranked``: path probabilities of all candidates, highest first. Among equals the first ones are kept. A kept node's
+    parents are kept, too.
     """
     if count == len(ranked):
         return [nodes for nodes, _ in candidates]

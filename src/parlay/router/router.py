@@ -1,4 +1,4 @@
-"""The policy of strategies with several drafters: for each sequence and step the drafter, and how many nodes."""
+"""Chooses a drafter and a number of nodes for each sequence and step: the policy where there are several drafters."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from parlay.router.saved_state import NOTHING_KEPT, KeptArm, Memory
 from parlay.router.sequence_state import SequenceState
 from parlay.types import NO_DRAFT, Budgets, Cost, Draft, Policy, Routed, RouterRecord, SequenceView, Spent
 
-_LOOK = 16  # steps after which prices are looked at again
-_MANY = 8  # sequences from which on the rate of the batch hardly changes from step to step
-_STRIDES = 16  # about so many counts of nodes are compared
-_SLOW = 0.9  # decay of the router's own seconds, per step
+_REPRICE_EVERY = 16  # steps
+_MANY = 8  # in a batch of so many sequences, the rate hardly changes from step to step
+_STRIDES = 16  # how many numbers of nodes are compared, about
+_SLOW = 0.9  # decay, per step, of the mean seconds that the router itself takes
 _EXCEEDED = (
     "plain decoding draws more than power=%g watts (requests at once: %d): nothing is drafted, and decoding goes on; "
     "run fewer requests at once, or limit the device itself"
@@ -34,18 +34,20 @@ _log = logging.getLogger(__name__)
 class Router(Policy):
     """Chooses a drafter, or none, for each sequence and step, so that the batch decodes best by its `Goal`.
 
-    *Asking*: replayable arms are asked first, each where its proposals have lately gained more than they cost, and
-    elsewhere so seldom that asking takes a hundredth of the time, with several sequences half of that. A proposal is
-    worth the sum of its path probabilities: scores calibrated by arm, shifted by the arm's record in the sequence.
-    Against these stand the other arms at their best size, by their records. The best choice counts, by tokens per
-    second of the whole step (goodput, arXiv:2406.14066); nothing is always among them.
+    *Asking*: replayable arms are asked first. An arm is asked in every step of a sequence where its proposals have
+    lately gained more than they cost. Elsewhere it is asked so seldom that asking takes a hundredth of the time, or
+    half of that with several sequences. A proposal is worth the sum of its path probabilities; these are scores,
+    calibrated per arm and shifted by the arm's record in the sequence. The other arms compete by their records, each
+    with its best draft size. The router takes the choice that gives the most tokens per second for the whole step
+    (goodput, arXiv:2406.14066); drafting nothing is always one of the choices.
 
-    *Learning*: every proposal of a step is compared with the text that was committed, verified or not, so that
-    replayable arms are known without verifying them (full information, as in HedgeSpec, arXiv:2510.20064). The other
-    arms are known by what was verified, and by trials of the one that may be best (upper confidence bound).
+    *Learning*: after a step, every proposal is compared with the committed tokens, whether it was verified or not. So
+    the router learns about replayable arms without verifying their drafts (full information, as in HedgeSpec,
+    arXiv:2510.20064). It learns about the other arms from verified drafts, and from trials of the arm that may be best
+    (upper confidence bound).
 
-    *Never slower*: each sequence has a `Ledger`. Without credit nothing is verified but trials; a replayable arm whose
-    proposal would have gained earns some. Arms that would pay see all steps, so that they need not catch up.
+    *Never slower*: each sequence has a `Ledger`. Without credit, only trials are verified; a replayable arm earns
+    credit by proposals that would have gained. Arms that would pay observe every step, so that they need not catch up.
     """
 
     def __init__(
@@ -55,10 +57,10 @@ class Router(Policy):
         known: Mapping[str, KeptArm] = NOTHING_KEPT,
         aim: Aim = USUAL,
     ) -> None:
-        """``known``: by name what others have learned of the arms, on the same machine with the same model."""
+        """``known``: by name, what earlier routers learned about the arms, on the same machine with the same model."""
         self._cost, self._aim, self._goal = cost, aim, aim.goal
         self._has_warned = False
-        self._is_named = all(arm.name for arm in arms)  # else there is one arm, and no choice to report
+        self._is_named = all(arm.name for arm in arms)  # without names there is one arm, and no choice to report
         row = cost.forward(1, 1)
         self._arms = [restored(ArmState(arm, number), known.get(arm.name), row) for number, arm in enumerate(arms)]
         self._copying = [arm for arm in self._arms if arm.arm.replayable and arm.arm.most]
@@ -67,15 +69,15 @@ class Router(Policy):
         self._states: dict[int, SequenceState] = {}
         self._answers = AnswerLengths()
         self._prices = StepPrices((), self._cost, 1, 1, 0, aim=self._aim)
-        self._own_seconds = 0.0  # of the router before a forward, per sequence
-        self._others_seen = (0, 0)  # rows of other strategies in the last two steps
+        self._own_seconds = 0.0  # that the router takes before a forward, per sequence
+        self._others_seen = (0, 0)  # rows that other strategies had in the last two steps
         self._steps = 0
-        self._next_copying = 0  # the replayable arm that is looked at next in this step
+        self._next_copying = 0  # index of the next replayable arm in this step
 
     # ---------------------------------------------------------------------------------------------- before the forward
 
     def plan(self, views: Sequence[SequenceView]) -> Budgets:
-        others = min(self._others_seen)  # a single chunk of another request's prompt does not count
+        others = min(self._others_seen)  # so one chunk of another request's prompt does not count
         self._others_seen = (self._others_seen[1], self._others_seen[1])
         self._next_copying = 0
         self._look_up_prices(views, others)
@@ -91,7 +93,7 @@ class Router(Policy):
         return self._next(states)
 
     def _earn(self, seconds: float) -> None:
-        """Let seconds of decoding pay off what trials and prompts that drafters read have cost."""
+        """Let seconds of decoding pay off the debts of trials, and of prompts that drafters had to read."""
         for arm in self._arms:
             arm.prompts.earn(seconds)
         self._trials.earn(seconds)
@@ -103,7 +105,7 @@ class Router(Policy):
         return self._next(states)
 
     def _next(self, states: Sequence[SequenceState]) -> Budgets:
-        """Ask the next replayable arm that is due; after the last of them, whichever other arms are chosen."""
+        """Budgets for the next replayable arm that is due; after the last one, for the other arms that are chosen."""
         while self._next_copying < len(self._copying):
             arm = self._copying[self._next_copying]
             self._next_copying += 1
@@ -119,7 +121,7 @@ class Router(Policy):
         return self._choose(states)
 
     def _waits(self, states: Sequence[SequenceState], arm: ArmState) -> list[int]:
-        """Count for each sequence the tokens to decode there before a replayable arm is asked."""
+        """For each sequence, the tokens to decode before a replayable arm is asked there."""
         prices, number = self._prices, arm.number
         price = prices.of_drafting(arm.seconds.of(arm.arm.most) + self._own_seconds / len(self._copying))
         allowed = TRIALS * _shared(prices.sequences) * prices.plain
@@ -128,11 +130,11 @@ class Router(Policy):
         for state in states:
             here = state.arms[number]
             wait = 0 if here.gain > gain else here.requested_at + every - state.length
-            waits.append(_LOOK if here.is_lost else wait)
+            waits.append(_REPRICE_EVERY if here.is_lost else wait)
         return waits
 
     def _choose(self, states: Sequence[SequenceState]) -> Budgets:
-        """Make the best choice of each sequence; arms that have proposed nothing yet are asked now."""
+        """Take the best choice for each sequence. Arms that are chosen without a proposal so far are asked now."""
         prices, idle = self._prices, True
         numbers, nodes, watching = [0] * len(states), [0] * len(states), []
         for place, (state, wanted) in enumerate(zip(states, self._best(states), strict=True)):
@@ -147,10 +149,10 @@ class Router(Policy):
         return Budgets(nodes, self._inactive(states) if idle else 0, numbers, watching)
 
     def _best(self, states: Sequence[SequenceState]) -> list[Choice]:
-        """Find for each sequence the choice with which the batch decodes best.
+        """For each sequence, the choice with which the whole batch decodes best.
 
-        Maximises a ratio of sums by Dinkelbach's method: at the rate of the pass before, each choice has a worth of its
-        own. A large batch goes on from the rate of its last step.
+        Dinkelbach's method maximises the ratio of sums: at the rate found by the pass before, each choice has a worth
+        of its own. A large batch starts from the rate of its last step and needs one pass.
         """
         prices, goal, many = self._prices, self._goal, len(states) >= _MANY
         chosen: list[Choice] = []
@@ -169,14 +171,14 @@ class Router(Policy):
         return chosen
 
     def _inactive(self, states: Sequence[SequenceState]) -> int:
-        """Count the steps until an arm or a trial is due; with credit, until prices are looked at again."""
-        waits = [_LOOK] if self._copying or any(state.ledger.is_funded for state in states) else []
+        """How many steps may pass until an arm or a trial is due, or, with credit, until prices change."""
+        waits = [_REPRICE_EVERY] if self._copying or any(state.ledger.is_funded for state in states) else []
         for arm in self._copying:
             waits += self._waits(states, arm)
         if len(self._copying) < len(self._arms):
             token = self._prices.token * len(states)
             waits += [state.until_trial(token) for state in states]
-        return max(0, min(waits, default=_LOOK) - 1)
+        return max(0, min(waits, default=_REPRICE_EVERY) - 1)
 
     def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
         prices, shares = self._prices, self._goal.shares
@@ -191,7 +193,9 @@ class Router(Policy):
             if offer is not None and offer.draft.probes and not offer.is_drawn:
                 offer.bearing = bearing(offer, prices)
             rows = 0 if offer is None else offer.fixed_rows + (offer.arm.whole.trial if state.is_trial else 0)
-            if offer is None or (rows > room and not offer.is_drawn):  # probes alone may draw more than the limit
+            if offer is None or (
+                rows > room and not offer.is_drawn
+            ):  # even the probes alone may exceed the power limit
                 offers.append(None)
                 candidates.append(NO_CANDIDATES)
                 continue
@@ -209,7 +213,7 @@ class Router(Policy):
         ]
 
     def _count(self, ranked: Sequence[float], drafting: float, fixed: int) -> int:
-        """Count the ranked nodes to verify, with so many rows that are verified anyway; of equals the fewest."""
+        """How many ranked nodes to verify beside ``fixed`` rows that are verified anyway; if equal, the fewest."""
         rows, gains = self._prices.rows, [0.0, *accumulate(ranked)]
         counts: list[int] = [*range(0, len(ranked), -(-len(ranked) // _STRIDES) or 1), len(ranked)]
         tokens = self._goal.tokens(rows, [gains[count] for count in counts])
@@ -248,7 +252,7 @@ class Router(Policy):
                 arm.learn(outcome, count)
 
     def _learn_seconds(self, states: Sequence[SequenceState], spent: Spent) -> None:
-        """Learn what proposals and the router itself take."""
+        """Learn how long proposals and the router itself take."""
         forward = self._cost.forward(spent.rows, spent.context)
         slowdown = max(1.0, spent.verify_seconds / forward)
         for arm, seconds in zip(self._arms, spent.by_drafter, strict=False):
@@ -260,7 +264,7 @@ class Router(Policy):
                     nodes += state.requested[number]
                     read = max(read, state.arms[number].charge(each, state.length))
                 if count == 1 and seconds / slowdown < 0.5 * arm.seconds.of(nodes):
-                    read = 0  # with the prompt it took far less than a later one was thought to
+                    read = 0  # far too quick to have read the prompt
                 target = self._cost.forward(read, read) if read else 0.0
                 arm.learn_seconds(nodes / count, each, slowdown, forward / count, read=read, target=target)
                 arm.row = self._cost.forward(1, 1)
@@ -270,11 +274,11 @@ class Router(Policy):
             self._own_seconds += (1 - _SLOW) * (own - self._own_seconds)
 
     def kept(self) -> dict[str, KeptArm]:
-        """Return by name what was learned of each arm that has drafted anything."""
+        """The state to keep of each arm that has drafted anything, by name."""
         return {arm.arm.name: arm.kept() for arm in self._arms if arm.calibration.drafts}
 
     def report(self, sequence: int) -> RouterRecord | None:
-        """Report what was done by drafter, steps by the reason, and when; nothing of an arm without a name."""
+        """Report what the router did in a sequence: by drafter, by reason, and over time. None if its arm has no name."""
         if not self._is_named:
             return None
         state = self._states.get(sequence)
@@ -288,18 +292,18 @@ class Router(Policy):
     def release(self, sequence: int) -> None:
         state = self._states.pop(sequence, None)
         if state is not None:
-            # A short answer is over before the router is active again: its tokens count, too.
+            # A short answer may end before the router is active again: count its tokens, too.
             self._earn((len(state.view.tokens) - state.length) * self._prices.token)
             self._answers.learn(state.view)
 
     # ---------------------------------------------------------------------------------------------------------- states
 
     def _look_up_prices(self, views: Sequence[SequenceView], others: int) -> None:
-        """Look up prices anew if the batch or an estimate has changed, and now and then."""
+        """Make new prices if the batch or an estimate has changed, and every `_REPRICE_EVERY` steps."""
         context = sum([len(view.tokens) for view in views]) // max(1, len(views))
         self._steps += 1
         copies = sum([view.request.copies for view in views]) / max(1, len(views))
-        key = len(views), copies, others, self._cost.revision, context.bit_length(), self._steps // _LOOK
+        key = len(views), copies, others, self._cost.revision, context.bit_length(), self._steps // _REPRICE_EVERY
         if self._prices.key != key:
             rows = len(views) + round(others / copies)
             self._prices = StepPrices(key, self._cost, len(views), rows, context, aim=self._aim, copies=copies)
@@ -322,14 +326,14 @@ class Router(Policy):
 
 
 def _shared(sequences: int) -> float:
-    """Which part of the share of trials so many sequences may lose."""
+    """The part of the share for trials that this many sequences together may lose."""
     return 1.0 if sequences == 1 else AT_ONCE
 
 
 class RememberingRouter(Router):
-    """Begins with what the memory holds of the owner of its requests, and tells the memory after each of them.
+    """A router that starts from what the memory holds for one owner, and updates the memory after each request.
 
-    That takes some 15 microseconds, so no request waits for it and a process that is killed has lost little.
+    An update takes some 15 microseconds, so no request waits for it, and a process that is killed has lost little.
     """
 
     def __init__(self, memory: Memory, owner: str, cost: Cost, arms: Sequence[Arm], aim: Aim = USUAL) -> None:

@@ -1,7 +1,6 @@
-"""The router's knowledge of a model on a machine, as numbers that outlive the process: the cost of steps, and for each
-drafter what was accepted, and what it cost.
+"""A router's knowledge of a model on a machine, as numbers that outlive the process.
 
-No text and no token is among them.
+They are the cost of steps and, for each drafter, what was accepted and what it cost. They hold no text and no tokens.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from parlay.types import NO_COST, KeptCost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptArm:
-    """Kept state of one drafter: the numbers of each part of an `ArmState`. ``kinds``: its gain and record by kind.
+    """The kept state of one drafter: the numbers of each part of an `ArmState`. ``kinds``: gain and record by kind.
 
-    ``row``: the seconds of a forward of one row when it was asked last: other seconds here count beside these.
+    ``row``: seconds of a forward of one row when the drafter was asked last. All other seconds are relative to it.
     """
 
     calibration: tuple[float, ...]
@@ -35,31 +34,31 @@ NOTHING_KEPT: Mapping[str, KeptArm] = MappingProxyType({})
 
 
 class Memory(Protocol):
-    """The kept state of one model on one machine, of each owner of requests apart from all others."""
+    """The kept state of one model on one machine, separately for each owner of requests."""
 
     @property
     def apart(self) -> bool:
-        """Whether each owner of requests has routers of its own, so that none learns what another's are like."""
+        """Whether each owner has routers of its own, so that none learns what another owner's requests are like."""
         ...
 
     def recall(self, owner: str) -> Mapping[str, KeptArm]:
-        """By drafter; nothing where nothing can be read."""
+        """The kept state, by drafter; empty if nothing can be read."""
         ...
 
     def keep(self, owner: str, arms: Mapping[str, KeptArm]) -> None:
-        """In place of what was kept of these drafters before. Never raises, and waits for no disk."""
+        """Replace what is kept of these drafters. Never raises, and does not wait for the disk."""
         ...
 
     def cost(self) -> KeptCost:
-        """The cost of steps, as an earlier process learned; nothing where nothing can be read."""
+        """The cost of steps as an earlier process learned it; `NO_COST` if nothing can be read."""
         ...
 
     def keep_cost(self, learned: Callable[[], KeptCost]) -> None:
-        """Ask for what was learned of the cost whenever something is written, and at the end."""
+        """Register ``learned``, which is called for the cost of steps at each write and at the end."""
         ...
 
     def write(self) -> None:
-        """Make sure now that it outlives the process. Never raises."""
+        """Write everything to the disk now. Never raises."""
         ...
 
 
@@ -79,7 +78,7 @@ class NoMemory:
         return NO_COST
 
     def keep_cost(self, learned: Callable[[], KeptCost]) -> None:
-        """Nobody asks."""
+        """Never call ``learned``."""
 
     def write(self) -> None:
-        """There is nothing to write."""
+        """Write nothing."""

@@ -1,4 +1,4 @@
-"""Keeps what a router knows of one sequence, and what it does there in one step."""
+"""A router's knowledge of one sequence, and its decisions for it in one step."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ OVER_POWER = "above the limit of power"
 NO_CREDIT = "no credit after losses"
 NOT_OPEN = "prompt not read yet"
 PAUSED = "paused"
-_worth = attrgetter("worth")  # of a choice
-_BONUS = 0.5  # how far the share of a drafter that was hardly tested may be better than it seems
+_worth = attrgetter("worth")  # key of a choice
+_BONUS = 0.5  # how much better than measured an untested drafter's share may be
 
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """A draft of probes alone, for so many ``nodes`` of its arm in the next step: what it lost is booked with theirs.
+    """A draft of probes alone, which prepares a draft of ``nodes`` nodes in the next step; both are booked together.
 
-    Alone it could only lose, and a sequence whose credit is spent by then would never see what the probes found.
+    Booked alone it could only lose. A sequence that spends the last of its credit on it would never see what the probes
+    found.
     """
 
     arm: ArmInSequence
@@ -45,60 +46,60 @@ class Laid:
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """One sequence: its accounts and arms, and the step that is under way."""
+    """One sequence's accounts and arms, and the state of its current step."""
 
     view: SequenceView
     ledger: Ledger
     explored: Account
-    """Pays for trials of one arm where another would have been drafted."""
+    """Pays for trials in steps where another arm would have drafted."""
     trials: Account
-    """Pays for the trials of all sequences: with many at once, one of them tries for the others."""
+    """Pays for the trials of all sequences: in a large batch, one sequence tries an arm for the others."""
     answers: AnswerLengths
-    """Of all sequences."""
+    """The answer lengths of all sequences."""
     arms: list[ArmInSequence]
     priced: list[ArmInSequence]
-    """Those of them that suit the sequence and are not replayable."""
+    """The arms that suit the sequence and are not replayable."""
     history: ChoiceHistory | None
-    """None: nobody asks for it."""
+    """None if no history is wanted."""
     reasons: Counter[str] = field(default_factory=Counter)
-    """Steps by the reason of what was chosen."""
+    """Number of steps by the reason of the choice."""
     steps: int = 0
     length: int = 0
-    """Tokens before the step."""
+    """Number of tokens before this step."""
     committed: Sequence[int] = ()
-    """Tokens of the step."""
+    """Tokens that this step committed."""
 
     offers: list[Offer] = field(default_factory=list)
-    """What was proposed in this step."""
+    """The drafts proposed in this step."""
     options: list[Choice] = field(default_factory=list)
-    """The best that each arm could draft."""
+    """The best choice that each arm offers."""
     requesting: ArmInSequence | None = None
-    """The arm that is being asked."""
+    """The arm that is being asked now."""
     requested: dict[int, int] = field(default_factory=dict)
-    """Nodes that each arm was asked for, by number."""
+    """How many nodes each arm was asked for in this step, by the arm's number."""
     seconds: float = 0.0
-    """What these proposals usually take, as was known before them."""
+    """Seconds that these proposals usually take, as known before they were made."""
     watching: tuple[int, ...] = ()
     tried_next: ArmInSequence | None = None
-    """An arm that will be tried in the next step, and sees this one."""
+    """An arm that will be tried in the next step, and therefore observes this one."""
     choice: Choice = NOTHING
     reason: str = ""
-    """Of the choice."""
+    """Why ``choice`` was made."""
     is_trial: bool = False
     forgone: float = 0.0
-    """Seconds that a trial gave up, because something else would have been drafted in its place."""
+    """Seconds that the step's trial cost because another draft was given up for it."""
     laid: Laid | None = None
-    """What the step before laid out for this one."""
+    """What the last step's probes prepared for this step."""
     verifying: ArmInSequence | None = None
-    """Whose draft is verified."""
+    """The arm whose draft is verified."""
     expected: float = 0.0
-    """Tokens that it is expected to bring."""
+    """How many of the draft's tokens are expected to be accepted."""
 
     def __post_init__(self) -> None:
         self.length = len(self.view.tokens)
 
     def begin(self, token: float) -> int:
-        """Begin a step. Returns the tokens decoded since the last one, which pay off debts: ``token`` seconds each."""
+        """Begin a step. Returns the tokens decoded since the last one; each pays off debts with ``token`` seconds."""
         decoded = len(self.view.tokens) - self.length
         missed = self.catch_up()
         if self.ledger.trials.debt:
@@ -114,7 +115,7 @@ class SequenceState:
         return decoded
 
     def note_request(self, number: int, nodes: int) -> None:
-        """Note that an arm is asked for so many nodes."""
+        """Note that the arm with this number is asked for ``nodes`` nodes."""
         self.requesting = arm = self.arms[number]
         self.requested[number] = nodes
         arm.requested_at, arm.whole.unasked = self.length, 0
@@ -124,7 +125,7 @@ class SequenceState:
         self.seconds += seconds
 
     def take(self, draft: Draft | None, prices: StepPrices) -> None:
-        """Take what the arm that was asked has proposed; None if it failed."""
+        """Store the draft of the arm that was asked. None: the arm failed."""
         arm, self.requesting = self.requesting, None
         if arm is None:
             return
@@ -132,20 +133,20 @@ class SequenceState:
             arm.is_lost = True
         elif draft.tree.tokens:
             if draft.probes and (len(draft) > draft.probes or not arm.whole.probes):
-                arm.whole.probes = draft.probes  # where a text may end none are laid out, which says nothing of others
+                arm.whole.probes = draft.probes  # a draft without probes, as at the end of a text, is no guide
             self.offers.append(offered(arm, draft, self.requested[arm.whole.number], prices))
 
     def has_run(self, number: int) -> bool:
-        """Whether a request to this arm took its time: the target's own layers take none where they propose nothing."""
+        """Whether asking this arm took time. A drafter on the target's own layers that proposes nothing takes none."""
         return not self.arms[number].whole.arm.layers or any(each.arm.whole.number == number for each in self.offers)
 
     # --------------------------------------------------------------------------------------------------------- choices
 
     def evaluate(self, prices: StepPrices) -> Choice:
-        """Find the best of what was proposed and of what other arms would propose.
+        """The best choice among this step's offers and what the other arms would propose.
 
-        By the means of all arms. If nothing is, an arm still drafts while it may well pay: near the break-even a few
-        unlucky drafts would end what no trial finds again soon.
+        Arms are compared by their mean records. If none pays by its mean, an arm may still draft by its confidence
+        bound: near break-even, a few unlucky drafts would otherwise end drafting until a trial finds the arm again.
         """
         self.options, best = [], NOTHING
         if self.offers:
@@ -165,7 +166,7 @@ class SequenceState:
         return best
 
     def decide(self, wanted: Choice, prices: StepPrices) -> Choice:
-        """Decide what is done: what is wanted, if the sequence has credit for it; or a trial; or nothing."""
+        """Decide what to draft: the wanted choice, if the sequence has credit for it; or a trial; or nothing."""
         arm = wanted.arm
         may = arm is None or arm.is_open or self._may_open(wanted, arm, prices)
         self.is_trial, self.forgone = False, 0.0
@@ -185,7 +186,10 @@ class SequenceState:
         return self.choice
 
     def _try(self, prices: StepPrices) -> None:
-        """Choose a trial of the arm that may be best; one that has to see a step first is tried in the next."""
+        """Choose a trial of the arm that may be best.
+
+        An arm that must observe a step first is tried in the next step.
+        """
         tried = self._worth_a_trial(prices)
         if tried is not None and not tried.is_ready:
             self.tried_next = tried
@@ -196,14 +200,14 @@ class SequenceState:
             self.trials.debt = prices.of_drafting(tried.whole.seconds.of(nodes)) + prices.of_nodes(nodes)
 
     def _go_on(self, laid: Laid, prices: StepPrices) -> None:
-        """Try what was laid out in the step before, if nothing else is chosen, or if that was a trial and a copy is."""
+        """Draft what probes prepared, if nothing else is chosen, or if they were a trial and a copy is chosen."""
         free = self.choice is NOTHING or (laid.is_trial and self.choice.offer is not None)
         if free and prices.room >= laid.arm.whole.trial_rows * prices.sequences:
             self.is_trial, self.forgone, self.reason = True, self.choice.worth * prices.token, TRIED
             self.choice = Choice(arm=laid.arm, nodes=laid.nodes)
 
     def _may_open(self, wanted: Choice, arm: ArmInSequence, prices: StepPrices) -> bool:
-        """Whether the arm may read the prompt: the rest of the answer is expected to save the time that it takes."""
+        """Whether the arm may read the prompt: the rest of the answer should save more time than reading takes."""
         saved = self.answers.left(self.view) * wanted.worth * prices.token / (1 + wanted.gain)
         seconds = prices.token * prices.sequences
         return saved >= prices.of_drafting(arm.whole.reading.of(self.length)) and arm.whole.may_open(seconds, pays=True)
@@ -216,9 +220,10 @@ class SequenceState:
         return NO_CREDIT if may else NOT_OPEN
 
     def _worth_a_trial(self, prices: StepPrices) -> ArmInSequence | None:
-        """The arm that may be best, by an upper confidence bound; none if what is chosen is better than it may be.
+        """The arm that may be best, by an upper confidence bound. None if the present choice is better than any.
 
-        In place of a draft that lies here only one with probes is tried: it needs two steps without such drafts.
+        In place of a draft that was already proposed, only arms with probes are tried: they need two steps without such
+        drafts.
         """
         likeliest, chosen = None, self.choice
         worth = chosen.worth if chosen.arm else -1.0
@@ -234,14 +239,16 @@ class SequenceState:
         return likeliest
 
     def until_trial(self, token: float) -> int:
-        """Count the tokens to decode before the next trial, if so many seconds pass for each."""
+        """How many tokens to decode until the next trial, at ``token`` seconds for each."""
         opening = [0 if arm.is_open else arm.whole.prompts.tokens_left(token) for arm in self.priced]
         own, shared = self.ledger.trials.tokens_left(self.ledger.token), self.trials.tokens_left(token)
         return max(own, shared, min(opening, default=0))
 
     def watch(self) -> tuple[int, ...]:
-        """Name the arms that would pay if nothing better were offered, and one that is due for a trial: they see the
-        step, so that they can draft in the next one and need not catch up. An arm that is asked sees it anyway.
+        """Numbers of the arms that observe the step, so that they can draft in the next one without catching up.
+
+        They are the arms that would pay if no better draft were offered, and one that is due for a trial. An arm that
+        is asked observes the step anyway.
         """
         watching: list[ArmInSequence] = []
         if self.ledger.is_funded:
@@ -256,13 +263,13 @@ class SequenceState:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is asked or chosen in this step, and no arm sees it because it may draft in the next one."""
+        """Whether no arm is asked or chosen in this step, and none needs to observe it to draft in the next."""
         if self.requested or self.choice.arm is not None:
             return False
         return all(self.arms[number].is_ready for number in self.watching)
 
     def learn_gains(self) -> None:
-        """Learn what each replayable arm's proposal is worth beyond those of arms asked before it, and of others."""
+        """Learn what each replayable arm's proposal adds to those of arms asked before it and of the others."""
         worths = {choice.arm.whole.number: choice.worth for choice in self.options if choice.arm is not None}
         known = max([worth for number, worth in worths.items() if number not in self.requested], default=0.0)
         for number in self.requested:
@@ -273,11 +280,11 @@ class SequenceState:
     # -------------------------------------------------------------------------------------------------------- outcomes
 
     def to_verify(self, prices: StepPrices) -> Offer | None:
-        """Find the best proposal of the step, now that all are known.
+        """The best proposal of the step, now that all of them are known.
 
-        A drawn draft that was asked for is verified whatever was drawn: anything else would change the distribution.
-        Probes are, too: copies in every step would keep an arm that is worth more from ever drafting.
-        That of the only arm is compared with nothing: nodes that do not pay are cut with those of other sequences.
+        A drawn draft that was asked for is always verified: a choice that depends on what was drawn would change the
+        distribution. So are probes: otherwise a copy in every step would keep a better arm from ever drafting. A
+        sequence's only arm has no competitor; `Router.trim` cuts its nodes that do not pay.
         """
         arm, offers = self.choice.arm, self.offers
         if arm is None or self.choice.offer is not None:
@@ -291,7 +298,7 @@ class SequenceState:
         return own if best is None and own is not None and own.draft.probes else best
 
     def verified(self, offer: Offer, nodes: Sequence[int]) -> Draft:
-        """Cut the offer to these nodes; a trial has some whatever they cost, and a drawn draft stays whole."""
+        """Cut the offer to ``nodes``. A trial keeps some nodes whatever they cost, and a drawn draft stays whole."""
         if self.is_trial and len(nodes) < offer.arm.whole.trial:
             nodes = best_of((offer.nodes, offer.path_probs), offer.arm.whole.trial)
         if offer.bearing:
@@ -302,13 +309,13 @@ class SequenceState:
         return draft if whole else trees.prune(draft, nodes)
 
     def book(self, nodes: int, probes: int, right: int, prices: StepPrices) -> None:
-        """Book what the verified draft cost and gained, or what one of a replayable arm would have gained.
+        """Book what the verified draft cost and gained, or what a replayable arm's draft would have gained.
 
-        ``probes`` of its ``nodes`` were computed and not verified. What a draft of probes alone lost is booked with the
-        draft of the next step, which they guess.
+        ``probes`` of its ``nodes`` were computed but not verified. The loss of a draft of probes alone is booked with
+        the draft that follows it in the next step.
 
-        Trials are of arms that are not replayable, so a replayable arm's draft puts none off: where copies of a token
-        or two are verified every few steps, no head would be tried any more.
+        Only arms that are not replayable are tried, so drafts of replayable arms do not postpone trials: where copies
+        of a token or two are verified every few steps, no head would ever be tried again.
         """
         if self.history is not None:
             self._count(self.history, nodes, right)
@@ -339,7 +346,7 @@ class SequenceState:
             self.ledger.trust(self._missed_gain(prices), prices.token)
 
     def _count(self, history: ChoiceHistory, nodes: int, right: int) -> None:
-        """Count the step in the history: by who drafted, or why nothing was verified."""
+        """Add the step to the history: who drafted, or why nothing was verified."""
         arm = self.verifying
         if not nodes or arm is None:
             reason = NOT_FOUND if self.reason in (WORTH_MOST, TRIED) else self.reason
@@ -353,7 +360,7 @@ class SequenceState:
         history.add(arm.whole.arm.name, len(self.committed), 1 + self.expected)
 
     def catch_up(self) -> int:
-        """Count the steps since the last one that was learned from: the router was inactive in them."""
+        """Count the steps since the router last learned: it was inactive in them."""
         length = len(self.view.tokens)
         missed = length - self.length - len(self.committed)
         if missed and self.history is not None:
@@ -364,7 +371,7 @@ class SequenceState:
         return missed
 
     def _missed_gain(self, prices: StepPrices) -> float:
-        """Seconds that the best proposal of a replayable arm would have gained, had it been verified."""
+        """Seconds that a replayable arm's best proposal would have gained, had it been verified."""
         offers = [offer for offer in self.offers if offer.arm.whole.arm.replayable]
         wanted = max([best_cut(offer, prices) for offer in offers], key=_worth, default=NOTHING)
         if wanted.offer is None:
