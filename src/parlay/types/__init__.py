@@ -1,5 +1,6 @@
-"""Plain data and protocols that every part of Parlay shares. Imports nothing of ours, and torch for
-type checkers only, so that a usage error on the command line is instant.
+"""Plain data and protocols that every part of Parlay shares.
+
+This package imports no other part, and torch only for type checkers, so a usage error on the command line is instant.
 
 Words (one per idea): a *drafter* proposes a *draft*, a tree of *nodes* below the *root*, which is the last committed
 token. The *target* verifies it in one forward; a *rule* picks the *path*; the tokens of the path and one more are

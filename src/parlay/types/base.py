@@ -1,4 +1,4 @@
-"""Terms that every part uses: kinds of drafts, levels of exactness, errors, noise keys, equal beginnings."""
+"""Terms that every part uses: kinds of drafts, levels of exactness, errors, noise keys, shared prefixes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ if TYPE_CHECKING:
 
 
 DraftKind = Literal["point", "iid", "without_replacement"]
-"""How the children of a node were chosen: fixed guesses, independent draws, or draws without replacement, in order."""
+"""How a node's children were chosen: fixed guesses, independent draws, or ordered draws without replacement."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 LogitsProcessor: TypeAlias = "Callable[[list[int], Tensor], Tensor]"
-"""``(ids_of_prompt_output_and_path, logits_V) -> logits_V``; pure: it runs at every node that the walk visits."""
+"""``(ids of prompt, output and path, logits_V) -> logits_V``. A pure function: it runs at each node that the accept
+rule visits."""
 
 
 class Exactness(enum.StrEnum):
-    """How far a text equals plain decoding's: in each logit, each token for the same seed, distribution, or nothing."""
+    """How far a text equals plain decoding's: in each logit, each token per seed, the distribution, or not at all."""
 
     BITS = "bits"
     SEED = "seed"
@@ -30,6 +31,7 @@ class Exactness(enum.StrEnum):
 
     @staticmethod
     def weakest(*levels: Exactness) -> Exactness:
+        """The weakest of the given levels."""
         order = list(Exactness)
         return max(levels, key=order.index)
 
@@ -39,7 +41,7 @@ class ParlayError(Exception):
 
 
 def show_number(value: float) -> str:
-    """Write a number for a message, in ten digits; an integer beyond every float's range by its number of bits."""
+    """Write a number for a message in ten digits, or name the bits of an integer that no float can hold."""
     try:
         return f"{value:.10g}"
     except OverflowError:
@@ -47,15 +49,15 @@ def show_number(value: float) -> str:
 
 
 class MachineBusy(ParlayError):
-    """The machine gave a request too little computing time. Another attempt may succeed, so nothing keeps it."""
+    """The machine gave a request too little computing time. A retry may succeed, so the failure is not cached."""
 
 
 class OutOfRoom(ParlayError):
-    """A runner's cache can never hold what was asked of it."""
+    """The request can never fit in the runner's cache."""
 
 
 class RunnerLost(ParlayError):
-    """A part of a runner has ended, say another process that runs some of its layers: no later call can work."""
+    """A part of a runner is gone, such as another process that runs some of its layers. No later call can work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class NoiseKey:
 
 
 def shared_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many first tokens are equal."""
+    """How many leading tokens of both are equal."""
     for index, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:
             return index

@@ -1,4 +1,4 @@
-"""Canvases: places after a text that a model fills in any order, and who chooses the order."""
+"""Canvases: places after a text that a model fills in any order, and the protocol that chooses the order."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ if TYPE_CHECKING:
 
 
 class Cooling(NamedTuple):
-    """Temperatures of a canvas's forwards: from ``first`` towards ``last``, evenly over so many ``steps``."""
+    """Temperatures of a canvas's forwards: linear from ``first`` to ``last`` over ``steps`` forwards."""
 
     first: float
     last: float
     steps: int
 
     def at(self, forwards: int) -> float:
-        """The temperature after so many forwards."""
+        """The temperature after this many forwards."""
         return self.last + (self.first - self.last) * max(1, self.steps - forwards) / self.steps
 
 
 class CanvasLayout(NamedTuple):
-    """How a strategy lays canvases out: at most ``size`` places where the model does not say how many; 0: the answer's.
+    """How a strategy lays out and fills canvases.
 
-    Of ``group`` neighbouring places all are decided before one of the next; 0: of a whole canvas. Groups begin where
-    the canvas does, or where a model's block does. ``stale``: what is cached of a text all of whose rows see each other
-    is used as it is, and computed again when a group begins.
+    ``size``: the most places of a canvas, if the model sets no number; 0: as many as the answer may have. ``group``:
+    all of this many neighbouring places are decided before the next group is begun; 0: the whole canvas is one group.
+    Groups begin where the canvas does, or where a model's block does. ``stale``: where all rows of a text see each
+    other, cached rows are used as they are, and computed again only when a group begins.
 
-    Of answers whose length is guessed, ``lengths`` are tried, one after another, and the likeliest is taken. ``reads``
-    is the kind of `Ends` that the selector is for, or noise; empty: of canvases with masks whose places are the text.
-    With ``cooling`` logits are divided by its temperatures, besides the request's.
+    ``lengths``: how many lengths are tried, one after another, if the length of an answer is guessed; the likeliest
+    answer is taken. ``reads``: the kind of `Ends` that the selector can read, or "noise"; empty: canvases with masks
+    whose places are the text. ``cooling``: logits are divided by its temperatures, in addition to the request's.
     """
 
     size: int = 0
@@ -52,9 +53,9 @@ ONE_CANVAS = CanvasLayout()
 
 
 class Decided(NamedTuple):
-    """A token that a place has, and the log-probability with which it was chosen among those that could be drawn.
+    """A place's token, and the log-probability with which it was chosen among the tokens that could be drawn.
 
-    ``logprobs`` is what a result says of the token, where the request wants log-probabilities.
+    ``logprobs`` is what the result reports for the token, if the request wants log-probabilities.
     """
 
     token: int
@@ -64,14 +65,16 @@ class Decided(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """The places that follow one sequence's text; None is an open one. It began with ``size`` places.
+    """The places that follow one sequence's text; None is an open place. It began with ``size`` places.
 
-    When the first places are decided, their tokens join the text and leave the canvas. ``forwards`` counts those since
-    it began, and ``full`` those that ran with no place open. ``memory`` is what the selector noted of places in the
-    last forward. ``fresh``: no forward of the group that is filled now has run. ``inputs`` are what open places read in
-    place of the mask, if anything. Of an answer whose length is guessed, ``rivals`` are what the places of others, to
-    be tried yet, read, and ``best`` is the likeliest so far, with the mean of its log-probabilities. ``measures``: its
-    rows tell how long the answer is.
+    When its first places are decided, their tokens join the text and leave the canvas. ``forwards``: how many ran since
+    it began; ``full``: how many of them with no open place. ``memory``: what the selector noted about places in the
+    last forward. ``fresh``: no forward has run for the group that is being filled. ``inputs``: the ids that open places
+    read, if not the mask.
+
+    If the answer's length is guessed, ``rivals`` are the inputs of other lengths that are still to be tried, and
+    ``best`` is the likeliest answer so far, with its mean log-probability. ``measures``: the rows of this canvas tell
+    how long the answer is.
     """
 
     spec: CanvasSpec
@@ -92,14 +95,14 @@ class Canvas:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The ids of the places: the mask where one is open, or noise."""
+        """The ids of the places; for an open place, the mask or what it reads as noise."""
         if self.spec.noise and self.inputs:
             return self.reads
         return tuple([self.spec.mask_id if decided is None else decided.token for decided in self.places])
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The ids that the rows of the places read."""
+        """The ids that the rows of the places read as input."""
         if not self.inputs:
             return self.tokens
         each = zip(self.inputs, self.places, strict=True)
@@ -107,18 +110,18 @@ class Canvas:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The places in the order of their rows."""
+        """The places in the order of their rows in the forward."""
         if not self.spec.ordered:
             return tuple(range(len(self.places)))
         return (*[place for place, decided in enumerate(self.places) if decided is not None], *self.open)
 
 
 class Guesses(NamedTuple):
-    """The target's guesses for places of one canvas, in the order of the text. At others no token can be drawn yet.
+    """The target's guesses for places of one canvas, in text order; places where nothing can be drawn yet are left out.
 
-    ``tokens`` are the shared sampler's, each drawn with the noise of its own position, whatever the step.
-    ``probs_PV`` are the distributions that they were drawn from, in float64; of a greedy request the softmax of its
-    processed logits. ``numbers_PJ`` are the logits of the tokens of numbers, for models that have such.
+    ``tokens``: drawn by the shared sampler, each with the noise of its own position, whatever the step. ``probs_PV``:
+    the distributions that they were drawn from, in float64; for a greedy request, the softmax of its processed logits.
+    ``numbers_PJ``: the logits of the number tokens, for models that have such tokens.
     """
 
     places: tuple[int, ...]
@@ -128,10 +131,10 @@ class Guesses(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """The places that a selector decides now, with their tokens, and decided ones that it opens again.
+    """The places that a selector decides now, with their tokens, and the decided places that it opens again.
 
-    ``memory`` is what it wants to find noted of places, by place, when it is asked next. With ``again`` it wants to see
-    the canvas once more, though no place is open: it may decide places anew.
+    ``memory``: notes by place, which the selector finds on the canvas at its next call. ``again``: the selector wants
+    to see the canvas once more although no place is open, because it may decide places anew.
     """
 
     places: tuple[int, ...]
@@ -142,10 +145,11 @@ class Fill(NamedTuple):
 
 
 class Selector(Protocol):
-    """Decides which places of a canvas are filled in this step, where other sequences have an `AcceptRule`.
+    """Decides which places of a canvas are filled in a step.
 
-    It may rank places by anything that does not know the noise, such as the largest probability, a margin or the
-    entropy, but not by the probability of the drawn token: that would change the distribution of the text.
+    Sequences with a canvas have it instead of an `AcceptRule`. It may rank places by anything that does not depend on
+    the noise, such as the largest probability, a margin or the entropy. It may not rank them by the probability of the
+    drawn token: that would change the distribution of the text.
     """
 
     @property
@@ -153,13 +157,13 @@ class Selector(Protocol):
 
     @property
     def revokes(self) -> bool:
-        """Whether it may open decided places again, or decide them anew: then no token joins the text before all that
-        can be are decided."""
+        """Whether it may open or change decided places. Then no token joins the text until all places are decided."""
         ...
 
     def fill(self, views: Sequence[SequenceView], canvases: Sequence[Canvas], guesses: Sequence[Guesses]) -> list[Fill]:
-        """Decide at least one place of each canvas that has an open one. It must be done after finitely many steps.
+        """Decide at least one place of each canvas that has an open one. Finitely many calls must fill a canvas.
 
-        ``guesses`` are of the open places, or of all if it revokes. A pure function: it may be called again.
+        ``guesses`` are for the open places, or for all if the selector revokes. A pure function: it may be called
+        again.
         """
         ...

@@ -1,4 +1,4 @@
-"""Drafts, the inputs that their probes may read in place of tokens, and what an accept rule decided."""
+"""Drafts, the inputs that probes may read instead of tokens, and verdicts of accept rules."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Prefix:
-    """Keys and values ``[L, 2, K, P, D]`` of P rows that have no position: of each layer, keys first, for its K heads.
+    """Keys and values ``[L, 2, K, P, D]`` of P rows without a position, for K heads of each of L layers; keys first.
 
-    Runners keep what they make of it for as long as it lives, so a drafter has one.
+    Runners cache what they derive from a prefix for as long as it lives, so a drafter should make it once.
     """
 
     states: Tensor
@@ -26,10 +26,10 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Join:
-    """Rows that begin at the input of ``layer``, from the state x there of their anchor, as x + down(x) up.
+    """Makes rows begin at the input of ``layer``: a row reads x + down(x) up, where x is its anchor's state there.
 
-    Both matrices are float32 and contiguous. The anchor is the last of their ancestors that runs from the first layer
-    on.
+    The anchor of a row is its nearest ancestor that runs from the first layer on. Both matrices are float32 and
+    contiguous.
     """
 
     layer: int
@@ -41,10 +41,10 @@ class Join:
 class Features:
     """Inputs ``[K, H]`` of the last K rows that a segment runs.
 
-    The model reads them in place of the embeddings of these rows' tokens or, with ``added``, adds them to these. With a
-    ``prefix`` the rows see that, too, and no other row does. With a ``join`` they are added to what the rows begin
-    with; layers before that do not run them, and taps of such layers hold nothing for them. No row descends from one
-    that has a prefix or joins, unless it has, too.
+    The model reads them instead of the embeddings of these rows' tokens; with ``added``, it adds them to the
+    embeddings. With a ``prefix``, these rows attend to it, and no other row does. With a ``join``, the inputs are added
+    to what the rows begin with; earlier layers do not run for these rows, and taps of those layers hold nothing for
+    them. Descendants of a row with a prefix or a join must have it, too.
     """
 
     rows_KH: Tensor
@@ -56,15 +56,15 @@ class Features:
         return len(self.rows_KH)
 
     def of(self, rows: Sequence[int]) -> Features:
-        """Pick some rows, numbered from the first of these."""
+        """The features of some of the rows, numbered from the first of these K."""
         return replace(self, rows_KH=self.rows_KH[list(rows)])
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Proposed tokens below the root: ``parents[i] < i`` is the index of a node, or -1 for a child of the root.
+    """Proposed tokens below the root: ``parents[i] < i`` is the index of node i's parent; -1 stands for the root.
 
-    Node i sees the committed text, its ancestors and itself; its position is that of the root plus its depth.
+    Node i attends to the committed text, its ancestors and itself; its position is the root's plus its depth.
     """
 
     tokens: tuple[int, ...] = ()
@@ -79,15 +79,15 @@ NO_TREE = Tree()
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A tree and what rules and policies must know of its nodes.
+    """A tree of proposed tokens, with what accept rules and policies need to know about its nodes.
 
-    ``sources`` names, per node, the drafter that proposed it. ``scores`` are the drafter's own estimates of each
-    node's conditional acceptance, in [0, 1]; empty when it has none. ``probs`` ``[n, V]`` is the distribution that a
-    node was drawn from; rules that accept fixed guesses (``point``) need none. The last ``probes`` nodes are computed
-    for the drafter's sake and can never be accepted; no other node descends from one. ``inputs`` is what they read in
-    place of their tokens' embeddings, for runners that take features. The last ``together`` of the probes see
-    those of their own chain, and run with ``mask_adapter``, as `Segment` says. ``places`` are the positions of the
-    last probes, too, and ``guesses`` what the rows of ``together`` read besides.
+    ``sources``: for each node, the drafter that proposed it. ``scores``: the drafter's estimates, in [0, 1], that a
+    node is accepted if its parent is; empty if it has none. ``probs`` ``[n, V]``: the distribution that each node was
+    drawn from; drafts of kind ``point`` need none. The last ``probes`` nodes are computed only for the drafter and can
+    never be accepted; no other node descends from a probe. ``inputs``: what probes read instead of their tokens'
+    embeddings, for runners that take features. The last ``together`` probes see all of their own chain, and run with
+    ``mask_adapter``; ``places`` are the positions of the last probes, and ``guesses`` the distributions that the
+    ``together`` rows also read: see `Segment`.
     """
 
     tree: Tree = NO_TREE
@@ -110,11 +110,11 @@ NO_DRAFT = Draft()
 
 
 class Verdict(NamedTuple):
-    """A rule's decision for one sequence: the accepted nodes, root side first, and one more token after them.
+    """A rule's decision for one sequence: the accepted path, from the root down, and the tokens to commit.
 
-    ``sampled`` gives, per row of the walk (root, then each accepted node), the token chosen there; its last entry is
-    the correction or bonus, so ``len(sampled) == len(path) + 1``. A canvas has an empty path, and any number of tokens,
-    which may be 0.
+    ``sampled``: the token chosen at the root and at each accepted node. Its last entry is the correction or bonus
+    token, so ``len(sampled) == len(path) + 1``. For a canvas the path is empty, and there may be any number of tokens,
+    0 included.
     """
 
     path: tuple[int, ...]
@@ -123,6 +123,6 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why one sequence can't go on (NaN logits, a processor that raised); the others do."""
+    """Why one sequence can't go on, such as NaN logits or a processor that raised. Other sequences are not affected."""
 
     reason: str

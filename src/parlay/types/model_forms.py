@@ -1,4 +1,4 @@
-"""Forms of a model beside the usual one: how it drafts for itself, fills canvases, or reads with an encoder."""
+"""Special forms of a model: drafting for itself, filling canvases, and reading with an encoder."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Sublayer = tuple[Literal["attention", "mlp"], int]
-"""Half of a layer, and the layer's number from 0."""
+"""One half of a layer, and the layer's number from 0."""
 
 Skip = frozenset[Sublayer]
 
 NO_SKIP: Skip = frozenset()
 
 HIDDEN_STEP = 256
-"""Cached tokens are hidden from drafts by so many at a time: keys of one block of attention."""
+"""Cached tokens are hidden from drafts in multiples of this number: the keys of one block of attention."""
 
 PAGE_TOKENS = 16
-"""Of hidden tokens so many neighbours are seen or not: a page of the cache."""
+"""Tokens in a page of the cache. Hidden tokens are shown to drafts in whole pages."""
 
 
 class DraftForm(NamedTuple):
-    """How a target runs more cheaply than it verifies, to draft for itself.
+    """How a target runs more cheaply than when it verifies, to draft for itself.
 
-    It leaves out the sub-layers of ``skip``. With a ``window``, rows see of the cached tokens the first ``sinks`` and
-    the last ``window``, both rounded up to multiples of `HIDDEN_STEP`, and all rows of the draft. Of those between,
-    each head of each layer sees ``keys`` as well, in whole pages: those to which its queries paid most attention when
-    that was looked at last, ``refresh`` tokens ago at most. With ``bits``, its weights are rounded to so many.
+    It leaves out the sub-layers of ``skip``. With a ``window``, rows attend to the first ``sinks`` and the last
+    ``window`` cached tokens, both rounded up to multiples of `HIDDEN_STEP`, and to all rows of the draft. Of the tokens
+    between, each head of each layer also attends to ``keys``, in whole pages: those that got most of its attention when
+    pages were last chosen, at most ``refresh`` tokens ago. With ``bits``, weights are rounded to that many bits.
     """
 
     skip: Skip = NO_SKIP
@@ -39,9 +39,9 @@ class DraftForm(NamedTuple):
     refresh: int = 0
 
     def hidden(self, cached: int) -> tuple[int, int]:
-        """Which of so many cached tokens no row sees, chosen ones apart: from the first number to before the second.
+        """The span [first, end) of ``cached`` tokens that rows attend to only where pages of it are chosen.
 
-        None are hidden where all of them could be chosen.
+        Empty if all of them could be chosen.
         """
         first = -(-self.sinks // HIDDEN_STEP) * HIDDEN_STEP
         last = (cached - self.window) // HIDDEN_STEP * HIDDEN_STEP
@@ -53,10 +53,10 @@ WHOLE_FORM = DraftForm()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChosenPages:
-    """Pages of the ``hidden`` span of a text that rows see all the same: ``pages_LKC`` int32, contiguous.
+    """Pages of a text's ``hidden`` span that rows attend to after all: ``pages_LKC`` int32, contiguous.
 
-    C of them for each of K key heads in each of L layers, by their numbers in the text; each has `PAGE_TOKENS` tokens.
-    Layers that see the last keys alone take none. Raises ValueError for pages outside the span.
+    C page numbers for each of K key heads in each of L layers; a page has `PAGE_TOKENS` tokens. Layers with sliding
+    windows ignore them. Raises ValueError for pages outside the span.
     """
 
     pages_LKC: Tensor
@@ -69,18 +69,19 @@ class ChosenPages:
 
 
 class Ends(NamedTuple):
-    """How long an answer is, where one canvas is the whole of it, after a prompt of a source and a separator.
+    r"""How a model tells the length of an answer, if one canvas is the whole answer to a source and a separator.
 
-    - length: the row of the separator tells how many tokens the answer has, by the tokens of numbers.
-    - fertilities: the rows of a canvas that reads the source tell so how often the answer's places read each token.
-    - frames: there are ``scale`` places for each token of the source. Of their tokens equal neighbours are one, and
-      then ``blank_id`` is left out (CTC).
-    - graph: there are so many places, of which a path from the first to the last is the answer (DA-Transformer). Rows
-      tell the next place by the tokens of numbers: how far it is, or by attention of so many ``heads``.
+    - length: the separator's row predicts how many tokens the answer has, as one of the number tokens.
+    - fertilities: a canvas reads the source first. Its rows predict how often the answer's places read each token.
+    - frames: the canvas has ``scale`` places per source token. Equal neighbouring tokens count once, and then
+      ``blank_id`` is dropped (CTC).
+    - graph: there are ``scale`` places per source token, too, and a path from the first to the last is the answer
+      (DA-Transformer). Rows predict the next place of the path: how far it is, as a number token, or by the attention
+      of ``heads`` heads.
 
-    Tokens of the ``numbers`` from 0 on begin at ``first_number``. ``end_id`` joins the text after the answer. With
-    ``copies``, open places read the source, spread evenly, in place of the mask. With ``drafts`` the model has learned
-    to fill the next places of an answer that has begun.
+    The ``numbers`` number tokens stand for 0, 1, ... and have ids from ``first_number`` on. ``end_id`` joins the text
+    after the answer. With ``copies``, open places read the source, spread evenly, instead of the mask. With ``drafts``,
+    the model has learned to fill the next places of an answer that has begun.
     """
 
     kind: Literal["length", "fertilities", "frames", "graph"]
@@ -95,32 +96,32 @@ class Ends(NamedTuple):
 
     @property
     def guesses(self) -> bool:
-        """Whether the model guesses how long an answer is, and its places are the answer's."""
+        """Whether the model first guesses the answer's length, so that each place is one token of the answer."""
         return self.kind in ("length", "fertilities")
 
 
 def link_size(numbers: int, heads: int) -> int:
-    """Numbers of each head's query, and of its key, where a vertex has so many in all: an even count, or 0."""
+    """Size of each head's query, and of its key, if a vertex has ``numbers`` numbers in all: an even number, or 0."""
     return (numbers // heads - 1) // 4 * 2 if heads else 0
 
 
 class CanvasSpec(NamedTuple):
-    """How a model fills places in any order: ``mask_id`` is what it reads in an open one.
+    """How a model fills places in any order. ``mask_id`` is the token that it reads at an open place.
 
-    A canvas has ``block`` places; 0: as many as the answer may have. With ``shift`` the row before a place predicts its
-    token, as in models adapted from ones that write token by token; otherwise the place's own row does.
+    A canvas has ``block`` places; 0: as many as the answer may have. With ``shift``, the row before a place predicts
+    its token, as in models adapted from autoregressive ones; otherwise the place's own row does.
 
-    ``text`` says what rows of the text see: causal, those before them; block, those of their whole block as well, which
-    begins at a multiple of ``block``, and a canvas ends where its block does; full, all rows, the canvas included. With
-    ``whole``, places stay on the canvas until all of it are decided, because the text would see less than they do. With
-    ``ends`` one canvas is the answer, and the model writes no other text.
+    ``text`` says what rows of the text attend to. causal: the rows before them. block: all rows of their block too;
+    blocks begin at multiples of ``block``, and a canvas ends where its block does. full: all rows, including the
+    canvas. With ``whole``, places stay on the canvas until all are decided, because rows of the text attend to less
+    than places do. With ``ends``, one canvas is the whole answer, and the model writes no other text.
 
-    With ``ordered`` no row sees those after it, on the canvas either: rows of decided places come first, then those of
-    open ones, each at the position of its own place. When the first places join the text, as many join the canvas at
-    its end.
+    With ``ordered``, no row attends to later rows, not even on the canvas: rows of decided places come first, then
+    those of open places, each at the position of its own place. When first places join the text, as many new ones are
+    added at the canvas's end.
 
-    With ``noise`` there is no mask, and ``mask_id`` is -1: open places read random ones of so many tokens, other ones
-    in each forward, and a row also reads what the forward before said of its place (`Segment.guesses`).
+    With ``noise`` there is no mask, and ``mask_id`` is -1. Open places read random tokens below ``noise``, new ones in
+    each forward, and a row also reads what the last forward predicted for its place (`Segment.guesses`).
     """
 
     mask_id: int
@@ -134,10 +135,10 @@ class CanvasSpec(NamedTuple):
 
 
 class EncoderSpec(NamedTuple):
-    """How an encoder-decoder reads a prompt: tokens before the first ``start`` are the source.
+    """How an encoder-decoder reads a prompt: the tokens before the first ``start`` are the source.
 
-    ``start`` is the decoder's start token. A source has at most ``max_source`` tokens. From the start token on there
-    are at most ``max_target``, which count for themselves.
+    ``start`` is the decoder's start token. A source has at most ``max_source`` tokens. The decoder has at most
+    ``max_target`` tokens, counted from the start token.
     """
 
     start: int

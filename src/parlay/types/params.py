@@ -1,4 +1,4 @@
-"""How to choose tokens: what a user asks of the sampler."""
+"""Sampling parameters: how a request chooses tokens, and the form that its text must have."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from parlay.types.base import LogitsProcessor, show_number
 
 P = TypeVar("P", bound="SamplingParams")
 LEAST_TEMPERATURE = 1e-6
-"""Below it, scaled logits overflow."""
+"""Below this temperature, scaled logits overflow."""
 ScoreBy = Literal["cosine", "yes-no"]
-"""How texts are compared: by embeddings, or by what a chat model answers."""
+"""How texts are compared: by the cosine of embeddings, or by a chat model's yes or no."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """The form that the text must have. Field names are vLLM's; exactly one is given.
+    """The form that the text must have. Field names are vLLM's; exactly one must be given.
 
-    ``json`` is a JSON schema, ``json_object`` asks for any JSON object, ``regex`` must match the whole text,
-    ``choice`` lists the texts there may be, ``grammar`` is Lark or GBNF. ``disable_any_whitespace`` is for the first
-    two: one space stands after each comma and colon, and no other. Raises ValueError for none or several of them, and
-    for one that no text could satisfy. Whether a schema or grammar is valid is checked when the request reaches the
-    model.
+    ``json`` is a JSON schema, ``json_object`` asks for any JSON object, ``regex`` must match the whole text, ``choice``
+    lists the allowed texts, ``grammar`` is Lark or GBNF. ``disable_any_whitespace`` is for the first two: the only
+    whitespace is one space after each comma and colon. Raises ValueError if none or several are given, or one that no
+    text could satisfy. A schema or grammar is checked when the request reaches the model.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -66,7 +65,7 @@ class StructuredOutputsParams:
 
 
 def _proposing(params: type[P]) -> type[P]:
-    """The same class, whose error for an unknown field proposes the field that was meant."""
+    """The same class, but its error for an unknown field suggests the nearest field."""
     names, init = [field.name for field in fields(params)], params.__init__
 
     @wraps(init)
@@ -88,13 +87,13 @@ class SamplingParams:
     """How to choose tokens. Field names and defaults are vLLM's.
 
     ``seed=None`` draws one seed per request and reports it. ``top_k`` 0 or -1 keeps the whole vocabulary.
-    ``temperature=0`` is greedy. ``truncate_prompt_tokens`` keeps the last ones of a longer prompt; -1 keeps as many
-    as leave room for one token of output. ``logprobs`` and ``prompt_logprobs`` are how many of the likeliest tokens
-    are listed for each token; -1: all. ``guidance_scale`` and ``negative_prompt`` are those of transformers: a scale
-    above 1 moves the text away from what the model writes after the negative prompt, a text or token ids. In a chat a
-    text stands for the system message; None is the prompt's last token. ``structured_outputs`` may also be a dict of
-    its fields. You may set fields later: a request takes the values that they have when it is made. Raises ValueError
-    for a value out of range, here or when the request is made.
+    ``temperature=0`` is greedy. ``truncate_prompt_tokens`` keeps only the last tokens of a longer prompt; -1 keeps as
+    many as leave room for one token of output. ``logprobs`` and ``prompt_logprobs`` are how many of the likeliest
+    tokens are listed for each token; -1: all. ``guidance_scale`` and ``negative_prompt`` are those of transformers: a
+    scale above 1 moves the text away from what the model would write after the negative prompt, which is a text or
+    token ids. In a chat, a text replaces the system message. Without a negative prompt, the prompt's last token is
+    used. ``structured_outputs`` may also be a dict of its fields. You may set fields later: a request uses the values
+    at the time it is made. Raises ValueError for a value out of range, here or when the request is made.
     """
 
     n: int = 1
@@ -176,7 +175,7 @@ class SamplingParams:
 
     @property
     def form(self) -> StructuredOutputsParams | None:
-        """The form of the text, whichever way it was given. Raises ValueError for a dict that does not say it."""
+        """The form of the text, also if it was given as a dict. Raises ValueError for a dict that is not valid."""
         given = self.structured_outputs
         if not isinstance(given, Mapping):
             return given
@@ -187,7 +186,7 @@ class SamplingParams:
         return StructuredOutputsParams(**given)
 
     def __repr__(self) -> str:
-        """The fields that are not as usual."""
+        """Show the fields that differ from their defaults."""
         usual = ((each.name, each.default, getattr(self, each.name)) for each in fields(self))
         return f"SamplingParams({', '.join(f'{name}={value!r}' for name, default, value in usual if value != default)})"
 
@@ -208,7 +207,7 @@ class SamplingParams:
 
 
 _MOST = 2**63 - 1
-"""Of whole numbers."""
+"""Largest whole number that a field may have."""
 _MOST_GUIDANCE = 100.0
 
 
@@ -221,13 +220,13 @@ def _is_string(value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    """Whether it is a whole number; true and false are none."""
+    """Whether the value is a whole number; booleans are not."""
     return type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
 
 
 def _check_list(name: str, values: object, fits: Callable[[object], bool], what: str) -> None:
-    """Raises ValueError for what is no collection, or has a value that does not fit; None passes."""
-    if values is None or isinstance(values, array):  # an array has been checked
+    """Raises ValueError if the value is not a collection, or an element does not fit; None passes."""
+    if values is None or isinstance(values, array):  # arrays are checked elsewhere
         return
     if isinstance(values, str | bytes) or not isinstance(values, Collection) or not all(map(fits, values)):
         raise ValueError(f"{name} must be a list of {what}, got {values!r:.60}")
@@ -239,7 +238,7 @@ def _check_number(name: str, value: object) -> None:
 
 
 def _check_whole(name: str, value: int | None, low: int) -> None:
-    """Raises ValueError for a number that is below ``low``, no whole one, or more than 64 bits hold; None passes."""
+    """Raises ValueError for a number below ``low``, not whole, or of more than 64 bits; None passes."""
     _check_range(name, value, low, _MOST)
     if value is not None and not _is_whole(value):
         raise ValueError(f"{name} must be a whole number, got {value!r}")

@@ -1,4 +1,4 @@
-"""One sample to decode, and what drafters can see of it."""
+"""Requests, each for one sample, and the views of them that drafters and rules get."""
 
 from __future__ import annotations
 
@@ -16,30 +16,33 @@ if TYPE_CHECKING:
 
 
 class StopChecker(Protocol):
-    """Looks for stop strings in the committed tokens of one sample. Made by the engine's caller, who knows the text."""
+    """Looks for stop strings in the committed tokens of one sample.
+
+    The engine's caller makes it, because it knows the text.
+    """
 
     def push(self, token: int) -> bool:
-        """Take one committed token; True when a stop string is complete."""
+        """Take one committed token. True if it completes a stop string."""
         ...
 
 
 class Constraint(Protocol):
-    """Which ids may follow which in the text of one sample. Made by the caller of the engine, who knows the text.
+    """Tells which ids may follow in the text of one sample. The engine's caller makes it, because it knows the text.
 
-    Its state is that of the committed output, and only `commit` changes it. The other methods are functions of that
-    state and of a path.
+    Its state belongs to the committed output, and only `commit` changes it. The other methods depend only on that state
+    and on their arguments.
     """
 
     @property
     def committed(self) -> int:
-        """How many output tokens it has taken."""
+        """How many output tokens it has been given."""
         ...
 
     def allowed(self, start: int, path: Sequence[int]) -> Tensor | None:
-        """Bool ``[V]``: what may follow the first ``start`` committed tokens and then ``path``.
+        """Bool ``[V]``: the tokens that may follow ``path`` after the first ``start`` committed tokens.
 
-        None where the path itself is not allowed, or is over: nothing after it can be committed. Raises ParlayError
-        where that can't be told.
+        None if the path itself is not allowed, or is complete, so that nothing may follow. Raises ParlayError if the
+        constraint can't tell.
         """
         ...
 
@@ -48,19 +51,19 @@ class Constraint(Protocol):
         ...
 
     def forced(self, limit: int) -> tuple[int, ...]:
-        """The tokens that must come next, up to ``limit``: those that have no alternative."""
+        """The tokens, up to ``limit``, that must come next because each is the only one allowed."""
         ...
 
     def commit(self, token: int) -> bool:
-        """Take one committed token; True when nothing can follow it. Raises ParlayError for one that isn't allowed."""
+        """Take one committed token. True if nothing may follow it. Raises ParlayError if it isn't allowed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Guidance:
-    """Classifier-free guidance: log-probabilities are moved away from those after the ``negative`` prompt.
+    """Classifier-free guidance: moves log-probabilities away from those after the ``negative`` prompt.
 
-    log p = log n + scale (log c - log n) for each token after the text, where c is the law after the request's own
+    log p = log n + scale (log c - log n) for each next token, where c is the distribution after the request's own
     prompt and n the one after the negative prompt, both with the output so far. A scale of 1 changes nothing.
     """
 
@@ -69,16 +72,16 @@ class Guidance:
 
 
 KINDS = ("extraction", "edit", "code", "maths", "list", "translation", "dialogue", "prose")
-"""What requests may ask for, as `parlay.text.prompt_kind` tells."""
+"""Kinds of tasks that a prompt may ask for, as `parlay.text.prompt_kind` finds out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One sample to decode: ids in, ids out.
+    """One sample to decode: token ids in, token ids out.
 
-    ``references`` are token texts worth copying from. ``salt`` names the tenant: neither cached prefixes nor what
-    stores learn is shared with another. ``store=False``: no store may learn from this request. ``written`` are output
-    tokens that another engine committed: the sample goes on after them, and all that counts output counts them.
+    ``references``: token texts worth copying from. ``salt`` names the tenant: cached prefixes, and what stores learn,
+    are shared only with requests of the same salt. ``store=False``: no store may learn from this request. ``written``:
+    output tokens that another engine committed; this one continues after them, and all limits on output count them.
     """
 
     id: str
@@ -87,53 +90,58 @@ class Request:
     key: NoiseKey
     written: tuple[int, ...] = ()
     source: int = 0
-    """How many of the prompt's first tokens are a source, say of a translation: the text does not go on from them, and
-    no penalty counts them."""
+    """How many tokens at the start of the prompt are a source, as in translation: the text does not continue them, and
+    penalties ignore them."""
     stop_ids: frozenset[int] = frozenset()
-    """Ids that end the sample, `ignore_eos` already applied. Masked until ``min_tokens`` are out."""
+    """Ids that end the sample, with `ignore_eos` already applied. They are masked until ``min_tokens`` are committed.
+    """
     stop_checker: StopChecker | None = None
     constraint: Constraint | None = None
     references: tuple[tuple[int, ...], ...] = ()
     salt: str = ""
     owner: str = ""
-    """Whose request it is: owners share the engine evenly, whatever they send."""
+    """Who sent the request. Owners share the engine evenly, whatever they send."""
     store: bool = True
     group: str = ""
-    """Samples of one prompt carry one name here: they may share its cache."""
+    """The same for all samples of one prompt, so that they can share its cache."""
     priority: int = 0
     """Lower is more urgent."""
     adapter: Adapter | None = None
-    """What the target's products are changed by; the salt then tells its cached prefixes from others."""
+    """The adapter that changes the target's products. The salt then keeps its cached prefixes apart."""
     guidance: Guidance | None = None
-    """How its text is moved away from what the target writes after another prompt."""
+    """Moves the text away from what the target writes after a negative prompt."""
     reuse: int = 0
-    """Runs of at least so many tokens may be moved from other cached texts, which is lossy; 0: none."""
+    """Runs of at least this many tokens may be moved from other cached texts, which is lossy; 0: none."""
     kind: str = ""
-    """What it asks for, as far as that is known: requests of one kind are expected to have the same drafters pay."""
+    """The kind of task (see `KINDS`), if known. The same drafters are expected to pay for requests of one kind."""
 
     @property
     def copies(self) -> int:
-        """How many rows each token of its output takes: a guided request runs after its negative prompt, too."""
+        """How many rows each output token takes: two if guided, because it also runs after the negative prompt."""
         return 1 if self.guidance is None else 2
 
     def rows_of(self, cached: int, tokens: int) -> int:
-        """Say how many rows so many tokens after the cached ones take, at most.
+        """How many rows ``tokens`` tokens after the ``cached`` ones take, at most.
 
-        Of a guided request's prompt each takes a second one until the negative prompt is read; then the last does.
+        In a guided request, each prompt token takes a second row until the negative prompt is read; after that only the
+        last one does.
         """
         if self.guidance is None:
             return tokens
         return tokens + max(1, min(tokens, len(self.guidance.negative) - cached))
 
     def tokens_in(self, cached: int, rows: int) -> int:
-        """Say how many tokens after the cached ones fit in so many rows: the inverse of `rows_of`, at least 1."""
+        """How many tokens after the ``cached`` ones fit in ``rows`` rows: the inverse of `rows_of`, at least 1."""
         if self.guidance is None:
             return max(1, rows)
         return max(1, rows // 2, rows - max(1, len(self.guidance.negative) - cached))
 
 
 class Layers(Protocol):
-    """The target's own layers and cache, for drafters that ask for them: usable in `propose`, and metered."""
+    """The target's own layers and cache, for drafters that ask for them.
+
+    They can be used in `propose`, and are metered.
+    """
 
     def forward(
         self,
@@ -143,37 +151,37 @@ class Layers(Protocol):
         rows: int = 1,
         inputs_KH: Tensor | None = None,
     ) -> Tensor:
-        """Logits of the last ``rows`` rows of each view's tokens and then its path, ``[len(views) * rows, V]``.
+        """Logits ``[len(views) * rows, V]`` of the last ``rows`` rows of each view's tokens followed by its path.
 
-        The last K tokens of every path, at most as many as ``rows``, are read as ``inputs_KH``, if given.
-
-        All sequences run at once. These rows, and those that are not cached, run in ``form``; what lies before them the
-        target computed in full. A path may be as long as the view's budget. A
-        path that goes on from the last call's costs only its new rows. No view appears twice.
+        All sequences run in one forward. The uncached rows, and these last rows, run in ``form``; earlier rows were
+        computed in full. A path may be as long as the view's budget. A path that continues the last call's costs only
+        its new rows. If ``inputs_KH`` is given, the last K tokens of every path read it; K is at most ``rows``. No view
+        may appear twice.
         """
         ...
 
     def early(self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], layer: int, rows: int = 1) -> Tensor:
-        """The hidden states that enter ``layer``, of the rows whose logits `forward` gives: ``[len(views) * rows, H]``.
+        """Hidden states ``[len(views) * rows, H]`` that enter ``layer``, for the rows that `forward` gives logits of.
 
-        The layers from there on are left out, and so is the LM head.
+        That layer, all later ones and the LM head do not run.
         """
         ...
 
     def states(
         self, views: Sequence[SequenceView], spans: Sequence[tuple[int, int]], taps: Sequence[int]
     ) -> list[Mapping[int, Tensor]]:
-        """The hidden states ``[T, H]`` that enter each layer of ``taps``, of each view's cached tokens in its span.
+        """Hidden states ``[T, H]`` that enter each layer of ``taps``, for each view's cached tokens in its span.
 
-        For a drafter that lacks some, as after a prefix hit. Those of pending tokens come with this step's observation.
-        Fewer are computed if one step can't run so many rows, and none (an empty mapping) if there are none or the
-        cache has no room: ask again in the next proposal. All sequences run at once; no view appears twice.
+        This is for a drafter that lacks some, as after a prefix hit. The states of pending tokens come with this step's
+        observation. If one step can't run so many rows, fewer are computed; if there are none or the cache has no room,
+        the mapping is empty. Ask again in the next proposal. All sequences run in one forward; no view may appear
+        twice.
         """
         ...
 
 
 class SequenceView(Protocol):
-    """A sequence as drafters and rules read it. ``tokens`` grows as it decodes: prompt, then committed output."""
+    """A sequence as drafters, policies and rules see it. ``tokens``: the prompt, then the output committed so far."""
 
     @property
     def sequence(self) -> int: ...
@@ -191,7 +199,7 @@ class SequenceView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedText:
-    """A `SequenceView` whose tokens stay as they are."""
+    """A `SequenceView` whose tokens never change."""
 
     sequence: int
     request: Request

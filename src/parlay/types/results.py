@@ -1,4 +1,4 @@
-"""Counts of the engine, and the events that it reports."""
+"""The engine's events, and counts of samples and of the engine."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A router's use of one drafter in one sample.
+    """How a router used one drafter in one sample.
 
-    ``asked`` counts steps in which it was asked, ``verified`` those in which its draft was, ``trials`` those of them in
-    which nothing was expected of it. ``expected`` are the tokens that its drafts were expected to bring when they were
-    chosen, ``accepted`` those that they brought. ``seconds`` are what its proposals took (``expected_seconds``: what
-    they were expected to).
+    ``asked``: steps in which the drafter was asked. ``verified``: steps in which its draft was verified; of these,
+    ``trials`` were verified although no gain was expected. ``expected``: tokens that its verified drafts were expected
+    to bring; ``accepted``: tokens that they brought. ``seconds``: time that its proposals took; ``expected_seconds``:
+    time that they were expected to take.
     """
 
     drafter: str
@@ -45,9 +45,9 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Some steps of a sample that follow each other: the tokens that they committed, and those that were expected.
+    """Several consecutive steps of a sample: the tokens that they committed, and the tokens expected.
 
-    ``choices`` counts the steps by the drafter whose draft was verified, or by the reason why none was.
+    ``choices`` counts steps by the drafter whose draft was verified, or by the reason why none was.
     """
 
     steps: int
@@ -58,10 +58,10 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class RouterRecord:
-    """A router's choices in one sample: by drafter, why (steps by reason), and when (``life``).
+    """A router's choices in one sample: by drafter, by reason (number of steps), and over time (``life``).
 
-    ``kind`` is what the request was taken to ask for; empty where nothing told it. ``power`` says what the machine was
-    taken to draw and how that is known, where joules or watts counted.
+    ``kind``: the kind of task that the prompt seemed to ask for; empty if unknown. ``power``: the machine's assumed
+    power and its source, if the goal or a limit needs it.
     """
 
     drafters: tuple[Routed, ...] = ()
@@ -72,25 +72,24 @@ class RouterRecord:
 
 
 def tokens_per_step(tokens: int, steps: int) -> float:
-    """Divide committed tokens by the target's forwards that decoded; 0 without any. Plain decoding has 1."""
+    """Committed tokens per forward that decoded; 0 if there were none. Plain decoding has 1."""
     return tokens / steps if steps else 0.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Metrics:
-    """Counts of one sample. Seconds are wall time of steps this sample took part in.
+    """Counts of one sample. Seconds are wall time of the steps that it took part in.
 
-    ``steps`` are target forwards that decoded: an early prefill chunk is no step, and a forward of a canvas is one even
-    if it commits nothing. ``rows`` are those of these forwards: one of the text, drafts, and masks. Prefill lasts until
-    the first step is done, and ``first_step_tokens`` are the tokens that step committed. ``completion_tokens`` are
-    those that this engine committed, without a resumed request's earlier ones. ``accepted_by_depth[d]`` counts accepted
-    nodes at depth d + 1 and ``drafted_by_depth`` the nodes proposed there. ``draft_tokens`` counts nodes that the
-    target verified, probes left out. ``outcomes`` counts steps by (nodes proposed, nodes accepted), steps without a
-    draft as (0, 0). ``drafter_faults`` counts drafters that raised and were dropped. ``layer_rows`` are rows that
-    drafting ran through the target's own layers, and ``layer_seconds`` the part of ``draft_seconds`` that this took.
-    ``escaped_at``: after so many tokens of output a lossy text went on exactly. ``router`` is there for strategies that
-    choose among drafters. ``lost_members`` are the models of an ensemble that failed or were late and were left out, so
-    that the text is lossy.
+    ``steps``: target forwards that decoded. An early prefill chunk is not a step; a forward of a canvas is one even if
+    it commits nothing. ``rows``: rows of these forwards, for text, drafts and masks. Prefill lasts until the first step
+    is done, which committed ``first_step_tokens``. ``completion_tokens``: tokens that this engine committed; a resumed
+    request's earlier ones are not included. ``accepted_by_depth[d]``: accepted nodes at depth d + 1;
+    ``drafted_by_depth``: nodes proposed there. ``draft_tokens``: nodes that the target verified, without probes.
+    ``outcomes`` counts steps by (nodes proposed, nodes accepted); steps without a draft are (0, 0). ``drafter_faults``:
+    drafters that raised and were dropped. ``layer_rows``: rows that drafters ran through the target's own layers;
+    ``layer_seconds``: the part of ``draft_seconds`` that this took. ``escaped_at``: the output length at which a lossy
+    text changed to the exact rule. ``router``: only for strategies that choose among drafters. ``lost_members``: models
+    of an ensemble that failed or were late and were left out, which makes the text lossy.
     """
 
     strategy: str
@@ -121,7 +120,7 @@ class Metrics:
     lost_members: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """The few numbers that are read most; all are attributes."""
+        """Show the numbers that are read most; all are attributes."""
         return (
             f"Metrics({self.completion_tokens} tokens in {self.steps} steps, "
             f"{self.tokens_per_step:.2f} tokens per step, "
@@ -143,7 +142,7 @@ class Metrics:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode rate: tokens after the first step, over the seconds after prefill."""
+        """Decode rate: tokens after the first step, per second after prefill."""
         decode_seconds = self.seconds - self.prefill_seconds
         decoded = self.completion_tokens - self.first_step_tokens
         return decoded / decode_seconds if decoded and decode_seconds > 0 else 0.0
@@ -151,17 +150,16 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counts of an engine, now and since it was made. Its samples are counted one by one.
+    """Counts of an engine, now and since it was made. Each sample counts as one request.
 
-    ``cache_tokens_used`` of ``cache_tokens_total`` are the tokens that running samples hold in the target's cache.
-    Finished texts that could be reused count as free. ``prefix_tokens_asked`` are prompt tokens of samples that were
-    admitted, less those that must all be computed (prompt logprobs), and ``prefix_tokens_found`` those of them that
-    were cached already, by an earlier text or a sample of the same prompt. ``drafter_faults`` counts drafters that
-    raised and were dropped for their sample. ``step_tokens`` are tokens of prompts that steps computed and tokens that
-    they committed; ``steps`` counts the steps by that number, rounded up to a power of two. ``step_seconds`` is the
-    time of all steps, ``step_rows`` the rows of their forwards, and ``committed_tokens`` the tokens they committed.
-    ``cache_bytes`` are
-    what caches and drafters' states hold, finished texts included; an `Engine` alone does not know them.
+    ``cache_tokens_used`` of ``cache_tokens_total``: tokens that running samples hold in the target's cache; finished
+    texts that could be reused count as free. ``prefix_tokens_asked``: prompt tokens of admitted samples, without those
+    that must be computed anyway for prompt logprobs. ``prefix_tokens_found``: those of them that an earlier text or a
+    sample of the same prompt had cached. ``drafter_faults``: drafters that raised and were dropped for their sample.
+    ``step_tokens``: prompt tokens that steps computed, plus tokens that they committed; ``steps`` counts steps by that
+    number, rounded up to a power of two. ``step_seconds``, ``step_rows``, ``committed_tokens``: totals over all steps.
+    ``cache_bytes``: bytes of caches and drafters' states, finished texts included; an `Engine` alone does not know
+    them.
     """
 
     waiting: int
@@ -182,9 +180,9 @@ class EngineStats:
 
 
 class Origin(NamedTuple):
-    """The place of a datastore that speaks most for a token: a document's name, and the token's number there, from 0.
+    """The place in a datastore that contributes most to a token's probability: document and token number, from 0.
 
-    ``share`` is the part of the token's probability that the datastore gave, from 0 to 1; the model gave the rest.
+    ``share``: the part of the token's probability, from 0 to 1, that the datastore gave; the model gave the rest.
     """
 
     document: str
@@ -193,9 +191,9 @@ class Origin(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """A token that joined a sequence, and where it came from: a drafter's name, or `TARGET`.
+    """A token that joined a sequence, and its source: a drafter's name, or `TARGET`.
 
-    ``writer`` is whose choice it is, as in `CommittedTokens`; empty where there are no writers.
+    ``writer``: who chose the token, as in `CommittedTokens`; empty if there are no writers.
     """
 
     token: int
@@ -206,12 +204,11 @@ class Committed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CommittedTokens(Sequence[Committed]):
-    """The tokens that joined a sequence in one step, in columns: a `Committed` is made when one is looked at.
+    """The tokens that joined a sequence in one step, stored in columns; a `Committed` is made on access.
 
-    ``logprobs`` are as many as tokens, or none where the request wants none. ``sources`` say what proposed a token, and
-    ``writers`` whose choice it is: a model of an ensemble, a drafter whose tokens a lossy rule took, or `TARGET`. There
-    are none where all are the target's own. ``origins`` are as many as tokens where the target mixes its law with a
-    datastore's, else none.
+    ``sources``: who proposed each token. ``writers``: who chose it: a model of an ensemble, a drafter whose tokens a
+    lossy rule took, or `TARGET`; empty if the target chose all. ``logprobs``: one per token, or none if the request
+    wants none. ``origins``: one per token if the target mixes in a datastore's distribution, else none.
     """
 
     tokens: tuple[int, ...] = ()

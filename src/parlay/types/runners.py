@@ -1,4 +1,4 @@
-"""A model with its cache: what is fed to it, what comes back, and the protocol every runner keeps."""
+"""The protocol of a runner, which is a model with its cache, and the data that goes in and comes out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunnerSpec:
-    """Facts and abilities of a runner, as data. ``exactness`` is the level its shared-noise verification reaches."""
+    """A runner's facts and abilities, as data.
+
+    ``exactness``: the level that its verification with shared noise reaches.
+    """
 
     name: str
     vocab_size: int
@@ -31,67 +34,68 @@ class RunnerSpec:
     device: str
     dtype: str
     kernels: str
-    """One line: which kernels run and why."""
+    """Which kernels run, and why, in one line."""
     eos_ids: tuple[int, ...] = ()
     layer_skip: bool = False
     """Whether `Runner.forward` can leave sub-layers out."""
     features: bool = False
     """Whether a `Segment` may carry `Features`."""
     together: bool = False
-    """Whether the last rows of a `Segment` may see each other, or have positions of their own."""
+    """Whether the last rows of a `Segment` may see each other, or have explicit positions."""
     hides: bool = False
     """Whether a `Segment` may hide cached tokens from its rows, and run with weights of fewer bits."""
     cheaper: bool = False
-    """Whether it takes less time then."""
+    """Whether hiding tokens and fewer bits make a forward faster."""
     chooses: bool = False
-    """Whether a `Segment` may show some pages of hidden tokens, and vote for pages."""
+    """Whether a `Segment` may show chosen pages of hidden tokens, and vote for pages."""
     drops: bool = False
-    """Whether a text may go on without a model of an ensemble, which loses its exactness."""
+    """Whether a text may go on without a model of an ensemble, and is then lossy."""
     canvas: CanvasSpec | None = None
-    """How the model fills canvases, if it was trained to; their rows see each other."""
+    """How the model fills canvases, if it was trained to."""
     encoder: EncoderSpec | None = None
-    """How a prompt is divided, where an encoder reads its first part."""
+    """How a prompt is divided if an encoder reads its first part."""
     kv_heads: int = 0
     head_dim: int = 0
-    """Heads of each layer's cache and their size, as prefixes have them; 0 where they take none."""
+    """Number of key-value heads per layer and size of a head, as a `Prefix` must have them; 0 if it takes no prefix."""
     in_flight: int = 1
-    """How many forwards may be under way at once: see `Runner.begin`."""
+    """How many forwards may run at once: see `Runner.begin`."""
     streamed_bytes: int = 0
-    """Bytes of layers that every forward reads from disk or from the host, as quickly for many rows as for one."""
+    """Bytes of weights that every forward reads from disk or from the host, whatever its number of rows."""
 
     @property
     def promised(self) -> Exactness:
-        """The exactness that a request may count on before it runs."""
+        """The exactness that a request can count on before it runs."""
         return Exactness.LOSSY if self.drops or self.fills_only else self.exactness
 
     @property
     def fills_only(self) -> bool:
-        """Whether no text can be written token by token: its rows see rows after them, or canvases are all there is."""
+        """Whether the model can't write token by token: rows see later rows, or it only fills canvases."""
         canvas = self.canvas
         return canvas is not None and (canvas.text != "causal" or canvas.ends is not None or canvas.noise > 0)
 
     def again(self, cached: int) -> int:
-        """Count the cached rows that run again with what follows them, because they see it."""
+        """How many of the ``cached`` rows run again in each forward, because they attend to what follows them."""
         if self.canvas is None or self.canvas.text == "causal":
             return 0
         return cached % self.canvas.block if self.canvas.text == "block" else cached
 
     @property
     def sublayers(self) -> tuple[Sublayer, ...]:
-        """All halves of layers, in the order in which a row passes them."""
+        """All halves of layers, in the order in which they run."""
         return tuple(half for layer in range(self.num_layers) for half in (("attention", layer), ("mlp", layer)))
 
     def takes(self, prefix: Prefix) -> bool:
-        """Whether the prefix holds keys and values of a model of this shape."""
+        """Whether the prefix has the shape of this model's keys and values."""
         layers, two, heads, _, size = prefix.states.shape
         return (layers, two, heads, size) == (self.num_layers, 2, self.kv_heads, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
-    """A change of a model's products for some requests, which call it ``name``.
+    """Changes a model's products for the requests that name it.
 
-    ``salt`` is one for adapters of the same numbers: what is cached under one adapter is of no use to another.
+    Adapters with equal numbers have the same ``salt``; prefixes are shared only within one salt, because another
+    adapter's cached rows are of no use.
     """
 
     name: str
@@ -99,39 +103,38 @@ class Adapter:
 
 
 class Segment(NamedTuple):
-    """One sequence's part of a forward: its pending tokens, then a tree below the last of them.
+    r"""One sequence's part of a forward: its pending tokens, then a tree below the last of them.
 
-    Rows are numbered pending first, then tree nodes. Those from ``base`` on run:
+    Rows are numbered: pending tokens first, then nodes. The rows from ``base`` on run:
 
-    - 0: all of them.
-    - Above 0: the rows before ``base`` stay visible as the sequence's last forward left them, and do not run again.
-      That forward was given the same pending tokens, the same nodes as far as ``base`` reaches, and the same sub-layers
-      to skip. So a tree grows level by level, each level for the price of its own rows.
-    - Below 0: so many of the last cached tokens run again, as rows -1, -2 and so on. What is cached of them is the same
-      afterwards, bit for bit.
+    - 0: all rows.
+    - Above 0: the rows before ``base`` do not run again, but stay visible as the sequence's last forward left them.
+      That forward must have had the same pending tokens, the same nodes before ``base``, and the same skipped
+      sub-layers. So a tree grows level by level, and each level costs only its own rows.
+    - Below 0: that many of the last cached tokens run again, as rows -1, -2 and so on. Their cached keys and values
+      stay the same, bit for bit.
 
-    Logits are computed for the rows from ``logits_from`` on, which is at least ``base``: an early prefill chunk says
-    ``len(pending)``, plain decoding ``len(pending) - 1``, prompt logprobs 0.
+    Logits are computed for the rows from ``logits_from`` on, which is at least ``base``: ``len(pending)`` for an early
+    prefill chunk, ``len(pending) - 1`` for plain decoding, 0 for prompt logprobs.
 
-    The last ``together`` rows are nodes in one chain or more, each below a row that is none of them. The rows of a
-    chain see each other, those after them too. They all run, and are never kept. Of other rows only those see them
-    whose model has them see rows after them, as `CanvasSpec.text` says. Cached rows that see what follows run again
-    with it, unless the segment is ``stale``: then they stay as they were, and all that is computed is approximate.
+    The last ``together`` rows are nodes in one or more chains, each below a row outside of them. The rows of a chain
+    attend to each other, also forward. All of them run, and none is kept. Other rows attend to them only in models
+    whose rows see later ones, see `CanvasSpec.text`. Then cached rows that see what follows run again, unless the
+    segment is ``stale``: in that case they stay as they were, and the results are approximate.
 
-    The last rows, as many as there are ``places``, are nodes whose positions are these, counted from the root's. They
-    see their own path as others do, all run, and are never kept.
+    The last ``len(places)`` rows are nodes at these positions, counted from the root's. They attend to their own path
+    as usual; all run, and none is kept.
 
-    ``guesses`` ``[together, V]`` are the distributions that the canvas's last forward gave, for models that read them.
+    ``guesses`` ``[together, V]``: the distributions that the canvas's last forward gave, for models that read them.
 
-    All rows of a sequence run with the same ``adapter``, or with none. But where there is a ``mask_adapter``, the
-    ``together`` rows run with that one alone.
+    All rows of a sequence run with the same ``adapter``, or with none. If there is a ``mask_adapter``, the ``together``
+    rows run with that one alone.
 
-    Drafts may be approximate. From rows of a ``hidden`` span cached tokens are hidden, from its first number to before
-    its second, which are multiples of `HIDDEN_STEP`; they see the ``chosen`` pages of it. With ``bits`` above 0, which
-    all segments of a forward have alike, the weights are those rounded to so many. Like rows of a forward that skips
-    sub-layers, these can't be kept.
+    Drafts may be approximate. Rows do not attend to cached tokens of the span ``hidden`` (first, end), in multiples of
+    `HIDDEN_STEP`, except to its ``chosen`` pages. With ``bits`` above 0, the same for all segments of a forward,
+    weights are rounded to that many bits. Such rows can't be kept, like those of a forward that skips sub-layers.
 
-    With ``votes``, `Output.votes` says where the attention of the rows goes.
+    With ``votes``, `Output.votes` reports where the rows' attention goes.
     """
 
     sequence: int
@@ -153,12 +156,12 @@ class Segment(NamedTuple):
 
     @property
     def approximate(self) -> bool:
-        """Whether its rows are not those of the model as it is."""
+        """Whether the rows differ from those that the full model would compute."""
         return self.bits > 0 or self.hidden != (0, 0)
 
     @property
     def end(self) -> int:
-        """One more than the number of the last row."""
+        """Number of the last row, plus one."""
         return len(self.pending) + len(self.tree.tokens)
 
     @property
@@ -167,7 +170,7 @@ class Segment(NamedTuple):
         return self.end - self.base
 
     def follows(self, last: Segment) -> bool:
-        """Whether the rows before ``base`` are rows of ``last``, too."""
+        """Whether the rows before ``base`` are also rows of ``last``."""
         nodes = max(0, self.base - len(self.pending))
         return (
             self.pending == last.pending
@@ -179,12 +182,12 @@ class Segment(NamedTuple):
 
 
 class Origins(Protocol):
-    """Where in a datastore the tokens of a forward may be from."""
+    """Finds where in a datastore the tokens of a forward may come from."""
 
     def of(self, row: int, token: int, after: Origin | None = None) -> Origin | None:
-        """Find the origin of a token that follows from a row of the logits; None: the model's alone.
+        """The origin of a token that follows a row of logits. None if only the model contributed to it.
 
-        Of equals the one that goes on ``after`` the origin of the token before it.
+        Among equally good places, the one that continues ``after``, the origin of the token before.
         """
         ...
 
@@ -202,27 +205,27 @@ class Output:
     starts: tuple[int, ...]
     taps: Mapping[int, Tensor] = field(default_factory=dict)
     tap_seconds: float = 0.0
-    """What the forward took longer because of the taps. It is charged to the drafters that read them."""
+    """How much longer the forward took because of taps. The drafters that read them are charged."""
     lost: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """By sequence, the models of an ensemble that failed for it or were late: they take no part in its logits now."""
+    """By sequence, the models of an ensemble that failed or were late, and no longer contribute to its logits."""
     writers: tuple[str, ...] = ()
-    """By row of logits, the model of an ensemble that decides there; empty where none does alone."""
+    """By row of logits, the model of an ensemble that decided it; empty if they decide jointly."""
     origins: Origins | None = None
-    """Of the rows of the logits, where these are mixed with a datastore's law."""
+    """Finds the origins of tokens, if the logits are mixed with a datastore's distribution."""
     beside: int = 0
-    """How many rows of negative prompts ran besides those of the segments."""
+    """How many rows of negative prompts ran in addition to the segments' rows."""
     votes: tuple[Tensor | None, ...] = ()
-    """Of each segment with votes, float32 ``[L, K, T, P]``: of the attention of row T in a layer, summed over the query
-    heads of a key head, what page P of the text gets. Pages are those before all rows that run. Layers that see the
-    last keys alone give zeros. Empty where no segment votes."""
+    """For each segment with votes, float32 ``[L, K, T, P]``: the attention from row T to page P in each layer, summed
+    over the query heads of key head K. Only pages before all rows that run are counted; layers with sliding windows
+    give zeros. Empty if no segment votes."""
 
 
 Finish = Callable[[], Output]
-"""Waits for a forward that has begun, and returns its output."""
+"""Waits for a forward in flight and returns its output."""
 
 
 class Move(NamedTuple):
-    """Tokens ``first`` to ``first + length`` of a text, which another text has from its place ``to`` on."""
+    """A run of cached tokens: ``first`` to ``first + length`` of one text, which stand at ``to`` in another."""
 
     to: int
     first: int
@@ -236,55 +239,55 @@ class Runner(Protocol):
     def spec(self) -> RunnerSpec: ...
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
-        """Begin a sequence and return how many of ``tokens`` are cached already (fewer than all of them).
+        """Begin a sequence. Returns how many of ``tokens`` are cached already (fewer than all of them).
 
-        ``salt`` scopes prefix reuse. The name must be free.
+        Prefixes are reused only within one ``salt``. The name must not be in use.
         """
         ...
 
     def reserve(self, sequence: int, tokens: int) -> bool:
-        """Make room for the sequence to hold ``tokens`` in all, scratch included; False when it can't be had now.
+        """Reserve cache for ``tokens`` tokens of the sequence in all, scratch included.
 
-        Raises OutOfRoom when even an empty cache could not hold so many.
+        False if there is not enough now. Raises OutOfRoom if even an empty cache could not hold so many.
         """
         ...
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
-        """Run the rows of all segments. Changes no committed state: `keep` does. No sequence appears twice.
+        """Run the rows of all segments. Changes no committed state; `keep` does that. No sequence may appear twice.
 
-        Rows pass by the sub-layers of ``skip``. What such a forward wrote can't be kept; it serves as the ``base`` of
-        the next one that skips the same. Raises ValueError for what the spec does not promise: skipping, features, or
-        rows that see each other.
+        Rows skip the sub-layers of ``skip``. Rows of such a forward can't be kept, but they can be the ``base`` of the
+        next forward with the same skip. Raises ValueError for anything that the spec does not promise: skipping,
+        features, or rows that see each other.
         """
         ...
 
     def begin(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Finish:
-        """Begin a forward, and return what waits for its output. `RunnerSpec.in_flight` says how many are worth it.
+        """Start a forward, and return a function that waits for its output. See `RunnerSpec.in_flight`.
 
-        Until then its sequences may be forked and released, and all calls may be made for others, `forward` too.
-        Outputs may be waited for in any order. Raises what `forward` raises, now or when its output is waited for.
+        Until the output is taken, its sequences may be forked and released, and all calls may be made for others,
+        `forward` too. Outputs may be taken in any order. Raises what `forward` raises, now or when the output is taken.
         """
         out = self.forward(segments, taps, skip)
         return lambda: out
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
-        """Cache the last forward's pending rows and the nodes of ``path``, drop its other rows.
+        """Cache the last forward's pending rows and the nodes of ``path``; drop its other rows.
 
-        Returns how many tokens are cached now; a runner that had to cut its state back may return less than
-        expected, and the engine then feeds the rest again as pending.
+        Returns how many tokens are cached now. A runner that had to go back to an earlier state may return fewer than
+        expected; the engine then feeds the missing ones again as pending.
         """
         ...
 
     def truncate(self, sequence: int, length: int) -> int:
-        """Forget cached tokens from ``length`` on; returns how many are cached now (never more than ``length``)."""
+        """Drop cached tokens from ``length`` on. Returns how many are cached now (never more than ``length``)."""
         ...
 
     def fork(self, sequence: int, copy: int) -> None:
-        """Begin ``copy`` with the cached tokens of ``sequence``."""
+        """Begin the sequence ``copy`` with the cached tokens of ``sequence``."""
         ...
 
     def release(self, sequence: int) -> None:
-        """End a sequence; its cached prefix may stay reusable. Unknown names are ignored."""
+        """End a sequence. Its cached prefix may stay reusable. Unknown names are ignored."""
         ...
 
     def free_tokens(self) -> int:
@@ -296,35 +299,37 @@ class Runner(Protocol):
         ...
 
     def check(self) -> None:
-        """Prove the cache's own invariants; AssertionError names the broken one."""
+        """Check the cache's invariants. Raises AssertionError that names the broken one."""
         ...
 
 
 class GuidingRunner(Runner, Protocol):
-    """A runner that can guide sequences, each by its request's `Guidance`."""
+    """A runner that can run sequences with classifier-free guidance, each with its request's `Guidance`."""
 
     def guide(self, sequence: int, request: Request, tokens: Sequence[int], cached: int) -> None:
-        """Guide a sequence that has just begun, whose text is ``tokens`` and of which ``cached`` are cached.
+        """Guide a sequence that was just opened with ``tokens``, of which ``cached`` are cached.
 
-        Room that is reserved for it from now on is room for its negative prompt, too. A copy by `fork` is not guided.
+        Memory reserved for it from now on includes memory for its negative prompt. A copy made by `fork` is not guided.
         """
         ...
 
     def read_ahead(self, sequence: int, tokens: int, rows: int) -> int:
-        """Say how many tokens of its negative prompt must be read before its text of ``tokens`` tokens can be guided.
+        """How many tokens of the negative prompt the next forward must read before the sequence can be guided.
 
-        At most ``rows``: the next forward reads them, and nothing may be decided by its logits. 0: it may decide.
+        ``tokens``: the length of the sequence's text. At most ``rows`` are read. Unless the result is 0, no token may
+        be decided by the next forward's logits.
         """
         ...
 
 
 class MovingRunner(Runner, Protocol):
-    """A runner that can cache what it computed of one text at another place of another."""
+    """A runner that can reuse cached rows of one text at other positions of another."""
 
     def move(self, sequence: int, text: Sequence[int], move: Move) -> int:
-        """Go on with cached rows of ``text``, whose keys turn to their new positions; say how many tokens are cached.
+        """Append cached rows of ``text``, with keys turned to their new positions.
 
-        The sequence's cached text ends where the move goes to, and its salt is that of ``text``. Nothing is moved if
-        some of these rows are no longer cached. The rows are not those that the model would compute: it is lossy.
+        Returns how many tokens are cached now. The sequence's cached tokens end where the move goes to, and it has the
+        salt of ``text``. If some of the rows are no longer cached, nothing is moved. It is lossy: the model would
+        compute other rows here.
         """
         ...

@@ -1,4 +1,4 @@
-"""The parts of a strategy: protocols of drafter, accept rule, budget policy and cost, and the data that they get."""
+"""The protocols of drafter, accept rule, budget policy and cost, and the data that they exchange with the engine."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """A drafter's wishes of the engine: layers to tap, and how many of each verified row's best tokens to see.
+    """A drafter's needs from the engine. The cost of providing it is charged to the drafter, as its proposals are.
 
-    ``taps``: the drafter reads the hidden states that enter these layers (the number of layers stands for those that
-    the LM head reads), as `Observation` says, and computes those that it lacks by `SequenceView.layers`. ``top_k``:
-    the rows are the root's and all nodes', rejected ones and probes included. ``layers``: it drafts with the target's
-    own layers, which it then finds as `SequenceView.layers`. ``outcomes`` False: the committed tokens tell it all that
-    it wants to know: `Drafter.observe` need not be called. What a drafter sees is charged to it, as its proposals are.
-    ``expected``: the share of its first guesses that were right on held-out texts; 0: not known.
-    ``beside``: it goes on drafting during the target's forwards, as a `BesideDrafter`. What these take longer than
-    usual is charged to it.
+    ``taps``: it reads the hidden states that enter these layers (``num_layers``: those that the LM head reads), as in
+    `Observation`, and computes missing ones by `SequenceView.layers`. ``top_k``: how many of the sampler's best tokens
+    it sees at the root and at each node, rejected ones and probes included. ``layers``: it drafts with the target's own
+    layers, through `SequenceView.layers`. ``outcomes`` False: it learns all it needs from the committed tokens, so
+    `Drafter.observe` need not be called. ``expected``: the share of its first guesses that were right on held-out
+    texts; 0: unknown. ``beside``: it drafts on during the target's forwards, as a `BesideDrafter`; time by which these
+    take longer is charged to it.
     """
 
     taps: tuple[int, ...] = ()
@@ -44,15 +43,15 @@ NOTHING_NEEDED = Needs(outcomes=False)
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A step of one sequence as its drafters see it, when the tokens are already committed.
+    """One step of a sequence as its drafters see it, after its tokens are committed.
 
-    ``taps`` holds the hidden states ``[T, H]`` of the tokens at positions ``start`` to ``start + T - 1``, which the
-    step computed and committed: pending ones, then the path. Positions may come again, as after a preemption. Some
-    never come: the step does not compute what was cached before (a prefix hit, a fork), and it is not tapped if it only
-    decodes and the policy did not let the drafter draft. `Layers.states` gives what is lacking. ``top_k`` holds for
-    the root and then each node the tokens that the request's own sampler prefers there, noise included, best first:
-    the first is what plain decoding would commit after that path. Each only if the drafter's needs name it, and
-    ``top_k`` only of steps in which the policy is active.
+    ``taps``: hidden states ``[T, H]`` of the tokens at positions ``start`` to ``start + T - 1``, which the step
+    computed and committed: pending tokens, then the path. A position may come twice, as after a preemption. Some
+    positions never come: those cached before (a prefix hit, a fork), and those of decoding steps in which the policy
+    did not let the drafter draft. `Layers.states` computes the missing ones. ``top_k``: for the root and then each
+    node, the tokens that the request's own sampler ranks highest there, noise included; the first is what plain
+    decoding would commit after that path. Both are given only if the drafter's needs name them, and ``top_k`` only in
+    steps in which the policy is active.
     """
 
     view: SequenceView
@@ -64,59 +63,61 @@ class Observation:
 
 
 class Drafter(Protocol):
-    """Proposes. Its state is a cache keyed by the tokens: `propose` compares what it holds with the sequence and
-    truncates or catches up, so forks, preemption, skipped steps and failures need no further calls.
+    """Proposes drafts.
+
+    Its state is a cache of the sequence's tokens: `propose` compares it with the sequence, and truncates or catches up.
+    So forks, preemption, skipped steps and failures need no calls of their own.
     """
 
     @property
     def needs(self) -> Needs:
-        """Constant for each drafter: a class attribute will do."""
+        """The drafter's needs, constant for its lifetime, so a class attribute will do."""
         ...
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        """One draft per view, of at most its budget of nodes, probes not counted; `NO_DRAFT` for nothing to propose."""
+        """Return one draft per view, of at most its budget of nodes without probes. `NO_DRAFT` proposes nothing."""
         ...
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Learn from committed tokens (and from rejected rows, if asked for).
+        """Learn from committed tokens, and from rejected rows if the needs ask for them.
 
-        Called for the first step of a sequence, then for those in which the policy gives it a budget, and for those
+        Called for the first step of a sequence, for steps in which the policy gives the drafter a budget, and for steps
         that are tapped for it.
         """
         ...
 
     def release(self, sequence: int) -> None:
-        """The sequence is over: free what is held for it. Unknown names are ignored."""
+        """Free the state of a sequence that has ended. Unknown names are ignored."""
         ...
 
 
 @runtime_checkable
 class BesideDrafter(Drafter, Protocol):
-    """A drafter whose needs say ``beside``."""
+    """A drafter that drafts on during the target's forwards: its needs say ``beside``."""
 
     @property
     def is_drafting(self) -> bool:
-        """Whether it drafts at this moment."""
+        """Whether it is drafting right now."""
         ...
 
     def halves_pay(self, views: Sequence[SequenceView], whole: float, half: float, *, now: bool) -> bool:
-        """Whether these sequences, for which it was asked last, had better be verified in two halves, by turns.
+        """Whether these sequences, for which it was asked last, should be verified in two halves in turn.
 
-        Then it drafts for one half while the other is verified. ``whole`` and ``half`` are the seconds of a forward of
-        all and of half of them; ``now`` says whether they are verified in halves at present.
+        It would then draft for one half while the other is verified. ``whole`` and ``half``: seconds of a forward over
+        all of them and over half of them. ``now``: whether they are verified in halves at present.
         """
         ...
 
     def look_ahead(self, views: Sequence[SequenceView]) -> None:
-        """Note who takes no part in the next forward but is asked for after it. None: all take part again.
+        """Note the sequences that sit out the next forward and are asked for after it. Empty: none sits out.
 
-        The next `propose` begins to draft for them.
+        The next `propose` starts drafting for them.
         """
         ...
 
 
 class AcceptRule(Protocol):
-    """Accepts: a pure function from logits to verdicts. It refuses drafts whose kind it can't handle."""
+    """Decides which drafted nodes are accepted: a pure function from logits to verdicts, for some kinds of drafts."""
 
     @property
     def exactness(self) -> Exactness: ...
@@ -125,21 +126,22 @@ class AcceptRule(Protocol):
     def kinds(self) -> frozenset[DraftKind]: ...
 
     def matches(self, view: SequenceView) -> bool:
-        """Whether the sequence's text is plain decoding's own under this rule, whatever is drafted."""
+        """Whether the sequence's text under this rule is exactly plain decoding's, whatever is drafted."""
         ...
 
     def accept(
         self, views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
     ) -> list[Verdict | Fault]:
-        """Row ``roots[i]`` of ``logits_RV`` is the root's of sequence i, and ``roots[i] + 1 + node`` that of a node.
+        """Return a verdict, or a fault, for each sequence.
 
-        Rows outside these belong to nobody here. A fault stays with its sequence.
+        Row ``roots[i]`` of ``logits_RV`` belongs to the root of sequence i, and row ``roots[i] + 1 + node`` to a node
+        of its draft. Other rows are not for this rule. A fault ends only its own sequence.
         """
         ...
 
 
 KeptCost = Mapping[str, tuple[float, ...]]
-"""What was learned of the cost of steps, as numbers for later processes: by the longest context they hold for."""
+"""What was learned about the cost of steps, as numbers for later processes, by the longest context they hold for."""
 
 NO_COST: KeptCost = MappingProxyType({})
 
@@ -148,8 +150,8 @@ NO_COST: KeptCost = MappingProxyType({})
 class PowerModel:
     """The power that a machine draws while it decodes.
 
-    ``watts`` while anything decodes or drafts, and ``row_joules`` for each row of a forward beyond that. ``source``
-    says in one line how these are known: it begins with "measured" or "modelled".
+    ``watts``: while anything decodes or drafts. ``row_joules``: what each row of a forward adds. ``source``: one line
+    on how these are known, beginning with "measured" or "modelled".
     """
 
     watts: float
@@ -157,7 +159,7 @@ class PowerModel:
     source: str
 
     def mean(self, rows: int, seconds: float) -> float:
-        """Watts in the mean over a forward of so many rows and seconds."""
+        """Mean watts over a forward of these rows and seconds."""
         return self.watts + self.row_joules * rows / seconds
 
     def __str__(self) -> str:
@@ -165,36 +167,34 @@ class PowerModel:
 
 
 class Cost(Protocol):
-    """The seconds of steps: a forward and the engine's work around it, but nothing that is done for drafters.
-
-    It is measured or modelled.
-    """
+    """Seconds of steps, measured or modelled: the forward and the engine's own work, but no work done for drafters."""
 
     @property
     def revision(self) -> int:
-        """Raised whenever an estimate has moved enough to matter: what was worked out from `forward` still holds until
-        then.
+        """Raised when an estimate has changed enough to matter.
+
+        Until then, prices derived from `forward` stay valid.
         """
         ...
 
     def forward(self, rows: int, context: int) -> float:
-        """Seconds of a step of ``rows`` rows in all, over sequences of ``context`` tokens on average."""
+        """Seconds of a step with ``rows`` rows in all, over sequences of ``context`` tokens on average."""
         ...
 
     def record(self, rows: int, context: int, seconds: float) -> None:
-        """Learn from a step that was taken."""
+        """Learn from a step that took ``seconds``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The cost of one step of a sequence: its drafters' part, and the forward that verified its draft.
+    """The cost of one step of a sequence: its share of drafting, and the forward that verified its draft.
 
-    ``draft_seconds`` go to planning, proposing, ranking what drafters want to see, and showing it. ``context`` is the
-    mean length of the batch's texts in that forward, before it committed anything. ``by_drafter`` are the seconds of
-    each of the strategy's drafters, and ``planning_seconds`` those of its policy, for all its sequences together.
-    ``called`` says which drafters were called, empty: all that were asked. One that was asked where there is no room
-    for a draft is not.
+    ``draft_seconds``: planning, proposing, ranking tokens for drafters, and showing them the step. ``context``: mean
+    length of the batch's texts before the forward's commits. ``by_drafter``: seconds of each of the strategy's
+    drafters; ``planning_seconds``: those of its policy; both for all its sequences together. ``called``: whether each
+    drafter's ``propose`` was called; empty: every drafter that was asked. A drafter that is asked where no draft has
+    room is not called.
     """
 
     draft_seconds: float
@@ -210,11 +210,12 @@ NOTHING_SPENT = Spent(0.0, 0.0, 0, 0)
 
 
 class Budgets(NamedTuple):
-    """How many nodes each sequence may draft in this step; 0 is always allowed and costs nothing.
+    """How many nodes each sequence may draft in this step. 0 is always allowed and costs nothing.
 
-    Where all are 0, they are 0 for ``inactive`` more steps. In these the policy is not called, as long as the same
-    sequences run. ``drafters`` says by sequence which of the strategy's drafters is asked now; empty: the first.
-    ``watching`` says by sequence which others shall see the step, asked or not, so that they need not catch up later.
+    ``drafters``: by sequence, which of the strategy's drafters is asked now; empty: the first. ``watching``: by
+    sequence, which other drafters observe the step, so that they need not catch up later. ``inactive``: if all budgets
+    are 0, for how many more steps they stay 0. In these steps the policy is not called, as long as the same sequences
+    run.
     """
 
     nodes: Sequence[int]
@@ -224,24 +225,24 @@ class Budgets(NamedTuple):
 
 
 class Policy(Protocol):
-    """Sets budgets, and chooses among drafters. One per strategy; its state per sequence is its own.
+    """Sets budgets and chooses among drafters. There is one per strategy, which keeps its own state per sequence.
 
-    Where groups of sequences are in flight, it plans for one group before it has learned from another's step.
+    If several groups of sequences are in flight, it plans for one group before it has learned from another's step.
     """
 
     def plan(self, views: Sequence[SequenceView]) -> Budgets:
-        """Called before each step, but for those in which it said it would be inactive."""
+        """Set budgets for a step. Called before each step in which the policy is not inactive."""
         ...
 
     def next_budgets(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
-        """Whom to ask next, now that these drafts were proposed; None where the drafter failed, for good.
+        """Set budgets for the next drafter, given the drafts just proposed: None from a drafter that failed.
 
-        Called after each drafter that was asked. Budgets of 0: nobody any more.
+        Called after each drafter that was asked. If all budgets are 0, no further drafter is asked.
         """
         return Budgets([0] * len(views))
 
     def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
-        """Cut drafts down to the nodes that pay. ``drafts``: what was proposed last for each sequence.
+        """Cut drafts down to the nodes that pay. ``drafts``: the last one proposed for each sequence.
 
         A policy that asked several drafters may return an earlier proposal of this step instead.
         """
@@ -250,11 +251,14 @@ class Policy(Protocol):
     def learn(
         self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
     ) -> None:
-        """One step is over: of each draft, empty ones too, so many nodes were accepted; their tokens are committed."""
+        """Learn from a step, after its tokens are committed.
+
+        ``accepted``: accepted nodes of each draft, empty drafts included.
+        """
         ...
 
     def report(self, sequence: int) -> RouterRecord | None:
-        """Tell what it did in this sequence, if it chooses among drafters."""
+        """Report on this sequence, if it chooses among drafters."""
         return None
 
     def release(self, sequence: int) -> None: ...
@@ -262,10 +266,9 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Escape:
-    """Where a lossy text goes on under another ``rule``: before its running score would fall below ``floor``.
+    """When a lossy text changes to another ``rule``: just before its running score would fall below ``floor``.
 
-    The score is the mean of p(token) / max p over the tokens of the output, by the target's logits as they are before
-    anything edits them.
+    The score is the mean of p(token) / max p over the output's tokens, by the target's unedited logits.
     """
 
     floor: float
@@ -276,8 +279,8 @@ class Escape:
 class Strategy:
     """Drafters (mostly one, or none), accept rule and budget policy under one name.
 
-    With a ``selector`` the text is written on canvases, which have the ``layout``. Then there are no drafts, so no
-    drafters, and the rule is not asked. Raises ValueError for a selector beside drafters.
+    With a ``selector``, text is written on canvases with this ``layout``; then there are no drafters, and the rule is
+    not used. Raises ValueError for a selector together with drafters.
     """
 
     name: str

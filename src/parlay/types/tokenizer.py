@@ -1,4 +1,4 @@
-"""The protocol of a tokenizer. The names are those of transformers, whose tokenizers can be given as they are."""
+"""The protocol of a tokenizer. Names are those of transformers, whose tokenizers implement it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(Protocol):
-    """From text to ids and back, with the names of special tokens and the model's chat templates."""
+    """Converts text to ids and back, and knows special tokens and the model's chat templates."""
 
     @property
     def is_fast(self) -> bool:
-        """Whether there is a ``backend_tokenizer``, which tells offsets and decodes token by token."""
+        """Whether it has a ``backend_tokenizer``, which reports offsets and decodes token by token."""
         ...
 
     @property
@@ -22,12 +22,12 @@ class Tokenizer(Protocol):
 
     @property
     def chat_template(self) -> str | dict[str, str] | None:
-        """The one template, or by name where there are more."""
+        """The chat template, or several by name."""
         ...
 
     @property
     def special_tokens_map(self) -> Mapping[str, str]:
-        """Tokens by what they are for: ``bos_token``, ``eos_token`` and so on."""
+        """Special tokens by purpose: ``bos_token``, ``eos_token`` and so on."""
         ...
 
     @property
@@ -35,7 +35,7 @@ class Tokenizer(Protocol):
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, tokenizers.AddedToken]:
-        """Tokens that are found in a text before anything else is done to it, by id."""
+        """Added tokens by id; they are found in a text before it is split otherwise."""
         ...
 
     @property
@@ -48,17 +48,17 @@ class Tokenizer(Protocol):
     def pad_token_id(self) -> int | None: ...
 
     def __len__(self) -> int:
-        """How many tokens there are, added ones included."""
+        """How many tokens there are, including added ones."""
         ...
 
     def get_vocab(self) -> Mapping[str, int]: ...
 
     def convert_ids_to_tokens(self, ids: int) -> str | None:
-        """How the vocabulary writes the token with this id; None for one that it lacks."""
+        """The vocabulary's spelling of the token with this id; None if there is no such token."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """``add_special_tokens``: with those that stand around every text."""
+        """The ids of a text. ``add_special_tokens``: with the special tokens that surround every text."""
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...

@@ -1,4 +1,4 @@
-"""Trees of proposed tokens: building them and reading depth, children, paths and visibility off the parents."""
+"""Builds trees of proposed tokens, and reads depths, children, paths and visibility off their parents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 def chain(tokens: Sequence[int], source: str, scores: Sequence[float] = ()) -> Draft:
-    """A draft without branches: each token is the child of the one before."""
+    """A draft without branches: each token is the child of the one before it."""
     if not tokens:
         return NO_DRAFT
     return Draft(chain_tree(tokens), sources=(source,) * len(tokens), scores=tuple(scores))
@@ -32,7 +32,7 @@ def is_chain(tree: Tree) -> bool:
 
 @lru_cache(maxsize=512)
 def _chain_parents(count: int) -> tuple[int, ...]:
-    """One tuple for all chains of a length: most are told by identity, without a look at their nodes."""
+    """The parents of a chain. All chains of a length share one tuple, so most are recognised by identity."""
     return tuple(range(-1, count - 1))
 
 
@@ -64,7 +64,7 @@ def path_to(tree: Tree, node: int) -> tuple[int, ...]:
 
 
 def anchors(tree: Tree, count: int) -> list[int]:
-    """Find for each of the last ``count`` nodes the last ancestor that is not one of them; -1: the root."""
+    """For each of the last ``count`` nodes, its nearest ancestor that is not one of them; -1: the root."""
     first = len(tree) - count
     found: list[int] = []
     for parent in tree.parents[first:]:
@@ -73,27 +73,30 @@ def anchors(tree: Tree, count: int) -> list[int]:
 
 
 def last_chains(tree: Tree, count: int) -> list[range]:
-    """Part the last ``count`` nodes into chains: a node goes on the one before it if that is its parent."""
+    """Divide the last ``count`` nodes into chains: a node joins the chain of its parent if that is the node before."""
     first = len(tree) - count
     begins = [node for node in range(first, len(tree)) if node == first or tree.parents[node] != node - 1]
     return [range(*pair) for pair in pairwise([*begins, len(tree)])]
 
 
 def along(values: tuple[Value, ...], path: Sequence[int]) -> tuple[Value, ...]:
-    """The values of the nodes of a path: paths rise, so one that ends with node n - 1 is the first n nodes."""
+    """The values at the nodes of a path.
+
+    Paths rise, so a path that ends with node n - 1 has exactly the first n nodes.
+    """
     if path and path[-1] == len(path) - 1:
         return values[: len(path)]
     return tuple([values[node] for node in path])
 
 
 def leaf_paths(tree: Tree) -> list[tuple[int, ...]]:
-    """One path per leaf, in order of the leaves: together they cover the tree."""
+    """The path to each leaf, in the order of the leaves. Together they cover the tree."""
     inner = set(tree.parents)
     return [path_to(tree, node) for node in range(len(tree)) if node not in inner]
 
 
 def visibility(tree: Tree) -> list[list[bool]]:
-    """``[i][j]``: node i sees node j, which is itself or an ancestor."""
+    """``[i][j]``: whether node i attends to node j, which is itself or an ancestor."""
     rows: list[list[bool]] = []
     for node, parent in enumerate(tree.parents):
         row = list(rows[parent]) if parent >= 0 else [False] * len(tree)
@@ -103,7 +106,7 @@ def visibility(tree: Tree) -> list[list[bool]]:
 
 
 def subtree(draft: Draft, nodes: Sequence[int]) -> Draft:
-    """The draft cut down to ``nodes``, a rising list closed under parents; probes are dropped with the rest."""
+    """The draft cut to ``nodes``, a rising list closed under parents. Probes that are not in the list are dropped."""
     if len(nodes) == len(draft):
         return draft
     if not nodes:
@@ -131,7 +134,7 @@ def subtree(draft: Draft, nodes: Sequence[int]) -> Draft:
 
 
 def _beginning(draft: Draft, count: int) -> Draft:
-    """The first ``count`` nodes, numbered as before."""
+    """The draft cut to its first ``count`` nodes."""
     tree = draft.tree
     parents = _chain_parents(count) if is_chain(tree) else tree.parents[:count]
     probes = max(0, count - (len(draft) - draft.probes))
@@ -149,7 +152,7 @@ def _beginning(draft: Draft, count: int) -> Draft:
 
 
 def first_path(tree: Tree) -> tuple[int, ...]:
-    """From the root down by first children."""
+    """The path from the root down by first children."""
     families = children(tree)
     path: list[int] = []
     while below := families[path[-1] if path else -1]:
@@ -158,9 +161,9 @@ def first_path(tree: Tree) -> tuple[int, ...]:
 
 
 def best_chain(draft: Draft) -> Draft:
-    """The path of highest expected length by scores (without scores the deepest), for runners that can't branch.
+    """The path with the highest expected accepted length, for runners that can't branch; the deepest if without scores.
 
-    Of a drawn draft the first path: choosing by what was drawn would change the distribution.
+    For a drawn draft, the first path: a choice by what was drawn would change the distribution.
     """
     if is_chain(draft.tree):
         return draft
@@ -177,9 +180,9 @@ def best_chain(draft: Draft) -> Draft:
 
 
 def prune(draft: Draft, nodes: Sequence[int]) -> Draft:
-    """The draft cut down to ``nodes``, a rising list closed under parents and without probes.
+    """The draft cut to ``nodes``, a rising list closed under parents and without probes.
 
-    A probe stays where all that it hangs on stays.
+    A probe stays if all its ancestors stay.
     """
     if not draft.probes:
         return subtree(draft, nodes)
@@ -195,13 +198,13 @@ def prune(draft: Draft, nodes: Sequence[int]) -> Draft:
 def first(draft: Draft, budget: int) -> Draft:
     """The draft cut to its first ``budget`` nodes, which are closed under parents because parents come first.
 
-    Probes are no part of a budget: they stay with what they hang on.
+    Probes are not part of a budget: a probe stays if its ancestors do.
     """
     return draft if len(draft) - draft.probes <= budget else prune(draft, range(budget))
 
 
 def ended(draft: Draft, stops: Set[int]) -> Draft:
-    """The draft without what hangs below a token of ``stops``, probes included: no text goes on after one."""
+    """The draft without the descendants of nodes whose token is in ``stops``, probes included. A stop ends the text."""
     tokens, real = draft.tree.tokens, len(draft) - draft.probes
     if stops.isdisjoint(tokens[:real]):
         return draft
@@ -216,7 +219,10 @@ def ended(draft: Draft, stops: Set[int]) -> Draft:
 
 
 def lengthened(chain: Draft, tokens: Sequence[int], source: str) -> Draft:
-    """A chain with more tokens after its last node, all sure. Its probes, kind and probabilities are dropped."""
+    """A chain with more tokens after its last node, each with score 1. Its probabilities are dropped.
+
+    Probes keep their parents.
+    """
     end, count = len(chain) - chain.probes, len(tokens)
     old = chain.tree
     hung = (parent if parent < end else parent + count for parent in old.parents[end:])
