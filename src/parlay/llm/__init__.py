@@ -1,4 +1,4 @@
-"""`LLM` joins a model, its strategies and the engine; around it stand its inputs and outputs."""
+"""`LLM` joins a model, its strategies and the engine; the other modules hold its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["LLM"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `LLM` when it is first used, so that the modules beside it load no torch."""
+    """Import `LLM` when it is first used, so that the other modules here load no torch."""
     if name not in __all__:
         raise AttributeError(f"module 'parlay.llm' has no attribute {name!r}")
     return getattr(import_module("parlay.llm.llm"), name)

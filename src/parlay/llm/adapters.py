@@ -1,4 +1,4 @@
-"""The adapters of one LLM by name: loaded once, chosen by requests, and forgotten when nobody decodes with them."""
+"""The adapters of one LLM by name: loaded once, chosen by requests, and freed when unloaded and no longer in use."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from parlay.types import Adapter, Runner
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """An adapter by name, and the folder in PEFT's layout that it is loaded from at its first use.
+    """An adapter by name, and the folder in PEFT's layout from which it is loaded at its first use.
 
-    The arguments are vLLM's; the number tells nothing here.
+    Argument names are vLLM's; ``lora_int_id`` is ignored.
     """
 
     lora_name: str
@@ -27,12 +27,12 @@ class LoRARequest:
 
 
 Adapted = LoRARequest | str | None
-"""The adapter of a request: to be loaded if need be, by name, or none."""
+"""The adapter of a request: a `LoRARequest`, the name of a loaded one, or None."""
 PerPromptAdapted = Adapted | Sequence[Adapted]
 
 
 class Adapters:
-    """Any thread may use it. ``len`` and iteration are over names."""
+    """The loaded adapters by name. Any thread may use it; ``len`` and iteration are over names."""
 
     def __init__(self, runner: Runner) -> None:
         self._read = adapter_reader(runner)
@@ -49,9 +49,9 @@ class Adapters:
         return len(self._named)
 
     def load(self, name: str, folder: str | Path) -> Adapter:
-        """Load the adapter in a folder under a name that is free, or was given to the same folder.
+        """Load the adapter of a folder. If the name already has this folder's adapter, return that.
 
-        Raises ParlayError for a folder that holds no adapter of this model, ValueError for a name in use.
+        Raises ParlayError for a folder without an adapter for this model, ValueError for a name used by another folder.
         """
         path = user_path(folder).resolve()
         if (held := self._held(name, path)) is not None:
@@ -69,27 +69,27 @@ class Adapters:
             return adapter
 
     def _held(self, name: str, path: Path) -> Adapter | None:
-        """The adapter of that name, if it is loaded. Raises ValueError for one that came from another folder."""
+        """The loaded adapter of that name, if any. Raises ValueError if it came from another folder."""
         adapter, before = self._named.get(name, (None, path))
         if before != path:
             raise ValueError(f"an adapter {name!r:.60} is loaded from {before}: unload it, or name this another")
         return adapter
 
     def unload(self, name: str) -> None:
-        """Forget an adapter. Requests that have it go on to their ends. Raises ValueError for one that is not there."""
+        """Forget an adapter. Requests that use it run to their ends. Raises ValueError for an unknown name."""
         with self._lock:
             if name not in self._named:
                 raise ValueError(self._unknown(name))
             del self._named[name]
 
     def of_all(self, requests: PerPromptAdapted) -> Adapter | list[Adapter | None] | None:
-        """The adapter of one request, or those of several; see `of`."""
+        """The adapter of one request, or the adapters of several; see `of`."""
         if requests is None or isinstance(requests, str | LoRARequest):
             return self.of(requests)
         return [self.of(request) for request in requests]
 
     def of(self, request: Adapted) -> Adapter | None:
-        """The adapter that a request names. Raises ValueError for one that is not there, and what `load` raises."""
+        """The adapter that a request names. Raises ValueError for an unknown name, and what `load` raises."""
         if isinstance(request, LoRARequest) and request.lora_path:
             return self.load(request.lora_name, request.lora_path)
         name = request.lora_name if isinstance(request, LoRARequest) else request

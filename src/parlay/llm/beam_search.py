@@ -1,6 +1,6 @@
-"""Beam search under vLLM's names: the likeliest continuations of a prompt, found a token at a time.
+"""Beam search under vLLM's names: the likeliest continuations of a prompt, one token at a time.
 
-It is the one search that no draft can shorten, because each step chooses among all beams. So it decodes plainly.
+Drafts can't speed it up, because each step chooses among all beams. So it decodes plainly.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from parlay.llm.llm import LLM
 
 Step = Callable[[Sequence[tuple[int, ...]], SamplingParams], list[RequestOutput]]
-"""Decodes token ids, all of them together."""
+"""Decodes one token after each of several lists of token ids, all together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
-    """How to search. Field names are vLLM's.
+    """Parameters of a beam search. Field names are vLLM's.
 
-    Beams are ordered by log-probability over length to the power of ``length_penalty``; as in vLLM the length is that
-    of prompt and output. Raises ValueError for a value out of range; nothing is drawn, so ``temperature`` is 0.
+    Beams are ranked by log-probability divided by length to the power of ``length_penalty``; as in vLLM, the length is
+    that of prompt and output. Raises ValueError for a value out of range. ``temperature`` must be 0, because nothing is
+    drawn.
     """
 
     beam_width: int
@@ -51,7 +52,7 @@ class BeamSearchParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchSequence:
-    """One continuation. ``tokens`` and ``text`` hold the prompt too; ``logprobs`` are those of the output."""
+    """One continuation. ``tokens`` and ``text`` include the prompt; ``logprobs`` are for the output only."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[dict[int, Logprob], ...] = ()
@@ -63,21 +64,21 @@ class BeamSearchSequence:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchOutput:
-    """One sequence for each beam, so as many as the beam is wide, or as there are; the best comes first."""
+    """The best ``beam_width`` sequences, or all if there are fewer; the best first."""
 
     sequences: list[BeamSearchSequence]
 
 
 @dataclass(slots=True)
 class _Search:
-    """One prompt's search: the beams that go on, and those that have ended."""
+    """The search of one prompt: running beams and ended ones."""
 
     running: list[BeamSearchSequence]
     ended: list[BeamSearchSequence] = field(default_factory=list)
 
 
 def search_beams(llm: LLM, prompts: Prompts, params: BeamSearchParams, use_tqdm: Progress) -> list[BeamSearchOutput]:
-    """`LLM.beam_search`."""
+    """Search for the beams of all prompts: the body of `LLM.beam_search`."""
     tokenizer, options = llm.get_tokenizer(), RequestOptions(strategy="none")
     one = SamplingParams(max_tokens=1)
     starts = [llm.job(prompt, one, options).samples[0].request.prompt for prompt in listed(prompts)]
@@ -97,9 +98,9 @@ def beam_search(
     longest: int,
     after_token: Callable[[], object],
 ) -> list[BeamSearchOutput]:
-    """Searches for all ``prompts`` together. ``step`` decodes one more token of each beam.
+    """Search for all ``prompts`` together. ``step`` decodes one more token of each beam.
 
-    ``longest`` is how many tokens a beam may have, its prompt's included: there it ends as at ``max_tokens``.
+    ``longest``: the most tokens of a beam, prompt included; there it ends as at ``max_tokens``.
     """
     width = params.beam_width
     one = SamplingParams(temperature=0, max_tokens=1, logprobs=2 * width, ignore_eos=True)

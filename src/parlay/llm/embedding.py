@@ -1,4 +1,4 @@
-"""Embeddings of texts by a decoder: the hidden states that its LM head would read, pooled over each text."""
+"""Embeds texts with a decoder: pools the hidden states that enter its LM head over each text."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from parlay.types import Adapter, MachineBusy, Runner, RunnerSpec, Segment
 Pooling = Literal["last", "mean"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
 ROWS = 512
-"""Of one forward: other requests decode between two."""
+"""Rows per forward. Other requests decode between forwards."""
 _names = itertools.count(1 << 61)
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """One text's embedding, as many numbers as the model has hidden states."""
+    """One text's embedding: ``hidden_size`` numbers."""
 
     embedding: list[float]
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequestOutput:
-    """One text's tokens, and what was made of them. The names are vLLM's."""
+    """One text's tokens and its embedding. Names are vLLM's."""
 
     prompt_token_ids: tuple[int, ...]
     outputs: EmbeddingOutput
@@ -36,7 +36,7 @@ class EmbeddingRequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
-    """How alike two texts are, from -1 to 1, or how likely a document answers a query, from 0 to 1."""
+    """A score: the similarity of two texts, from -1 to 1, or the probability that a document answers a query."""
 
     score: float
 
@@ -50,7 +50,7 @@ class ScoringRequestOutput:
 
 
 def check_embeds(spec: RunnerSpec, pooling: str) -> None:
-    """Raises ValueError for a model that embeds no texts, and for a pooling that is not known."""
+    """Raises ValueError for a model that can't embed texts, and for an unknown pooling."""
     if spec.encoder is not None or spec.canvas is not None:
         raise ValueError(f"{spec.name} does not write token by token from left to right: it embeds no texts")
     if pooling not in POOLINGS:
@@ -58,7 +58,7 @@ def check_embeds(spec: RunnerSpec, pooling: str) -> None:
 
 
 def groups(texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Places of texts that run together: of ``ROWS`` tokens in all, or one longer text."""
+    """Indices of texts that run together: up to ``ROWS`` tokens in all, or one longer text."""
     group: list[int] = []
     for place, ids in enumerate(texts):
         if group and sum(len(texts[each]) for each in group) + len(ids) > ROWS:
@@ -70,7 +70,7 @@ def groups(texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
 
 
 class Reading(ABC):
-    """Texts on their way through the model: `open`, then `step` until they are `over`, and in any case `release`."""
+    """Runs texts through the model. Call `open`, then `step` until `over`, and always `release`."""
 
     def __init__(self, runner: Runner, texts: Sequence[Sequence[int]], adapter: Adapter | None = None) -> None:
         self._runner, self._texts, self._adapter = runner, texts, adapter
@@ -78,7 +78,7 @@ class Reading(ABC):
         self._done = 0
 
     def open(self) -> None:
-        """Reserve memory. Raises ParlayError where the cache has no room for the texts now."""
+        """Reserve memory. Raises MachineBusy if the cache has no room for the texts now."""
         for ids in self._texts:
             name = next(_names)
             self._runner.open(name, (), salt=f"embedding {name}")
@@ -102,20 +102,20 @@ class Reading(ABC):
 
     @abstractmethod
     def _read(self, chunks: Mapping[int, tuple[int, ...]], last: Sequence[bool]) -> None:
-        """Run the tokens of texts, by their places; ``last`` says of which texts these are the last."""
+        """Run one chunk of each text, by index. ``last``: for each chunk, whether it ends its text."""
 
     def _segment(self, place: int, chunk: tuple[int, ...], logits_from: int) -> Segment:
         return Segment(self._names[place], chunk, logits_from=logits_from, adapter=self._adapter)
 
     def release(self) -> None:
-        """Forget the texts; nothing of them stays cached."""
+        """Free the texts' cache, so that nothing of them stays cached."""
         for name in self._names:
             self._runner.truncate(name, 0)
             self._runner.release(name)
         self._names.clear()
 
     def run(self) -> None:
-        """All of it, while nothing else runs."""
+        """Open, run all steps and release, while nothing else runs."""
         try:
             self.open()
             while not self.over:
@@ -125,7 +125,7 @@ class Reading(ABC):
 
 
 class Pooled(Reading):
-    """Hidden states of texts, pooled over each."""
+    """Reads texts and pools the hidden states of each."""
 
     def __init__(
         self, runner: Runner, texts: Sequence[Sequence[int]], pooling: str, adapter: Adapter | None = None
@@ -142,7 +142,7 @@ class Pooled(Reading):
             self._sums_NH[place] = rows[-1] if self._pooling == "last" else self._sums_NH[place] + rows.sum(0)
 
     def embeddings(self, *, normalize: bool) -> list[list[float]]:
-        """One for each text; of length 1 if ``normalize``."""
+        """One embedding per text; of length 1 if ``normalize``."""
         counts = torch.tensor([1 if self._pooling == "last" else len(ids) for ids in self._texts])
         pooled_NH = self._sums_NH / counts[:, None]
         if normalize:
@@ -159,7 +159,7 @@ def embed(
     *,
     normalize: bool = True,
 ) -> list[EmbeddingRequestOutput]:
-    """Embed all texts, together or one after the other; see `Pooled`. Raises ValueError for what can't be used."""
+    """Embed all texts, in groups; see `Pooled`. Raises ValueError if the model or the pooling can't be used."""
     check_embeds(runner.spec, pooling)
     found: list[list[float]] = []
     for group in groups(texts):
@@ -170,19 +170,19 @@ def embed(
 
 
 def paired(queries: int, documents: int) -> list[tuple[int, int]]:
-    """Pairs of a query and a document: each with its own, or one with each. Raises ValueError for other numbers."""
+    """Pairs of a query and a document: query i with document i, or one query with all. Raises ValueError otherwise."""
     if not queries or not documents or (queries not in (1, documents)):
         raise ValueError(f"{queries} queries and {documents} documents: give one query, or as many as documents")
     return [(place if queries > 1 else 0, place) for place in range(documents)]
 
 
 def scored(outputs: Sequence[EmbeddingRequestOutput], pairs: Sequence[tuple[int, int]]) -> list[ScoringRequestOutput]:
-    """The scores of pairs of these texts, whose embeddings have length 1: their cosines."""
+    """The cosines of pairs of these texts, whose embeddings have length 1."""
     vectors_NH = torch.tensor([output.outputs.embedding for output in outputs], dtype=torch.float64)
     return [
         ScoringRequestOutput(
             (*outputs[one].prompt_token_ids, *outputs[other].prompt_token_ids),
-            ScoringOutput(float((vectors_NH[one] * vectors_NH[other]).sum().clamp(-1, 1))),  # rounding may pass 1
+            ScoringOutput(float((vectors_NH[one] * vectors_NH[other]).sum().clamp(-1, 1))),  # rounding may exceed 1
         )
         for one, other in pairs
     ]

@@ -1,4 +1,4 @@
-"""Load the models that write a text together, or a model and its datastore, as one runner."""
+"""Loads an ensemble of models that write one text together, or a model and its datastore, as one runner."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _LEAST_COMMON = 0.5
-"""Share of a model's commonest tokens that another one of its ensemble must have."""
+"""Share of a model's most common tokens that each other model of its ensemble must have."""
 _OFTEN = 20_000
 Members = Ensemble | Nest | str | Sequence[str] | None
-"""The other models of an ensemble, or the datastore; names alone stand for the mean of all models' laws."""
+"""The other models of an ensemble, or a datastore. Names alone mean the average of all models' distributions."""
 
 
 def ensemble_of(members: Members, alone: Mapping[str, object]) -> Ensemble | Nest | None:
-    """The ensemble that an argument stands for. ``alone`` are other arguments, by name, which are about one model.
+    """The ensemble that an argument describes. ``alone``: other arguments, by name, that apply to one model only.
 
-    Raises UsageError where any of these is there too, and for members that can't be.
+    Raises UsageError if one of these is given too, and for members that can't be used.
     """
     ensemble = members if members is None or isinstance(members, Ensemble | Nest) else Ensemble(members)
     if ensemble is not None and any(alone.values()):
@@ -49,14 +49,17 @@ def ensemble_of(members: Members, alone: Mapping[str, object]) -> Ensemble | Nes
         need_faiss()
         read_header(user_path(ensemble.datastore))
     for name in ensemble.models if ensemble is not None else ():
-        resolve(name)  # one that is not there is an error now, not when the first has been loaded
+        resolve(name)  # a missing model is an error now, not after the first one is loaded
     if isinstance(ensemble, Ensemble) and ensemble.head:
         facts_of_deferral(ensemble.head)
     return ensemble
 
 
 def open_budget(memory: int | str | None, ensemble: Ensemble | Nest | None) -> Budget:
-    """Make the budget of all caches, in which no member takes a running text of another. Raises ValueError."""
+    """Make the budget of all caches.
+
+    Members of an ensemble never take each other's running texts. Raises ValueError.
+    """
     targets, bounds = 1 if ensemble is None else 1 + len(ensemble.models), MemoryBounds.parse(memory)
     if bounds.weights is not None and targets > 1:
         raise UsageError("memory weights=SIZE is for one model alone: leave it out, or leave out ensemble")
@@ -73,10 +76,10 @@ def open_runner(
     longest: int | None,
     ensemble: Ensemble | Nest | None,
 ) -> Runner:
-    """Load a model, and the others of its ensemble, each with a cache of its own in one budget, or its datastore.
+    """Load a model, and the rest of its ensemble (each with its own cache in one budget) or its datastore.
 
-    The others are loaded as the first is, without its adapter. Raises UsageError for members of another vocabulary,
-    BadStates for a datastore of another model.
+    The other models are loaded with the options of the first, but without its adapter. Raises UsageError for members
+    with another vocabulary, BadStates for a datastore of another model.
     """
     if ensemble is not None and ranks.ranks > 1:
         raise UsageError(f"{_kind(ensemble)}: all must run in one process; leave out {ranks.asked}")
@@ -94,14 +97,16 @@ def _joined(
     longest: int | None,
     ensemble: Ensemble | Nest,
 ) -> Runner:
-    """Load the others, or the datastore, and make one runner of all."""
+    """Load the other models, or the datastore, and join all of them in one runner."""
     if isinstance(ensemble, Nest):
         return NestRunner(first, MappedStates.open(user_path(ensemble.datastore), model, first.spec), ensemble)
     if ensemble.rule == "defer":
         check_vocabulary(model, ensemble.models[0])
     translations = [translation_of(model, name, first.spec.vocab_size) for name in ensemble.models]
     others = [models.load(name, replace(load, lora=None), budget=budget, longest=longest) for name in ensemble.models]
-    one_budget = all(isinstance(runner, NativeRunner) for runner in (first, *others))  # others have memory of their own
+    one_budget = all(
+        isinstance(runner, NativeRunner) for runner in (first, *others)
+    )  # runners of other kinds have memory of their own
     runners = [first] + [
         other if words is None else TranslatedRunner(other, words)
         for other, words in zip(others, translations, strict=True)
@@ -114,12 +119,12 @@ def _joined(
 
 
 def _kind(ensemble: Ensemble | Nest) -> str:
-    """The name of its argument or flag."""
+    """The name of the ensemble's argument or flag."""
     return type(ensemble).__name__.lower()
 
 
 def check_vocabulary(model: str | PreTrainedModel, other: str) -> None:
-    """Raises UsageError where an id stands for another token in the other model. One of them may have more ids."""
+    """Raises UsageError if an id stands for different tokens in the two models. One of them may have more ids."""
     if not isinstance(model, str):
         return
     first, second = _tokens(_tokenizer(model)), _tokens(_tokenizer(other))
@@ -131,9 +136,9 @@ def check_vocabulary(model: str | PreTrainedModel, other: str) -> None:
 
 
 def translation_of(model: str | PreTrainedModel, other: str, vocab_size: int) -> Translation | None:
-    """How the model's tokens are written in another's vocabulary; None where ids are the same in both.
+    """How the model's tokens are written in the other's vocabulary. None if ids are the same in both.
 
-    Raises UsageError where the two have too little in common.
+    Raises UsageError if the two have too little in common.
     """
     ours, theirs = _tokenizer(model) if isinstance(model, str) else None, _tokenizer(other)
     if ours is None or theirs is None or _first_difference(_tokens(ours), _tokens(theirs)) is None:
@@ -143,14 +148,14 @@ def translation_of(model: str | PreTrainedModel, other: str, vocab_size: int) ->
     roles = ((ours.eos_token_id, theirs.eos_token_id), (ours.bos_token_id, theirs.bos_token_id))
     same = {token: known[text] for token, text in texts.items() if text in known}
     common = same | {own: there for own, there in roles if own is not None and there is not None}
-    often = [token for token in texts if token < _OFTEN]  # merges are numbered by how often they come
+    often = [token for token in texts if token < _OFTEN]  # more frequent merges have lower ids
     shared = sum(token in same for token in often) / max(1, len(often))
     if shared < _LEAST_COMMON:
         raise UsageError(
             f"ensemble: {other} has {shared:.0%} of the commonest tokens of {model}, and {_LEAST_COMMON:.0%} are "
             "needed: name a model whose tokenizer is closer"
         )
-    filler = (theirs.eos_token_id or 0,)  # for ids that no text has
+    filler = (theirs.eos_token_id or 0,)  # for ids that have no text
     own = [
         (common[each],) if each in common else _spelling(texts.get(each, b""), known) or filler
         for each in range(vocab_size)
@@ -160,7 +165,7 @@ def translation_of(model: str | PreTrainedModel, other: str, vocab_size: int) ->
 
 
 def _spelling(text: bytes, known: Mapping[bytes, int]) -> tuple[int, ...]:
-    """Ids of the longest tokens that write a text, from its begin; what no token writes is left out."""
+    """Ids that spell a text, greedily by longest tokens; characters that no token spells are left out."""
     ids: list[int] = []
     place = 0
     while place < len(text):
@@ -171,7 +176,7 @@ def _spelling(text: bytes, known: Mapping[bytes, int]) -> tuple[int, ...]:
 
 
 def _first_difference(first: Mapping[int, str], second: Mapping[int, str]) -> int | None:
-    """The lowest id that both have, for different tokens."""
+    """The lowest id that stands for different tokens in the two vocabularies."""
     return min((token for token in first.keys() & second.keys() if first[token] != second[token]), default=None)
 
 
@@ -182,5 +187,5 @@ def _tokenizer(model: str) -> Tokenizer | None:
 
 
 def _tokens(tokenizer: Tokenizer | None) -> dict[int, str]:
-    """By id, how the vocabulary writes each token; nothing where there is no tokenizer."""
+    """The spelling of each token by id; empty without a tokenizer."""
     return {} if tokenizer is None else {number: token for token, number in tokenizer.get_vocab().items()}

@@ -1,4 +1,4 @@
-"""From prompts and parameters to engine requests, and from the engine's events back to results."""
+"""Turns prompts and parameters into jobs, whose samples are engine requests."""
 
 from __future__ import annotations
 
@@ -67,25 +67,25 @@ from parlay.types import (
 PerPrompt = SamplingParams | Sequence[SamplingParams] | None
 Strategies = str | StrategySpec | Sequence[str | StrategySpec] | None
 
-PREDICTION_STRATEGY = "prediction"  # the default for requests that come with a prediction
+PREDICTION_STRATEGY = "prediction"  # default strategy of requests with a prediction
 _SEED_BITS = 53
-"""Bits of a drawn seed: clients in JavaScript hold whole numbers in float64, and must be able to send it again."""
+"""Bits of a drawn seed. JavaScript clients hold numbers as float64, and must be able to send the seed back exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """Options of a request beside its prompt and its sampling. The text depends on none but the first two, and on those
-    only as far as ``exactness`` allows.
+    """Options of a request other than its prompt and sampling parameters.
 
-    ``exactness`` says what the request allows, as `parlay.certificates.requirement` reads it; None: whatever the
-    strategy is. ``strategy`` None takes the LLM's default, and with a ``prediction`` the strategy that drafts from
-    predictions. ``documents``, ``prediction`` and ``store`` are those of `LLM.generate`. ``salt`` names the tenant,
-    whose cached prefixes and stores are its own. ``owner`` says whose request it is: owners share the engine evenly.
-    Lower ``priority`` is more urgent. ``adapter`` is what the model runs with. ``cache_reuse``: runs of at least so
-    many tokens that an earlier request has at another place are not computed again, which is lossy.
-    ``default_max_tokens`` ends outputs whose parameters have no ``max_tokens``; None: what the model holds does.
-    ``written``: each sample's tokens that another engine has written; it goes on from them. ``vote``: how they decide.
-    ``marks``: the text has all special tokens but those that end it, for whoever reads calls or reasoning by them.
+    ``strategy``: None is the LLM's default or, with a ``prediction``, the strategy that drafts from predictions.
+    ``exactness``: what the request allows, as `parlay.certificates.requirement` reads it; None: the strategy's own
+    level. ``documents``, ``prediction``, ``store``: see `LLM.generate`. ``salt`` names the tenant, which shares cached
+    prefixes and stores with nobody. ``owner``: who sent the request; owners share the engine evenly. ``priority``:
+    lower is more urgent. ``adapter``: the adapter that the model runs with. ``cache_reuse``: runs of at least this many
+    tokens that an earlier request has cached at another position are moved, not computed again, which is lossy.
+    ``default_max_tokens``: used if the parameters have no ``max_tokens``; None: as much as the model holds.
+    ``written``: for each sample, tokens that another engine wrote; it continues after them. ``vote``: how the samples
+    decide on an answer. ``marks``: the text has all special tokens except those that end it, for parsers of calls or
+    reasoning.
     """
 
     strategy: str | StrategySpec | None = None
@@ -107,8 +107,8 @@ class RequestOptions:
 class InputProcessor:
     """Makes jobs: tokenises, resolves seeds and lengths, and gives each sample its detokeniser. Threads may share it.
 
-    A request without a seed gets one drawn from ``seed``, reproducibly, or from the system if that is None.
-    Where an encoder reads what is before the decoder's start token, a prompt without that token gets it at its end.
+    A request without a seed gets one: drawn from ``seed``, reproducibly, or from the system if ``seed`` is None. For an
+    encoder-decoder, a prompt without the decoder's start token gets it at its end.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class InputProcessor:
         self._max_context = max_context
         self._start = spec.encoder.start if spec.encoder is not None else None
         self._goes_on = spec.encoder is None and (spec.canvas is None or spec.canvas.ends is None)
-        """Whether prompts are beginnings of texts, and not sources of others."""
+        """Whether outputs continue their prompts; otherwise a prompt is a source, as in translation."""
         self._seeds = random.Random(seed if seed is not None else secrets.randbits(64))
         self._names = itertools.count()
         self._vocab_size = vocabulary.size
@@ -145,7 +145,7 @@ class InputProcessor:
         texts: tuple[Documents | None, Predictions | None],
         adapters: Adapter | Sequence[Adapter | None] | None = None,
     ) -> list[Job]:
-        """Make a job of each prompt. What is no list holds for all prompts, in place of what ``options`` say."""
+        """Make one job per prompt. Arguments that are not lists hold for all prompts; they override ``options``."""
         each_prompt = listed(prompts)
         each_strategy: list[str | StrategySpec] = one_each(strategy, "", len(each_prompt), "strategy")
         each = zip(
@@ -165,7 +165,7 @@ class InputProcessor:
         ]
 
     def single(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Job:
-        """Make the job of one prompt, with the documents and the prediction that the options name."""
+        """Make the job of one prompt, with the documents and the prediction of ``options``."""
         (texts,) = references([options.documents], 1, self._tokenizer, self._vocab_size)
         ids = prediction_ids(options.prediction, self._tokenizer, self._vocab_size)
         return self.job(prompt, params, options, references=texts, prediction=ids)
@@ -179,7 +179,7 @@ class InputProcessor:
         references: tuple[Ids, ...] = (),
         prediction: Ids = (),
     ) -> Job:
-        """``references`` are the documents' ids, ``prediction`` those of the prediction.
+        """Make a job. ``references``: token ids of the documents; ``prediction``: token ids of the prediction.
 
         Raises ValueError for a prompt or a parameter that can't be used.
         """
@@ -212,13 +212,13 @@ class InputProcessor:
         vote = Ballot(options.vote) if options.vote is not None else None
         ended = self.gate.ways.learn if self.gate.certifies else None
         job = Job(first.id, text, samples, thoughts, begins=not before, vote=vote, ended=ended)
-        if choice.held is not None and choice.held.due():  # drawn before anything is decoded
+        if choice.held is not None and choice.held.due():  # whether to audit is drawn before anything is decoded
             again = partial(self.job, options=self._compared(options), references=references, prediction=prediction)
             job.audit = audit_of(choice, choice.held, first, again)
         return job
 
     def _compared(self, options: RequestOptions) -> RequestOptions:
-        """Options of the job that a lossy one is compared with: exact, or by the reference of a model without that."""
+        """Options for decoding a lossy job again, exactly or, if the model can't, by its reference strategy."""
         exactness = None if self.gate.reference else Allowed(Exactness.SEED)
         own = replace(options, strategy=self.gate.reference, exactness=exactness)
         return replace(own, store=False, priority=options.priority + 1, vote=None)
@@ -226,19 +226,19 @@ class InputProcessor:
     def _choice(
         self, options: RequestOptions, params: SamplingParams, kind: Callable[[], str], *, predicts: bool
     ) -> ExactnessChoice:
-        """Choose the strategy. Raises ValueError for one that the request's exactness forbids."""
+        """Choose the strategy. Raises ValueError if the request's exactness forbids the one that it names."""
         usual = PREDICTION_STRATEGY if predicts else self._strategy
         if options.exactness is None:
             return ExactnessChoice(options.strategy or usual)
         allowed = allowed_by(options.exactness) if isinstance(options.exactness, str) else options.exactness
-        if options.adapter is not None and allowed.floor is not None:  # certificates are about the model without it
+        if options.adapter is not None and allowed.floor is not None:  # certificates are for the plain model
             allowed = Allowed(Exactness.SEED)
         return self.gate.choose(allowed, options.strategy, usual, params, kind)
 
     def _request(
         self, prompt: Ids, params: SamplingParams, options: RequestOptions, references: tuple[Ids, ...]
     ) -> Request:
-        """Make what the samples of one prompt have in common."""
+        """Make the request that the samples of one prompt have in common."""
         name = f"request-{next(self._names)}"
         seed = int(params.seed) if params.seed is not None else self._seeds.getrandbits(_SEED_BITS)
         ends = frozenset() if params.ignore_eos else frozenset(self._vocabulary.end_ids)
@@ -276,7 +276,7 @@ class InputProcessor:
         return Sample(own, text, strategy, self._decode_token, predicted, PREDICTION_STRATEGY)
 
     def _constraint(self, grammar: Grammar | None, request: Request, thoughts: Thoughts) -> Constraint | None:
-        """Make the constraint that holds one sample to the form. It begins after the reasoning, if there may be any."""
+        """Make one sample's constraint, if it has a form. If there may be reasoning, it begins after that."""
         if grammar is None or self._tokenizer is None:
             return None
         constraint = grammar.constraint(request.stop_ids)
@@ -284,7 +284,7 @@ class InputProcessor:
         return constraint if found is None else AfterReasoning(constraint, found)
 
     def _guidance(self, params: SamplingParams, ids: Ids) -> Guidance | None:
-        """How the text is guided, if it is. Raises ValueError for a negative prompt that can't be read."""
+        """The guidance of the text, if any. Raises ValueError for a negative prompt that can't be read."""
         if params.guidance_scale == 1:
             return None
         given = ids[-1:] if params.negative_prompt is None else params.negative_prompt
@@ -296,7 +296,7 @@ class InputProcessor:
         return Guidance(negative, params.guidance_scale)
 
     def guided_chat(self, messages: Messages, options: ChatOptions, params: SamplingParams) -> SamplingParams:
-        """Read a negative prompt that is a text as the system message of the same conversation."""
+        """If the negative prompt is a text, use it as the system message of the same conversation."""
         if params.guidance_scale == 1 or not isinstance(params.negative_prompt, str):
             return params
         negative = self.chat(with_system(messages, params.negative_prompt), options)
@@ -305,20 +305,20 @@ class InputProcessor:
     def chats(
         self, chats: Sequence[Messages], options: ChatOptions, params: SamplingParams | Sequence[SamplingParams]
     ) -> list[tuple[TokensPrompt, SamplingParams]]:
-        """Make each conversation a prompt, with parameters whose negative prompt is read. Raises as `chat`."""
+        """Turn each conversation into a prompt, and read its negative prompt. Raises what `chat` raises."""
         each = zip(chats, one_each(params, SamplingParams(), len(chats), "sampling_params"), strict=True)
         return [self.read_chat(messages, options, own) for messages, own in each]
 
     def read_chat(
         self, messages: Messages, options: ChatOptions, params: SamplingParams
     ) -> tuple[TokensPrompt, SamplingParams]:
-        """`chat` and `guided_chat`. Its ids may be cut afterwards where the parameters say so."""
+        """Turn one conversation into a prompt, with its negative prompt read: `chat`, then `guided_chat`."""
         prompt = self.chat(messages, options, cut=params.truncate_prompt_tokens is not None)
         return prompt, self.guided_chat(messages, options, params)
 
     def _settled(self, params: SamplingParams, prompt_length: int, room: int) -> SamplingParams:
-        """With a limit on the output, numbers of log-probabilities, packed ids, bad words as a processor of logits."""
-        limit = max(room, 1)  # a prompt that is too long is refused by the engine
+        """Fill in a limit on the output and numbers of log-probabilities; turn bad words into a logits processor."""
+        limit = max(room, 1)  # the engine refuses a prompt that is too long
         params = replace(
             params,
             max_tokens=limit if params.max_tokens is None else params.max_tokens,
@@ -338,7 +338,7 @@ class InputProcessor:
         return BadWords(params.bad_words or (), self._tokenizer, prompt_length)
 
     def _encode(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, tuple[int, ...], Thoughts]:
-        """The text and the ids of the prompt, and whether its answer has reasoning; no text where it was cut."""
+        """Text and ids of the prompt, and whether its answer has reasoning. The text is None if the prompt was cut."""
         said, thoughts = text_or_ids(prompt)
         text = said if isinstance(said, str) else None
         ids = self._ids(said, cut=params.truncate_prompt_tokens is not None) if isinstance(said, str) else said
@@ -349,7 +349,7 @@ class InputProcessor:
         return text, ids if self._start is None or self._start in ids else (*ids, self._start), thoughts
 
     def ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """The ids of a prompt that is only read. Raises ValueError for one that the model can't hold."""
+        """The ids of a prompt that is only read. Raises ValueError if the model can't hold it."""
         said, _ = text_or_ids(prompt)
         ids = self._ids(said, cut=False) if isinstance(said, str) else tuple(said)
         if not 0 < len(ids) <= self._max_context:
@@ -360,15 +360,15 @@ class InputProcessor:
     def _ids(self, text: str, *, cut: bool) -> tuple[int, ...]:
         if self._encoder is None:
             raise ValueError("this model came without a tokenizer: give the prompt as {'prompt_token_ids': [...]}")
-        if not text:  # a tokenizer that puts a token before every text would make it look like one
+        if not text:  # some tokenizers add a token, so that ids would not be empty
             raise ValueError("the prompt is empty: give some text, or token ids")
         return self._encoder.encode(text, self._max_context, cut=cut)
 
     def chat(self, messages: Messages, options: ChatOptions, *, cut: bool = False) -> TokensPrompt:
-        """The conversation in the model's own chat format. Its ids may be ``cut`` afterwards.
+        """Render the conversation in the model's chat format. With ``cut``, the caller will cut its ids.
 
-        Raises ParlayError for a conversation that the template refuses, ValueError for what is no conversation, for
-        content that is no text, and for variables that `check_variables` refuses.
+        Raises ParlayError if the template refuses the conversation; ValueError for a value that is not a conversation,
+        for content that is not text, and for variables that `check_variables` refuses.
         """
         if self._encoder is None or self._tokenizer is None or not (options.template or self._tokenizer.chat_template):
             raise ParlayError("this model has no chat template: use generate() with a plain prompt")

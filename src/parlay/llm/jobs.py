@@ -1,4 +1,4 @@
-"""Prompts under way: their samples, what events make of them, how a lossy one is audited, and one call at a time."""
+"""Jobs under way: a prompt's samples, the results of their events, audits of lossy jobs, and the call lock."""
 
 from __future__ import annotations
 
@@ -37,32 +37,33 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Sample:
-    """One engine request under way: its text so far and what was committed."""
+    """One engine request under way, with its tokens and text so far."""
 
     request: Request
     text: TextStream | None
     strategy: str | StrategySpec
     decode_token: DecodeToken
     predicted: int = 0
-    """Tokens of its prediction."""
+    """Number of tokens of its prediction."""
     prediction_source: str = ""
-    """The source of tokens that were drafted from the prediction."""
+    """The source name of tokens drafted from the prediction."""
     tokens: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     writers: list[str] = field(default_factory=list)
-    """Of the first tokens; the rest, if any, are the target's own."""
+    """Who chose the first tokens; the target chose the rest, if any."""
     origins: list[Origin | None] = field(default_factory=list)
-    """One for each token, or none at all."""
+    """One for each token, or empty."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """One for each token that was decoded here, or none at all."""
+    """One for each token that was decoded here, or empty."""
     last: Event | None = None
     released: str = ""
-    """What the engine that wrote its first tokens has released of their text."""
+    """Text that the engine which wrote the first tokens has released already."""
 
     def resume(self, tokens: tuple[int, ...]) -> None:
-        """Take tokens that another engine wrote, before the sample runs: text, form and stops are then as there.
+        """Take tokens that another engine wrote, before the sample runs.
 
-        Raises ValueError for tokens that the form forbids, or after which the answer is over.
+        Text, form and stops then are as they were there. Raises ValueError for tokens that the form forbids, or that
+        end the answer.
         """
         request = self.request
         for count, token in enumerate(tokens, start=1):
@@ -94,7 +95,7 @@ class Sample:
         if self.text is None:
             return ()
         released = self.text.release(final=event.finish_reason is not None)
-        known = len(self.tokens)  # a step that failed may have read tokens that it never reported
+        known = len(self.tokens)  # a failed step may have read tokens that it never reported
         origins = self.origins if len(self.origins) == known else [None] * known
         writers = [*self.writers, *[TARGET] * (known - len(self.writers))] if self.writers else []
         return tuple(
@@ -105,16 +106,16 @@ class Sample:
 
     @property
     def whole_text(self) -> str:
-        """All that it has written."""
+        """The text written so far."""
         return self.text.text if self.text else ""
 
     @property
     def mean_logprob(self) -> float:
-        """The mean log-probability of its tokens, where these are wanted; else 0."""
+        """The mean log-probability of its tokens; 0 if the request does not want log-probabilities."""
         return sum(one.logprob for one in self.logprobs) / max(1, len(self.logprobs))
 
     def unknown(self, reason: FinishReason, error: str | None = None) -> Event:
-        """The end of a sample that the engine does not know, as of one that never began, of which any level holds."""
+        """The last event of a sample that the engine does not know, as if it had never begun: any exactness holds."""
         metrics = Metrics(str(self.strategy), Exactness.LOSSY if self.tokens else Exactness.BITS)
         return Event(self.request.id, finish_reason=reason, error=error, metrics=metrics)
 
@@ -152,7 +153,10 @@ class Sample:
 
 
 def resume(samples: Sequence[Sample], written: Sequence[Ids]) -> None:
-    """Let samples go on after tokens that another engine wrote. Raises ValueError for tokens that are not such."""
+    """Let samples continue after tokens that another engine wrote.
+
+    Raises ValueError for tokens that can't be resumed.
+    """
     if len(written) != len(samples):
         raise ValueError(
             f"tokens of {len(written)} samples are written, but n is {len(samples)}: give one list for each"
@@ -170,18 +174,18 @@ class Job:
     samples: list[Sample]
     thoughts: Thoughts = "none"
     begins: bool = False
-    """Whether its samples are texts of their own, and do not go on from the prompt's."""
+    """Whether the samples are texts of their own, and do not continue the prompt."""
     audit: Audit | None = None
-    """There if its first sample is lossy by a certificate, and is to be compared with exact decoding."""
+    """Set if the first sample is lossy under a certificate and is to be compared with exact decoding."""
     vote: Ballot | None = None
-    """There if the samples are chains of thought that vote; it says when each begins and when they may be stopped."""
+    """Set if the samples are chains of thought that vote. It decides when each begins and when all may be stopped."""
     ahead: StepsAhead | None = None
-    """There once the text is over whose steps a small model drafted ahead."""
+    """Set when a text is complete whose steps a small model drafted ahead."""
     ended: Callable[[str, Metrics], None] | None = None
-    """Is told the kind of the request and the counts of each sample that is over."""
+    """Called for each sample that ends, with the request's kind and the sample's metrics."""
 
     def due(self) -> Sequence[Sample]:
-        """Samples to put into the engine now, all of them but those of a vote: it begins some later, or never."""
+        """Samples to add to the engine now: all, or those that a vote begins now."""
         return self.samples if self.vote is None else [self.samples[chain] for chain in self.vote.due()]
 
     @property
@@ -217,14 +221,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """How a lossy job is compared: ``twin`` makes the job that decodes its first sample exactly."""
+    """How a lossy job is audited: ``twin`` makes the job that decodes its first sample exactly."""
 
     twin: Callable[[], Job]
     certificate: HeldCertificate
     spec: StrategySpec
 
     def settle(self, lossy: Job, exact: Job) -> None:
-        """Count the comparison. Answers that were ended early tell nothing."""
+        """Count the comparison, unless one of the answers was ended early."""
         first, second = lossy.samples[0], exact.samples[0]
         ends = [sample.last.finish_reason if sample.last is not None else None for sample in (first, second)]
         if all(end in ("stop", "length") for end in ends):
@@ -237,7 +241,7 @@ def audit_of(
     first: Request,
     job: Callable[..., Job],
 ) -> Audit:
-    """Compare a lossy job with what ``job`` makes of its prompt and sampling, for the certificate that it stands on."""
+    """The audit of a lossy job for its certificate: ``job`` decodes the same prompt and sampling exactly."""
     assert isinstance(choice.strategy, StrategySpec)
     params = replace(first.params, n=1, seed=first.key.seed, truncate_prompt_tokens=None)
     prompt = TokensPrompt(prompt_token_ids=first.prompt)
@@ -245,7 +249,7 @@ def audit_of(
 
 
 def audit(jobs: Iterable[Job], decode: Callable[[list[Job]], Iterable[object]]) -> None:
-    """Make the comparisons that are due of jobs that are over."""
+    """Run the audits that are due for finished jobs."""
     due = [(job, job.audit, job.audit.twin()) for job in jobs if job.audit is not None]
     for _ in decode([twin for _, _, twin in due]) if due else ():
         pass
@@ -254,7 +258,10 @@ def audit(jobs: Iterable[Job], decode: Callable[[list[Job]], Iterable[object]]) 
 
 
 def follow(events: Iterable[StreamEvent], shown: tqdm[Any]) -> float:
-    """Take all events, and show on a bar of prompts how many are done and how fast; returns the seconds it took."""
+    """Consume all events, and show on a progress bar how many prompts are done and how fast.
+
+    Returns the seconds taken.
+    """
     began, read, written = time.perf_counter(), 0, 0
     for event in events:
         written += len(event.token_ids)
@@ -268,7 +275,7 @@ def follow(events: Iterable[StreamEvent], shown: tqdm[Any]) -> float:
 
 
 def decoded(add: Callable[[Job], None], engine: Engine, lock: CallLock, jobs: Sequence[Job]) -> Generator[StreamEvent]:
-    """Add the jobs' samples to the engine and yield events until all are over; leaving early aborts the rest."""
+    """Add the jobs' samples to the engine, and yield events until all have ended. Closing early aborts the rest."""
     owners = {sample.request.id: (job, sample) for job in jobs for sample in job.samples}
     live = dict.fromkeys(owners)
     with lock.entered():
@@ -296,7 +303,7 @@ def decoded(add: Callable[[Job], None], engine: Engine, lock: CallLock, jobs: Se
 
 
 def _go_on(job: Job, add: Callable[[Job], None], engine: Engine) -> Iterator[Event]:
-    """After samples have ended: begin those that a vote still needs, or end those that it does not."""
+    """After samples have ended, begin those that a vote still needs, or end those that it no longer needs."""
     if job.vote is not None and not job.vote.over:
         add(job)
     for sample in job.samples if job.vote is not None and job.vote.over else ():
@@ -305,7 +312,7 @@ def _go_on(job: Job, add: Callable[[Job], None], engine: Engine) -> Iterator[Eve
 
 
 class Stream(Iterator[StreamEvent]):
-    """The events of one prompt. Closing it ends the request at once; `output` is what has been generated."""
+    """The events of one prompt. Closing it ends the request at once; `output` then holds what was generated."""
 
     def __init__(self, events: Generator[StreamEvent], job: Job) -> None:
         self._events = events
@@ -319,19 +326,19 @@ class Stream(Iterator[StreamEvent]):
 
     @property
     def votes(self) -> bool:
-        """Whether its samples vote, so that the last event tells which of their texts is wanted."""
+        """Whether the samples vote, so that only the last event tells which text is the answer."""
         return self._job.vote is not None
 
     @property
     def output(self) -> RequestOutput:
-        """The whole result, or after `close` the part of it that there is. Raises ParlayError while under way."""
+        """The whole result, or after `close` the part that was generated. Raises ParlayError while decoding."""
         if not self._job.finished:
             raise ParlayError("the stream is under way: iterate to its end, or close it, before asking for its output")
         return self._job.output()
 
 
 class CallLock:
-    """Calls enter one after another. A thread whose own earlier call has not left would wait forever: an error."""
+    """Lets one call in at a time. A thread that would wait for its own earlier call gets an error instead."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -339,7 +346,10 @@ class CallLock:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Until the block is left, calls of other threads wait. Raises ParlayError for one of the same thread."""
+        """Make calls of other threads wait until the block ends.
+
+        Raises ParlayError for a second call of this thread.
+        """
         me = threading.get_ident()
         if self._owner == me:
             raise ParlayError("a stream of this LLM is under way: end or close it first, or use parlay.aio.AsyncLLM")

@@ -1,6 +1,6 @@
-"""Rerankers that are chat models, such as Qwen3-Reranker: asked whether a document answers a query, they say yes or no.
+"""Scores with chat models as rerankers, such as Qwen3-Reranker: does a document answer a query, yes or no?
 
-The score is the share of "yes" in the chances of the two words.
+The score is the probability of "yes" among the two words.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from parlay.llm.llm import LLM
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""What Qwen3-Reranker's makers write where nothing else is wanted."""
+"""The instruction that Qwen3-Reranker's makers use by default."""
 ANSWERS = ("yes", "no")
 _SYSTEM = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
@@ -27,14 +27,14 @@ _SYSTEM = (
 
 
 class Words(NamedTuple):
-    """The ids of both answers."""
+    """The token ids of both answers."""
 
     yes: int
     no: int
 
 
 class Judged(Reading):
-    """The scores of prompts that ask for one of two words."""
+    """Reads prompts that ask for one of two words, and scores each."""
 
     def __init__(
         self, runner: Runner, prompts: Sequence[Sequence[int]], words: Words, adapter: Adapter | None = None
@@ -56,14 +56,14 @@ class Judged(Reading):
 
 
 def by_answer(score_by: ScoreBy) -> bool:
-    """Whether scores are answers of the model, not alike embeddings. Raises ValueError for another word."""
+    """Whether scores come from the model's answers, not from embeddings. Raises ValueError for an unknown name."""
     if score_by not in get_args(ScoreBy):
         raise ValueError(f"score_by must be {' or '.join(get_args(ScoreBy))}, got {score_by!r}")
     return score_by == "yes-no"
 
 
 def judge_prompts(llm: LLM, pairs: Sequence[tuple[object, object]], instruction: str) -> list[tuple[int, ...]]:
-    """The prompts of pairs of a query and a document, in the model's own chat format. Any thread may call this.
+    """Prompts for pairs of a query and a document, in the model's chat format. Any thread may call this.
 
     Raises ValueError for a pair that the model can't hold, and for a model without a chat template.
     """
@@ -81,7 +81,7 @@ def judge_prompts(llm: LLM, pairs: Sequence[tuple[object, object]], instruction:
 
 
 def words_of(llm: LLM) -> Words:
-    """The ids of yes and no. Raises ValueError where they are not one token each."""
+    """The ids of yes and no. Raises ValueError if they are not one token each."""
     encode = llm.get_tokenizer().encode
     ids = [encode(word, add_special_tokens=False) for word in ANSWERS]
     if [len(each) for each in ids] != [1, 1]:
@@ -102,5 +102,5 @@ def judge(
 
 
 def told(prompts: Sequence[tuple[int, ...]], scores: Sequence[float]) -> list[ScoringRequestOutput]:
-    """Prompts with their scores."""
+    """Combine prompts and scores into outputs."""
     return [ScoringRequestOutput(ids, ScoringOutput(score)) for ids, score in zip(prompts, scores, strict=True)]

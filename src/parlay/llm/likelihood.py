@@ -1,4 +1,4 @@
-"""How likely a model finds given texts: perplexity, and which of several endings it would choose."""
+"""Measures how likely a model finds given texts: perplexity, and which of several endings it prefers."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from parlay.text.prompts import TokensPrompt
 from parlay.types import SamplingParams
 
 WINDOW = 512
-"""Tokens that are read together; each is told by at least half of them, but for those of the first window."""
+"""Tokens per window. Each token has at least half a window of context, except in the first window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """``tokens`` were predicted, at ``nats`` of surprise each in the mean."""
+    """``tokens`` tokens were predicted, with a mean negative log-probability of ``nats``."""
 
     tokens: int
     nats: float
 
     @property
     def value(self) -> float:
-        """The number of tokens that are as likely as the true one."""
+        """The perplexity: exp(nats)."""
         return math.exp(self.nats)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A text, and endings of which number ``answer`` is right."""
+    """A text with several endings, of which number ``answer`` is right."""
 
     prompt: str
     choices: tuple[str, ...]
@@ -38,16 +38,17 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The endings that are likeliest as a whole, and per byte: what lm_eval calls acc and acc_norm."""
+    """The endings with the highest log-probability, in total and per byte: lm_eval's acc and acc_norm."""
 
     likeliest: int
     likeliest_per_byte: int
 
 
 def perplexity(llm: LLM, text: str, window: int = WINDOW) -> Perplexity:
-    """Read a text in windows that overlap by half. Raises ValueError for a text of fewer than two tokens.
+    """The perplexity of a text, read in windows that overlap by half.
 
-    Every window begins with what a text begins with, which models take for granted.
+    Every window begins with the tokens that every text begins with, which models expect. Raises ValueError for a text
+    of fewer than two tokens.
     """
     tokenizer = llm.get_tokenizer()
     ids, begin_ids = tuple(tokenizer.encode(text)), tuple(tokenizer.encode(""))
@@ -59,7 +60,10 @@ def perplexity(llm: LLM, text: str, window: int = WINDOW) -> Perplexity:
 
 
 def in_windows(llm: LLM, ids: tuple[int, ...], window: int = WINDOW, begin_ids: tuple[int, ...] = ()) -> list[float]:
-    """Log-probability of each token but the first, read as `perplexity` does; ``begin_ids`` begin the later windows."""
+    """Log-probability of each token but the first, read as by `perplexity`.
+
+    ``begin_ids`` begin every window but the first.
+    """
     windows = list(_windows(len(ids), min(window, llm.engine.longest - 1 - len(begin_ids))))
     heads = [begin_ids if begin else () for begin, _, _ in windows]
     texts = [
@@ -70,7 +74,7 @@ def in_windows(llm: LLM, ids: tuple[int, ...], window: int = WINDOW, begin_ids: 
 
 
 def _windows(tokens: int, window: int) -> Iterator[tuple[int, int, int]]:
-    """Where each begins, where what is counted of it begins, and where it ends; every token but one counts once."""
+    """For each window: its first token, the first that counts, and its end. Every token but the first counts once."""
     first, end = 1, min(window, tokens)
     yield 0, first, end
     while end < tokens:
@@ -79,9 +83,9 @@ def _windows(tokens: int, window: int) -> Iterator[tuple[int, int, int]]:
 
 
 def choose(llm: LLM, question: Question) -> Choice:
-    """Which ending the model finds likeliest."""
+    """Find the ending that the model finds likeliest."""
     tokenizer = llm.get_tokenizer()
-    kept = question.prompt.rstrip()  # spaces belong to the tokens of the ending
+    kept = question.prompt.rstrip()  # a trailing space belongs to the ending's first token
     before = len(tokenizer.encode(kept))
     texts = [question.prompt + choice for choice in question.choices]
     found = log_likelihoods(llm, [(tuple(tokenizer.encode(text)), before) for text in texts])
@@ -90,12 +94,12 @@ def choose(llm: LLM, question: Question) -> Choice:
 
 
 def log_likelihoods(llm: LLM, texts: Sequence[tuple[tuple[int, ...], int]]) -> list[float]:
-    """Sum the log-probabilities of each text's tokens from a place on; that of its first token is never included."""
+    """Sum the log-probabilities of each text's tokens from a given place on; its first token never counts."""
     return [sum(values) for values in token_log_likelihoods(llm, texts)]
 
 
 def token_log_likelihoods(llm: LLM, texts: Sequence[tuple[tuple[int, ...], int]]) -> list[list[float]]:
-    """The log-probability of each text's tokens from a place on; that of its first token is never included."""
+    """The log-probabilities of each text's tokens from a given place on; its first token never counts."""
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
     prompts = [TokensPrompt(prompt_token_ids=ids) for ids, _ in texts]
     outputs = llm.generate(prompts, params, False, strategy="none", store=False)

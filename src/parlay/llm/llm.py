@@ -1,4 +1,4 @@
-"""`LLM`: the one place that joins a runner, the catalogue of strategies, policies and the engine."""
+"""`LLM`, the Python API: the only place that joins a runner, strategies, policies and the engine."""
 
 from __future__ import annotations
 
@@ -45,19 +45,20 @@ if TYPE_CHECKING:
 class LLM:
     """A model that decodes several tokens per forward pass. Argument names are vLLM's where it has them.
 
-    ``model`` is a name that `parlay models` lists, a local folder or GGUF file, a Hugging Face Hub id, or a loaded
+    ``model``: a name that `parlay models` lists, a local folder or GGUF file, a Hugging Face Hub id, or a loaded
     transformers model; None is SmolLM2-135M-Instruct, fetched at the first use (98 MB). ``tokenizer`` replaces the
-    model's own; it may be the ``vocabulary`` of another LLM. ``strategy`` is for requests that name none; left out, it
-    is ``auto``. ``seed`` fixes the seeds of requests without one; else each draws one and reports it. ``memory`` bounds
-    what caches and drafters keep, in bytes or as in ``"2GiB"`` (default: a share of what is free); ``"weights=6GiB"``
-    bounds the weights, and layers that do not fit are read from disk in every forward. ``prefix_cache`` is a file that
-    keeps cached prefixes after `close`, at most ``prefix_cache_size``. A field of ``load`` or ``ranks`` may be given as
-    an argument of its own. A call without sampling parameters takes those that the model's makers recommend, or with
-    ``generation_config="vllm"`` the defaults of `SamplingParams`. vLLM's ``speculative_config`` names a strategy, too.
-    ``router_memory``: numbers that ``auto`` learns are kept on this machine for all requests together (``"shared"``),
-    for each owner (``"per-key"``), or not (``"off"``). ``certificates`` are files of `parlay.calibration`, which allow
-    lossy strategies to requests whose ``exactness`` has a floor; a share ``audit_share`` of their answers is decoded
-    exactly, too. ``ensemble`` names models (`parlay.Ensemble`) or a datastore (`parlay.Nest`) that write with this one.
+    model's own; it may be the ``vocabulary`` of another LLM. ``strategy`` is for requests that name none; by default it
+    is ``auto``. ``seed`` fixes the seeds of requests without one; otherwise each request draws a seed and reports it.
+    ``memory`` limits caches and drafters, in bytes or as in ``"2GiB"`` (default: a share of what is free);
+    ``"weights=6GiB"`` limits the weights: layers that do not fit are read from disk in every forward. ``prefix_cache``:
+    a file that keeps cached prefixes after `close`, at most ``prefix_cache_size``. A field of ``load`` or ``ranks`` may
+    also be given as an argument of its own. Calls without sampling parameters use those that the model's makers
+    recommend or, with ``generation_config="vllm"``, the defaults of `SamplingParams`. vLLM's ``speculative_config``
+    names a strategy, too. ``router_memory``: ``auto`` keeps the numbers that it learns on this machine, for all
+    requests together (``"shared"``), for each owner (``"per-key"``), or not at all (``"off"``). ``certificates``: files
+    of `parlay.calibration` that allow lossy strategies for requests whose ``exactness`` has a floor; a share
+    ``audit_share`` of their answers is also decoded exactly. ``ensemble``: models (`parlay.Ensemble`) or a datastore
+    (`parlay.Nest`) that write together with this one.
 
     Raises ParlayError for a model that can't be run, TypeError for an argument that neither Parlay nor vLLM has, and
     ValueError for a wrong value. Arguments of vLLM that have no effect here give one warning that names them.
@@ -130,13 +131,13 @@ class LLM:
             self._factory = InputProcessor(self.vocabulary, longest, spec, strategy=strategy, seed=seed, gate=gate)
 
     def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer, with the methods that those of transformers have. Raises ParlayError if there is none."""
+        """The tokenizer, with the methods of transformers' tokenizers. Raises ParlayError if there is none."""
         if self.tokenizer is None:
             raise ParlayError("this model came without a tokenizer: name one with LLM(tokenizer=...)")
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return a copy of the parameters that calls without any take; `LLM` says which those are."""
+        """A copy of the parameters that calls without any use; see `LLM`."""
         return replace(self._usual_params)
 
     def generate(
@@ -156,17 +157,17 @@ class LLM:
         """Decode all prompts together and return one output per prompt, in order.
 
         A prompt is a text, a list of token ids, or a dict with ``prompt`` or ``prompt_token_ids``. ``sampling_params``,
-        ``strategy``, ``documents`` (a list of them) and ``prediction`` are one for all prompts or one per prompt.
-        Documents and predictions, texts or token ids, only speed up decoding: strategies that copy draft from them.
-        A ``prediction`` is what the output will mostly be, say a file before an edit. Where no strategy is named, it
-        takes the one that follows predictions. ``store=False``: no strategy learns from these requests.
-        ``exactness`` None allows what the strategy loses (`parlay.certificates.requirement`). ``lora_request`` names
-        adapters (`parlay.LoRARequest`), one for all prompts or one per prompt. ``vote``: several chains of thought of
-        each prompt decide on its answer, which is then in ``vote`` of its output.
-        The list that it returns has the rate of the whole call too, ``tokens_per_second``.
+        ``strategy``, ``documents`` (a list of documents), ``prediction`` and ``lora_request`` (`parlay.LoRARequest`)
+        are one for all prompts or one per prompt. Documents and predictions, texts or token ids, only speed up
+        decoding: strategies that copy draft from them. A ``prediction`` is what the output will mostly be, such as a
+        file before an edit. If no strategy is named, a request with a prediction uses the strategy that follows
+        predictions. ``store=False``: no strategy learns from these requests. ``exactness`` None allows what the
+        strategy loses (`parlay.certificates.requirement`). ``vote``: several chains of thought for each prompt decide
+        its answer, which is in ``vote`` of the output. The returned list also has the rate of the whole call,
+        ``tokens_per_second``.
 
         Raises ValueError for a prompt, parameter, document or prediction that can't be used, before anything runs, and
-        RequestFailed (which holds all outputs) when a sample failed while the others went on.
+        RequestFailed (which holds all outputs) if a sample failed while the others went on.
         """
         self._check_open()
         options = RequestOptions(store=store, exactness=exactness, vote=vote)
@@ -174,7 +175,7 @@ class LLM:
         texts, adapters = (documents, prediction), self.adapters.of_all(lora_request)
         jobs = self._factory.jobs(prompts, params, strategy, options, texts=texts, adapters=adapters)
         use_tqdm = False if use_tqdm is None and len(jobs) < 2 else use_tqdm
-        # Closed here: an error's traceback, which notebooks keep, would hold the events, and the lock of calls by them.
+        # Close here: notebooks keep an error's traceback, which would keep the events and, through them, the call lock.
         with closing(self._run(jobs)) as events, bar(len(jobs), "Prompts", "prompt", use_tqdm) as shown:
             seconds = follow(events, shown)
         outputs = RequestOutputs([job.output() for job in jobs], seconds)
@@ -203,10 +204,10 @@ class LLM:
         lora_request: PerPromptAdapted = None,
         vote: VoteParams | None = None,
     ) -> RequestOutputs:
-        """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}.
+        """Like `generate`, for one or more conversations, each a list of {"role": ..., "content": ...}.
 
-        Content is a text, or a list of {"type": "text", "text": ...}. `ChatOptions` says what the template's arguments
-        do. One of ``add_generation_prompt`` and ``continue_final_message`` must be false.
+        Content is a text, or a list of {"type": "text", "text": ...}. The template's arguments are those of
+        `ChatOptions`. One of ``add_generation_prompt`` and ``continue_final_message`` must be false.
         """
         if continue_final_message and add_generation_prompt:
             raise ValueError("continue_final_message goes on with the last message: set add_generation_prompt=False")
@@ -234,10 +235,7 @@ class LLM:
         )
 
     def token_ids(self, prompt: Prompt | Messages, chat: ChatOptions | None = None) -> tuple[int, ...]:
-        """Tokenize a prompt or conversation that is only read. Any thread may call this.
-
-        Raises ValueError for one that is too long.
-        """
+        """Token ids of a prompt or conversation. Any thread may call this. Raises ValueError if it is too long."""
         return self._factory.ids(prompt if is_prompt(prompt) else self._factory.chat(prompt, chat or ChatOptions()))
 
     def embed(
@@ -248,9 +246,9 @@ class LLM:
         normalize: bool = True,
         lora_request: Adapted = None,
     ) -> list[embedding.EmbeddingRequestOutput]:
-        """Embed texts by the hidden states that the LM head would read: the last token's, or the mean of all.
+        """Embed texts by the hidden states that enter the LM head: the last token's, or their mean over all tokens.
 
-        Embeddings have length 1 if ``normalize``. Raises ValueError for a prompt or a pooling that can't be used.
+        With ``normalize``, embeddings have length 1. Raises ValueError for a prompt or a pooling that can't be used.
         """
         self._check_open()
         texts, adapter = [self.token_ids(prompt) for prompt in listed(prompts)], self.adapters.of(lora_request)
@@ -267,7 +265,7 @@ class LLM:
         instruction: str = INSTRUCTION,
         lora_request: Adapted = None,
     ) -> list[embedding.ScoringRequestOutput]:
-        """Score how well documents fit queries, in pairs or one query and all, by embeddings or a chat model's yes."""
+        """Score how well documents fit queries: in pairs or one query with all, by embeddings or a chat model's yes."""
         one, many = listed(queries), listed(documents)
         pairs = embedding.paired(len(one), len(many))
         self._check_open()
@@ -282,7 +280,10 @@ class LLM:
     def beam_search(
         self, prompts: Prompts, params: BeamSearchParams, use_tqdm: Progress = False
     ) -> list[BeamSearchOutput]:
-        """The likeliest continuations of each prompt, the best first. Decodes plainly; raises as `generate`."""
+        """The likeliest continuations of each prompt, the best first.
+
+        Decodes plainly; raises what `generate` raises.
+        """
         return search_beams(self, prompts, params, use_tqdm)
 
     def stream(
@@ -297,7 +298,7 @@ class LLM:
         exactness: str | Allowed | None = None,
         vote: VoteParams | None = None,
     ) -> Stream:
-        """Decode one prompt (or conversation) and iterate over what each step adds, as it is committed."""
+        """Decode one prompt or conversation, and iterate over the tokens and texts of each step as it is committed."""
         options = RequestOptions(strategy=strategy, exactness=exactness, prediction=prediction, store=store, vote=vote)
         job = self.job(prompt, sampling_params, replace(options, documents=documents or ()))
         return Stream(self._run([job]), job)
@@ -309,9 +310,9 @@ class LLM:
         options: RequestOptions | None = None,
         chat: ChatOptions | None = None,
     ) -> Job:
-        """A prompt or conversation made ready to run. Any thread may call this. Raises ValueError or ParlayError.
+        """Make a job of a prompt or conversation, ready to run. Any thread may call this.
 
-        ``chat`` says how a conversation becomes a prompt.
+        ``chat``: how a conversation becomes a prompt. Raises ValueError or ParlayError.
         """
         self._check_open()
         options = options or RequestOptions()
@@ -321,11 +322,11 @@ class LLM:
         return self._factory.single(prompt, params, options)
 
     def prepare(self) -> None:
-        """Load now what the first request would load, so that no request of a server waits for it."""
+        """Load now what the first request would load, so that no request to a server has to wait for it."""
         self.vocabulary.prepare()
 
     def add(self, job: Job) -> None:
-        """Put a job's due samples into the engine. Raises ValueError for what can't run; then none of them is in it."""
+        """Add a job's due samples to the engine. If one can't run, raises ValueError, and none of them is added."""
         added: list[str] = []
         try:
             for sample in job.due():
@@ -338,7 +339,7 @@ class LLM:
 
     @property
     def strategies(self) -> StrategyCache:
-        """The strategies of requests, for whoever builds one before `add` needs it."""
+        """The strategies built so far. Callers may build one here before `add` needs it."""
         return self._strategies
 
     @property
@@ -347,20 +348,20 @@ class LLM:
         return self._drafts.names
 
     def offered(self) -> tuple[str, ...]:
-        """The strategies of the catalogue that work for this model by their name alone. Any thread may call this."""
+        """The catalogue's strategies that this model can run without parameters. Any thread may call this."""
         return offered(self._strategies.resources, self.engine.requests.check_needs)
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes that caches and drafters' states hold, of running texts and of finished ones. Any thread may ask."""
+        """Bytes held by caches and drafters' states, for running and finished texts. Any thread may call this."""
         return self._budget.held
 
     def reset_prefix_cache(self) -> None:
-        """Free what is cached of finished requests: later ones compute their whole prompts."""
+        """Free the cache of finished requests. Later requests compute their whole prompts."""
         self._budget.drop_spare()
 
     def close(self) -> None:
-        """Write the files of drafters and free models and caches; the LLM can't be used afterwards."""
+        """Write the files of drafters, and free models and caches. The LLM can't be used afterwards."""
         if self._closed:
             return
         self._closed = True
@@ -368,7 +369,7 @@ class LLM:
         self.vocabulary.rest()
         close_prefix_cache(self.prefix_cache)
         end_ranks(self.runner)
-        self._budget.drop_spare()  # pages refer to each other, and would wait for the garbage collector
+        self._budget.drop_spare()  # pages refer to each other: only the garbage collector would free them
         del self._strategies, self._drafts, self.engine, self.runner, self.prefix_cache
 
     @property
@@ -389,7 +390,9 @@ class LLM:
             raise ParlayError("this LLM is closed: make another one")
 
     def _run(self, jobs: Sequence[Job]) -> Generator[StreamEvent]:
-        """Decode the jobs, and then run the audits that are due of what was decoded."""
-        decode = partial(decoded, self.add, self.engine, self._call_lock)  # a stream may outlive the LLM's close
+        """Decode the jobs, then run the audits that are due for them."""
+        decode = partial(
+            decoded, self.add, self.engine, self._call_lock
+        )  # binds no self: a stream may outlive the LLM's close
         yield from decode(jobs)
         audit(jobs, decode)

@@ -1,4 +1,4 @@
-"""Results as notebooks show them: the text with its runs coloured by source, and its steps as bars."""
+"""Shows results in notebooks: the text with its runs coloured by source, and its steps as bars."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parlay.types import TARGET
 
 S = TypeVar("S")
 _COLOURS = ("#2a9d8f", "#c77dff", "#e9a23b", "#4c8dff", "#e76f51", "#7cb518")
-"""Colours of drafters, in the order in which they appear; readable on light and dark ground."""
+"""Colours of drafters, in order of appearance; readable on light and dark backgrounds."""
 _OWN = "#8a8f98"
 _MOST_STEPS = 160
 _BAR, _CELL, _HEIGHT = 5, 5, 80
@@ -20,9 +20,9 @@ _BAR, _CELL, _HEIGHT = 5, 5, 80
 def shown(
     text: str, ends: Sequence[int], sources: Sequence[str], heading: str, facts: str, *, writers: Sequence[str] = ()
 ) -> str:
-    """One sample as HTML. ``ends`` is how long the text is with each token, ``sources`` are the tokens' own.
+    """One sample as HTML. ``ends``: the length of the text up to each token. ``sources``: each token's source.
 
-    Where there are ``writers``, the text is coloured by them, and the bars of its steps are not.
+    If there are ``writers``, the text is coloured by them, and the bars of its steps are not.
     """
     named = writers or sources
     colours = _colours(named)
@@ -37,7 +37,7 @@ def shown(
 
 
 def steps(sources: Sequence[str]) -> list[list[str]]:
-    """The sources of the tokens of each step: one ends with the token that the target wrote itself."""
+    """The sources of each step's tokens. A step ends with the token that the target wrote itself."""
     found: list[list[str]] = [[]]
     for source in sources:
         found[-1].append(source)
@@ -52,7 +52,7 @@ def _colours(sources: Sequence[str]) -> dict[str, str]:
 
 
 def runs(text: str, ends: Sequence[int], sources: Sequence[S]) -> Iterator[tuple[str, S]]:
-    """Parts of the text whose tokens have one source. A token that ends inside a character adds nothing yet."""
+    """Runs of the text whose tokens have one source. A token that ends within a character adds no text yet."""
     begin = 0
     for source, run in groupby(zip(ends, sources, strict=False), key=lambda pair: pair[1]):
         *_, (end, _) = run
@@ -69,7 +69,7 @@ def _run(part: str, source: str, colours: dict[str, str]) -> str:
 
 
 def _picture(sources: Sequence[str], colours: dict[str, str]) -> str:
-    """A bar for each step, as high as it has tokens: drafted ones below, the target's own on top."""
+    """One bar per step, one cell per token: drafted tokens below, the target's own on top."""
     every = steps(sources)
     columns = every[:_MOST_STEPS]
     if not columns:

@@ -1,7 +1,7 @@
 """Skeleton-of-Thought (Ning et al. 2023, arXiv:2307.15337): an outline first, then all its sections at once.
 
-A router says whether the points of an answer stand on their own: not where the question asks for a proof, a program or
-a calculation in so many words, and else as the model itself says. Where they do not, the answer is written plainly.
+First it decides whether the points of an answer stand on their own. They do not if the question's words ask for a
+proof, a program or a calculation; otherwise the model is asked. If they do not, the answer is written plainly.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _ORDERED = re.compile(
     r"code|story|poem|translat\w+|rewrit\w+|summar\w+)\b|\d\s*[-+*/=^]\s*\d",
     re.IGNORECASE,
 )
-"""Words of questions whose answers build on what was said before."""
+"""Words in questions whose answers must be written in order."""
 _LONGEST_POINT = 200
-"""Characters of a heading."""
+"""The most characters of a heading."""
 IN_ORDER = "written plainly: the points would depend on each other"
 NO_POINTS = "written plainly: the outline has no list of points"
 ROUTE_VARIABLES = {"enable_thinking": False}
-"""For the chat template, where the router asks."""
+"""Variables of the chat template when the model is asked about the question."""
 GAP = "\n\n"
-"""Between sections."""
+"""Text between sections."""
 _ROUTE = (
     "Question: {question}\n\nCould this be answered by a numbered list of points, each of which can be written without "
     "having read the others? Calculations, proofs, programs, stories and short answers can't. Answer yes or no."
@@ -49,10 +49,10 @@ _SECTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutlineParams:
-    """How an answer is planned. ``points`` is how many sections it has at most.
+    """How an answer is planned. ``points``: the most sections.
 
-    An outline longer than ``outline_tokens`` is cut after its last whole line. ``route=False`` takes an outline for
-    every question. Raises ValueError for values out of range.
+    An outline longer than ``outline_tokens`` is cut after its last whole line. With ``route=False``, every question
+    gets an outline. Raises ValueError for values out of range.
     """
 
     points: int = 8
@@ -68,11 +68,11 @@ class OutlineParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutlinedOutput:
-    """An answer by sections. ``points`` are their headings; none where the answer was written plainly.
+    """An answer in sections. ``points``: their headings; empty if the answer was written plainly.
 
-    ``note`` says why that was so, or where an outline was cut; empty otherwise. ``outputs`` are the sections, or the
-    plain answer, and ``outline`` what the outline was taken from. ``exactness`` is lossy where there are sections:
-    nobody else would have written this text.
+    ``note``: why it was written plainly, or where the outline was cut; else empty. ``outputs``: the sections, or the
+    plain answer. ``outline``: the request that wrote the outline. An answer with sections is lossy: the model alone
+    would not have written this text.
     """
 
     text: str
@@ -83,7 +83,7 @@ class OutlinedOutput:
 
     @property
     def exactness(self) -> Exactness:
-        """How weak the promise about the text is."""
+        """The exactness of the text."""
         return Exactness.LOSSY if self.points else self.outputs[0].chosen.exactness
 
 
@@ -97,8 +97,8 @@ def write_outlined(
 ) -> OutlinedOutput:
     """Answer a question by an outline whose sections are decoded together, or plainly where order matters.
 
-    ``sampling_params`` hold for each section. ``outliner`` writes the outline: a smaller model, with any tokenizer, or
-    by default the same. Raises what `LLM.chat` raises, and ValueError for a router that can't ask yes or no.
+    ``sampling_params`` apply to each section. ``outliner`` writes the outline: a smaller model with any tokenizer, or
+    by default the same model. Raises what `LLM.chat` raises, and ValueError if the model can't be asked yes or no.
     """
     params = params or OutlineParams()
     sampling_params = sampling_params or llm.get_default_sampling_params()
@@ -115,17 +115,17 @@ def write_outlined(
 
 
 def outline_prompt(question: str, params: OutlineParams) -> str:
-    """Ask for the outline of an answer."""
+    """The prompt that asks for an outline."""
     return _OUTLINE.format(question=question, points=params.points)
 
 
 def outline_sampling(sampling_params: SamplingParams, params: OutlineParams) -> SamplingParams:
-    """Choose how an outline is sampled whose sections have these parameters."""
+    """Sampling parameters of an outline, from those of its sections."""
     return replace(sampling_params, n=1, max_tokens=params.outline_tokens, min_tokens=0)
 
 
 def section_prompts(question: str, points: Sequence[str]) -> list[str]:
-    """Ask for each section of an answer."""
+    """The prompts that ask for each section."""
     outline = "\n".join(f"{number}. {point}" for number, point in enumerate(points, 1))
     return [
         _SECTION.format(question=question, outline=outline, number=number, point=point)
@@ -134,18 +134,18 @@ def section_prompts(question: str, points: Sequence[str]) -> list[str]:
 
 
 def heading(number: int, point: str) -> str:
-    """Head the section of that number, counted from 1, apart from the one before."""
+    """The heading of section ``number``, counted from 1, with the gap before it."""
     return f"{'' if number == 1 else GAP}{number}. {point}\n"
 
 
 def joined(points: Sequence[str], sections: Sequence[str]) -> str:
-    """The answer: its sections in order, each below its point."""
+    """The answer: the sections in order, each below its heading."""
     each = enumerate(zip(points, sections, strict=True), 1)
     return "".join(heading(number, point) + section.strip() for number, (point, section) in each)
 
 
 def read_outline(outline: RequestOutput, params: OutlineParams) -> tuple[tuple[str, ...], str]:
-    """The points of an outline, each once, and what was cut of it."""
+    """The points of an outline without repetitions, and a note on what was cut."""
     text, cut = outline.chosen.text, outline.chosen.finish_reason == "length"
     if cut:
         text = text[: text.rfind("\n") + 1]
@@ -158,10 +158,9 @@ def read_outline(outline: RequestOutput, params: OutlineParams) -> tuple[tuple[s
 
 
 def stands_apart(llm: LLM, question: str) -> bool:
-    """Whether each point of an answer can be written without the others: by words of the question, then by the model.
+    """Whether each point of the answer can be written without the others: by the question's words, then by the model.
 
-    Raises ValueError for a model to which yes and no are not one token each, ParlayError for one without a chat
-    template.
+    Raises ValueError if yes and no are not one token each for the model, ParlayError if it has no chat template.
     """
     if builds_up(question):
         return False
@@ -172,12 +171,12 @@ def stands_apart(llm: LLM, question: str) -> bool:
 
 
 def builds_up(question: str) -> bool:
-    """Whether words of a question say that what comes later in its answer builds on what came before."""
+    """Whether the question's words say that later parts of its answer build on earlier ones."""
     return _ORDERED.search(question) is not None
 
 
 def route_words(llm: LLM) -> Words:
-    """The two answers of the router. Raises ValueError for a model to which yes and no are not one token each."""
+    """The ids of yes and no. Raises ValueError if they are not one token each for the model."""
     try:
         return words_of(llm)
     except ValueError:
@@ -188,12 +187,12 @@ def route_words(llm: LLM) -> Words:
 
 
 def route_prompt(question: str) -> str:
-    """Ask whether the points of an answer stand on their own."""
+    """The prompt that asks whether the points of an answer stand on their own."""
     return _ROUTE.format(question=question)
 
 
 def route_sampling(words: Words) -> SamplingParams:
-    """Choose how that is answered: by one of both words."""
+    """Sampling parameters for that question: greedy, one of both words."""
     return SamplingParams(max_tokens=1, temperature=0, allowed_token_ids=list(words))
 
 

@@ -1,4 +1,4 @@
-"""Results of `LLM`: vLLM's result shape, with the strategy, its exactness and the engine's metrics beside it."""
+"""Results of `LLM`: vLLM's result classes, with strategy, exactness and metrics added."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from parlay.llm.voting import VoteOutput
 from parlay.types import Exactness, FinishReason, Metrics, Origin, ParlayError, Tokenizer, TokenLogprobs
 
 DecodeToken = Callable[[int], str | None]
-"""The text of one token; None without a tokenizer."""
+"""Returns the text of one token; None without a tokenizer."""
 
 
 def token_decoder(tokenizer: Tokenizer | None) -> DecodeToken:
-    """Make a function that tells the texts of tokens. It is no method, so that a copy of a result copies no model."""
+    """Make a function that decodes single tokens. It is not a method, so a copied result does not copy the model."""
 
     def decode(token: int) -> str | None:
         return None if tokenizer is None else tokenizer.decode([token])
@@ -35,9 +35,9 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Logprobs(Sequence[dict[int, Logprob]]):
-    """A dict for each token, as in vLLM: the token itself, then the likeliest ones, by id. Made when it is looked at.
+    """One dict per token, as in vLLM: the token itself, then the likeliest tokens, by id. Dicts are made on access.
 
-    ``entries`` are what the dicts are made of.
+    ``entries``: the data that the dicts are made from.
     """
 
     entries: tuple[TokenLogprobs, ...]
@@ -56,7 +56,7 @@ class Logprobs(Sequence[dict[int, Logprob]]):
         return self._by_id(self.entries[place])
 
     def __reduce__(self) -> tuple[type[Logprobs], tuple[tuple[TokenLogprobs, ...], DecodeToken]]:
-        """Pickle with the texts of the tokens that are there in place of the tokenizer."""
+        """Pickle with the texts of the tokens instead of the tokenizer."""
         ids = {token for entry in self.entries for token in (entry.token, *(other for other, _ in entry.top))}
         return Logprobs, (self.entries, {token: self._decode_token(token) for token in ids}.get)
 
@@ -71,7 +71,7 @@ class Logprobs(Sequence[dict[int, Logprob]]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
-    """`Logprobs` of a prompt's tokens. There is None for the first, which nothing predicts."""
+    """`Logprobs` of a prompt's tokens; the first is None, because nothing predicts it."""
 
     rest: Logprobs
     """Log-probabilities of all tokens but the first."""
@@ -98,19 +98,19 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
 
 
 def _few(entries: Sequence[object]) -> str:
-    """The first ones in words."""
+    """The first two entries, and how many more there are."""
     first = ", ".join(map(repr, entries[:2]))
     return f"[{first}{f', and {len(entries) - 2} more' if len(entries) > 2 else ''}]"
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionUse:
-    """Counts what its prediction was worth to one sample, in tokens; over several samples, add them up.
+    """How many tokens a prediction saved one sample. For several samples, add the counts up.
 
-    ``accepted``: tokens of the output that were drafted from the prediction. A strategy that copies from it as from any
-    other text accepts none. ``rejected``: the length of the prediction less ``accepted``, and 0 if a part was copied
-    twice. The one token per step that the target writes itself does not count as accepted. So a prediction that is the
-    whole answer has as many rejected tokens as there were steps, or fewer.
+    ``accepted``: output tokens that were drafted from the prediction. A strategy that copies from it as from any other
+    text accepts none. ``rejected``: the length of the prediction less ``accepted``; 0 if a part was copied twice. The
+    one token per step that the target writes itself is not accepted: even if the prediction is the whole answer, up to
+    one token per step is rejected.
     """
 
     accepted: int
@@ -119,9 +119,9 @@ class PredictionUse:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """A part of the text that is mostly from one place of a datastore: ``tokens`` of a document, from ``position`` on.
+    """A part of the text that comes mostly from a datastore: ``tokens`` tokens of a document, from ``position`` on.
 
-    ``share`` is the part of their probability that the datastore gave, in the mean.
+    ``share``: the mean part of their probability that the datastore gave.
     """
 
     text: str
@@ -132,7 +132,7 @@ class Attribution:
 
 
 def attributed(text: str, ends: Sequence[int], origins: Sequence[Origin | None]) -> tuple[Attribution, ...]:
-    """The runs of tokens that follow each other in a document, which gave at least half of their probability."""
+    """The runs of consecutive tokens of one document to which the datastore gave at least half of their probability."""
     found: list[Attribution] = []
     for number, run in groupby(enumerate(origins), key=_run_of()):
         places = [place for place, _ in run]
@@ -147,7 +147,7 @@ def attributed(text: str, ends: Sequence[int], origins: Sequence[Origin | None])
 
 
 def _run_of() -> Callable[[tuple[int, Origin | None]], int | None]:
-    """Number the runs as their tokens come; None for tokens of no run."""
+    """Make a function that numbers the runs as tokens come; None for tokens outside of runs."""
     last: Origin | None = None
     runs = 0
 
@@ -164,7 +164,7 @@ def _run_of() -> Callable[[tuple[int, Origin | None]], int | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CompletionOutput:
-    """One sample. ``seed`` reproduces it (with ``index`` as the sample index), whatever the strategy."""
+    """One sample. ``seed`` and ``index`` (the sample index) reproduce it, whatever the strategy."""
 
     index: int
     text: str
@@ -179,31 +179,32 @@ class CompletionOutput:
     sources: tuple[str, ...]
     """Per token: the drafter that proposed it, or ``target``."""
     writers: tuple[str, ...] = ()
-    """Per token: whose choice it is. That is a model of an ensemble, a drafter whose tokens a lossy rule took, or
-    ``target``. Empty where all tokens are the target's own choice."""
+    """Per token: who chose it. A model of an ensemble, a drafter whose tokens a lossy rule took, or ``target``. Empty
+    if the target chose all."""
     origins: tuple[Origin | None, ...] = ()
-    """Per token: the place of the datastore that it may be from, where the target mixes one in."""
+    """Per token: the place in the datastore that it may come from, if the target mixes one in."""
     text_ends: tuple[int, ...] = ()
-    """Per token: how long the text is with it. Where a stop string is cut off, the last ones are longer than it."""
+    """Per token: the length of the text up to and including it. If a stop string was cut off, the last ones exceed the
+    text."""
     metrics: Metrics
     error: str | None = None
     prediction: PredictionUse | None = None
-    """None where the request came without one."""
+    """None if the request had no prediction."""
 
     def finished(self) -> bool:
-        """True: outputs are made when they are over. As in vLLM."""
+        """Always True, because outputs are made when a sample has ended. As in vLLM."""
         return True
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """The text as runs of one source and one writer each."""
+        """The text in runs with one source and one writer each."""
         both = list(zip(self.sources, self.writers or [""] * len(self.sources), strict=True))
         return tuple(Piece(text, source, writer) for text, (source, writer) in runs(self.text, self.text_ends, both))
 
     @property
     def attributions(self) -> tuple[Attribution, ...]:
         """The parts of the text that come mostly from the datastore, with their document and position there."""
-        ends = self.text_ends or [0] * len(self.token_ids)  # without a tokenizer there is no text
+        ends = self.text_ends or [0] * len(self.token_ids)  # there is no text without a tokenizer
         return attributed(self.text, ends, self.origins)
 
     def __repr__(self) -> str:
@@ -221,8 +222,9 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsAhead:
-    """Rounds in which a text was written: in each, a small model proposed steps: ``drafted`` in all, of which so many
-    stood. ``draft_seconds`` is what it took to write them.
+    """Counts of a text whose steps a small model drafted ahead: ``accepted`` of ``drafted`` steps, over ``rounds``.
+
+    ``draft_seconds``: time that drafting the steps took.
     """
 
     rounds: int = 0
@@ -242,13 +244,13 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     finished: bool = True
     vote: VoteOutput | None = None
-    """The outcome, where the samples are chains of thought that voted."""
+    """The outcome, if the samples are chains of thought that voted."""
     ahead: StepsAhead | None = None
-    """What a small model's steps were worth, where it drafted some ahead."""
+    """Counts of drafted steps, if a small model drafted some ahead."""
 
     @property
     def metrics(self) -> Metrics:
-        """The counts of the engine for the first sample, under vLLM's name."""
+        """The engine's counts for the first sample, under vLLM's name."""
         return self.outputs[0].metrics
 
     @property
@@ -259,12 +261,12 @@ class RequestOutput:
 
     @property
     def chosen(self) -> CompletionOutput:
-        """The sample that won the vote; without one the first."""
+        """The sample that won the vote, or the first if there was no vote."""
         return self.outputs[0 if self.vote is None else self.vote.index]
 
     @property
     def num_cached_tokens(self) -> int:
-        """How many tokens of the prompt were found in the cache."""
+        """How many prompt tokens were cached already."""
         return self.outputs[0].metrics.cached_tokens
 
     def __repr__(self) -> str:
@@ -283,7 +285,7 @@ class RequestOutput:
 
 
 class RequestOutputs(list[RequestOutput]):
-    """The outputs of a call: a list, which notebooks show output by output. ``seconds``: how long the call decoded."""
+    """The outputs of a call: a list, which notebooks show output by output. ``seconds``: duration of the call."""
 
     def __init__(self, outputs: Sequence[RequestOutput], seconds: float = 0.0) -> None:
         super().__init__(outputs)
@@ -291,7 +293,7 @@ class RequestOutputs(list[RequestOutput]):
 
     @property
     def tokens_per_second(self) -> float:
-        """All output tokens of the call over its time; 0 where the time is not known."""
+        """All output tokens of the call per second; 0 if the duration is not known."""
         tokens = sum(len(sample.token_ids) for output in self for sample in output.outputs)
         return tokens / self.seconds if self.seconds else 0.0
 
@@ -304,7 +306,7 @@ def _short(text: str) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """The text, its end left out where it is long."""
+    """The text, with its end left out if it is long."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -318,7 +320,7 @@ class RequestFailed(ParlayError):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of text, and of the token it came with the source, the writer and the origin, where these are known."""
+    """A run of text, with the source, writer and origin of its token, if known."""
 
     text: str
     source: str
@@ -346,7 +348,7 @@ class StreamEvent:
 
 
 def joined(events: Collection[StreamEvent]) -> list[StreamEvent]:
-    """The same news with one event for each sample, in the order of their last events."""
+    """The same news as one event per sample, in the order of the samples' last events."""
     if len(events) < 2:
         return list(events)
     by_sample: dict[int, list[StreamEvent]] = {}

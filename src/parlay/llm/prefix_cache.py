@@ -33,14 +33,14 @@ _log = logging.getLogger(__name__)
 
 
 class PrefixCacheFile:
-    """Read once, when the model is loaded, and written on demand."""
+    """The file of a loaded model: read once when the model is loaded, and written by `save`."""
 
     def __init__(self, path: Path, runner: NativeRunner, key: Key, most_bytes: int) -> None:
         self.path = path
         self._runner, self._key, self._most_bytes = runner, key, most_bytes
 
     def read(self) -> None:
-        """Let requests find what the file holds. One that can't be used costs a line in the log."""
+        """Load the prefixes of the file, so that requests find them. If it can't be used, a warning is logged."""
         try:
             with self.path.open("rb") as file:
                 tokens = read_prefixes(self._runner.store, file, self._key)
@@ -54,8 +54,8 @@ class PrefixCacheFile:
     def save(self) -> SavedPrefixes:
         """Replace the file by what is cached now, unless nothing is.
 
-        Nobody else may read it, and a crash leaves the old one. A link stays, and what it names is replaced. Raises
-        OSError, and BadPrefixFile for a file that is something else.
+        Only the user can read it, and a crash leaves the old file. If the path is a link, the file that it names is
+        replaced. Raises OSError, and BadPrefixFile if the file is not a prefix cache.
         """
         check_own(self.path)
         if not any(self._runner.store.index.pages()):
@@ -68,13 +68,15 @@ class PrefixCacheFile:
 
 
 def close_prefix_cache(file: PrefixCacheFile | None) -> None:
-    """Save for the last time, if there is a file. What goes wrong costs a line in the log."""
+    """Save for the last time, if there is a file. An error is logged as a warning."""
     if file is None:
         return
     try:
         saved = file.save()
     except (OSError, BadPrefixFile) as error:
-        reason = f"{file.path}: {error.strerror}" if isinstance(error, OSError) else error  # the part's name is random
+        reason = (
+            f"{file.path}: {error.strerror}" if isinstance(error, OSError) else error
+        )  # the error itself names a temporary file
         _log.warning("the prefix cache is not written: %s", reason)
     else:
         if saved.bytes:
@@ -82,7 +84,7 @@ def close_prefix_cache(file: PrefixCacheFile | None) -> None:
 
 
 def check_prefix_cache(path: str | Path | None, ranks: RankOptions) -> None:
-    """Raises UnsupportedModel, before a model is loaded, where none has prefixes that can be kept."""
+    """Raises UnsupportedModel, before a model is loaded, if several ranks can't keep prefixes."""
     if path is not None and ranks.ranks > 1:
         raise UnsupportedModel(f"prefix_cache {path}: prefixes are kept by one process: leave out {ranks.asked}")
 
@@ -90,9 +92,9 @@ def check_prefix_cache(path: str | Path | None, ranks: RankOptions) -> None:
 def open_prefix_cache(
     path: str | Path | None, size: int | str, model: object, runner: Runner, load: LoadOptions
 ) -> PrefixCacheFile | None:
-    """Read the prefixes of a model from a file, if one is named; it need not exist.
+    """Read a model's prefixes from a file, if one is named; it need not exist yet.
 
-    Raises ValueError for a size or a path that can't be, UnsupportedModel where prefixes can't be kept.
+    Raises ValueError for a size or path that can't be used, UnsupportedModel if this model's prefixes can't be kept.
     """
     most_bytes = parse_bytes(size, "prefix_cache_size")
     if path is None:
@@ -115,7 +117,7 @@ def open_prefix_cache(
 
 
 def _key(model: str, runner: NativeRunner, load: LoadOptions) -> Key:
-    """Name all that the model's keys and values depend on."""
+    """Everything that the model's keys and values depend on, by name."""
     found, digest = resolve(model), hashlib.sha256(weights_fingerprint(model).encode())
     if found.is_dir():
         digest.update((found / "config.json").read_bytes())

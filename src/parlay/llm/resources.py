@@ -1,4 +1,4 @@
-"""Joins engine and strategies of one LLM, and lists what their drafters may use, opened when one first needs it."""
+"""Joins the engine and strategies of one LLM, and lists the resources of its drafters, opened when first needed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Parts(NamedTuple):
-    """An engine, the strategies of its requests, and the models that draft for it."""
+    """An engine, the strategies of its requests, and the cache of draft models."""
 
     engine: Engine
     strategies: StrategyCache
@@ -50,7 +50,7 @@ def parts_of(
     draft_model: str | None,
     router_memory: RememberedBy,
 ) -> Parts:
-    """Join the runner with an engine and the catalogue of strategies, with what was learned of its costs before."""
+    """Join the runner with an engine and strategies, and restore what was learned about costs before."""
     spec = runner.spec
     drafts = RunnerCache(partial(open_draft, spec, tokenizer, load, budget))
     resources = resources_of(model, runner, drafts, load, draft_model=draft_model, tokenizer=tokenizer, budget=budget)
@@ -74,7 +74,7 @@ def resources_of(
     tokenizer: Tokenizer | None,
     budget: Budget,
 ) -> Resources:
-    """List them, for the target that ``runner`` runs as ``load`` says; ``draft_model`` is the usual one."""
+    """The resources that drafters may use with the target that ``runner`` runs. ``draft_model``: the default one."""
 
     @cache
     def open_states(file: str) -> MappedStates:

@@ -1,10 +1,8 @@
-"""The file that keeps what was learned from one process to the next: numbers by machine, model and owner of requests.
+"""The file that keeps what routers learned from one process to the next: numbers by machine, model and owner.
 
-They are what routers know of drafters, and what steps cost.
-
-It holds no text, no token, no name of a person and no key. A file that is damaged, or of another version, is left out
-with one line in the log, and the next one takes its place. It is written at most once in `EVERY` seconds, in a thread
-of its own, and when a model is closed or the program ends.
+They are what routers know about drafters, and the cost of steps. The file holds no text, token, name or key. If it is
+damaged or of another version, a warning is logged and the next write replaces it. A thread writes it at most once in
+`EVERY` seconds; it is also written when a model is closed or the program ends.
 """
 
 from __future__ import annotations
@@ -31,25 +29,25 @@ from parlay.types import NO_COST, KeptCost, Runner, RunnerSpec
 
 RememberedBy = Literal["shared", "per-key", "off"]
 REMEMBERED_BY: tuple[RememberedBy, ...] = get_args(RememberedBy)
-"""Whether routers learn the requests of all owners together, of each owner apart, or keep nothing."""
+"""Whether routers learn from all owners together, from each owner separately, or keep nothing."""
 FORMAT = 3
-"""Version of the file, and of the numbers in it."""
+"""Version of the file and of the meaning of its numbers."""
 EVERY = 60.0
-"""Seconds from the first thing that was learned to when the file has it: a process that is killed loses no more."""
+"""Seconds from a first change until it is written. A process that is killed loses no more than that."""
 _MOST_ENTRIES, _MOST_ARMS, _MOST_KINDS, _MOST_CONTEXTS = 64, 32, 16, 16
 _MOST_BYTES = 4 << 20
-_END = 1 << 20  # bytes of a file of weights, at either end, that tell it from others
+_END = 1 << 20  # bytes at each end of a weights file, whose hash identifies it
 _UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
-_changing = threading.Lock()  # the models of a process share the file; `one_writer` is for those of several
+_changing = threading.Lock()  # excludes other threads; `one_writer` excludes other processes
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterFileEntry:
-    """Everything learned of one model on one machine: of its drafters, and of the cost of its steps.
+    """All that was learned about one model on one machine: about drafters, and the cost of steps.
 
-    ``model`` is the name under which it was loaded, for people; ``weights`` tells it from others. ``owner`` is empty
-    for all requests together; the cost stands there alone. ``saved``: Unix seconds.
+    ``model``: the name under which it was loaded, for people; ``weights``: a digest that identifies it. ``owner``:
+    empty for all requests together; only that entry has the cost. ``saved``: Unix seconds.
     """
 
     machine: str
@@ -66,12 +64,12 @@ class RouterFileEntry:
 
 
 def place() -> Path:
-    """The file; it need not exist."""
+    """The path of the file, which need not exist."""
     return user_cache() / "router.json"
 
 
 def entries(path: Path | None = None) -> list[RouterFileEntry]:
-    """All that is kept, the latest first; nothing where there is no file, or one that can't be used."""
+    """All entries, the latest first; empty if there is no file, or an unusable one."""
     path = path or place()
     try:
         return _read(path)
@@ -84,7 +82,7 @@ def entries(path: Path | None = None) -> list[RouterFileEntry]:
 
 
 def forget(model: str = "") -> int:
-    """Forget all, or what was learned of one model. Returns how many entries that were. Raises OSError."""
+    """Delete all entries, or those of one model. Returns how many were deleted. Raises OSError."""
     with _changing, one_writer(place().parent):
         stored = entries()
         kept = [each for each in stored if model and each.model != model]
@@ -96,7 +94,7 @@ def forget(model: str = "") -> int:
 
 
 def is_here(entry: RouterFileEntry) -> bool:
-    """Whether it was learned on this machine, by any number of threads: a home may be that of several machines."""
+    """Whether the entry was learned on this machine: several machines may share a home directory."""
     if entry.machine.startswith(f"{_processors()}, "):
         return True
     import torch
@@ -110,16 +108,16 @@ class RouterMemory:
     def __init__(
         self, model: str, spec: RunnerSpec, quantize: str, *, apart: bool = False, every: float = EVERY
     ) -> None:
-        """``model`` is what was loaded, as ``spec`` says and with ``quantize``. Raises OSError."""
+        """``model`` was loaded as ``spec`` says and with ``quantize``. Raises OSError."""
         self.apart, self._place = apart, place()
         self._empty = RouterFileEntry(
             machine=_machine(spec), model=spec.name, weights=_weights(model, spec, quantize), arms={}
         )
         self._every = every
         self._lock = threading.Lock()
-        self._found: list[RouterFileEntry] | None = None  # in the file, when it was first asked
-        self._learned: dict[str, Mapping[str, KeptArm]] = {}  # since then, by owner
-        self._unwritten: set[str] = set()  # the owners of whom the file lacks something
+        self._found: list[RouterFileEntry] | None = None  # content of the file when first read
+        self._learned: dict[str, Mapping[str, KeptArm]] = {}  # learned since then, by owner
+        self._unwritten: set[str] = set()  # owners with changes that the file lacks
         self._learned_cost: Callable[[], KeptCost] = lambda: NO_COST
         self._timer: threading.Timer | None = None
         self._has_warned = False
@@ -148,10 +146,10 @@ class RouterMemory:
                 self._timer.daemon = True
                 self._timer.start()
                 atexit.unregister(self.write)
-                atexit.register(self.write)  # daemons do not live to see the end
+                atexit.register(self.write)  # a daemon thread ends with the program
 
     def write(self) -> None:
-        with _changing, one_writer(self._place.parent):  # whoever closes waits for a write that is under way
+        with _changing, one_writer(self._place.parent):  # closing a model waits here for a write under way
             changes, cost = self._taken(), self._learned_cost()
             try:
                 if changes or cost:
@@ -163,13 +161,13 @@ class RouterMemory:
                 self._warn(error)
 
     def _in_file(self) -> list[RouterFileEntry]:
-        """When it was first asked."""
+        """The content of the file when it was first read."""
         if self._found is None:
             self._found = entries(self._place)
         return self._found
 
     def _taken(self) -> Mapping[str, Mapping[str, KeptArm]]:
-        """By owner what the file lacks, for whoever writes it."""
+        """Take the changes that the file lacks, by owner, in order to write them."""
         with self._lock:
             atexit.unregister(self.write)
             if self._timer is not None:
@@ -182,7 +180,7 @@ class RouterMemory:
     def _joined(
         self, changes: Mapping[str, Mapping[str, KeptArm]], cost: KeptCost, stored: Sequence[RouterFileEntry]
     ) -> list[RouterFileEntry]:
-        """Everything that the file stored, with the changes in it."""
+        """The entries of the file, with the changes merged in."""
         now, by_key = time.time(), {each.key: each for each in stored}
         for owner, arms in changes.items():
             before = _stored(self._of(owner), stored)
@@ -194,21 +192,21 @@ class RouterMemory:
         return list(by_key.values())
 
     def _warn(self, error: OSError) -> None:
-        """Once, until it can be written again."""
+        """Log a failed write once, until a write succeeds again."""
         if not self._has_warned:
             _log.warning("%s can't be written (%s): what routers learn is not kept", self._place, error.strerror)
         self._has_warned = True
 
     def _of(self, owner: str) -> RouterFileEntry:
-        """The owner is known by a hash of a hash, so that the file says nothing of keys."""
+        """The entry of an owner. It has a hash of the owner's name, so that the file says nothing about keys."""
         name = hashlib.sha256(f"router:{owner}".encode()).hexdigest()[:16] if owner else ""
         return replace(self._empty, owner=name)
 
 
 def memory_of(model: object, spec: RunnerSpec, quantize: str, wanted: RememberedBy) -> Memory:
-    """Where routers keep what they learn of a model. Of one that was loaded elsewhere, so has no name, nothing is kept.
+    """Make the memory for routers of a model. A model that was loaded elsewhere has no name, so nothing is kept.
 
-    Raises ValueError where it is none of `REMEMBERED_BY`.
+    Raises ValueError if ``wanted`` is none of `REMEMBERED_BY`.
     """
     if wanted not in REMEMBERED_BY:
         raise ValueError(f"router_memory={wanted!r}: choose one of {', '.join(REMEMBERED_BY)}")
@@ -219,20 +217,20 @@ def memory_of(model: object, spec: RunnerSpec, quantize: str, wanted: Remembered
 
 
 def cost_of(runner: Runner, memory: Memory) -> MeasuredCost:
-    """Measure what steps cost: as an earlier process learned, at the speed of now, and on for the next one."""
+    """Measure the cost of steps, starting from what an earlier process learned, and keep it for the next process."""
     cost = calibrate(runner, kept=memory.cost())
     memory.keep_cost(cost.kept)
     return cost
 
 
 def _stored(mine: RouterFileEntry, stored: Sequence[RouterFileEntry]) -> RouterFileEntry:
-    """The one of the same machine, model and owner, under the name by which the model was loaded now."""
+    """The stored entry of the same machine, model and owner, with the name under which the model is loaded now."""
     found = next((each for each in stored if each.key == mine.key), mine)
     return replace(found, model=mine.model)
 
 
 def _quietly(path: Path) -> list[RouterFileEntry]:
-    """Read as `entries` does, which has said what is wrong with the file when the process began to use it."""
+    """Like `entries`, but without a warning: it was logged when the process first read the file."""
     try:
         return _read(path)
     except _UNUSABLE:
@@ -240,7 +238,7 @@ def _quietly(path: Path) -> list[RouterFileEntry]:
 
 
 def _read(path: Path) -> list[RouterFileEntry]:
-    """Raises OSError or an error that says what is wrong with the file."""
+    """The entries of the file. Raises OSError, or another error that says what is wrong."""
     if path.exists() and not path.is_file():
         raise ValueError("it is no file")
     if path.stat().st_size > _MOST_BYTES:
@@ -254,7 +252,7 @@ def _read(path: Path) -> list[RouterFileEntry]:
 
 
 def _write(path: Path, stored: Sequence[RouterFileEntry]) -> None:
-    """The latest ones, as a whole. Only the user may read it. Raises OSError."""
+    """Write the latest entries as a whole file that only the user may read. Raises OSError."""
     latest = [asdict(each) for each in sorted(stored, key=lambda each: -each.saved)[:_MOST_ENTRIES]]
     content = {"format": FORMAT, "sha256": _digest(latest), "entries": latest}
     with written_whole(path, mode=0o600) as part:
@@ -292,7 +290,7 @@ def _processors() -> str:
 
 
 def _weights(model: str, spec: RunnerSpec, quantize: str) -> str:
-    """A digest that tells a model from others: the ends of its files, and the numbers in which it computes."""
+    """A digest that identifies a model: the ends of its files, and the number formats in which it computes."""
     streamed = f" {spec.streamed_bytes} from disk" if spec.streamed_bytes else ""
     digest = hashlib.sha256(f"{spec.dtype} {quantize}{streamed}".encode())
     for path in weight_files(model):

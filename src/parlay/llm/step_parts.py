@@ -1,4 +1,4 @@
-"""Samples that go on after given output for a step or a few, decoded together until it is known which of them count."""
+"""Samples that continue given output for one or more steps, decoded together until it is known which are needed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class StepWatch:
-    """The stop checker of one sample: it also stops at the end of a step, or of so many ``steps``."""
+    """A stop checker for one sample that also stops at the end of a step, or after ``steps`` steps."""
 
     def __init__(self, text: TextStream, ends: StepEnds, steps: int, most: int) -> None:
         self._text, self._ends, self._steps, self._most = text, ends, steps, most
         self._count = 0
         self.bounds: list[int] = []
-        """Tokens that were written here up to the end of each step."""
+        """The number of new tokens up to the end of each step."""
         self.stopped = False
 
     def push(self, token: int) -> bool:
@@ -37,7 +37,7 @@ class StepWatch:
 
 @dataclass(slots=True)
 class Part:
-    """A sample that goes on after ``base``, output tokens that are there; ``drafted`` is the step it may repeat."""
+    """A sample that continues after the output tokens ``base``; ``drafted`` is the step that it may repeat."""
 
     job: Job
     watch: StepWatch
@@ -50,12 +50,12 @@ class Part:
 
     @property
     def own(self) -> Ids:
-        """Take what it has written here."""
+        """The tokens that it has written after ``base``."""
         return tuple(self.sample.tokens[len(self.base) :])
 
     @property
     def differs(self) -> bool:
-        """Whether it writes other tokens than those drafted, as far as is known; the last part repeats none."""
+        """Whether it is known to write other tokens than those drafted. The last part has no drafted tokens."""
         own = self.own
         return own[: len(self.drafted)] != self.drafted[: len(own)] or (self.ended and own != self.drafted)
 
@@ -65,19 +65,19 @@ class Part:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop of the request ended it: an end of text, a stop token or a stop string."""
+        """Whether a stop of the request ended it: an end token, a stop token or a stop string."""
         return self.watch.stopped or (bool(self.own) and self.own[-1] in self.sample.request.stop_ids)
 
     @property
     def final(self) -> bool:
-        """Whether the text is over, and not only its step."""
+        """Whether the whole text has ended, not only a step."""
         last = self.sample.last
         full = len(self.sample.tokens) >= (self.sample.request.params.max_tokens or 0)
         return last is not None and (last.finish_reason != "stop" or self.stopped or full)
 
     @property
     def reason(self) -> FinishReason:
-        """Why the text is over: a step that ends where the text may not be longer is no stop."""
+        """Why the text ended. A step that ends at the length limit counts as ``length``."""
         last = self.sample.last
         assert last is not None
         assert last.finish_reason is not None
@@ -85,15 +85,15 @@ class Part:
 
     @property
     def level(self) -> Exactness:
-        """The exactness of what it has written."""
+        """The exactness of its tokens."""
         last = self.sample.last
         return last.metrics.exactness if last is not None and last.metrics is not None else Exactness.BITS
 
 
 def decode_parts(self: LLM, parts: Sequence[Part], *, exact: bool) -> None:
-    """Decode parts together; the last begins first, because what the others go on from is a part of what it reads.
+    """Decode parts together. The last begins first, because its prompt contains those of the others.
 
-    ``exact``: parts that go on from a step which an earlier part does not repeat are ended as soon as that is known.
+    ``exact``: as soon as one part differs from its drafted step, the later parts are ended.
     """
     waiting, live = list(parts[:-1]), dict[str, Part]()
     with self._call_lock.entered():
@@ -123,7 +123,7 @@ def _begin(llm: LLM, parts: Sequence[Part], live: dict[str, Part]) -> None:
 
 
 def _end(llm: LLM, parts: Sequence[Part], live: dict[str, Part]) -> None:
-    """End those of the parts that are under way."""
+    """End the given parts that are still under way."""
     for part in parts:
         name = part.sample.request.id
         if live.pop(name, None) is not None:
@@ -131,7 +131,7 @@ def _end(llm: LLM, parts: Sequence[Part], live: dict[str, Part]) -> None:
 
 
 def needless(parts: Sequence[Part]) -> Sequence[Part]:
-    """Find the parts after the first one that writes another step than was drafted; none while that is not known."""
+    """The parts after the first one that is known to differ from its drafted step; empty if none is known yet."""
     for place, part in enumerate(parts):
         if part.drafted and part.differs:
             return parts[place + 1 :]

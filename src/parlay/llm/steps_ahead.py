@@ -1,8 +1,8 @@
-"""Lookahead Reasoning (Fu et al. 2025, arXiv:2506.19830): a small model drafts steps, the target writes all at once.
+"""Lookahead Reasoning (Fu et al. 2025, arXiv:2506.19830): a small model drafts steps, the target verifies them at once.
 
 The small model writes the next steps of a chain of thought. The target then writes each of these steps itself, after
-those that were drafted before it, all in one batch, and one step more after the last. A drafted step stands if the
-target's own says the same; what the target wrote after the last one that stands goes on the text.
+the drafted steps before it, and one more step after the last: all in one batch. A drafted step is accepted if the
+target's own step says the same. The text continues with what the target wrote after the last accepted step.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from parlay.llm.llm import LLM
 
 SOURCE = "steps-ahead"
-"""Who wrote the tokens of a drafted step that a judge let stand."""
+"""The writer of tokens in a drafted step that a judge accepted."""
 
 JudgeName = Literal["exact", "model"]
 Judge = Callable[[Sequence[tuple[str, str]]], Sequence[bool]]
-"""Of pairs of a drafted step and the target's own: whether they say the same."""
+"""For pairs of a drafted step and the target's own: whether both say the same."""
 
 JUDGE_VARIABLES = {"enable_thinking": False}
-"""For the chat template, where the target judges."""
+"""Variables of the chat template when the target judges."""
 _ALL_STEPS = 1 << 40
-"""More than any text has."""
+"""More steps than any text has."""
 _JUDGED = (
     "Two solutions of one problem go on with these steps. Do both steps say the same, with the same numbers?\n\n"
     "Step A: {drafted}\n\nStep B: {own}\n\nAnswer yes or no."
@@ -46,11 +46,12 @@ _JUDGED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AheadParams:
-    """How far a small model writes ahead, and what makes a step of it stand.
+    """How far a small model drafts ahead, and when its steps are accepted.
 
-    ``steps`` are drafted at once. A step ends with a ``line`` or a ``sentence``, or after ``step_tokens`` tokens.
-    ``judge="exact"``: it stands if the target writes the same tokens, so the text is the target's own. ``"model"``: if
-    the target, asked yes or no, says that both say the same; that is lossy. Raises ValueError for values out of range.
+    ``steps``: how many are drafted at once. A step ends with a ``line`` or a ``sentence``, or after ``step_tokens``
+    tokens. With ``judge="exact"``, a step is accepted if the target writes the same tokens, so the text is the target's
+    own. With ``"model"``, it is accepted if the target, asked yes or no, says that both steps say the same; that is
+    lossy. Raises ValueError for values out of range.
     """
 
     steps: int = 3
@@ -71,9 +72,9 @@ class AheadParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AheadOutput:
-    """A text that was written in rounds: in each, ``drafted`` steps were proposed in all, and ``accepted`` stood.
+    """A text written in rounds; in all, ``drafted`` steps were proposed and ``accepted`` were accepted.
 
-    ``writers`` say for each token whether the `TARGET` or, by a judge, the small model wrote it.
+    ``writers``: for each token, whether the `TARGET` wrote it or, with a judge, the small model.
     """
 
     text: str
@@ -91,7 +92,7 @@ class AheadOutput:
 
 @dataclass(slots=True)
 class AheadText:
-    """A text under way, round by round. What decodes its parts may be an `LLM` or an `AsyncLLM`: see `decode_parts`."""
+    """A text under way, round by round. An `LLM` or an `AsyncLLM` may decode its parts: see `decode_parts`."""
 
     llm: LLM
     drafter: LLM
@@ -100,19 +101,19 @@ class AheadText:
     stop_ids: frozenset[int]
     params: AheadParams
     options: RequestOptions
-    """Of the target's parts."""
+    """Options of the target's parts."""
     ends: StepEnds
     lossy: bool = False
-    """Whether steps of the drafter may stand that the target did not write."""
+    """Whether drafted steps may be accepted that the target did not write."""
     begins: bool = False
-    """Whether the text is one of its own, and does not go on from the prompt's."""
+    """Whether the text is one of its own, and does not continue the prompt."""
     tokens: Ids = ()
     writers: tuple[str, ...] = ()
     levels: list[Exactness] = field(default_factory=lambda: [Exactness.BITS])
     counts: StepsAhead = field(default_factory=StepsAhead)
 
     def draft(self) -> Part | None:
-        """The part in which the small model writes the next steps; None where it has no room."""
+        """The part in which the small model writes the next steps; None if its context is full."""
         if len(self.prompt) + len(self.tokens) + 1 >= self.drafter.engine.longest:
             return None
         options = replace(self.options, strategy=None, adapter=None)
@@ -122,9 +123,9 @@ class AheadText:
         return self._part(self.drafter, self.tokens, self.params.steps, options, sampling=sampling)
 
     def parts(self, drafted: Part | None) -> list[Part]:
-        """The target's parts of one round: a step after each drafted one before it, and one after the last.
+        """The target's parts of one round: one for each drafted step, after the steps before it, and one more.
 
-        ``drafted`` is what the small model has written; without it, or where it failed, the target goes on alone.
+        ``drafted``: the small model's part. Without it, or if it failed, the target continues alone.
         """
         steps, ends = _steps(drafted)
         self.counts = replace(self.counts, rounds=self.counts.rounds + 1, drafted=self.counts.drafted + len(steps))
@@ -146,7 +147,7 @@ class AheadText:
         *,
         sampling: SamplingParams | None = None,
     ) -> Part:
-        """Make the sample of an LLM that goes on after some output, for so many steps."""
+        """Make a job of ``llm`` that continues after the output ``base`` for ``steps`` steps."""
         prompt = TokensPrompt(prompt_token_ids=self.prompt, begins=self.begins)
         job = llm.job(prompt, sampling or self.sampling, options)
         (sample,) = job.samples
@@ -158,7 +159,10 @@ class AheadText:
         return Part(job, watch, base, drafted)
 
     def take(self, parts: Sequence[Part]) -> Part:
-        """Take the target's own tokens, part after part, as long as each went on from what the target wrote."""
+        """Append the target's own steps, as long as each continued from what the target wrote.
+
+        Returns the last part used.
+        """
         last = parts[0]
         for part in parts:
             if part.base != self.tokens:
@@ -172,15 +176,15 @@ class AheadText:
         return last
 
     def pairs(self, parts: Sequence[Part]) -> list[tuple[str, str]]:
-        """Texts of drafted steps and the target's own, of those that differ: what a judge is asked."""
+        """The questions for a judge: texts of drafted steps and of the target's own, where they differ."""
         decode = self.llm.get_tokenizer().decode
         texts = [(decode(list(part.drafted)), decode(list(part.own))) for part in parts if part.drafted]
         return [(drafted, own) for drafted, own in texts if drafted != own]
 
     def take_judged(self, parts: Sequence[Part], found: Sequence[bool]) -> Part:
-        """Take drafted steps as long as they stand, then the target's own. ``found`` has an answer for each of `pairs`.
+        """Append drafted steps as long as they are accepted, then the target's own step.
 
-        Raises ValueError for another number of answers.
+        ``found``: one answer for each of `pairs`. Raises ValueError for another number of answers.
         """
         asked, decode = self.pairs(parts), self.llm.get_tokenizer().decode
         if len(found) != len(asked):
@@ -206,7 +210,7 @@ class AheadText:
 
     @property
     def exactness(self) -> Exactness:
-        """How weak the promise about the text is."""
+        """The exactness of the text so far."""
         return Exactness.LOSSY if self.lossy else Exactness.weakest(*self.levels)
 
 
@@ -221,12 +225,12 @@ def reason_ahead(
     strategy: str | StrategySpec | None = None,
     store: bool = True,
 ) -> AheadOutput:
-    """Write one text while ``drafter``, a smaller model of the same tokenizer, writes steps of it ahead.
+    """Write one text while ``drafter``, a smaller model with the same tokenizer, drafts its steps ahead.
 
-    A ``judge`` of your own takes the place of that in ``params``; the text is then lossy. ``strategy`` drafts tokens of
-    the target's steps; left out, they follow the drafted step. ``store=False``: no strategy of either model
-    learns from this text. Raises what `generate` raises, and ValueError for parameters that can't be honoured, for a
-    drafter of another tokenizer, and for a model that can't judge.
+    A ``judge`` of your own replaces the one in ``params``; the text is then lossy. ``strategy`` drafts the tokens of
+    the target's steps; by default they are drafted from the small model's step. ``store=False``: no strategy of either
+    model learns from this text. Raises what `generate` raises, and ValueError for parameters that can't be honoured,
+    for a drafter with another tokenizer, and for a model that can't judge.
     """
     began, params = time.perf_counter(), params or AheadParams()
     asked = sampling_params or self.get_default_sampling_params()
@@ -255,7 +259,7 @@ def reason_ahead(
 
 
 def check_sampling(asked: SamplingParams) -> None:
-    """Raises ValueError for parameters that steps can't honour."""
+    """Raises ValueError for sampling parameters that can't be used with drafted steps."""
     for name, given in (
         ("n", asked.n != 1),
         ("logprobs", asked.logprobs is not None),
@@ -268,14 +272,14 @@ def check_sampling(asked: SamplingParams) -> None:
 
 
 def check_drafter(llm: LLM, drafter: LLM) -> None:
-    """Raises ValueError for a model that can't draft steps of another."""
+    """Raises ValueError for a model that can't draft steps for ``llm``."""
     if llm is drafter or llm.vocabulary.fingerprint != drafter.vocabulary.fingerprint:
         name, why = drafter.runner.spec.name, "it is the target itself" if llm is drafter else "its tokens are others"
         raise ValueError(f"{name} can't draft steps, for {why}: choose a smaller model with the target's tokenizer")
 
 
 def begin_ahead(llm: LLM, drafter: LLM, job: Job, params: AheadParams, options: RequestOptions) -> AheadText:
-    """Begin the text of a job, whose own sample is never decoded. ``options`` are those of the target's parts."""
+    """Begin the text of a job, whose own sample is never decoded. ``options``: those of the target's parts."""
     request = job.samples[0].request
     sampling = replace(request.params, seed=request.key.seed, truncate_prompt_tokens=None)
     ends = StepEnds(llm.get_tokenizer(), params.until)
@@ -283,7 +287,10 @@ def begin_ahead(llm: LLM, drafter: LLM, job: Job, params: AheadParams, options: 
 
 
 def _round(text: AheadText, judge: Judge | None) -> Part:
-    """Draft steps, have the target write them, and take what stands; returns the part that the text goes on from."""
+    """Draft steps, let the target write them, and append what is accepted.
+
+    Returns the part that the text continues from.
+    """
     began = time.perf_counter()
     drafted = text.draft()
     if drafted is not None:
@@ -299,7 +306,7 @@ def _round(text: AheadText, judge: Judge | None) -> Part:
 
 
 def _steps(drafted: Part | None) -> tuple[list[Ids], bool]:
-    """The steps that the small model has written, and whether its text ends with them."""
+    """The steps that the small model wrote, and whether its text ends with them."""
     if drafted is None or drafted.sample.last is None or drafted.sample.last.finish_reason in ("error", "abort"):
         return [], False
     own, bounds = drafted.own, [0, *drafted.watch.bounds]
@@ -310,7 +317,7 @@ def _steps(drafted: Part | None) -> tuple[list[Ids], bool]:
 
 
 def judge_words(llm: LLM) -> Words:
-    """The two answers of a model that judges. Raises ValueError for one to which yes and no are not one token each."""
+    """The words yes and no of a model that judges. Raises ValueError if they are not one token each."""
     try:
         return words_of(llm)
     except ValueError:
@@ -320,7 +327,7 @@ def judge_words(llm: LLM) -> Words:
 
 
 def judge_chats(pairs: Sequence[tuple[str, str]]) -> list[list[dict[str, str]]]:
-    """The conversations in which a model is asked whether drafted steps and its own say the same."""
+    """The conversations that ask a model whether drafted steps and its own say the same."""
     return [
         [{"role": "user", "content": _JUDGED.format(drafted=drafted.strip(), own=own.strip())}]
         for drafted, own in pairs
@@ -328,12 +335,12 @@ def judge_chats(pairs: Sequence[tuple[str, str]]) -> list[list[dict[str, str]]]:
 
 
 def judge_sampling(words: Words) -> SamplingParams:
-    """Choose how that is answered: by one of both words."""
+    """Sampling parameters for the judge: greedy, one of both words."""
     return SamplingParams(max_tokens=1, temperature=0, allowed_token_ids=list(words))
 
 
 def model_judge(llm: LLM) -> Judge:
-    """The target itself as the judge, asked yes or no. Raises ValueError for a model to which these are no tokens."""
+    """Make the target itself a judge that is asked yes or no. Raises ValueError if these are not single tokens."""
     words = judge_words(llm)
 
     def judge(pairs: Sequence[tuple[str, str]]) -> list[bool]:

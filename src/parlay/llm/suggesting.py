@@ -1,8 +1,9 @@
 """Superposed decoding: several drafts of a continuation for the forwards of one (Shen et al. 2024, arXiv:2405.18400).
 
-Each step feeds the model one row, the mean of the embeddings of the drafts' last tokens, weighted by the drafts'
-chances. All drafts share the law that follows it, and n-grams say which token goes on with which draft. No draft is a
-sample of the model, and nothing verifies them: people pick one. So they are lossy.
+Each step feeds the model one row: the mean of the embeddings of the drafts' last tokens, weighted by the drafts'
+probabilities. All drafts share the next-token distribution that follows, and an n-gram model tells which token
+continues which draft. No draft is a sample of the model, and nothing verifies them: a person picks one. So they are
+lossy.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ SOURCE = "superposed"
 MOST_DRAFTS = 16
 MOST_TOKENS = 128
 ROWS = 512
-"""Of one forward of a prompt: other requests decode between two."""
+"""Rows per forward of a prompt. Other requests decode between forwards."""
 
 USED = frozenset(
     [
@@ -73,7 +74,7 @@ USED = frozenset(
         "logprobs_mode",
     ]
 )
-"""Fields of `SamplingParams` that count here, or that only say how tokens are drawn: nothing is drawn."""
+"""Fields of `SamplingParams` that are honoured here, or that only affect drawing: nothing is drawn."""
 _names = itertools.count(3 << 60)
 
 
@@ -81,9 +82,9 @@ _names = itertools.count(3 << 60)
 class SuggestParams:
     """How superposed drafts are scored. The defaults are the paper's.
 
-    With each token a draft's score grows by the logarithm of p^(1 - alpha) q^alpha: p is the model's law at
-    ``temperature``, of which the ``top_k`` likeliest tokens count, and q that of the n-gram model. Without an n-gram
-    model p alone counts. Raises ValueError for a value out of range.
+    Each token adds log(p^(1 - alpha) q^alpha) to a draft's score: p is the model's distribution at ``temperature``,
+    over its ``top_k`` likeliest tokens, and q is that of the n-gram model. Without an n-gram model only p counts.
+    Raises ValueError for a value out of range.
     """
 
     alpha: float = 0.54
@@ -103,7 +104,7 @@ PAPER = SuggestParams()
 
 
 def check_suggests(runner: Runner, params: SamplingParams) -> None:
-    """Raises ValueError for a model that can't read the mean of several tokens, and for what drafts can't honour."""
+    """Raises ValueError if the model can't read the mean of several tokens, or drafts can't honour the parameters."""
     spec = runner.spec
     if not isinstance(runner, NativeRunner) or not spec.features or spec.canvas is not None or runner.adds_ngrams:
         raise ValueError(
@@ -121,15 +122,15 @@ def check_suggests(runner: Runner, params: SamplingParams) -> None:
 
 
 def _unset(value: object) -> object:
-    """None for what asks for nothing: False, and what is empty. A number asks, be it 0."""
+    """The value, or None if it asks for nothing: False or empty. A number asks for something, even 0."""
     return None if value is False or value in ((), [], {}, "") else value
 
 
 class Suggestion:
-    """The drafts after one prompt: `open`, `step` until they are `over`, and in any case `release`; then `finish`.
+    """The drafts after one prompt. Call `open`, then `step` until `over`, always `release`, and then `finish`.
 
-    ``job`` has a sample for each draft, and its ``max_tokens``, stops and prompt count. Rows that stand for all drafts
-    are nodes of a chain that is never kept: what is kept of a text is found by others, and these rows are of no text.
+    ``job`` has a sample for each draft; its prompt, ``max_tokens`` and stops apply. The rows that stand for all drafts
+    are nodes of a chain that is never kept: kept rows could be found by other requests, and these belong to no text.
     """
 
     def __init__(
@@ -152,10 +153,10 @@ class Suggestion:
         self._name, self._known, self._cached = next(_names), 0, 0
         self._nodes: list[int] = []
         self._alive, self._ended = [Candidate()], list[Candidate]()
-        self._seconds = [0.0, 0.0]  # of the prompt and its first token, of the others
+        self._seconds = [0.0, 0.0]  # for the prompt with its first token, and for the rest
 
     def open(self) -> None:
-        """Reserve memory. Raises MachineBusy where the cache has no room now."""
+        """Reserve memory. Raises MachineBusy if the cache has no room now."""
         prompt = self._request.prompt
         self._known = self._cached = self._runner.open(self._name, prompt, self._request.salt)
         if not self._runner.reserve(self._name, len(prompt) + self._most):
@@ -163,12 +164,12 @@ class Suggestion:
 
     @property
     def over(self) -> bool:
-        """Whether all drafts are as long as they may be, or have ended."""
+        """Whether all drafts have ended or reached their longest length."""
         return not self._alive or len(self._alive[0].tokens) >= self._most
 
     @property
     def candidates(self) -> list[Candidate]:
-        """The best drafts so far, by their score per token; the best first."""
+        """The best drafts so far by score per token, the best first."""
         found = [*self._ended, *self._alive]
         return sorted(found, key=lambda each: -each.score / max(1, len(each.tokens)))[: len(self._job.samples)]
 
@@ -182,20 +183,20 @@ class Suggestion:
         else:
             logits_V = self._runner.forward([self._next()]).logits_RV[-1]
             wanted, params = len(self._job.samples), self._params
-            if not self._alive[0].tokens:  # one draft goes on here with as many tokens as drafts are wanted
+            if not self._alive[0].tokens:  # the first token: one empty draft becomes as many as are wanted
                 params = replace(params, top_k=max(params.top_k, wanted))
             found = grow(self._alive, logits_V, self._request.prompt, params, self._ngrams)
             self._take(found[: 2 * wanted if wanted > 1 else 1])
         self._seconds[bool(self._nodes)] += time.perf_counter() - began
 
     def _take(self, grown: Sequence[Candidate]) -> None:
-        """Keep twice as many as are wanted, the paper's number, while some of them end; of one, the best alone."""
+        """Keep twice as many drafts as wanted (the paper's number) while some end; of one, only the best."""
         found = [Candidate(each.tokens, each.score, self._ends(each.tokens)) for each in grown]
         self._ended += [each for each in found if each.ended]
         self._alive = [each for each in found if not each.ended][: len(self._job.samples)]
 
     def _ends(self, tokens: tuple[int, ...]) -> bool:
-        """Whether the last token ends the text, or completes a stop."""
+        """Whether the last token ends the text or completes a stop string."""
         if tokens[-1] in self._request.stop_ids:
             return True
         if self._tokenizer is None or not self._request.params.stops:
@@ -207,7 +208,7 @@ class Suggestion:
         return Segment(self._name, pending, adapter=self._request.adapter)
 
     def _next(self) -> Segment:
-        """Make the row that stands for all drafts; it has the best one's token, and rows before it stay as they are."""
+        """Make the row that stands for all drafts. Its token is the best draft's; earlier rows are not run again."""
         root = self._segment(self._request.prompt[-1:])
         if not self._alive[0].tokens:
             return root
@@ -219,11 +220,11 @@ class Suggestion:
         return root._replace(tree=tree, base=count, logits_from=count, features=Features(mean_1H))
 
     def release(self) -> None:
-        """Forget the drafts' rows. The prompt's stay cached for texts that begin like it."""
+        """Free the drafts' rows. The prompt's rows stay cached for later requests."""
         self._runner.release(self._name)
 
     def run(self) -> None:
-        """All of it, while nothing else runs."""
+        """Open, run all steps and release, while nothing else runs."""
         try:
             self.open()
             while not self.over:
@@ -268,9 +269,9 @@ def grow(
     params: SuggestParams = PAPER,
     ngrams: NgramModel | None = None,
 ) -> list[Candidate]:
-    """All continuations of the drafts by a token, the best first; ``logits_V`` ``[V]`` follow all drafts.
+    """All continuations of the drafts by one token, the best first; ``logits_V`` ``[V]`` are shared by all drafts.
 
-    ``text`` comes before them. Raises ParlayError for logits that are no numbers.
+    ``text``: the tokens before the drafts. Raises ParlayError for NaN or infinite logits.
     """
     if (complaint := unusable(float(logits_V.max()))) is not None:
         raise ParlayError(complaint)
@@ -291,10 +292,10 @@ def suggest(
 ) -> RequestOutputs:
     """Write ``n`` drafts after each prompt for the forwards of one, for people to pick from; lossy.
 
-    ``sampling_params`` say how many (3), how long (16 tokens), and where they stop; nothing is drawn, so the same
-    drafts come each time. ``ngrams`` is a model of `parlay ngram build`, or its file: give one that was built with the
-    target's tokenizer from texts like those to be written, because it tells which words go together. The first of a
-    prompt's outputs is the best. Raises ValueError for what can't be used.
+    ``sampling_params``: how many drafts (3), how long (16 tokens), and where they stop. Nothing is drawn, so the same
+    drafts come each time. ``ngrams``: a model of `parlay ngram build`, or its file. Build it with the target's
+    tokenizer from texts like those to be written, because it tells which words go together. The first output of each
+    prompt is the best. Raises ValueError for a value that can't be used.
     """
     asked = sampling_params or SamplingParams(n=3, max_tokens=16)
     options = RequestOptions(strategy="none", adapter=self.adapters.of(lora_request))
@@ -308,7 +309,10 @@ def suggest(
 
 
 def fitting(llm: LLM, ngrams: NgramModel | str | Path | None) -> NgramModel | None:
-    """An n-gram model of the LLM's tokens. Raises UsageError for another one, ParlayError for a file that is none."""
+    """The n-gram model, if it fits the LLM's tokens.
+
+    Raises UsageError if it does not, ParlayError for an unusable file.
+    """
     if ngrams is None:
         return None
     model = ngrams if isinstance(ngrams, NgramModel) else NgramModel.open(ngrams)

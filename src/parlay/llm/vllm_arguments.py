@@ -1,4 +1,4 @@
-"""Arguments of vLLM's `LLM` that Parlay's has under another name, has no need of, or can't honour."""
+"""Arguments of vLLM's `LLM` that Parlay's names differently, does not need, or can't honour."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _SPECULATIVE = {
     "draft_tensor_parallel_size": "",
     "disable_padded_drafter_batch": "",
 }
-"""Fields of ``speculative_config``, and what the strategy calls them."""
+"""Fields of ``speculative_config``, and the strategy's name for each."""
 
 
 def accept(arguments: Mapping[str, object], known: Mapping[str, object]) -> None:
-    """Warns of arguments without effect, in one line. ``known`` are those that `LLM` itself has.
+    """Warn in one line about arguments without effect. ``known``: the arguments that `LLM` itself has.
 
-    Raises ValueError for a value that can't be honoured, TypeError for an argument that vLLM hasn't either.
+    Raises ValueError for a value that can't be honoured, TypeError for an argument that vLLM does not have either.
     """
     idle: dict[str, str] = {}
     for name, value in arguments.items():
@@ -46,7 +46,7 @@ def accept(arguments: Mapping[str, object], known: Mapping[str, object]) -> None
 
 
 def one_strategy(strategy: str | StrategySpec | None, config: Mapping[str, Any] | None) -> str | StrategySpec | None:
-    """``strategy``, or what ``speculative_config`` stands for. Raises ValueError where both are given."""
+    """``strategy``, or the strategy that ``speculative_config`` describes. Raises ValueError if both are given."""
     if config is None:
         return strategy
     if strategy is not None:
@@ -55,7 +55,7 @@ def one_strategy(strategy: str | StrategySpec | None, config: Mapping[str, Any] 
 
 
 def strategy_of(config: Mapping[str, Any]) -> str:
-    """The strategy that vLLM's ``speculative_config`` asks for. Raises ValueError for what there is none for."""
+    """The strategy that vLLM's ``speculative_config`` describes. Raises ValueError if there is no such strategy."""
     unknown = [name for name in config if name not in _SPECULATIVE]
     if unknown:
         raise ValueError(f"speculative_config: {unknown[0]} can't be honoured: name a strategy instead")

@@ -1,4 +1,4 @@
-"""A model's tokenizer with what has been read from it, which may be kept when the model itself goes."""
+"""A model's tokenizer and what was derived from it, which may outlive the loaded model."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOOKED_AT = 200
-"""Tokens by which vocabularies are told apart: one in twenty may differ."""
+"""How many tokens are compared to tell vocabularies apart; one in twenty may differ."""
 _SAMPLE = "The 12 naïve foxes (vulpes) ran;\n\tdef f(x): return x != 'über' — 数字 🙂"
 
 
 class Vocabulary:
-    """All that a model reads and writes texts with. Any thread may use it.
+    """Everything with which a model reads and writes texts. Any thread may use it.
 
-    ``eos_ids`` are the ends that the model names. Texts end at ``end_ids``: these and those of the tokenizer
-    (`parlay.text.end_tokens`), or what ``ends`` spells. To read a vocabulary holds Python's lock for up to a second, in
-    which no other thread runs. So servers keep it.
+    ``eos_ids``: the end tokens that the model names. ``end_ids``: the tokens that end texts; these are ``eos_ids`` and
+    the tokenizer's own (`parlay.text.end_tokens`), or the tokens that ``ends`` spells. Reading a vocabulary holds
+    Python's lock for up to a second, in which no other thread runs. So servers keep it.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class Vocabulary:
         self._made_for = (vocab_size, tuple(eos_ids), ends)
 
     def fits(self, vocab_size: int, eos_ids: Sequence[int], ends: str | None = None) -> bool:
-        """Whether it was made for such a model."""
+        """Whether it was made for a model with this vocabulary size and these end tokens."""
         return self._made_for == (vocab_size, tuple(eos_ids), ends)
 
     @cached_property
     def special_texts(self) -> frozenset[str]:
-        """The texts of the tokens that a text leaves out where special tokens are skipped."""
+        """The texts of special tokens, which a text leaves out if special tokens are skipped."""
         if self.tokenizer is None:
             return frozenset()
         marked = (str(token.content) for token in self.tokenizer.added_tokens_decoder.values() if token.special)
@@ -71,26 +71,26 @@ class Vocabulary:
 
     @cached_property
     def end_marks(self) -> frozenset[int]:
-        """The ``end_ids`` but for those that are plain text."""
+        """The ``end_ids`` that are added tokens, not plain text."""
         added = {} if self.tokenizer is None else self.tokenizer.added_tokens_decoder
         return frozenset(token for token in self.end_ids if token in added)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tell the tokenizer from others, as datastores do; empty without one. Computed once, in half a second."""
+        """A digest of the tokenizer, as datastores have it; empty without one. Computed once, in half a second."""
         return "" if self.tokenizer is None else fingerprint(self.tokenizer)
 
     def text_after(self, before: Sequence[int], params: SamplingParams, *, marks: bool) -> TextStream | None:
-        """The text of a sample, which goes on from the tokens ``before``; None without a tokenizer.
+        """The text stream of a sample that continues after the tokens ``before``; None without a tokenizer.
 
-        With ``marks`` it has all special tokens but those that end it.
+        With ``marks``, it includes all special tokens except those that end it.
         """
         if self.tokenizer is None:
             return None
         return TextStream(self.tokenizer, params, before, self.end_marks, marks=marks)
 
     def prepare(self) -> None:
-        """Read now what is read once: the first request that needs it would wait for it, and others beside it."""
+        """Build now what is built once, so that no request has to wait for it."""
         if self.encoder is not None:
             self.encoder.prepare()
         template = self.tokenizer.chat_template if self.tokenizer is not None else None
@@ -99,12 +99,12 @@ class Vocabulary:
         self.grammars.prepare()
 
     def rest(self) -> None:
-        """Give back what was made for requests. What was read stays, so it can be used again at once."""
+        """Free what was made for requests. What was read stays, so the vocabulary can be used again at once."""
         self.grammars.rest()
 
 
 class Vocabularies:
-    """Keeps those of the ``most`` models that were loaded last, by what tells their files apart."""
+    """Keeps the vocabularies of the ``most`` models loaded last, by a key that identifies their files."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -114,7 +114,7 @@ class Vocabularies:
         return self._vocabularies.get(files)
 
     def put(self, files: Hashable, vocabulary: Vocabulary) -> None:
-        """Keep a vocabulary; the first one goes where there are too many."""
+        """Keep a vocabulary. If there are too many, the oldest is dropped."""
         self._vocabularies[files] = vocabulary
         self._vocabularies.move_to_end(files)
         if len(self._vocabularies) > self._most:
@@ -124,7 +124,7 @@ class Vocabularies:
 def vocabulary_of(
     model: str | PreTrainedModel, given: str | Tokenizer | Vocabulary | None, spec: RunnerSpec, ends: str | None
 ) -> Vocabulary:
-    """The given one, if it was made for such a model; else a new one, with this tokenizer or the model's own."""
+    """The given vocabulary if it fits the model, else a new one, with the given tokenizer or the model's own."""
     if isinstance(given, Vocabulary) and given.fits(spec.vocab_size, spec.eos_ids, ends):
         return given
     tokenizer = given.tokenizer if isinstance(given, Vocabulary) else _tokenizer(model, given, spec.vocab_size)
@@ -132,7 +132,7 @@ def vocabulary_of(
 
 
 def _tokenizer(model: str | PreTrainedModel, tokenizer: str | Tokenizer | None, vocab_size: int) -> Tokenizer | None:
-    """Raises UsageError for a named one whose ids are others than the model's."""
+    """The given tokenizer, or the model's own. Raises UsageError for a named one whose ids differ from the model's."""
     if tokenizer is not None and not isinstance(tokenizer, str):
         return tokenizer
     found = resolve(model) if isinstance(model, str) else None
@@ -147,10 +147,10 @@ def _tokenizer(model: str | PreTrainedModel, tokenizer: str | Tokenizer | None, 
 
 
 def _why_other(named: Tokenizer, own: Tokenizer | None, vocab_size: int) -> str:
-    """Why a tokenizer is none of the model's vocabulary, as far as can be told; empty for one that may be.
+    """Why a tokenizer does not belong to the model's vocabulary; empty if it may.
 
-    Looked at are its size, the ends and beginnings of texts, and some of the pieces all over the vocabulary. Added
-    tokens may differ.
+    It compares sizes, the tokens at which texts begin and end, and a sample of the other tokens. Added tokens may
+    differ.
     """
     if len(named) > vocab_size:
         return f"it has {len(named):,} tokens, and the model {vocab_size:,}"
@@ -168,10 +168,7 @@ def _why_other(named: Tokenizer, own: Tokenizer | None, vocab_size: int) -> str:
 
 
 def named(model: str | PreTrainedModel | None, draft_model: str | None) -> str | PreTrainedModel:
-    """Return the model, or the usual one for None. Raises ParlayError for a draft model that is not there.
-
-    That is an error now, not at its first use.
-    """
+    """The model, or the default model for None. Raises ParlayError now if the draft model does not exist."""
     if draft_model is not None:
         resolve(draft_model)
     return default_model() if model is None else model
@@ -182,11 +179,11 @@ def open_draft(
 ) -> Runner:
     """Load a draft model. If it can hardly gain anything, log why.
 
-    Another tokenizer, of which few drafts can be right; or more weights in layers than the target has. A vocabulary of
-    another size is left to the strategy, which may refuse it; so is a model that only fills canvases. A draft whose
-    keys and values can't be cached as the target's has them in its own type, and one that torch.compile does nothing
-    for runs as it is. ``load`` is the target's, but a draft model is quantised for itself (``draft_quantize``), is not
-    adapted, and keeps as many states of n-grams as usual; llama.cpp runs it only if it is a GGUF file.
+    Reasons are another tokenizer, so that few drafts can be right, and more weights in layers than the target has. If
+    its vocabulary has another size, or it only fills canvases, the strategy decides whether it is usable. If its cache
+    can't have the target's type, or torch.compile does not apply, it is loaded without that. ``load`` is the target's,
+    but a draft model has its own quantisation (``draft_quantize``), no adapter and the usual n-gram states; llama.cpp
+    runs it only if it is a GGUF file.
     """
     if load.runner != "auto" and not resolve(draft).is_file():
         load = replace(load, runner="auto")
@@ -206,7 +203,7 @@ def open_draft(
 
 
 def _load_draft(draft: str, load: LoadOptions, budget: Budget) -> Runner:
-    """Load it with all that it can have of what was asked for, and log what it can't."""
+    """Load it with as many of the options as it supports, and log the others."""
     try:
         return models.load(draft, load, budget=budget)
     except (QuantizeRefused, CacheRefused, CompileRefused) as refused:
@@ -217,7 +214,10 @@ def _load_draft(draft: str, load: LoadOptions, budget: Budget) -> Runner:
 
 
 def _note_other_tokenizer(draft: str, own: Tokenizer) -> None:
-    """Loads the draft's only where its bytes are others: that holds Python's lock, and streams of a server wait."""
+    """Log if the draft model's tokenizer differs.
+
+    It is loaded only if its bytes differ, because loading holds Python's lock and delays a server's streams.
+    """
     with suppress(ParlayError, OSError):  # a draft model needs no tokenizer of its own
         found = resolve_tokenizer(draft)
         if isinstance(own, PlainTokenizer) and own.digest and own.digest == tokenizer_digest(found):

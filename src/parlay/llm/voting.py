@@ -1,7 +1,7 @@
 """Self-consistency: several chains of thought of one prompt vote on the answer (Wang et al. 2022, arXiv:2203.11171).
 
 The chains are the samples of one job. They share the prompt's cache and decode together. Whenever chains have ended,
-the ballot says whether the rest can still change the outcome; if not, they are stopped, and nobody waits for them.
+the ballot decides whether the others can still change the outcome. If not, they are stopped.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ MOST_CHAINS = 128
 class VoteParams:
     """How ``n`` chains of thought decide on one answer.
 
-    ``answer`` finds a chain's answer: ``number`` takes the last number, ``boxed`` what the last ``\\boxed{}`` holds,
-    and any other text is a regular expression, whose first group (or all of it) is the answer at its last match. A
-    chain without an answer casts no vote, nor does one under ``number`` that ``max_tokens`` cut.
+    ``answer`` finds a chain's answer: ``number`` takes the last number, ``boxed`` the content of the last
+    ``\\boxed{}``, and any other text is a regular expression, whose first group (or the whole match) is the answer at
+    its last match. A chain without an answer casts no vote; nor does a chain under ``number`` that ``max_tokens`` cut.
 
-    ``by="votes"``: the answer of most chains wins, and of as many the one of the lowest chain. ``by="score"``: the
-    chain with an answer whose tokens have the highest mean log-probability wins (best of n); all run to their ends.
+    ``by="votes"``: the answer of most chains wins; if equal, the answer of the lowest chain. ``by="score"``: among the
+    chains with an answer, the one with the highest mean log-probability wins (best of n); all chains run to their ends.
 
-    ``early`` stops the other chains when they can't change the winner any more: the answer is that of the full
-    vote. ``confidence`` stops them sooner: when the leading answer has two votes and would win the full vote with
-    this probability (`lead`). A chain counts there once all chains before it have ended, since the quickest chains
-    are short, and short ones are wrong more often. The full vote may then differ. ``at_once`` is how many chains
-    decode at a time, by default all: then no vote takes longer than the full one. With fewer, only as many begin as
-    could decide the vote if they agree, which costs the fewest tokens and may take longer. With ``refill`` another
-    chain begins whenever one ends, until the vote is over: more tokens, less time.
-
-    Raises ValueError for values that are no vote.
+    ``early`` stops the other chains when they can't change the winner any more, so the answer is that of the full vote.
+    ``confidence`` stops them sooner: when the leading answer has two votes and would win the full vote with this
+    probability (`lead`). For this, a chain counts only when all chains before it have ended, because the quickest
+    chains are short, and short ones are wrong more often. The answer may then differ from that of the full vote.
+    ``at_once``: how many chains decode at a time, by default all, so that no vote takes longer than the full one. With
+    fewer, only as many chains begin as could decide the vote if they agree, which costs the fewest tokens but may take
+    longer. With ``refill``, another chain begins whenever one ends, until the vote is over: more tokens, less time.
+    Raises ValueError for values out of range.
     """
 
     n: int = 8
@@ -62,7 +61,7 @@ class VoteParams:
             raise ValueError("vote.refill keeps vote.at_once chains decoding: say how many, or leave it out")
 
     def sampling(self, params: SamplingParams) -> SamplingParams:
-        """The parameters of the chains. Raises ValueError for parameters whose chains can't vote."""
+        """The sampling parameters of the chains. Raises ValueError for parameters whose chains can't vote."""
         if params.n != 1:
             raise ValueError(f"n is {params.n}, and vote.n says how many chains there are: leave n out")
         if params.greedy:
@@ -73,26 +72,27 @@ class VoteParams:
 
 
 def sampling_of(vote: object, params: SamplingParams) -> SamplingParams:
-    """See `VoteParams.sampling`. Raises ValueError for what is no `VoteParams`, such as a number of chains."""
+    """See `VoteParams.sampling`. Raises ValueError if ``vote`` is not a `VoteParams`, such as a number of chains."""
     if not isinstance(vote, VoteParams):
         raise ValueError(f"vote is {vote!r:.60}: give VoteParams(n=...)")
     return vote.sampling(params)
 
 
 Ended = Literal["all", "decided", "confidence", "interrupted"]
-"""Why a vote was over: all chains had ended, the others could not change it, the confidence bound was met, or none of
-these."""
+"""Why a vote is over: all chains have ended, the rest can't change it, the confidence is reached, or it was
+interrupted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteOutput:
-    """The outcome of a vote. ``answers`` are the chains' own, in order: None where there is none, or none yet.
+    """The outcome of a vote.
 
-    ``answer`` None: no chain has one, so there was no vote. ``index`` is the chain that stands for the outcome: the
-    first with the winning answer, the one of the highest score, or the first of all. ``votes`` counts the answers
-    of the chains that ran to their end or to ``max_tokens``, most votes first; if a confidence ended the vote, only
-    of the first chains, which settled it. ``agreement`` is the winner's share of them. ``stopped`` are the chains
-    that ran to no end, whose texts so far are in ``outputs``. ``error`` says why a vote failed.
+    ``answers``: each chain's answer, in order; None if it has none, or has not ended. ``answer``: the winner; None if
+    no chain has an answer. ``index``: the chain that represents the outcome: the first with the winning answer, the one
+    with the highest score, or the first of all. ``votes``: number of votes by answer, most votes first, over chains
+    that ended by themselves or at ``max_tokens``; if a confidence ended the vote, only over the first chains, which
+    decided it. ``agreement``: the winner's share of them. ``stopped``: chains that were stopped early; their texts so
+    far are in ``outputs``. ``error``: why the vote failed.
     """
 
     answer: str | None
@@ -106,7 +106,7 @@ class VoteOutput:
 
 
 class _Count(NamedTuple):
-    """Votes of one answer, and minus the lowest chain that gave it, so that the greatest count wins."""
+    """Votes of one answer, and the negated number of the lowest chain that gave it, so that the greatest count wins."""
 
     votes: int
     priority: int
@@ -114,28 +114,28 @@ class _Count(NamedTuple):
 
 @dataclass(slots=True)
 class Ballot:
-    """A vote under way: which chains have begun, and what those that have ended say."""
+    """A vote under way: which chains have begun, and the answers of those that have ended."""
 
     params: VoteParams
     begun: int = 0
     answers: dict[int, str | None] = field(default_factory=dict)
-    """Of the chains that ran to their end or to ``max_tokens``."""
+    """Answers of the chains that ended by themselves or at ``max_tokens``."""
     scores: dict[int, float] = field(default_factory=dict)
     failed: bool = False
-    """Whether a chain ended by a fault."""
+    """Whether a chain ended with a fault."""
     error: str | None = None
     _first: int = 0
-    """How many of the first chains count towards the confidence: no chain before them is still running."""
+    """How many leading chains count towards the confidence: all chains up to there have ended."""
     _settled: bool = False
-    """Whether they met it; no more are counted then."""
+    """Whether the leading chains have reached the confidence. Then no more are counted."""
 
     def due(self) -> range:
-        """The chains to begin now; they then count as begun."""
+        """The chains to begin now. They count as begun from here on."""
         first, self.begun = self.begun, self.begun + self._wanted()
         return range(first, self.begun)
 
     def count(self, chain: int, text: str, reason: FinishReason, score: float) -> None:
-        """Note how a chain ended. ``score`` is the mean log-probability of its tokens."""
+        """Note how a chain ended. ``score``: the mean log-probability of its tokens."""
         self.failed = self.failed or reason == "error"
         if reason not in ("stop", "length"):
             return
@@ -156,7 +156,7 @@ class Ballot:
         return self.failed or self.error is not None or self._ended is not None
 
     def output(self) -> VoteOutput:
-        """The outcome as it stands."""
+        """The outcome so far."""
         ended = self._ended
         counted = range(self._first) if ended == "confidence" else self.answers
         counts = self._counts(counted)
@@ -182,7 +182,7 @@ class Ballot:
         return max((chain for chain, answer in self.answers.items() if answer is not None), key=self.scores.__getitem__)
 
     def _counts(self, chains: Collection[int], guessed: Collection[int] = ()) -> dict[str, _Count]:
-        """The votes of these chains, as if those that are ``guessed`` had all given the answer that leads."""
+        """The votes of these chains, as if all ``guessed`` chains had given the leading answer."""
         given: dict[str, list[int]] = {}
         for chain in sorted(set(chains).intersection(self.answers)):
             answer = self.answers[chain]
@@ -208,12 +208,12 @@ class Ballot:
             return False
         left = [chain for chain in range(self.params.n) if chain not in ended]
         leader, *others = sorted(counts.values(), reverse=True)
-        # At worst all that are left agree on one other answer, which may be a new one.
+        # In the worst case all remaining chains agree on one other answer, perhaps a new one.
         best = [_Count(other.votes + len(left), max(other.priority, -left[0])) for other in others]
         return leader > max(best, default=_Count(0, 0)) and leader > _Count(len(left), -left[0])
 
     def _is_sure(self, counts: Mapping[str, _Count], ended: int) -> bool:
-        """Whether the confidence bound is met by the counts of the ``ended`` first chains, two of which agree."""
+        """Whether the counts of the ``ended`` first chains reach the confidence. At least two must agree."""
         if self.params.confidence is None:
             return False
         first, second, *_ = *sorted((count.votes for count in counts.values()), reverse=True), 0, 0
@@ -239,10 +239,11 @@ class Ballot:
 
 
 def lead(first: int, second: int, left: int) -> float:
-    """The probability that the answer with ``first`` votes is ahead of the one with ``second`` once ``left`` are added.
+    """The probability that the answer with ``first`` votes leads the one with ``second`` after ``left`` more votes.
 
-    Each vote that is left is for one of the two, and for the first with a probability p ~ Beta(first + 1, second + 1).
-    Adaptive consistency (Aggarwal et al. 2023, arXiv:2305.11860) asks for P(p > 1/2): votes without end.
+    Each remaining vote goes to one of the two: to the first with a probability p ~ Beta(first + 1, second + 1).
+    Adaptive consistency (Aggarwal et al. 2023, arXiv:2305.11860) asks for P(p > 1/2), which stands for infinitely many
+    votes.
     """
     total = math.comb(first + second + left + 1, left)
     least = max(0, (left + second - first) // 2 + 1)  # k votes for the first: first + k > second + left - k

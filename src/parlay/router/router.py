@@ -278,7 +278,7 @@ class Router(Policy):
         return {arm.arm.name: arm.kept() for arm in self._arms if arm.calibration.drafts}
 
     def report(self, sequence: int) -> RouterRecord | None:
-        """Report what the router did in a sequence: by drafter, by reason, and over time. None if its arm has no name."""
+        """Report what the router did in a sequence: by drafter, by reason, and over time. None for an unnamed arm."""
         if not self._is_named:
             return None
         state = self._states.get(sequence)
