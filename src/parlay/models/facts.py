@@ -24,16 +24,16 @@ from parlay.models.loading import load_template, read_config
 from parlay.types import ParlayError
 
 Stamp = tuple[Path, int, int]
-"""A file, its size and when it was last written."""
+"""A file, its size, and its modification time."""
 _reading = threading.Lock()
 
 _SECOND = {"lm_head.weight"}
-"""Of tied weights: the embedding, which some checkpoints store a second time."""
+"""The LM head of tied weights, which some checkpoints store as a second copy of the embedding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """``family`` is the architecture; ``quantization`` the form in which most of the parameters are stored."""
+    """``family`` is the architecture; ``quantization`` is the format of most parameters."""
 
     form: str
     family: str
@@ -41,21 +41,22 @@ class ModelFacts:
     parameters: int
     quantization: str
     digest: str
-    """SHA-256: of the file, or of the hashes of several."""
+    """SHA-256 of the file; of several files, the hash of their hashes."""
 
 
 def read_facts(path: Path) -> ModelFacts:
-    """The facts of a GGUF file or of a folder. Files are read whole once, and again only after they have changed.
+    """Read the facts of a GGUF file or of a folder. Files are hashed once, and again only after they have changed.
 
-    Raises ParlayError for files that are no model, OSError for what can't be read.
+    Raises ParlayError for files that are no model, OSError for unreadable files.
     """
     files = stamps(path)
-    with _reading:  # whoever asks meanwhile would read the same again
+    with _reading:  # one thread at a time, so that no file is hashed twice
         return _read(path, files)
 
 
 def stamps(path: Path) -> tuple[Stamp, ...]:
-    """Identify the state of a GGUF file, or of a folder's files: it changes whenever one is written. Raises OSError."""
+    """The state of a GGUF file or of a folder's files, which changes whenever one is written. Raises OSError if they
+    can't be read."""
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
     stats = [(file, file.stat()) for file in files]
     return tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats)
@@ -86,7 +87,7 @@ def _of_folder(path: Path, files: list[Path]) -> ModelFacts:
 
 
 def _stored_in_folder(path: Path, files: Sequence[Path]) -> tuple[str, Counter[str]]:
-    """The model's family, and how many numbers there are of each type."""
+    """The model's family, and the count of numbers of each type."""
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         family, tied = str(config.get("model_type", "")), config.get("tie_word_embeddings") is True
@@ -103,9 +104,9 @@ def _stored_in_folder(path: Path, files: Sequence[Path]) -> tuple[str, Counter[s
 
 
 def count_parameters(path: Path) -> int:
-    """Count the numbers of a GGUF file's or a folder's tensors, tied ones once, without reading the files whole.
+    """Count a model's parameters from the headers of its files; tied ones count once.
 
-    Raises ParlayError for files that are no model, OSError for what can't be read.
+    Raises ParlayError for files that are no model, OSError for unreadable files.
     """
     if path.is_file():
         return _stored_in_file(read_parts(path)).total()
@@ -113,7 +114,7 @@ def count_parameters(path: Path) -> int:
 
 
 def ties_embeddings(file: Path) -> bool:
-    """Whether a GGUF file stores one embedding twice, as embedding and as LM head; False for a folder."""
+    """Whether a GGUF file stores the embedding a second time as LM head; False for a folder."""
     return file.is_file() and embedding_twice(read_parts(file))
 
 
@@ -137,9 +138,9 @@ def _facts(form: str, family: str, stored: Counter[str], files: Iterable[Path]) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """Counts of tokens, of elements of a hidden state, and of layers; None where the files do not tell.
+    """Sizes of a model: tokens, elements of a hidden state, and layers; None if the files do not say.
 
-    ``template`` is all chat templates as one text; empty where there is none.
+    ``template`` is all chat templates joined; empty if there is none.
     """
 
     max_context: int | None
@@ -150,16 +151,17 @@ class Description:
 
 
 def describe(path: Path) -> Description:
-    """Describe a folder or a GGUF file without loading it. Files are read again only after they have changed.
+    """Describe the model in a folder or GGUF file without loading it. Files are read again only after they have
+    changed.
 
-    Raises ParlayError for files that are no model, OSError for what can't be read.
+    Raises ParlayError for files that are no model, OSError for unreadable files.
     """
     return _read_description(path, stamps(path))
 
 
 @lru_cache(maxsize=64)
 def _read_description(path: Path, files: tuple[Stamp, ...]) -> Description:
-    del files  # they are part of the key: a changed file is read again
+    del files  # part of the cache key: a changed file is read again
     try:
         config = read_config(path)
     except UnsupportedModel:
@@ -176,7 +178,7 @@ def _read_description(path: Path, files: tuple[Stamp, ...]) -> Description:
 
 
 def _describe_foreign(folder: Path) -> Description:
-    """Describe a model that the native decoder does not run; older architectures have names of their own."""
+    """Describe a model that the native decoder does not run; older architectures name these fields differently."""
     said = read_json(folder / "config.json")
 
     def size(*names: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The interface between a native runner, which knows sequences, and the decoders that run its rows."""
+"""The interface between a native runner, which knows sequences, and the decoders, which compute rows."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from parlay.types import NO_SKIP, Exactness, Features, Output, Segment, Skip, Tr
 
 @dataclass(frozen=True, slots=True)
 class LayerPages:
-    """Which layers have ``recent`` pages, as none of them sees more than ``window`` keys, and each layer's ``place``
-    among those that share its pages. Layers that see an earlier one's keys have its place."""
+    """How layers share cache pages: ``recent`` says which layers have pages of the last ``window`` keys only, and
+    ``place`` is each layer's index among the layers with the same kind of pages. A layer that uses an earlier layer's
+    keys has that layer's index."""
 
     recent: tuple[bool, ...]
     place: tuple[int, ...]
@@ -34,8 +35,8 @@ class LayerPages:
 
     @staticmethod
     def of(config: DecoderConfig) -> LayerPages:
-        """Layers with windows have recent pages where texts may become so long that this saves some, or have other
-        heads than the others."""
+        """Give layers with windows recent pages if texts may become long enough for that to save memory, or if the
+        layers' heads differ."""
         sizes = [form.window or 0 for form in config.forms]
         differ = len({config.heads_of(form) for form in config.forms}) > 1
         saves = differ or most_pages(max(sizes)) < pages_for(config.max_context)
@@ -48,22 +49,22 @@ class LayerPages:
 
     @staticmethod
     def alike(layers: int) -> LayerPages:
-        """All layers share their pages."""
+        """All layers have pages of the same kind."""
         return LayerPages((False,) * layers, tuple(range(layers)))
 
     def layers(self, recent: bool) -> list[int]:
-        """The layers that have keys of their own in pages of one kind, in the order of their places."""
+        """The layers with keys of their own in pages of one kind, in the order of their ``place``."""
         found = {place: layer for layer, place in reversed(list(enumerate(self.place))) if self.recent[layer] == recent}
         return [found[place] for place in sorted(found)]
 
     def key_heads(self, config: DecoderConfig, recent: bool) -> KeyHeads:
-        """The heads of layers whose pages are of one kind; of no layer those of the others."""
+        """The heads of the layers with pages of this kind; if there are none, those of the other kind."""
         own = self.layers(recent) or self.layers(not recent)
         return config.heads_of(config.forms[own[0]]) if config.layers else config.heads_of(config.llama)
 
 
 def cache_room(config: DecoderConfig, number_bytes: float) -> Room:
-    """The memory that texts take in the cache, with so many bytes for each number of a key or value."""
+    """The memory that texts take in the cache, at ``number_bytes`` per number of a key or value."""
     pages = LayerPages.of(config)
     whole, recent = (
         2 * len(pages.layers(kind)) * math.prod(pages.key_heads(config, kind)) * BLOCK * number_bytes
@@ -77,12 +78,11 @@ def cache_room(config: DecoderConfig, number_bytes: float) -> Room:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """``reason``: which kernels run, and why, in one line.
+    """A decoder's abilities; ``reason`` says in one line which kernels run, and why.
 
-    ``pages``: which layers share pages. ``cache_lanes`` and ``spread`` are those of their cache's `CacheShape`.
-    ``part``: sizes of the part of the model that runs here; None: all of it does. ``in_flight``: how many forwards may
-    be under way at once, ``streamed_bytes`` what each of them reads from disk or the host's memory. ``chooses``: as in
-    `RunnerSpec`.
+    ``pages`` says how layers share cache pages; ``cache_lanes`` and ``spread`` are those of `CacheShape`. ``part`` is
+    the config of the part of the model that runs here; None: all of it. ``in_flight`` forwards may be under way at
+    once, and each reads ``streamed_bytes`` from disk or the host's memory. ``chooses`` is that of `RunnerSpec`.
     """
 
     exactness: Exactness
@@ -97,7 +97,7 @@ class Kernels:
     chooses: bool = False
 
     def cache_shapes(self, config: DecoderConfig, device: torch.device) -> tuple[CacheShape, RecentShape | None]:
-        """The pages of layers that see all keys, and of the others, where these have pages of their own."""
+        """The cache shapes of layers that see all keys, and of layers with recent pages, if there are any."""
         layers = tuple(self.pages.layers(True))
         heads, recent_heads = (self.pages.key_heads(config, kind) for kind in (False, True))
         shape = CacheShape(
@@ -115,9 +115,10 @@ class Kernels:
 
 
 class SegmentFeatures(NamedTuple):
-    """The features of one segment, ``place`` among those of a forward; ``first`` is the flat number of their first row.
+    """The features of one segment, which is number ``place`` of a forward; their first row is row ``first`` of the
+    batch.
 
-    ``anchors`` are the flat numbers of their rows' anchors where they join; see `Join`.
+    ``anchors`` are the batch rows of the rows' anchors if they join; see `Join`.
     """
 
     place: int
@@ -127,12 +128,13 @@ class SegmentFeatures(NamedTuple):
 
 
 class ForwardBatch(NamedTuple):
-    """The rows that one forward runs: the ``ids`` of all sequences' rows in order. ``wanted`` are those with logits.
+    """The rows that one forward runs: the token ``ids`` of all sequences' rows in order, and which of these rows are
+    ``wanted``, so get logits.
 
-    ``places`` say where each sequence's rows lie, ``features`` what some of them read besides or instead of their ids,
-    and ``inputs`` float32 ``[N, H]`` what all rows read in place of their embeddings. ``adapters`` are those of the
-    rows, or empty where no row has one. ``tokens`` are, for models with n-grams, those of all rows of each place, and
-    before them as many of the text before as n-grams reach back, or -1.
+    ``places`` say where each sequence's rows lie, ``features`` what some rows read besides or instead of their ids, and
+    ``inputs``, float32 ``[N, H]``, replace the embeddings of all rows. ``adapters`` has one entry per row, or is empty
+    if no row has one. For models with n-grams, ``tokens`` are the ids of all rows of each place, after as many ids of
+    the text before them as n-grams need (or -1).
     """
 
     ids: list[int]
@@ -148,30 +150,30 @@ class ForwardBatch(NamedTuple):
 
 @dataclass(slots=True)
 class Taps:
-    """The hidden states ``[N, H]`` that enter some layers, as one forward collects them, and the seconds it takes."""
+    """The hidden states ``[N, H]`` that enter some layers in one forward, and the seconds that copying them takes."""
 
     layers: Collection[int]
     states: dict[int, Tensor] = field(default_factory=dict)
     seconds: float = 0.0
 
     def take(self, layer: int, hidden_NH: Tensor) -> None:
-        """Copy what enters this layer, if it is tapped."""
+        """Copy the layer's input if the layer is tapped."""
         if layer in self.layers:
             with self.timed():
                 self.states[layer] = hidden_NH.clone()
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """The seconds inside the block are counted as the taps'."""
+        """Add the time of the block to ``seconds``."""
         began = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - began
 
 
 class GrownTree(NamedTuple):
-    """A draft as a head or a draft model has grown it: of each node its token, its parent, and its probability there.
+    """A draft tree that a draft head or draft model has grown: each node's token, parent, and probability.
 
-    ``ran``: which of the rows below the text a node was; -1 if it did not run.
+    ``ran`` is the row at which each node ran below the text; -1 if it did not run.
     """
 
     tokens: tuple[int, ...]
@@ -181,7 +183,7 @@ class GrownTree(NamedTuple):
 
     @property
     def rows(self) -> Tree:
-        """The rows that ran, as a tree; token 0 stands for those that did not join the draft."""
+        """The rows that ran, as a tree; token 0 stands for rows that are not in the draft."""
         count = max(self.ran, default=-1) + 1
         tokens, parents = [0] * count, [-1] * count
         for node, row in enumerate(self.ran):
@@ -192,7 +194,7 @@ class GrownTree(NamedTuple):
 
     @property
     def likeliest_rows(self) -> tuple[int, ...]:
-        """The rows of the path from the root on that takes the likeliest child each time, of those that ran."""
+        """The rows on the path of likeliest children, as far as they ran."""
         node, path = -1, []
         while ran := [child for child, above in enumerate(self.parents) if above == node and self.ran[child] >= 0]:
             node = max(ran, key=self.chances.__getitem__)
@@ -201,11 +203,11 @@ class GrownTree(NamedTuple):
 
 
 class TreeRequest(NamedTuple):
-    """The draft of one text: its ``nodes``, at most.
+    """A request for a draft of one text, of at most ``nodes`` nodes.
 
-    Where the request samples, its temperature and truncation, and the noise's stream at the place of each level's
-    tokens. ``unread`` are those tokens of the text that a short list of a draft model's tokens should have. Below
-    ``ends``, the tokens that end the text, nothing grows.
+    For a sampled request it has the temperature, the truncation, and the noise stream of each level's tokens.
+    ``unread`` are tokens of the text that a draft model's short LM head should have. Nothing grows below ``ends``, the
+    tokens that end the text.
     """
 
     nodes: int
@@ -219,9 +221,9 @@ class TreeRequest(NamedTuple):
 
 
 class HeadRows(NamedTuple):
-    """Inputs and outputs of a draft head: ``tokens_D`` int64 are the target's tokens of its outputs.
+    """Inputs and outputs of a draft head: ``tokens_D`` int64 are the target's ids of its outputs.
 
-    The rows of the texts read what ``first`` makes of ``features_NF``, float32.
+    The matrix ``first`` makes the inputs of the rows from ``features_NF``, float32.
     """
 
     tokens_D: Tensor
@@ -232,10 +234,10 @@ class HeadRows(NamedTuple):
 class Growth(NamedTuple):
     """How the trees of a draft head, or of a draft model if ``head`` is None, grow (Li et al. 2024, EAGLE-2).
 
-    Each of at most ``levels`` runs the ``width`` likeliest candidates of the level before, which offer as many children
-    each. None whose path is less likely than ``least`` is offered, and none runs below which nothing could join the
-    draft. A draft model runs no more rows below a text than the draft may have nodes, and with ``short`` it chooses
-    among so many tokens that are frequent, and the newest of its texts.
+    Each of at most ``levels`` levels runs the ``width`` likeliest candidates of the level before, which each offer
+    ``width`` children. Paths less likely than ``least`` are not offered, and no row runs if none of its children could
+    join the draft. A draft model runs at most as many rows below a text as the draft may have nodes; with ``short`` its
+    LM head has only that many frequent tokens and the newest of its texts.
     """
 
     levels: int
@@ -252,12 +254,13 @@ class ForwardOutput(NamedTuple):
     taps: Taps
 
     def output(self, starts: tuple[int, ...], votes: tuple[Tensor | None, ...] = ()) -> Output:
-        """Show it as a runner does; ``starts`` and ``votes`` as in `Output`."""
+        """Make the runner's `Output`, with these ``starts`` and ``votes``."""
         return Output(self.logits, starts, self.taps.states, self.taps.seconds, votes=votes)
 
 
 def wanted_rows(segments: Sequence[Segment]) -> tuple[list[int], tuple[int, ...]]:
-    """Number the rows of a batch that want logits, and say where each segment's begin among them. Raises ValueError."""
+    """List the batch rows that want logits; the second result says where each segment's rows start in that list. Raises
+    ValueError if a segment wants logits of rows that do not run."""
     rows: list[int] = []
     starts = [0]
     begin = 0
@@ -272,7 +275,7 @@ def wanted_rows(segments: Sequence[Segment]) -> tuple[list[int], tuple[int, ...]
 
 
 def check_together(segment: Segment) -> None:
-    """Raises ValueError unless rows that see each other, or have other positions, are nodes, in chains, and all run."""
+    """Raises ValueError unless rows that see each other or are moved are the last nodes, in chains, and all run."""
     apart = max(segment.together, len(segment.places))
     first = len(segment.tree) - apart
     last = enumerate(segment.tree.parents[max(first, 0) :], first)
@@ -288,7 +291,7 @@ def check_together(segment: Segment) -> None:
 
 
 def with_features(embedded_NH: Tensor, features: Sequence[SegmentFeatures]) -> Tensor:
-    """The rows' embeddings, with `Features` in the place of some or added to them, in place."""
+    """Replace rows' embeddings by `Features`, or add features to them, in place."""
     for _, first, inputs, _ in features:
         rows_KH = embedded_NH[first : first + len(inputs)]
         given_KH = inputs.rows_KH.to(device=rows_KH.device, dtype=rows_KH.dtype)
@@ -303,36 +306,37 @@ class Forward(Protocol):
     def kernels(self) -> Kernels: ...
 
     def run(self, work: ForwardBatch) -> ForwardOutput:
-        """Run the rows; keys and values go to their places."""
+        """Run the rows, and write their keys and values to the cache."""
         ...
 
     def begin(self, work: ForwardBatch) -> Callable[[], ForwardOutput]:
-        """Begin to run the rows, and return what waits for the output. Here the places are done with already."""
+        """Start to run the rows; returns a function that waits for the output. This default runs them at once."""
         out = self.run(work)
         return lambda: out
 
     def add_adapter(self, adapter: LowRankAdapter) -> LowRankAdapter:
-        """Pack what belongs here of an adapter, and return it: rows will run with that. Any thread may call this."""
+        """Pack this decoder's part of an adapter; rows use the adapter that is returned. Any thread may call this."""
         ...
 
     def embed(self, ids: Sequence[int]) -> Tensor:
-        """Read the rows ``[N, H]`` of these tokens as the first layer does."""
+        """The embeddings ``[N, H]`` of these tokens, as the first layer reads them."""
         ...
 
     def attach(self, budget: Budget) -> None:
-        """Count what forwards hold besides weights and cached rows against a budget. Most hold nothing."""
+        """Charge memory that forwards hold besides weights and cache to a budget; most decoders hold none."""
         return
 
     def with_weights(self, weights: Mapping[str, Operand]) -> Forward:
-        """Make another decoder of this model, over the same cache, whose products have other weights.
+        """Make another decoder of this model, with the same cache, embeddings and norms, but other weights in its
+        products.
 
-        Embeddings and norms are as they are here. Raises UnsupportedModel where several processes run the model.
+        Raises UnsupportedModel if several processes run the model.
         """
         raise UnsupportedModel("several processes run the model, and each has a part of its weights")
 
     def add_ngrams(self, table: NgramTable) -> None:
-        """Take the table that rows read besides their embeddings, before the first of them runs.
+        """Set the table of n-gram embeddings, before any row runs.
 
-        Raises UnsupportedModel where several processes run the model.
+        Raises UnsupportedModel if several processes run the model.
         """
         raise UnsupportedModel("a table of n-grams is read in one process alone")

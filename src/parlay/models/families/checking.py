@@ -1,4 +1,4 @@
-"""Refuses sizes and numbers of a decoder that make no sense, whichever file says them."""
+"""Refuses impossible sizes and numbers of a decoder, from any kind of file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MOST: Mapping[str, int] = {
     "head_dim": 1 << 14,
     "max_context": 1 << 31,
 }
-"""Of the fields of `DecoderConfig` that count something: several times as much as any model has. More is a mistake, or
-meant to take this machine's time and memory."""
+"""The largest counts that fields of `DecoderConfig` may have, several times those of any model. A larger one is a
+mistake, or an attempt to use up time and memory."""
 
 
 def check_forms(source: str, config: DecoderConfig) -> None:
-    """Raises ParlayError for sizes and numbers of layers that make no sense; ``source`` is what says them."""
+    """Raises ParlayError for impossible sizes and numbers of layers; ``source`` is the file that has them."""
     _check_sizes(source, config)
     for rope, size in dict.fromkeys((form.rope, config.heads_of(form).size) for form in config.forms):
         if rope is not None:
@@ -51,7 +51,7 @@ def _check_rope(source: str, rope: RopeConfig, head_dim: int) -> None:
     numbers = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
     said = asdict(rope)
     for name in numbers:
-        if not 1e-30 < said[name] < 1e30:  # what is made of others may be no number
+        if not 1e-30 < said[name] < 1e30:  # larger or smaller ones make others infinite or NaN
             raise wrong(source, f"rope {name}", said[name], "a number above 0")
     if not 1.001 < rope.theta < math.inf:
         raise wrong(source, "rope_theta", rope.theta, "a number above 1")
@@ -109,5 +109,5 @@ def _check_experts(source: str, experts: Experts, layers: int) -> None:
 
 
 def wrong(source: str, name: str, value: object, expected: str) -> ParlayError:
-    """Make the error for a value that ``source`` says, with what was expected in its place."""
+    """The error for a wrong value in ``source``; ``expected`` says what is allowed."""
     return ParlayError(f"{source} says {name} {value!s:.40}: expected {expected}")

@@ -1,6 +1,7 @@
-"""Diffusion models with the layers of Llama and Qwen: whose rows see what, their mask, and LLaDA's own words.
+"""Diffusion models with the layers of Llama and Qwen: which rows their rows see, their mask tokens, and LLaDA's config.
 
-Each checkpoint brings code for its rows' view and for generating. None of it runs: these records take its place.
+Each checkpoint comes with Python code for its attention mask and for generating. None of that code runs here; these
+records replace it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from parlay.types.model_forms import link_size
 
 
 def _fills(family: Family, usual: CanvasSpec) -> Family:
-    """The family with canvases. config.json may name another mask and another block than is ``usual``.
+    """The family with canvases as in ``usual``; config.json may name another mask token and another block size.
 
-    Reading raises ValueError for a mask outside the vocabulary and a block of no size.
+    Reading a config then raises ValueError for a mask outside the vocabulary and for a block size below 1.
     """
 
     def complete(raw: Json, config: DecoderConfig, form: LayerForm) -> DecoderConfig:
@@ -44,14 +45,14 @@ def _fills(family: Family, usual: CanvasSpec) -> Family:
 
 
 SET_BLOCK_SIZE = "set_block_size"
-"""The key of config.json by which a causal model says that it fills canvases of so many places, too."""
+"""The key of config.json by which a causal model declares that it also fills canvases, and of which size."""
 
 
 def with_set_block(raw: Json, config: DecoderConfig) -> DecoderConfig:
-    """The decoder with canvases below its causal text, if config.json has a ``set_block_size``.
+    """The decoder with canvases after its causal text, if config.json has a ``set_block_size``.
 
-    The row before a place predicts it, as in the text. Raises ValueError for a mask outside the vocabulary and a canvas
-    of no size.
+    A place is predicted by the row before it, as in the text. Raises ValueError for a mask outside the vocabulary and
+    for a size below 1.
     """
     if raw.get(SET_BLOCK_SIZE) is None or config.canvas is not None:
         return config
@@ -76,7 +77,7 @@ _LLADA_FIELDS: Mapping[str, tuple[str, ...]] = {
     "tie_word_embeddings": ("weight_tying",),
     "hidden_act": ("activation_type",),
 }
-"""Llama's names of fields, and LLaDA's, the first that has a value."""
+"""LLaDA's names of Llama's fields; the first one with a value counts."""
 
 _LLADA_USUAL: Mapping[str, Any] = {
     "block_type": "llama",
@@ -92,11 +93,12 @@ _LLADA_USUAL: Mapping[str, Any] = {
     "scale_logits": False,
     "multi_query_attention": False,
 }
-"""What the decoder computes of what LLaDA's config could ask for."""
+"""LLaDA's options with the only values that the decoder computes."""
 
 
 def _as_llama(raw: Json) -> Json:
-    """LLaDA's config.json in Llama's words. Raises UnsupportedModel for what the decoder does not compute."""
+    """LLaDA's config.json with Llama's names. Raises UnsupportedModel for an option that the decoder does not
+    compute."""
     for name, usual in _LLADA_USUAL.items():
         if raw.get(name, usual) not in (usual, None):
             raise UnsupportedModel(f"LLaDAModelLM: {name} {raw[name]!r:.40} is not supported by the native decoder")
@@ -129,17 +131,17 @@ LLADA = _fills(
     ),
     CanvasSpec(126_336, text="full"),
 )
-"""LLaDA and LLaDA 1.5: all rows see each other, and a place's own row predicts it."""
+"""LLaDA and LLaDA 1.5: all rows see each other, and each place is predicted by its own row."""
 DREAM = _fills(
     replace(QWEN2, architecture="DreamModel", models="Dream", gguf=GgufForm("dream")),
     CanvasSpec(151_666, shift=True, text="full"),
 )
-"""Qwen2.5 adapted: all rows see each other, and the row before a place predicts it."""
+"""Dream, adapted from Qwen2.5: all rows see each other, and each place is predicted by the row before it."""
 FAST_DLLM = _fills(
     replace(QWEN2, architecture="Fast_dLLM_QwenForCausalLM", models="Fast-dLLM v2", gguf=None),
     CanvasSpec(151_665, block=32, shift=True, text="block"),
 )
-"""Fast-dLLM v2: Qwen2.5 in blocks of 32, and the row before a place predicts it."""
+"""Fast-dLLM v2: Qwen2.5 in blocks of 32, where each place is predicted by the row before it."""
 SDAR = _fills(
     replace(QWEN3, architecture="SDARForCausalLM", models="SDAR", gguf=None), CanvasSpec(151_669, block=4, text="block")
 )
@@ -152,7 +154,7 @@ SDAR_MOE = _fills(
 
 
 def _llada_moe(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
-    """Read LLaDA-MoE's experts. Raises UnsupportedModel for what no published model of the family has."""
+    """Read LLaDA-MoE's experts. Raises UnsupportedModel for options that no published model of the family has."""
     if raw.get("moe_router_score_function", "softmax") != "softmax" or raw.get("moe_router_enable_expert_bias"):
         raise UnsupportedModel("LLaDAMoEModelLM: experts are chosen by softmax alone")
     experts = Experts(
@@ -188,7 +190,7 @@ LLADA_MOE = _fills(
     ),
     CanvasSpec(156_895, text="full"),
 )
-"""LLaDA-MoE: Qwen3's layers with experts whose weights don't add up to one; all rows see each other."""
+"""LLaDA-MoE: Qwen3's layers with experts whose weights are not normalized; all rows see each other."""
 
 
 def _llada2(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
@@ -218,11 +220,11 @@ LLADA2 = _fills(
     ),
     CanvasSpec(156_895, block=32, text="block"),
 )
-"""LLaDA 2: experts that sigmoids choose in groups, in blocks of 32."""
+"""LLaDA 2: experts chosen by sigmoids in groups, and blocks of 32."""
 
 
 def _wedlm(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
-    """Qwen2.5's layers or Qwen3's, as config.json says."""
+    """Qwen2.5's or Qwen3's layers, as config.json says."""
     biased = bool(raw.get("attention_bias", True))
     form = replace(usual, qkv_bias=biased, out_bias=False, qk_norm=bool(raw.get("qk_norm")))
     return QWEN2.complete(raw, replace(config, qkv_bias=form.qkv_bias, qk_norm=form.qk_norm), form)
@@ -232,18 +234,20 @@ WEDLM = _fills(
     replace(QWEN2, architecture="WeDLMForCausalLM", models="WeDLM", complete=_wedlm, keys=("qk_norm",), gguf=None),
     CanvasSpec(-1, block=16, ordered=True),
 )
-"""WeDLM: Qwen2.5 or Qwen3, causal on the canvas too, where decided tokens come first. A place's own row predicts it."""
+"""WeDLM: Qwen2.5 or Qwen3, causal on the canvas, too, where decided tokens are moved to the front. Each place is
+predicted by its own row."""
 A2D_QWEN3 = _fills(
     replace(QWEN3, architecture="A2DQwen3LMHeadModel", models="dLLM's Qwen3", gguf=None),
     CanvasSpec(151_669, text="full"),
 )
-"""dLLM's Qwen3: all rows see each other, or a block's where config.json has a ``block_size``."""
+"""dLLM's Qwen3: all rows see each other, or only those of a block if config.json has a ``block_size``."""
 
 
 def _unscaled(raw: Json) -> Json:
-    """The config with the context in which no query is scaled, by 1 + beta * log(1 + floor(position / original)).
+    """Limit the context to positions at which queries are not scaled: the scale is 1 + beta * log(1 + floor(position /
+    original)).
 
-    So positions before ``original_max_position_embeddings`` are multiplied by 1.
+    Positions before ``original_max_position_embeddings`` are multiplied by 1.
     """
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     original = rope.get("original_max_position_embeddings")
@@ -263,7 +267,8 @@ NEMOTRON = _fills(
     ),
     CanvasSpec(100, block=32, whole=True),
 )
-"""Nemotron-Labs-Diffusion: a causal text, so it also writes token by token, and canvases whose rows see each other."""
+"""Nemotron-Labs-Diffusion: its text is causal, so it can also decode autoregressively; rows of a canvas see each
+other."""
 
 
 ENDS: tuple[Literal["length", "fertilities", "frames", "graph"], ...] = ("length", "fertilities", "frames", "graph")
@@ -271,7 +276,8 @@ ENDS: tuple[Literal["length", "fertilities", "frames", "graph"], ...] = ("length
 
 
 def _answers(raw: Json, config: DecoderConfig, form: LayerForm) -> DecoderConfig:
-    """Read how the answers of `parlay train`'s translators fill a canvas. Raises ValueError for ids that can't be."""
+    """Read how models that `parlay train` made for translation fill a canvas with an answer. Raises ValueError for
+    impossible ids."""
     config = QWEN3.complete(raw, config, form)
     said = raw.get("canvas")
     if not isinstance(said, Mapping) or said.get("ends") not in ENDS:
@@ -310,10 +316,10 @@ ANSWERS = replace(
     gguf=None,
     canvas=CanvasSpec(0),
 )
-"""Qwen3's layers with a causal text, and one canvas that is the answer: translators of `parlay train`."""
+"""Translators of `parlay train`: Qwen3's layers, a causal text, and one canvas that is the answer."""
 DIFFUSION = (LLADA, DREAM, FAST_DLLM, SDAR, SDAR_MOE, LLADA_MOE, LLADA2, WEDLM, A2D_QWEN3, NEMOTRON, ANSWERS)
 
 REFUSED: Mapping[str, str] = {
     "nemotron_labs_diffusion_vlm": "images are not supported",
 }
-"""Diffusion models that can't run here, by architecture or type, and why."""
+"""Diffusion models that can't run here, by architecture or type, and the reason."""

@@ -1,4 +1,4 @@
-"""The record of a family of models, and what configs of several families say in the same words."""
+"""The record of a family of models, and helpers for configs that several families share."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from typing import TYPE_CHECKING
 from parlay.models.config import DecoderConfig, Json, LayerForm, UnsupportedModel
 from parlay.types import CanvasSpec
 
-if TYPE_CHECKING:  # families are known before torch is loaded, which takes a second
+if TYPE_CHECKING:  # importing torch takes a second, and families are needed before that
     from torch import Tensor
 
     from parlay.models.weights.shapes import Weight
 
 IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-"""Beginnings of the tensors that models of text and images have for images."""
+"""Prefixes of the image tensors in models of text and images."""
 TEXT_PREFIXES = {
     "language_model.model.": "model.",
     "model.language_model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
-"""Beginnings of their tensors for text, and what the decoder calls these."""
+"""Prefixes of their text tensors, and the decoder's names for these."""
 REPLAYED = "drafts are chains, replayed from a snapshot where some of one are rejected"
-"""What becomes of drafts for models with a state, which transformers runs."""
+"""How drafts work for models with a recurrent state, which transformers runs."""
 Complete = Callable[[Json, DecoderConfig, LayerForm], DecoderConfig]
-"""``(raw, config, usual)``: the config with what config.json says in the family's own words.
+"""Completes a config: ``(raw, config, usual)`` to the config with the family's own fields of config.json.
 
-``usual`` is the form of layers as far as words that all families share say it. A GGUF file's keys come here, too, in
-the words of config.json."""
+``usual`` is the layer form that the fields shared by all families give. The keys of a GGUF file come here, too, under
+their names in config.json.
+"""
 Regroup = Callable[["Mapping[str, Tensor]"], "Mapping[str, Weight]"]
-"""A checkpoint's tensors, already renamed, as weights, where the family stores several together in a way of its own."""
+"""Turns a checkpoint's renamed tensors into weights, for families that store several in one tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufForm:
-    """How GGUF files have the family: its name there, and whether rows of queries and keys lie in pairs.
+    """How GGUF files store the family: its name there, and the order of query and key rows.
 
-    Rows of a pair turn together. Where they don't lie in pairs they lie in halves, as on the Hub. ``keys`` has the
-    architecture's own keys with their names in config.json, ``names`` the tensors of a layer that are not Llama's, with
-    the decoder's names. ``said`` completes config.json's words with what files of the family leave unsaid, by the names
-    of the file's tensors. Keys of ``lists`` may have a number for each layer.
+    With ``interleaved`` two rows that rotate together are neighbours; else they are half a head apart, as on the Hub.
+    ``keys`` maps the architecture's own keys to their names in config.json, ``names`` those tensors of a layer that
+    differ from Llama's to the decoder's names. ``said`` adds fields of config.json that the family's files leave out;
+    it gets the names of the file's tensors. The keys in ``lists`` may have one number per layer.
     """
 
     name: str
@@ -50,18 +51,18 @@ class GgufForm:
     said: Callable[[Json, DecoderConfig, Collection[str]], Json] = lambda raw, config, tensors: raw
     lists: tuple[str, ...] = ()
     truncate: bool = True
-    """Whether the ends of yarn's ramp are rounded, which no key says."""
+    """Whether the ends of yarn's ramp are rounded; no key of the file says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Facts that an architecture implies without a field in config.json, and how its files name weights.
+    """An architecture: its properties that config.json has no field for, and its names of weights.
 
-    ``names`` has those that differ from Llama's, which the decoder uses, as parts of names, after ``prefixes`` were
-    replaced. ``norm_offset`` is added to the weights of norms in checkpoints. ``said`` puts config.json in Llama's
-    words. ``keys`` are the family's own keys of config.json that bear on the arithmetic, ``left_out`` the beginnings of
-    tensors that text needs not, where ``{layers}`` stands for the number of layers. ``rotated`` is the share of a head
-    that turns with positions. ``interleaved``: rows of queries and keys that turn together are neighbours.
+    ``names`` maps parts of weight names to Llama's, which the decoder uses; ``prefixes`` are replaced first.
+    ``norm_offset`` is added to the checkpoint's norm weights. ``said`` translates config.json to Llama's names.
+    ``keys`` are the family's own keys of config.json that change the arithmetic. ``left_out`` are prefixes of tensors
+    that text does not need, in which ``{layers}`` stands for the number of layers. ``rotated`` is the share of a head
+    that is rotated. ``interleaved``: query and key rows that rotate together are neighbours.
     """
 
     architecture: str
@@ -85,17 +86,17 @@ class Family:
     norm_offset: float = 0.0
     interleaved: bool = False
     quantized: tuple[str, ...] = ()
-    """Methods of quantization_config that ``regroup`` reads."""
+    """The quantization methods that ``regroup`` reads."""
     gguf: GgufForm | None = None
     canvas: CanvasSpec | None = None
-    """How its models usually fill canvases, if they are diffusion models."""
+    """How its models usually fill canvases; None unless they are diffusion models."""
     models: str = ""
-    """What people call its models, for the table of families."""
+    """The common names of its models, for the table of families."""
     note: str = ""
     """A limit that users should know."""
 
     def renamed(self, name: str) -> str:
-        """The decoder's name of a weight that the family's checkpoints call ``name``."""
+        """The decoder's name of a weight that the checkpoint calls ``name``."""
         for prefix, ours in self.prefixes.items():
             name = name.replace(prefix, ours)
         part = next((part for part in self.names if part in name), None)
@@ -103,12 +104,12 @@ class Family:
 
 
 def with_layers(config: DecoderConfig, usual: LayerForm, windows: Sequence[int | None]) -> DecoderConfig:
-    """The config with layers of the ``usual`` form, each with its window; see `with_forms`."""
+    """The config with layers of the ``usual`` form, each with its own window; see `with_forms`."""
     return with_forms(config, [replace(usual, window=size) for size in windows])
 
 
 def with_forms(config: DecoderConfig, forms: Sequence[LayerForm]) -> DecoderConfig:
-    """The config with layers of these forms. A window that hides no key counts as none."""
+    """The config with layers of these forms. A window as long as the context counts as none."""
     sizes = [None if form.window is None or form.window >= config.max_context else int(form.window) for form in forms]
     if any(size is not None and size < 1 for size in sizes):
         raise ValueError(f"a sliding window of {min(size for size in sizes if size is not None)} tokens")
@@ -117,9 +118,9 @@ def with_forms(config: DecoderConfig, forms: Sequence[LayerForm]) -> DecoderConf
 
 
 def windows_by_type(raw: Json, config: DecoderConfig, window: int | None, usual: Sequence[bool]) -> list[int | None]:
-    """Windows of the layers that ``layer_types`` calls sliding; where it is missing, ``usual`` says which slide.
+    """Windows of the layers that ``layer_types`` calls sliding; without that field ``usual`` says which ones slide.
 
-    Raises UnsupportedModel for other types of layers than full and sliding attention.
+    Raises UnsupportedModel for types of layers other than full and sliding attention.
     """
     types = raw.get("layer_types")
     if types is None:
@@ -133,14 +134,14 @@ def windows_by_type(raw: Json, config: DecoderConfig, window: int | None, usual:
 
 
 def all_but_every(period: int, layers: int) -> list[bool]:
-    """Which layers slide where the last of every ``period`` sees all keys; 1: none slides."""
+    """Which layers slide if the last of every ``period`` sees all keys; with 1 none slides."""
     return [bool((layer + 1) % period) for layer in range(layers)]
 
 
 def rope_by_type(raw: Json) -> Json:
-    """The config with the positions of full attention as its own, where ``rope_parameters`` has them by type of layer.
+    """Flatten ``rope_parameters`` that are given by type of layer: those of full attention become the config's.
 
-    Those of sliding attention become ``rope_local_base_freq``; raises UnsupportedModel where they are scaled, too.
+    The base of sliding attention becomes ``rope_local_base_freq``. Raises UnsupportedModel if it is scaled, too.
     """
     said = raw.get("rope_parameters")
     if not isinstance(said, Mapping) or "full_attention" not in said:

@@ -1,7 +1,8 @@
-"""Gemma 1 to 3: scaled embeddings, norms that add one, and from the second on norms after each half of a layer.
+"""Gemma 1 to 3: scaled embeddings, norm weights that are offset by one, and from Gemma 2 on norms after attention and
+feed-forward.
 
-Gemma 2 caps scores and logits, and every second layer has a window. Gemma 3 norms queries and keys, five of six layers
-have a window, and these have positions of their own.
+Gemma 2 caps scores and logits, and every second layer has a window. Gemma 3 norms queries and keys; five of six layers
+have a window, and a rotary base of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ POST_NORMS = {
     "post_feedforward_layernorm": "mlp_out_layernorm",
 }
 _LARGEST = (46, 62)
-"""Layers of the 27 B models of Gemma 2 and 3, whose scores have a scale of their own that GGUF files don't say."""
+"""Layer counts of the 27 B models of Gemma 2 and 3, whose score scale differs and is missing from GGUF files."""
 _OF_FILES = {
     "attention.sliding_window": "sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -43,7 +44,7 @@ _USUAL_TEXT = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }
-"""What a text_config of Gemma 3 may leave unsaid."""
+"""Defaults of Gemma 3's text_config."""
 
 
 def _gemma(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
@@ -82,14 +83,14 @@ def _gemma3(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig
 
 
 def _scale_of_files(raw: Json, config: DecoderConfig, tensors: Collection[str]) -> Json:
-    """The scale of scores, which files leave to the number of layers; without a window no layer slides."""
+    """Add the score scale, which depends on the number of layers in GGUF files; without a window no layer slides."""
     largest = config.num_layers in _LARGEST
     divided = config.hidden_size // config.num_heads if largest else config.head_dim
     return {"sliding_window": None, **raw, "query_pre_attn_scalar": divided}
 
 
 def _text(raw: Json) -> Json:
-    """The part of config.json that describes the text model."""
+    """The text model's part of config.json."""
     said = {"torch_dtype": raw.get("torch_dtype"), **raw.get("text_config", {})}
     return rope_by_type({**_USUAL_TEXT, **said})
 

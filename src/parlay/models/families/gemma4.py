@@ -1,7 +1,7 @@
-"""Gemma 4: layers with windows and layers that see all keys have heads of their own, and values are normed, too.
+"""Gemma 4: sliding and full layers differ in their heads, and values are normed, too.
 
-The last layers may see an earlier layer's keys, the full ones may take keys as values, and each layer may read numbers
-of its own for each token (the E models).
+The last layers may share an earlier layer's keys, full layers may use keys as values, and each layer may read per-token
+numbers of its own (the E models).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _USUAL = {
     "sliding_window": 512,
     "hidden_size_per_layer_input": 256,
 }
-"""What a config may leave unsaid."""
+"""Defaults of the config."""
 _FULL_ROPE = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0}
 _NEVER = 1e30
-"""What the frequencies of pairs that do not turn are divided by, as in GGUF files."""
+"""The divisor of the frequencies of pairs that are not rotated, as in GGUF files."""
 _PATTERN, _LONGEST_HEAD = 6, 1 << 14
 _OF_LAYERS = ("head_dim", "num_key_value_heads")
-"""What ``per_layer_config`` may say of a layer."""
+"""The fields that ``per_layer_config`` may set for a layer."""
 
 
 def _text(raw: Json) -> Json:
-    """The part of config.json that describes the text model, with the positions of sliding layers as its own."""
+    """The text model's part of config.json, with the rotary parameters of sliding layers as its own."""
     said = {**_USUAL, "torch_dtype": raw.get("torch_dtype"), **raw.get("text_config", raw)}
-    if said.get("use_bidirectional_attention") == "vision":  # between the parts of an image alone
+    if said.get("use_bidirectional_attention") == "vision":  # only within an image
         said["use_bidirectional_attention"] = None
     ropes = said.get("rope_parameters") or {}
     local = dict(ropes.get("sliding_attention") or {})
@@ -49,7 +49,8 @@ def _text(raw: Json) -> Json:
 
 
 def _proportional(said: Mapping[str, Any], head_dim: int) -> RopeConfig:
-    """Positions of full layers: a share of the pairs turns, each at the frequency that it has where all turn."""
+    """Rotary parameters of full layers: a share of the pairs rotates, each at the frequency that it would have if all
+    did."""
     kind, theta = said.get("rope_type", "default"), float(said.get("rope_theta", _FULL_ROPE["rope_theta"]))
     if kind not in ("default", "proportional"):
         raise UnsupportedModel(f"Gemma 4: positions of full layers scaled by {kind!r:.40} are not supported")
@@ -63,7 +64,7 @@ def _proportional(said: Mapping[str, Any], head_dim: int) -> RopeConfig:
 
 
 def _heads_of(raw: Json, layer: int, slides: bool) -> tuple[int, int]:
-    """Key heads of a layer, and their size: as ``per_layer_config`` says, or by the layer's type."""
+    """A layer's number of key heads and their size, from ``per_layer_config`` or the layer's type."""
     own = raw.get("per_layer_config")
     count, size = int(raw["num_key_value_heads"]), int(raw["head_dim"])
     if own is not None:
@@ -79,7 +80,7 @@ def _heads_of(raw: Json, layer: int, slides: bool) -> tuple[int, int]:
 
 
 def _source(kinds: Sequence[str], layer: int, own: int) -> int | None:
-    """The layer whose keys ``layer`` sees: of the first ``own`` ones, which have keys, the last of its kind."""
+    """The layer whose keys ``layer`` uses: the last one of its type among the first ``own`` layers, which have keys."""
     if layer < own:
         return None
     found = [earlier for earlier in range(own) if kinds[earlier] == kinds[layer]]
@@ -108,7 +109,7 @@ def _gemma4(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig
     windows = windows_by_type(raw, config, min(int(raw["sliding_window"]), config.max_context), slides)
     if len(windows) != layers or any(window is not None and window < 1 for window in windows):
         raise ValueError(f"layer_types and sliding_window {raw['sliding_window']} describe no {layers} layers")
-    windows[-1] = None  # whatever its type
+    windows[-1] = None  # whatever its type says
     kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
     own = layers - int(raw.get("num_kv_shared_layers") or 0)
     if not 0 < own <= layers:
@@ -135,7 +136,7 @@ def _experts(raw: Json) -> Experts | None:
 
 
 def _form(raw: Json, config: DecoderConfig, layer: int, form: LayerForm) -> LayerForm:
-    """The form of a layer whose window and source of keys are known."""
+    """The form of a layer; ``form`` has its window and the source of its keys."""
     full, alone = raw["full_rope"], form.keys_of is None
     kv_heads, head_dim = _heads_of(raw, layer, form.window is not None)
     if not 0 < head_dim <= _LONGEST_HEAD or head_dim % 2 or kv_heads < 1 or config.num_heads % kv_heads:
@@ -152,14 +153,15 @@ def _form(raw: Json, config: DecoderConfig, layer: int, form: LayerForm) -> Laye
 
 
 def _check_types(forms: Sequence[LayerForm]) -> None:
-    """Raises UnsupportedModel unless layers of a type have the same heads: they share pages of the cache."""
+    """Raises UnsupportedModel unless layers of one type have the same heads, as they share cache pages."""
     for kind in ({form for form in forms if form.window}, {form for form in forms if not form.window}):
         if len({(form.kv_heads, form.head_dim) for form in kind}) > 1:
             raise UnsupportedModel("Gemma 4: layers of one type that differ in their heads are not supported")
 
 
 def _of_files(raw: Json, config: DecoderConfig, tensors: Collection[str]) -> Json:
-    """A file's keys in config.json's words. Its positions and sizes of heads are those of full layers."""
+    """A GGUF file's keys under config.json's names. The file's rotary parameters and head sizes are those of full
+    layers."""
     layers, size = config.num_layers, int(raw.get("local_head_dim", config.head_dim))
     kinds = list(raw.get("layer_types") or ["full_attention"] * layers)
     own = layers - int(raw.get("num_kv_shared_layers") or 0)
@@ -197,7 +199,7 @@ def _of_files(raw: Json, config: DecoderConfig, tensors: Collection[str]) -> Jso
 
 
 def _each(value: Any, layers: int) -> list[int]:
-    """A number of each layer: one for all, or a list."""
+    """One number per layer, from one for all or a list."""
     found = [int(each) for each in value] if isinstance(value, list | tuple) else [int(value)] * layers
     if len(found) != layers:
         raise ValueError(f"{len(found)} numbers for {layers} layers")

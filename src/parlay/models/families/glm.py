@@ -1,6 +1,7 @@
-"""GLM-4: positions turn neighbours in the first half of each head; the newer models norm what each half gives, too.
+"""GLM-4: the first half of each head is rotated, in neighbouring pairs; newer models norm the outputs of attention and
+feed-forward, too.
 
-GLM-4.5's positions turn halves of that half, and its experts are chosen by sigmoids.
+GLM-4.5 rotates the two halves of that half, and chooses experts by sigmoids.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ GROUPED = (
     *("moe_intermediate_size", "num_experts_per_tok", "n_shared_experts", "n_routed_experts", "routed_scaling_factor"),
     *("n_group", "topk_group", "first_k_dense_replace", "norm_topk_prob", "use_qk_norm"),
 )
-"""Keys of config.json that say how sigmoids choose experts."""
+"""Keys of config.json for experts chosen by sigmoids in groups."""
 
 
 def _glm(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
-    """Give biases to the products that lead into attention, and none to the one that leads out."""
+    """Biases for query, key and value projections, but not for the output projection."""
     return with_layers(config, replace(usual, out_bias=False), [None] * config.num_layers)
 
 
@@ -27,9 +28,9 @@ def _glm4(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
 
 
 def grouped_experts(raw: Json, usual: LayerForm, layers: int, count: str, *, normalized: bool) -> list[LayerForm]:
-    """Forms of layers whose experts sigmoids choose, in DeepSeek-V3's words; the first are dense.
+    """Forms of layers with experts chosen by sigmoids, from DeepSeek-V3's keys; the first layers are dense.
 
-    ``count`` is the key of the number of experts.
+    ``count`` is the key with the number of experts.
     """
     size = int(raw["moe_intermediate_size"])
     experts = Experts(

@@ -1,4 +1,4 @@
-"""gpt-oss: experts with biases and a clamped activation, sinks, and a window in every second layer."""
+"""gpt-oss: experts with biases and a clamped activation, attention sinks, and a window in every second layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ACTIVATION = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 
 
 def _gpt_oss(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
-    """Raises UnsupportedModel for an activation with other numbers than gpt-oss's."""
+    """Raises UnsupportedModel if the activation's constants differ from gpt-oss's."""
     for key, usual_value in _ACTIVATION.items():
         if raw.get(key, usual_value) != usual_value:
             raise UnsupportedModel(f"{config.architecture}: {key} {raw[key]!r:.40} is not supported: {usual_value} is")

@@ -1,6 +1,6 @@
-"""Granite 3: Llama's layers with multipliers of embeddings, scores, residuals and logits; and with experts.
+"""Granite 3: Llama's layers with multipliers of embeddings, scores, residuals and logits; some with experts.
 
-Granite 4 has layers of Mamba in some models. The others run here.
+Some Granite 4 models have Mamba layers; the others run here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _with_experts(raw: Json, config: DecoderConfig, usual: LayerForm) -> Decoder
 
 
 def _granite4(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
-    """Raises UnsupportedModel where some layers are recurrent. What each row runs besides its experts may be all."""
+    """Raises UnsupportedModel if some layers are recurrent. The shared feed-forward may be the only one."""
     kinds = raw.get("layer_types") or ["linear_attention"]
     if not {"attention", "full_attention"}.issuperset(kinds):
         raise UnsupportedModel(f"{config.architecture}: {SOME_MAMBA}")
@@ -61,7 +61,7 @@ def _granite4(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConf
 
 
 def _alone(tensors: Mapping[str, Tensor]) -> Mapping[str, Weight]:
-    """Where there are no experts, what all rows share is the feed-forward."""
+    """Without experts the shared feed-forward becomes the layer's feed-forward."""
     if any(".block_sparse_moe." in name for name in tensors):
         return tensors
     inner, outer = ("shared_mlp.input_linear", "mlp.gate_up_proj"), ("shared_mlp.output_linear", "mlp.down_proj")

@@ -1,4 +1,4 @@
-"""The families of models that run, and what runs each: for `parlay models --families` and the reference."""
+"""Lists the families of models and what runs each, for `parlay models --families` and the reference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NATIVE, _ADAPTER, _NOTHING = "Parlay's decoder (C, torch)", "transformers, if i
 
 
 class FamilyRow(NamedTuple):
-    """One family. ``gguf`` are its names in GGUF files, ``heads`` whether draft heads can read its layers."""
+    """One family. ``gguf`` are its names in GGUF files; ``heads`` says whether draft heads support it."""
 
     architecture: str
     models: str
@@ -23,7 +23,8 @@ class FamilyRow(NamedTuple):
 
 
 def listing() -> list[FamilyRow]:
-    """All families that Parlay's decoder runs, then those that transformers runs, then those that are refused."""
+    """All families: those that Parlay's decoder runs, then those that transformers runs, then those that are
+    refused."""
     elsewhere = [FamilyRow(name, "", _ADAPTER, (), False, why) for name, why in ELSEWHERE.items()]
     refused = [FamilyRow(name, "", _NOTHING, (), False, why) for name, why in REFUSED.items()]
     return [*map(_row, (*CAUSAL, *OF_TABLES)), *map(_row, DIFFUSION), *elsewhere, *refused]

@@ -1,4 +1,4 @@
-"""Llama, whose layers are the plain ones, Mistral, whose layers may have a window, and Mixtral, with experts."""
+"""Llama, Mistral, whose layers may have a window, and Mixtral, with experts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from parlay.models.families.family import IMAGES, TEXT_PREFIXES, Family, GgufFor
 
 
 def _mistral(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
-    window = raw.get("sliding_window", 4096)  # what transformers assumes where it isn't said
+    window = raw.get("sliding_window", 4096)  # transformers' default
     return with_layers(config, usual, [window] * config.num_layers)
 
 
@@ -23,7 +23,7 @@ def _mixtral(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfi
 
 
 def _llama(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
-    """GGUF files of Mixtral call themselves llama, too; config.json of a Llama has no experts."""
+    """GGUF files of Mixtral are called llama, too; a Llama's config.json has no experts."""
     if raw.get("num_local_experts"):
         return _mixtral(raw, config, usual)
     return with_layers(config, usual, [None] * config.num_layers)
@@ -40,7 +40,7 @@ LLAMA = Family(
         keys={"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
     ),
 )
-"""In GGUF files Mistral's models of this form call themselves llama, too."""
+"""Mistral models of this form are called llama in GGUF files, too."""
 MISTRAL = Family(
     architecture="MistralForCausalLM",
     models="Mistral, Mistral Nemo and Small",

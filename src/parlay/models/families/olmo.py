@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms after each half of a layer in the place of those before it, and of all heads together."""
+"""OLMo 2 and 3: norms after attention and feed-forward instead of before, and query and key norms over all heads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _olmo2(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
 
 
 def _olmo3(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
-    """Layers with a window never scale their positions."""
+    """Layers with a window use unscaled positions."""
     slide = all_but_every(4, config.num_layers)
     windows = windows_by_type(raw, config, raw.get("sliding_window", 4096), slide)
     full = _form(usual)
@@ -27,7 +27,7 @@ def _olmo3(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
 
 
 def _of_files(raw: Json, config: DecoderConfig, tensors: Collection[str]) -> Json:
-    """Files of both call themselves olmo2; those without a window are OLMo 2's."""
+    """GGUF files of both are called olmo2; those without a window are OLMo 2's."""
     if not raw.get("sliding_window"):
         return {**raw, "sliding_window": None, "layer_types": ["full_attention"] * config.num_layers}
     return raw

@@ -1,4 +1,4 @@
-"""Families with few forms of their own: ERNIE 4.5, Seed-OSS, EXAONE 4."""
+"""Families that differ little from Llama: ERNIE 4.5, Seed-OSS, EXAONE 4."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def _seed(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
 
 
 def _exaone4(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
-    """Where some layers have a window, the others know no positions."""
+    """If some layers have a window, the others have no positions."""
     window, form = raw.get("sliding_window", 4096), replace(usual, pre_norms=False, post_norms=True)
     if window is None:
         return with_forms(config, [form] * config.num_layers)
-    pattern = raw.get("sliding_window_pattern") or 4  # or as letters: LLLG
+    pattern = raw.get("sliding_window_pattern") or 4  # or a string such as LLLG
     slide = all_but_every(len(pattern) if isinstance(pattern, str) else int(pattern), config.num_layers)
     windows = windows_by_type(raw, config, window, slide)
     forms = [replace(form, window=size, rope=None if size is None else form.rope) for size in windows]

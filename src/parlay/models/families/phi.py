@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4: fused projections; the small ones turn part of each head and scale long positions (longrope)."""
+"""Phi-3 and Phi-4: fused projections; the small ones rotate a part of each head and scale long positions (longrope)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen2, with biases of queries, keys and values, Qwen3, with norms of queries and keys, and both with experts."""
+"""Qwen2, with query, key and value biases; Qwen3, with query and key norms; and both with experts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_FILES = {
 
 
 def _qwen(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
-    """Layers from ``max_window_layers`` on may have a sliding window, where it is switched on."""
+    """Layers from ``max_window_layers`` on have a sliding window if it is switched on."""
     if not raw.get("use_sliding_window", False):
         return with_layers(config, usual, [None] * config.num_layers)
     slide = [layer >= raw.get("max_window_layers", 28) for layer in range(config.num_layers)]
@@ -35,7 +35,7 @@ def _experts(raw: Json, *, count: int, chosen: int, size: int, shared: int) -> E
 
 
 def _sparse(raw: Json, config: DecoderConfig, usual: LayerForm, experts: Experts) -> list[LayerForm]:
-    """Layers with experts, but for those that config.json leaves dense."""
+    """Layer forms with experts, except those that config.json says are dense."""
     dense, step = raw.get("mlp_only_layers") or [], int(raw.get("decoder_sparse_step", 1))
     return [
         usual if layer in dense or (layer + 1) % step else replace(usual, experts=experts)
@@ -61,7 +61,7 @@ def _qwen3_moe(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderCon
 
 
 def _normalized(raw: Json, config: DecoderConfig, tensors: Collection[str]) -> Json:
-    """Files of Qwen3-MoE leave unsaid that weights of chosen experts add up to one, as in every such model."""
+    """Add that expert weights are normalized, as in every Qwen3-MoE; its files leave that out."""
     return {**raw, "norm_topk_prob": True}
 
 
@@ -76,7 +76,8 @@ def _scone(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
 
 
 def _ngram_layers(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
-    """Behind layers with sliding windows a row depends on its own token and, for each, ``window`` - 1 before."""
+    """After layers with sliding windows a row depends on its own token and, per layer, on ``window`` - 1 tokens
+    before."""
     config, layers = _qwen(raw, config, usual), int(raw["ngram_layers"])
     if not 1 <= layers < config.num_layers:
         raise ValueError(f"ngram_layers {layers} of {config.num_layers} layers: at least 1, and fewer than there are")

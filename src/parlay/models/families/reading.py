@@ -1,4 +1,4 @@
-"""Reads a checkpoint's config.json strictly: what the native decoder does not compute is refused by name."""
+"""Reads a checkpoint's config.json strictly: what the native decoder does not compute is refused, with its name."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ _ARITHMETIC = re.compile(
     r"kv_shared|per_layer|double_wide|global_|dense_replace|position_embedding_type"
 )
 _HARMLESS = re.compile(r"dropout|pdrop|initializer|aux_loss|output_|^_|implementation|jitter|flash|_token|_bos|_eos")
-"""Parts of keys that may change what a model computes, and of those that never do while it writes text."""
+"""Parts of keys that may change what a model computes, and parts of keys that never matter for decoding."""
 _FACTOR = re.compile(r"multiplier|scal(e|ing)|factor")
 _COUNT = re.compile(r"expert|step|freq|interval|group|layers|_mod$")
-"""Parts of keys whose number changes nothing if it is 1: it multiplies, or it counts what is there anyway."""
+"""Parts of keys whose value 1 changes nothing: multipliers, and counts of what is there anyway."""
 _USUAL_FORMS = ("default", "absolute", "rmsnorm")
-"""Forms that keys name and that are computed anyway."""
+"""Values of keys that name what is computed anyway."""
 _READ = (
     *("rms_norm_eps", "num_attention_heads", "num_key_value_heads", "attention_bias", "mlp_bias", "layer_types"),
     *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings"),
     *("sliding_window", "use_sliding_window", "max_window_layers", "use_bidirectional_attention"),
 )
-"""Keys that are read above or below for every family, or that a family without windows says nothing by."""
+"""Keys that are read here for every family, or that mean nothing without windows."""
 _LISTS = ("layer_types", "long_factor", "short_factor", "mlp_only_layers")
 _WHOLE = re.compile(
     r"^num_|_size$|_dim$|^n_|_experts$|_layers$|_position_embeddings$|^sliding_window$|_interval$|_freq$"
 )
 _NUMBER = re.compile(r"_eps$|theta$|factor$|scal(e|ing)$|multiplier$|cap(ping)?$|^beta_|^mscale")
-"""Names of values of config.json that are lists, whole numbers and numbers."""
+"""Names of keys of config.json whose values are lists, integers and numbers."""
 _SWITCH = re.compile(r"^(use|is|has|no|enable|apply|add|do|with|norm|output|return)_")
 _OF_ROPE = (
     *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
     *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
     *("truncate", "short_factor", "long_factor", "finetuned"),
 )
-"""Keys of positions that are read, or that change nothing."""
+"""Keys of rotary parameters that are read or change nothing."""
 
 
 def read_config(directory: Path, longest: int = 0) -> DecoderConfig:
-    """The decoder that ``directory/config.json`` describes, for texts of up to ``longest`` tokens; 0: the usual ones.
+    """Read ``directory/config.json`` as a decoder for texts of up to ``longest`` tokens; 0: the usual length.
 
-    Where long texts have other factors of positions (longrope), texts that may become long have these from the first
-    token on. Raises UnsupportedModel, naming architecture and reason, for what the native decoder can't run, and
-    ParlayError for a folder without a config.json that makes sense.
+    With longrope, long texts have other position factors; if ``longest`` allows long texts, these factors apply from
+    the first token on. Raises UnsupportedModel, naming architecture and reason, for a model that the native decoder
+    can't run, and ParlayError for a folder without a sound config.json.
     """
     raw = read_json(directory / "config.json")
     return config_of(directory, raw, architecture_of(raw), longest)
 
 
 def config_of(directory: Path, raw: Json, architecture: str, longest: int = 0) -> DecoderConfig:
-    """Read the decoder that ``raw`` describes, a part of that folder's config.json; see `read_config`."""
+    """Read ``raw``, which is that folder's config.json or a part of it, as a decoder; see `read_config`."""
     _check_counts(directory, raw)
     family = FAMILIES.get(architecture)
     refused = REFUSED.get(architecture) or REFUSED.get(str(raw.get("model_type")))
@@ -88,8 +88,8 @@ def config_of(directory: Path, raw: Json, architecture: str, longest: int = 0) -
 
 
 def _check_counts(directory: Path, raw: Json) -> None:
-    """Raises ParlayError for more layers or experts than anyone has, with which building the model would never end, and
-    for true where a number is meant, which Python takes for 1."""
+    """Raises ParlayError for more layers or experts than any model has, as building it would never end, and for true in
+    place of a number, which Python takes for 1."""
     for part in (raw, *(part for part in raw.values() if isinstance(part, Mapping))):
         for name, value in part.items():
             counts = isinstance(value, int | float) and ("layer" in name or "expert" in name)
@@ -101,7 +101,7 @@ def _check_counts(directory: Path, raw: Json) -> None:
 
 
 def _odd(raw: Json) -> tuple[str, object, str] | None:
-    """The first value that has another type than its name says, with that name and what was expected."""
+    """The first value of a wrong type, as name, value and what was expected."""
     for name, value in raw.items():
         if value is None:
             continue
@@ -120,7 +120,7 @@ def _odd(raw: Json) -> tuple[str, object, str] | None:
 
 
 def _plainly(error: Exception) -> str:
-    """Say what an error tells without Python's own words; empty where it tells nothing else."""
+    """An error's message without Python's own wording, to be appended to another; empty if nothing is left."""
     if type(error) is not ValueError:
         return ""
     text = re.search(r"(?:invalid literal for int\(\).*?|could not convert string to float): (.*)", str(error))
@@ -145,7 +145,7 @@ def _decoder(raw: Json, family: Family, eos_ids: tuple[int, ...], longest: int) 
     head_dim = int(raw.get("head_dim") or family.head_dim or hidden // heads)
     biased = bool(raw.get("attention_bias", family.attention_bias))
     rope = _rope(raw, family, max_context, head_dim, longest)
-    if rope.kind == "yarn":  # config.json mostly keeps the context from before positions were stretched
+    if rope.kind == "yarn":  # config.json mostly has the context from before positions were scaled
         max_context = max(max_context, int(rope.original_max_context * rope.factor))
     config = DecoderConfig(
         architecture=family.architecture,
@@ -166,7 +166,7 @@ def _decoder(raw: Json, family: Family, eos_ids: tuple[int, ...], longest: int) 
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
     )
     original = config.rope.original_max_context
-    if config.rope.kind == "divided" and longest <= original:  # its factors are those of short texts alone
+    if config.rope.kind == "divided" and longest <= original:  # these factors are only for short texts
         config = replace(config, max_context=min(max_context, original))
     usual = replace(config.llama, activation=ACTIVATIONS[activation], out_bias=biased)
     complete = family.complete(raw, config, usual)
@@ -174,7 +174,7 @@ def _decoder(raw: Json, family: Family, eos_ids: tuple[int, ...], longest: int) 
 
 
 def _refuse_unknown(raw: Json, family: Family, activation: object) -> None:
-    """Raises UnsupportedModel for the first option that the native decoder does not compute."""
+    """Raises UnsupportedModel for the first option that changes the arithmetic and is not computed here."""
     heads, kv_heads = raw["num_attention_heads"], raw.get("num_key_value_heads")
     unknown = next(_unknown_keys(raw, family), None)
     reasons = {
@@ -191,8 +191,8 @@ def _refuse_unknown(raw: Json, family: Family, activation: object) -> None:
 
 
 def _unknown_keys(raw: Json, family: Family) -> Iterator[str]:
-    """Keys that sound as if they changed the arithmetic, are switched on, and are not read for this family."""
-    if family.canvas is not None:  # these say much of their training, and their own reader refuses by name
+    """Keys whose names suggest that they change the arithmetic, which are switched on and not read for this family."""
+    if family.canvas is not None:  # diffusion configs have many keys of training, and their own reader refuses by name
         return
     known = {*_READ, *family.keys}
     for name in ("rope_scaling", "rope_parameters"):
@@ -205,7 +205,7 @@ def _unknown_keys(raw: Json, family: Family) -> Iterator[str]:
 
 
 def _is_on(key: str, value: object) -> bool:
-    """Whether such a value changes what a model computes that has the key."""
+    """Whether a key with this value changes what a model computes."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value not in (None, False, "", [], {}) and value not in _USUAL_FORMS
     neutral = (1,) if _FACTOR.search(key) else (0, 1) if _COUNT.search(key) else (0,)
@@ -213,7 +213,7 @@ def _is_on(key: str, value: object) -> bool:
 
 
 def _rope(raw: Json, family: Family, max_context: int, head_dim: int, longest: int) -> RopeConfig:
-    """Reads ``rope_parameters`` (transformers 5) or ``rope_theta`` with ``rope_scaling`` (before)."""
+    """Read ``rope_parameters`` (transformers 5), or ``rope_theta`` with ``rope_scaling`` (earlier versions)."""
     said: Json = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     share = said.get("partial_rotary_factor", raw.get("partial_rotary_factor", family.rotated))
     rotated = int(head_dim * float(1.0 if share is None else share))
@@ -247,7 +247,7 @@ def _scaled(raw: Json, said: Json, family: Family, max_context: int, longest: in
 
 
 def _longrope(said: Json, theta: float, original_context: int, max_context: int, long: bool) -> RopeConfig:
-    """Positions of texts that fit the original context, or of long ones, whose factors are others for all tokens."""
+    """longrope's factors: those for texts that fit the original context, or, if ``long``, those for long texts."""
     factor = float(said.get("factor") or max_context / original_context)
     attention_factor = said.get("attention_factor")
     if attention_factor is None:
@@ -262,7 +262,8 @@ def _longrope(said: Json, theta: float, original_context: int, max_context: int,
 
 
 def longrope_attention_factor(factor: float, original_context: int) -> float:
-    """The paper's sqrt(1 + ln(s) / ln(L)) for texts up to s times as long as the original L (Ding et al. 2024)."""
+    """The paper's sqrt(1 + ln(s) / ln(L)) for texts up to s times as long as the original context L (Ding et al.
+    2024)."""
     return math.sqrt(1 + math.log(factor) / math.log(original_context)) if factor > 1 else 1.0
 
 
@@ -285,7 +286,7 @@ def _yarn(said: Json, theta: float, original_context: int, max_context: int) -> 
 
 
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
-    """The paper's 0.1 ln(s) + 1, or the ratio of two such terms where the checkpoint weights them."""
+    """The paper's 0.1 ln(s) + 1, or the ratio of two such terms if the checkpoint weights them."""
 
     def term(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -294,7 +295,7 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
 
 
 def _eos_ids(directory: Path, raw: Json) -> tuple[int, ...]:
-    """End-of-text ids of generation_config.json, else of config.json or its text part; empty when none names one."""
+    """End-of-text ids of generation_config.json, else of config.json or its text part; empty if none has them."""
     path = directory / "generation_config.json"
     places = (read_json(path) if path.exists() else {}, raw, raw.get("text_config"))
     named = [place["eos_token_id"] for place in places if isinstance(place, Mapping) and "eos_token_id" in place]

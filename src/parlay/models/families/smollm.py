@@ -1,4 +1,4 @@
-"""SmolLM3: Llama's layers, of which every fourth knows no positions."""
+"""SmolLM3: Llama's layers, every fourth of which has no positions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from parlay.models.families.family import Family, GgufForm, all_but_every, windo
 
 
 def _smollm3(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
-    turning = raw.get("no_rope_layers")  # 1 where a layer does turn
+    turning = raw.get("no_rope_layers")  # 1: the layer has rotary positions
     if turning is None:
         turning = all_but_every(int(raw.get("no_rope_layer_interval", 4)), config.num_layers)
     window = raw.get("sliding_window") if raw.get("use_sliding_window") else None

@@ -23,11 +23,11 @@ CAUSAL = (
     *(GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES, GEMMA4, GEMMA4_IMAGES, PHI3, OLMO2, OLMO3, SMOLLM3),
     *(GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, GRANITE4, GPT_OSS, GLM, GLM4, GLM4_MOE, ERNIE, SEED, EXAONE4),
 )
-"""Families that write token by token."""
+"""Autoregressive families."""
 OF_TABLES = (SCONE, NGRAM_LAYERS, DEEP_SHALLOW)
-"""Families of Parlay's own: two look up a part of what others compute, one leaves out layers in its answers."""
+"""Parlay's own families: two look up part of the computation in tables, one runs only its last layers for answers."""
 FAMILIES: Mapping[str, Family] = {family.architecture: family for family in (*CAUSAL, *OF_TABLES, *DIFFUSION)}
-"""By architecture, as config.json has it."""
+"""Families by architecture, as named in config.json."""
 _MAMBA = "its layers are recurrent (Mamba): no drafts, as several rows at once come out wrong there"
 _DELTA = f"some of its layers are recurrent (gated delta): {REPLAYED}"
 _OTHER_NORMS = "its norms subtract the mean"
@@ -48,6 +48,6 @@ ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("CohereForCausalLM", "Cohere2ForCausalLM", "StableLmForCausalLM"), _OTHER_NORMS),
     **dict.fromkeys(("GPT2LMHeadModel", "GPTNeoXForCausalLM", "PhiForCausalLM", "OPTForCausalLM"), _OTHER_NORMS),
 }
-"""Families that transformers runs through the adapter, and why Parlay's decoder doesn't."""
+"""Families that transformers runs through the adapter, and the reason why Parlay's decoder doesn't."""
 GGUF_FAMILIES: Mapping[str, Family] = {family.gguf.name: family for family in FAMILIES.values() if family.gguf}
-"""By ``general.architecture``."""
+"""Families by ``general.architecture`` of GGUF files."""

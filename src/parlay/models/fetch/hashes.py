@@ -1,4 +1,4 @@
-"""SHA-256 of large files, remembered in the user's cache until a file changes: they take seconds a gigabyte."""
+"""SHA-256 of large files, kept in the user's cache until a file changes: hashing takes seconds per gigabyte."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from parlay.types import ParlayError
 
 _FILE = "hashes.json"
 _MOST = 512
-"""Files of which hashes are remembered; the ones that were hashed first are forgotten first."""
+"""Most hashes kept; the oldest are dropped first."""
 _SMALL = 1 << 20
-"""Bytes up to which a file is hashed each time: that is as quick as looking it up."""
+"""Files up to this many bytes are hashed each time, which is as fast as a look-up."""
 
 
 def remembered_hash_of(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits, as it was when the file last changed. Raises OSError.
+    """SHA-256 of a file in hexadecimal digits, computed when the file last changed. Raises OSError if the file can't be
+    read.
 
-    A file that is as large and was last changed (ctime, which nobody sets) in the same nanosecond counts as the same.
-    So this tells files apart that people exchange; to check a file that was fetched, use `hash_of`.
+    A file counts as unchanged if its size, inode, modification time and ctime (which users can't set) are the same.
+    This is enough to notice replaced files; to verify a download use `hash_of`.
     """
     place = path.resolve()
     if place.stat().st_size <= _SMALL:
         return hash_of(place)
     try:
         file = user_cache() / _FILE
-    except ParlayError:  # no home folder, so nothing can be remembered
+    except ParlayError:  # no home folder, so there is no cache
         return hash_of(place)
     stamp = _stamp(place)
     then, _, known = _read(file).get(str(place), "").rpartition(" ")
     if then == stamp:
         return known
     found = hash_of(place)
-    if _stamp(place) == stamp:  # it may be written just now
+    if _stamp(place) == stamp:  # the file may be written just now
         _remember(file, str(place), f"{stamp} {found}")
     return found
 
@@ -55,7 +56,7 @@ def _remember(file: Path, place: str, line: str) -> None:
 
 
 def _read(file: Path) -> Mapping[str, str]:
-    """Read what is remembered; nothing where the file is of no use."""
+    """Read the cache; empty if it is missing or damaged."""
     with suppress(OSError, ValueError, RecursionError):
         said = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(said, dict):

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub, kept in its own cache folder: interrupted downloads go on where they stopped."""
+"""Models on the Hugging Face Hub, kept in its own cache folder; interrupted downloads are resumed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ T = TypeVar("T")
 _ADDRESSES = ("hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
 _PART = re.compile(r"(.+)-\d{5}-of-\d{5}")
 _TRANSPORTS = ("httpx", "httpx2", "requests")
-"""Packages that the Hub's library asks with, by its version, and whose errors it lets through where no network is."""
+"""HTTP packages of which one, depending on its version, the Hub's library uses; their errors surface without a
+network."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class NotOnHub(ParlayError):
-    """The Hub can't give what was requested; the message says why, in one line."""
+    """Raised when the Hub can't give what was requested; the message says why in one line."""
 
 
 def without_address(model: str) -> str:
@@ -30,17 +31,19 @@ def without_address(model: str) -> str:
 
 
 def fetch_folder(repo: str, patterns: Sequence[str], without: Sequence[str] = ()) -> Path:
-    """The folder of the files of ``repo`` that match ``patterns``, and none of ``without``. Raises NotOnHub."""
-    import huggingface_hub  # here, because a local folder needs no network code
+    """Download the files of ``repo`` that match ``patterns`` and none of ``without``; returns their folder. Raises
+    NotOnHub if that fails."""
+    import huggingface_hub  # here, as local folders need no network code
 
     wanted = {"allow_patterns": list(patterns), "ignore_patterns": list(without) or None}
     return Path(asked(repo, lambda: huggingface_hub.snapshot_download(repo, **wanted)))
 
 
 def fetch_gguf(repo: str, quantization: str) -> Path:
-    """The GGUF file of ``repo`` whose name ends in ``quantization``, as in ``Q4_K_M``; the first part of several.
+    """Download the GGUF file of ``repo`` whose name ends in ``quantization``, as in ``Q4_K_M``; of a split file,
+    returns the first part.
 
-    Upper and lower case are the same. Raises NotOnHub where there is none, or more than one.
+    The comparison ignores case. Raises NotOnHub if no file or more than one matches.
     """
     any_case = "".join(f"[{letter.lower()}{letter.upper()}]" if letter.isalpha() else letter for letter in quantization)
     ends = (f"{any_case}.gguf", f"{any_case}-?????-of-?????.gguf")
@@ -61,9 +64,9 @@ def fetch_gguf(repo: str, quantization: str) -> Path:
 
 
 def check_hashes(files: Sequence[Path]) -> None:
-    """Compares large files with the hash that the Hub gives for them, which is what its cache calls them.
+    """Compare large files with the Hub's hashes, which are their names in its cache.
 
-    Raises NotOnHub for one that differs, after removing it.
+    Raises NotOnHub for one that differs, and removes it.
     """
     for path in files:
         blob = path.resolve()
@@ -79,18 +82,19 @@ def hash_of(path: Path) -> str:
 
 
 def _projector(path: Path) -> bool:
-    """Whether it is the part of a model that sees or hears, which comes beside its text model."""
+    """Whether the file is the image or audio encoder that comes with a text model."""
     return path.name.lower().startswith("mmproj")
 
 
 def _whole(path: Path) -> Path:
-    """One name for all parts of a split model."""
+    """The common name of all parts of a split model."""
     match = _PART.fullmatch(path.stem)
     return path.with_name(match[1] + path.suffix) if match else path
 
 
 def gguf_names(repo: str) -> str:
-    """The GGUF files of ``repo``, separated by commas; nothing where there are none, or the Hub can't be asked."""
+    """The names of the GGUF files in ``repo``, separated by commas; empty if there are none or the Hub can't be
+    reached."""
     import huggingface_hub
 
     try:
@@ -101,7 +105,7 @@ def gguf_names(repo: str) -> str:
 
 
 def asked(repo: str, request: Callable[[], T]) -> T:
-    """Send the request to the Hub and return what it gives. Raises NotOnHub, in one line, where it fails."""
+    """Send a request to the Hub, and return its result. Raises NotOnHub, in one line, if it fails."""
     import huggingface_hub
 
     try:

@@ -1,4 +1,4 @@
-"""The models that are on this machine: built in, pulled, or in the Hugging Face Hub's cache."""
+"""Lists the models on this machine: built in, pulled, or in the Hugging Face Hub's cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KeptModel:
-    """``source`` is built-in, pulled or hub. ``size`` in bytes. ``files``: the folder or GGUF file that opens."""
+    """``source`` is built-in, pulled or hub; ``size`` is in bytes. ``files`` is the folder or GGUF file that can be
+    opened."""
 
     name: str
     source: str
@@ -29,7 +30,7 @@ class KeptModel:
 
 
 def kept() -> list[KeptModel]:
-    """All of them, built-in ones first."""
+    """List all models on this machine, built-in ones first."""
     own = [KeptModel(name, "built-in", _size(folder := resolve_config(name)), folder, folder) for name in BUILT_IN]
     places = [(name, pulled.place_of(name)) for name in WHEELS]
     brought = [
@@ -39,7 +40,8 @@ def kept() -> list[KeptModel]:
 
 
 def remove(name: str) -> KeptModel:
-    """The model, whose files are gone now. Raises ValueError for one that is not there, or came with the package."""
+    """Delete a model's files; returns the model. Raises ValueError for a model that is not there or came with the
+    package."""
     found = {model.name: model for model in kept()}
     if name not in found:
         raise ValueError(f"{name} is not on this machine: {nearest(name, found)}")
@@ -68,14 +70,14 @@ def _from_hub() -> list[KeptModel]:
 
 
 def _newest(revisions: Iterable[CachedRevisionInfo]) -> Path:
-    """The newest revision's folder, or its first GGUF file: what is here, so that nobody asks the Hub."""
+    """The newest revision's folder, or its first GGUF file; a local path, so that nobody asks the Hub."""
     folder: Path = max(revisions, key=lambda each: each.last_modified).snapshot_path
     stored = [] if (folder / "config.json").is_file() else sorted(folder.rglob("*.gguf"))
     return stored[0] if stored else folder
 
 
 def _remove_from_hub(place: Path) -> None:
-    """Every revision of the repository, so that nothing of it is left."""
+    """Delete every revision of the repository."""
     cache = _hub_cache()
     assert cache is not None, "the repository was found there"
     revisions = [each.commit_hash for repo in cache.repos if repo.repo_path == place for each in repo.revisions]
@@ -83,7 +85,7 @@ def _remove_from_hub(place: Path) -> None:
 
 
 def _hub_cache() -> HFCacheInfo | None:
-    from huggingface_hub import constants, scan_cache_dir  # here, because only this needs it
+    from huggingface_hub import constants, scan_cache_dir  # here, as only this needs the Hub's library
 
     return scan_cache_dir(constants.HF_HUB_CACHE) if Path(constants.HF_HUB_CACHE).is_dir() else None
 

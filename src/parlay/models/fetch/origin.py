@@ -1,4 +1,5 @@
-"""Where a model comes from, as its files say: its name, its licence, and the hash of its weights. Loads no torch."""
+"""Where a model comes from, according to its files: its name, its licence, and the hash of its weights. It does not
+import torch."""
 
 from __future__ import annotations
 
@@ -20,28 +21,28 @@ _PART = re.compile(r"-\d{5}-of-")
 
 
 def public_name(model: str) -> str:
-    """The name of a model without folders of this machine: a Hub id or Parlay's own name stays as it is."""
+    """A model's name without local folders; a Hub id or Parlay's own name stays as it is."""
     return user_path(model).resolve().name if user_path(model).exists() else hub.without_address(model)
 
 
 def weight_files(model: str) -> list[Path]:
-    """The files that hold a model's weights: of a folder its safetensors, of a GGUF file in parts all of them."""
+    """The files with a model's weights: a folder's safetensors, or all parts of a GGUF file."""
     found = resolve(model)
     pattern = "*.safetensors" if found.is_dir() else _PART.sub("-*-of-", found.name)
     return sorted((found if found.is_dir() else found.parent).glob(pattern))
 
 
 def weights_sha256(model: str) -> str:
-    """SHA-256 of the file that holds a model's weights; empty where there are several."""
+    """SHA-256 of the file with a model's weights; empty if there are several."""
     files = weight_files(model)
     parts = [path for path in files if "-of-" not in path.stem]
     return remembered_hash_of(parts[0]) if len(parts) == len(files) == 1 else ""
 
 
 def weights_fingerprint(model: str, *others: str) -> str:
-    """SHA-256 that stands for all of a model's weights: of their file, or of the hashes of its parts.
+    """SHA-256 of all of a model's weights: of the file, or of the hashes of its parts.
 
-    ``others`` are models and files on which the texts depend, too.
+    ``others`` are more models and files on which the texts depend.
     """
     hashes = [remembered_hash_of(path) for name in (model, *others) for path in weight_files(name)]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
@@ -49,15 +50,15 @@ def weights_fingerprint(model: str, *others: str) -> str:
 
 @cache
 def build_fingerprint() -> str:
-    """The code whose arithmetic gives the logits here: Parlay's version and C sources, and its libraries' versions."""
+    """The versions of the code that computes the logits: Parlay's version and C sources, and those of its libraries."""
     return " ".join([__version__, digest(), *(f"{name} {version(name)}" for name in ("torch", "transformers"))])
 
 
 def licence(model: str) -> str:
-    """The licence as a model's GGUF file or card names it; empty where it does not."""
+    """The licence that a model's GGUF file or model card names; empty if none does."""
     found = resolve(model)
     if found.suffix == SUFFIX:
-        from parlay.models.gguf.file import read_parts  # here, because most callers have a folder
+        from parlay.models.gguf.file import read_parts  # here, as most callers have a folder
 
         return str(read_parts(found)[0].keys.get("general.license", ""))
     card = found / "README.md"

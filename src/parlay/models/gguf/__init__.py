@@ -1,3 +1,3 @@
-"""Models in GGUF files: weights in their own blocks, config, tokenizer and chat template, all from one file."""
+"""Models in GGUF files: quantized weights, config, tokenizer and chat template in one file."""
 
 SUFFIX = ".gguf"

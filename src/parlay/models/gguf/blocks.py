@@ -1,7 +1,7 @@
-"""Numbers rounded to the blocks of GGUF's formats; `parlay.models.weights.dequantize` reads them.
+"""Quantizes numbers to GGUF's block formats; `parlay.models.weights.dequantize` reads them.
 
-Without ``importance`` the formats of 32 weights hold what the package gguf would write, bit for bit. All others search
-for the scales with the least weighted error (`rounding`). N blocks of K weights ``x_NK``, float32, become B bytes each.
+Without ``importance`` the formats with blocks of 32 give the same bits as the package gguf. All others search for the
+scales with the least weighted error (`rounding`). N blocks of K weights ``x_NK``, float32, become B bytes each.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from parlay.models.weights.stored import StoredTensor
 from parlay.system import threads
 
 _CHUNK = 1 << 18
-"""Weights that are rounded at a time, so that what is made on the way stays in the processor's cache."""
+"""Weights quantized at a time, so that intermediate results stay in the processor's cache."""
 _WORTH = 0.85
-"""Weights are rounded when they are loaded if they then take at most this share of their bits."""
+"""Weights are quantized on load if they then take at most this share of their bits."""
 _Writer = Callable[[Tensor, Tensor | None], Tensor]
 ROUNDED = {4: Format.Q4_0, 8: Format.Q8_0}
-"""The format of weights that are rounded to so many bits when a model is loaded."""
+"""The format of weights that are quantized on load to this many bits."""
 
 
 def encoded(format: Format, rows_RI: Tensor, importance_I: Tensor | None = None) -> Tensor:
-    """The rows in blocks, uint8 ``[R, bytes]``; ValueError unless whole blocks make them up.
+    """Quantize rows to blocks, uint8 ``[R, bytes]``. Raises ValueError unless they consist of whole blocks.
 
-    ``importance_I`` says how much an error in each column counts, as the mean square of what is multiplied with it.
+    ``importance_I`` weights the error of each column; it is the mean square of the column's inputs.
     """
     if format.plain is not None:
         return rows_RI.to(format.plain).contiguous().view(torch.uint8).view(len(rows_RI), -1)
@@ -49,9 +49,9 @@ def encoded(format: Format, rows_RI: Tensor, importance_I: Tensor | None = None)
 
 
 def rounded(weights: Mapping[str, Operand], bits: int) -> dict[str, Operand]:
-    """A checkpoint whose matrices are rounded to blocks of so many bits (`ROUNDED`), where they have more.
+    """Quantize a checkpoint's matrices to blocks of ``bits`` bits (`ROUNDED`) if they have more.
 
-    Matrices whose rows are no whole blocks stay as they are. Raises ValueError where all have hardly fewer bits then.
+    Matrices whose rows are not whole blocks stay as they are. Raises ValueError if that saves hardly any bits.
     """
     found, format = multiplied(weights), ROUNDED[bits]
     wide = {
@@ -76,48 +76,48 @@ def rounded(weights: Mapping[str, Operand], bits: int) -> dict[str, Operand]:
 
 
 def _bits(weight: Operand) -> float:
-    """Bits of each number of a matrix, scales included."""
+    """Bits per number of a matrix, scales included."""
     if isinstance(weight, StoredTensor):
         return weight.format.bits
     return 8.0 if isinstance(weight, Int8Weight) else 8.0 * weight.element_size()
 
 
 def _usual(x_NK: Tensor) -> Tensor:
-    """Weights of squared errors where nothing is known of what is multiplied with the numbers, ``[N, K]``."""
+    """The weights ``[N, K]`` of squared errors when nothing is known of the inputs."""
     return x_NK.abs() + x_NK.square().mean(1, keepdim=True).sqrt()
 
 
 def _half(x_N1: Tensor) -> tuple[Tensor, Tensor]:
-    """A float16 as bytes ``[N, 2]``, and as the number that it is, ``[N, 1]``."""
+    """A float16 as bytes ``[N, 2]``, and its value in float32, ``[N, 1]``."""
     half_N1 = x_N1.to(torch.float16)
     return half_N1.view(torch.uint8), half_N1.float()
 
 
 def _inverse(x: Tensor) -> Tensor:
-    """1 over ``x`` of any shape, and 0 where that is 0."""
+    """1 / ``x`` of any shape, with 0 where ``x`` is 0."""
     return torch.where(x == 0, torch.zeros_like(x), 1 / x)
 
 
 def _nibbles(codes: Tensor) -> Tensor:
-    """``codes`` ``[..., 2 n]`` as ``[..., n]`` bytes: the first half in the low halves of them."""
+    """Pack four-bit ``codes`` ``[..., 2 n]`` into bytes ``[..., n]``; the first half goes to the low nibbles."""
     low, high = codes.chunk(2, -1)
     return low & 15 | high << 4
 
 
 def _gathered(codes: Tensor, width: int) -> Tensor:
-    """``codes`` ``[..., 8 / width, n]`` of ``width`` bits as ``[..., n]`` bytes, the first code lowest."""
+    """Pack ``codes`` ``[..., 8 / width, n]`` of ``width`` bits into bytes ``[..., n]``, the first code lowest."""
     places = torch.arange(0, 8, width, dtype=torch.uint8)[:, None]
     return (codes << places).sum(-2, dtype=torch.uint8)
 
 
 def _with_fifth_bits(codes_NK: Tensor) -> Tensor:
-    """Codes of five bits ``[N, 32]``: four bytes of high bits, then nibbles."""
+    """Pack five-bit codes ``[N, 32]``: four bytes of high bits, then nibbles."""
     high = _gathered((codes_NK >> 4).view(-1, 4, 8, 1), 1).flatten(1)
     return torch.cat((high, _nibbles(codes_NK)), 1)
 
 
 def _centred(x_NK: Tensor, w_NK: Tensor | None, half: int) -> tuple[Tensor, Tensor]:
-    """One scale for 32 weights and codes around ``half``: Q4_0 and Q5_0."""
+    """Quantize 32 weights to one scale and codes centred at ``half``: Q4_0 and Q5_0."""
     if w_NK is None:
         scale_N1 = x_NK.gather(1, x_NK.abs().argmax(1, keepdim=True)) / -half
         codes_NK = (x_NK * _inverse(scale_N1) + (half + 0.5)).trunc_()
@@ -127,7 +127,7 @@ def _centred(x_NK: Tensor, w_NK: Tensor | None, half: int) -> tuple[Tensor, Tens
 
 
 def _spanned(x_NK: Tensor, w_NK: Tensor | None, highest: int) -> tuple[Tensor, Tensor]:
-    """A scale and a minimum for 32 weights: Q4_1 and Q5_1."""
+    """Quantize 32 weights to a scale, a minimum and codes: Q4_1 and Q5_1."""
     if w_NK is None:
         least_N1, most_N1 = x_NK.aminmax(dim=1, keepdim=True)
         scale_N1 = (most_N1 - least_N1) / highest
@@ -159,7 +159,7 @@ def _q5_1(x_NK: Tensor, w_NK: Tensor | None) -> Tensor:
 
 
 def _q8_0(x_NK: Tensor, w_NK: Tensor | None) -> Tensor:
-    """Halves are rounded away from zero, as gguf does. Importance would change next to nothing."""
+    """Halves are rounded away from zero, as the package gguf does. Importance would change next to nothing here."""
     scale_N1 = x_NK.abs().amax(1, keepdim=True) / 127
     exact_NK = x_NK * _inverse(scale_N1)
     size_NK = exact_NK.abs()
@@ -171,9 +171,11 @@ def _q8_0(x_NK: Tensor, w_NK: Tensor | None) -> Tensor:
 def _spanned_groups(
     x_NK: Tensor, w_NK: Tensor | None, size: int, highest: int, most: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """K blocks whose G groups of ``size`` weights have a scale and a minimum, each a small number times a float16.
+    """Quantize blocks of G groups of ``size`` weights; each group has a scale and a minimum, which are small integers
+    times a float16.
 
-    Returns the two float16 as bytes ``[N, 4]``, the small numbers ``[N, G]`` up to ``most``, codes ``[N, G, size]``.
+    Returns the two float16 as bytes ``[N, 4]``, the integers ``[N, G]`` of scales and of minimums up to ``most``, and
+    codes ``[N, G, size]``.
     """
     x_MS = x_NK.reshape(-1, size)
     w_MS = _usual(x_MS) if w_NK is None else w_NK.reshape(-1, size)
@@ -192,7 +194,7 @@ def _spanned_groups(
 
 
 def _six_bits(scales_N8: Tensor, minimums_N8: Tensor) -> Tensor:
-    """The scales and minimums of Q4_K and Q5_K, six bits each, in twelve bytes."""
+    """Pack the six-bit scales and minimums of Q4_K and Q5_K into twelve bytes."""
     (scale, late), (minimum, late_minimum) = scales_N8.chunk(2, 1), minimums_N8.chunk(2, 1)
     low = late & 15 | (late_minimum & 15) << 4
     return torch.cat((scale | late >> 4 << 6, minimum | late_minimum >> 4 << 6, low), 1)
@@ -211,9 +213,10 @@ def _q5_k(x_NK: Tensor, w_NK: Tensor | None) -> Tensor:
 
 
 def _centred_groups(x_NK: Tensor, w_NK: Tensor | None, half: int, largest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """K blocks whose 16 groups of 16 weights have a scale each, a small number times one float16: Q3_K and Q6_K.
+    """Quantize blocks of 16 groups of 16 weights; each group's scale is a small integer times a float16: Q3_K and Q6_K.
 
-    Returns that as bytes ``[N, 2]``, small numbers ``[N, 16]`` from -``largest`` on, and codes ``[N, 256]`` from 0 on.
+    Returns the float16 as bytes ``[N, 2]``, the integers ``[N, 16]`` from -``largest`` on, and codes ``[N, 256]`` from
+    0 on.
     """
     x_MS = x_NK.reshape(-1, 16)
     w_MS = _usual(x_MS) if w_NK is None else w_NK.reshape(-1, 16)
@@ -224,9 +227,10 @@ def _centred_groups(x_NK: Tensor, w_NK: Tensor | None, half: int, largest: int) 
 
 
 def _signed_scales(scales_NG: Tensor, largest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Scales as small numbers from -``largest`` to ``largest`` - 1 times a float16, the largest as -``largest``.
+    """Write scales as integers from -``largest`` to ``largest`` - 1 times a float16; the largest scale becomes
+    -``largest``.
 
-    Returns that as bytes, the small numbers, and the scales that they make, ``[N, G, 1]``.
+    Returns the float16 as bytes, the integers, and the scales that result, ``[N, G, 1]``.
     """
     extreme_N1 = scales_NG.gather(1, scales_NG.abs().argmax(1, keepdim=True))
     stored, step_N1 = _half(extreme_N1 / -largest)
@@ -240,7 +244,7 @@ def _q2_k(x_NK: Tensor, w_NK: Tensor | None) -> Tensor:
 
 
 def _q3_k(x_NK: Tensor, w_NK: Tensor | None) -> Tensor:
-    """Scales have six bits each: low halves of 0 to 7 and 8 to 15 in eight bytes, high bits in four."""
+    """Scales have six bits: the low nibbles of scales 0 to 7 and 8 to 15 in eight bytes, then the high bits in four."""
     scale, small, codes = _centred_groups(x_NK, w_NK, 4, 32)
     small = (small + 32).view(torch.uint8)
     scales = torch.cat((_nibbles(small), _gathered((small >> 4).view(-1, 4, 4), 2)), 1)
@@ -248,7 +252,7 @@ def _q3_k(x_NK: Tensor, w_NK: Tensor | None) -> Tensor:
 
 
 def _pairs(codes_NK: Tensor) -> Tensor:
-    """Codes of two bits ``[N, 256]``: those of four neighbouring groups of 32 in the same 32 bytes."""
+    """Pack two-bit codes ``[N, 256]``: four neighbouring groups of 32 share 32 bytes."""
     return _gathered(codes_NK.view(-1, 2, 4, 32), 2).flatten(1)
 
 
@@ -276,7 +280,7 @@ def _iq4_xs(x_NK: Tensor, w_NK: Tensor | None) -> Tensor:
 
 
 def _nearest(x: Tensor, steps: Tensor) -> Tensor:
-    """Codes of ``x`` of any shape, whose scales ``steps`` are of any shape that goes with it."""
+    """Codes of ``x``, of any shape; ``steps`` are scales of any shape that broadcasts with it."""
     return rounding.nearest_of(x * _inverse(steps), NONLINEAR)
 
 

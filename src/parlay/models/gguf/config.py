@@ -1,4 +1,4 @@
-"""A GGUF file's keys as a `DecoderConfig`. A key that the native decoder does not honour is refused by name."""
+"""Reads a GGUF file's keys as a `DecoderConfig`. Keys that the native decoder does not support are refused by name."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.we
 
 
 class RopeFactors(NamedTuple):
-    """Numbers of the tensor ``name``, which divide frequencies; ``short``: of texts that fit the original context.
+    """Divisors of rotary frequencies from the tensor ``name``; ``short``: for texts that fit the original context.
 
-    ``scaled``: of those or of longer ones (longrope).
+    ``scaled``: there are separate ones for short and long texts (longrope).
     """
 
     name: str = ROPE_FACTORS
@@ -68,7 +68,7 @@ _READ = frozenset(
         "rope.scaling.yarn_beta_slow",
     }
 )
-"""Keys of an architecture that are used below, or tell nothing a decoder needs (``finetuned``)."""
+"""Keys of an architecture that are used below, or that a decoder does not need (``finetuned``)."""
 _NEUTRAL: Mapping[str, object] = {
     "expert_count": 0,
     "expert_used_count": 0,
@@ -80,7 +80,7 @@ _NEUTRAL: Mapping[str, object] = {
     "rope.scaling.yarn_log_multiplier": 0.0,
     "tensor_data_layout": "Meta AI original pth",
 }
-"""Keys that may be there with this value alone, which changes nothing."""
+"""Keys that are accepted only with this value, which changes nothing."""
 
 
 class _Keys:
