@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,16 @@ def test_without_keys_only_this_machine_gets_in() -> None:
     assert settings_of().keys == ()
     assert {"localhost", "127.0.0.1", "[::1]"} <= set(settings_of().hosts)
     assert settings_of("--host", "0.0.0.0", "--no-auth").hosts == ()
+
+
+def test_each_flag_sets_its_field_and_has_its_default() -> None:
+    assert settings_of("--no-auth") == Settings()
+    words = "--max-concurrency 7 --timeout 9 --default-max-tokens 0 --strict --infill-order spm --score-by yes-no"
+    found = settings_of("--no-auth", *words.split())
+    limits = Settings(concurrency=7, request_timeout=9.0, default_max_tokens=None)
+    assert found == replace(limits, strict=True, infill_order="spm", score_by="yes-no")
+    with pytest.raises(ValueError, match="request_timeout=0"):
+        settings_of("--timeout", "0")
 
 
 # ------------------------------------------------------------------------------------------------------ a real server

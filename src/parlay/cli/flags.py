@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -115,9 +115,6 @@ def comma_list(read: Callable[[str], Value]) -> Callable[[str], tuple[Value, ...
 _READERS: Mapping[str, tuple[Callable[[str], object], str]] = {"int": (whole, "N"), "float": (float, "X")}
 
 
-_LOADING = {name: option.help for name, option in options_of(LoadOptions).items()}
-
-
 MODEL = (
     "name that parlay models lists, local folder or GGUF file, or Hugging Face Hub id, with :QUANTISATION for a GGUF "
     f"file there (default: {DEFAULT_MODEL}, fetched at the first use)"
@@ -132,7 +129,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_loading_flags(parser: argparse._ActionsContainer) -> None:
     """How the model is loaded; what concerns draft models alone is `add_draft_flags`'."""
-    add_option_flags(parser, LoadOptions, {name: text for name, text in _LOADING.items() if name != "draft_quantize"})
+    add_option_flags(parser, LoadOptions, [name for name in options_of(LoadOptions) if name != "draft_quantize"])
 
 
 def add_rank_flags(parser: argparse.ArgumentParser) -> None:
@@ -187,7 +184,7 @@ def add_strategy_flags(parser: argparse._ActionsContainer, help: str) -> None:
 def add_draft_flags(parser: argparse._ActionsContainer, help: str) -> None:
     """Which model drafts, and how it is loaded."""
     parser.add_argument("--draft-model", metavar="MODEL", help=help)
-    add_option_flags(parser, LoadOptions, {"draft_quantize": _LOADING["draft_quantize"]})
+    add_option_flags(parser, LoadOptions, ["draft_quantize"])
 
 
 def add_effort_flag(parser: argparse._ActionsContainer) -> None:
@@ -269,13 +266,16 @@ def strategy(text: str) -> StrategySpec:
 
 
 def add_option_flags(
-    parser: argparse._ActionsContainer, declared: type[Options], help: Mapping[str, str] | None = None
+    parser: argparse._ActionsContainer,
+    declared: type[Options],
+    names: Iterable[str] | None = None,
+    help: Mapping[str, str] | None = None,
 ) -> None:
-    """A flag for each field of an options class. With ``help`` only for the fields it has, with its texts."""
-    for option in options_of(declared).values():
-        if help is None or option.name in help:
-            text = option.help if help is None else help[option.name]
-            _add_flag(parser, option, text, default=option.default, required=option.required)
+    """A flag for each field of an options class, or for those of these ``names``; ``help`` has other texts for some."""
+    options, texts = options_of(declared), help or {}
+    for name in options if names is None else names:
+        option = options[name]
+        _add_flag(parser, option, texts.get(name, option.help), default=option.default, required=option.required)
 
 
 def add_config_flags(parser: argparse.ArgumentParser, declared: type[Options]) -> None:
@@ -290,8 +290,8 @@ def _add_flag(
     parser: argparse._ActionsContainer, option: Option, help: str, *, default: object, required: bool
 ) -> None:
     reading = _reading(option) | ({} if option.type is bool else {"required": required})
-    name, shown = f"--{option.name.replace('_', '-')}", _shown(option.default)
-    parser.add_argument(name, default=default, help=help + shown, **reading)
+    name, shown = f"--{option.flag or option.name.replace('_', '-')}", _shown(option.default)
+    parser.add_argument(name, dest=option.name, default=default, help=help + shown, **reading)
 
 
 def options_or_config(declared: type[T], arguments: argparse.Namespace) -> T:
@@ -313,14 +313,19 @@ def options_from(declared: type[T], arguments: argparse.Namespace) -> T:
 
     Raises UsageError for a value out of range.
     """
+    return declared(**values_from(declared, arguments))
+
+
+def values_from(declared: type[Options], arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of an options class that parsed arguments give, by name."""
     given = vars(arguments)
-    return declared(**{name: given[name] for name in options_of(declared) if name in given})
+    return {name: given[name] for name in options_of(declared) if name in given}
 
 
 def _reading(option: Option) -> dict[str, Any]:
     """How argparse reads the option."""
     if option.type is bool:
-        return {"action": argparse.BooleanOptionalAction}
+        return {"action": "store_true" if option.switch else argparse.BooleanOptionalAction}
     metavar = None if option.choices else option.metavar or _METAVARS.get(option.type)
     return {
         "type": whole if option.type is int else option.type,

@@ -50,10 +50,10 @@ def add_machine_flags(parser: argparse.ArgumentParser) -> None:
         "named device also awq, gptq, nf4, fp8, q3_k_m, q2_k (default: as the model's file has them)",
     )
     of_loading = {
-        "threads": "threads that decode on this machine",
         "kv_cache_dtype": "number type of cached keys and values; auto is the machine's own",
+        "threads": "threads that decode on this machine",
     }
-    add_option_flags(parser, LoadOptions, of_loading)
+    add_option_flags(parser, LoadOptions, of_loading, help=of_loading)
     where = parser.add_argument_group("machine", "this machine, as calibrated, unless a device is named")
     where.add_argument(
         "--device",

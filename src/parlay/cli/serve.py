@@ -8,18 +8,16 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from parlay.cli import listening, serve_drafter, serve_models
 from parlay.cli.ensemble_flags import add_ensemble_flags
-from parlay.cli.flags import add_rank_flags, whole
+from parlay.cli.flags import add_option_flags, add_rank_flags, values_from, whole
 from parlay.cli.opening import pack_ahead, uncollected
 from parlay.cli.serve_devices import add_devices_flag, choose_processes
 from parlay.cli.serve_record import add_record_arguments, recording
 from parlay.cli.serve_replicas import add_replica_arguments, check_replicas, serve_replicas
-from parlay.serve.settings import PROMPT_LOG, InfillOrder, KeyLimits, Settings
-from parlay.types import ScoreBy
+from parlay.serve.settings import IDLE_SECONDS, MOST_URGENT, PROMPT_LOG, KeyLimits, ServeOptions, Settings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -38,62 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_replica_arguments(parser)
     add_devices_flag(parser)
     add_record_arguments(parser)
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="treat fields of requests that have no effect as errors; otherwise a header and the log name them",
-    )
-    parser.add_argument(
-        "--parse-special",
-        action="store_true",
-        help="read control tokens that messages spell as such, so that clients can write system messages; otherwise "
-        "they are text",
-    )
-    _add_infill_flags(parser)
-    parser.add_argument(
-        "--score-by",
-        choices=get_args(ScoreBy),
-        default="cosine",
-        help="how /v1/score and /v1/rerank compare texts: by embeddings, or by the answer yes or no of a chat model "
-        "such as Qwen3-Reranker (default: cosine)",
-    )
-
-    parser.add_argument(
-        "--ngrams",
-        type=Path,
-        metavar="FILE",
-        help="n-gram model by which superposed drafts are scored (parlay suggest)",
-    )
+    add_option_flags(parser, ServeOptions, ["strict", "parse_special"])
+    fim = parser.add_argument_group("fill in the middle")
+    add_option_flags(fim, ServeOptions, ["infill_order", "infill_suffix", "cache_reuse"])
+    add_option_flags(parser, ServeOptions, ["score_by", "ngrams"])
     add_ensemble_flags(parser)
     add_rank_flags(parser)
-
-
-def _add_infill_flags(parser: argparse.ArgumentParser) -> None:
-    """Add what decides how fill-in-the-middle lays out a file, and what it reads anew."""
-    group = parser.add_argument_group("fill in the middle")
-    group.add_argument(
-        "--infill-order",
-        choices=get_args(InfillOrder),
-        default="psm",
-        help="where fill-in-the-middle cuts the text before the cursor; what is behind the cut follows the suffix, so "
-        "that typing on leaves the suffix cached; within a word that suits /infill alone. psm: nowhere; line: at the "
-        "start of the line; spm: at the start of the text, for models trained on it (default: psm)",
-    )
-    group.add_argument(
-        "--infill-suffix",
-        type=whole,
-        metavar="TOKENS",
-        help="how many tokens of the text behind the cursor fill-in-the-middle reads at most; with psm they are read "
-        "again at each keystroke (default: all)",
-    )
-    group.add_argument(
-        "--cache-reuse",
-        type=whole,
-        default=0,
-        metavar="TOKENS",
-        help="let fill-in-the-middle reuse the cache of runs of at least so many tokens that an earlier request had at "
-        "another place, as llama-server does; faster, and lossy: suggestions may differ (default: 0, off)",
-    )
 
 
 def _add_network_flags(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +61,7 @@ def _add_network_flags(parser: argparse.ArgumentParser) -> None:
 def _add_watching_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("logs and traces")
     listening.add_log_flags(group)
-    group.add_argument("--log-prompts", action="store_true", help="log the bodies of requests, prompts included")
+    add_option_flags(group, ServeOptions, ["log_prompts"])
     group.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
@@ -123,51 +71,17 @@ def _add_watching_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_limit_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("limits")
-    for flag, kind, metavar, default, text in _LIMITS:
-        shown = "none" if default is None else f"{default:g}" if kind is float else str(default)
-        group.add_argument(flag, type=kind, default=default, metavar=metavar, help=f"{text} (default: {shown})")
-
-
-_DEFAULTS = Settings()
-_LIMITS: tuple[tuple[str, Callable[[str], float], str, float | None, str], ...] = (
-    ("--max-body-bytes", whole, "N", _DEFAULTS.max_body_bytes, "most bytes of a request's body"),
-    (
-        "--max-prompt-tokens",
-        whole,
-        "N",
-        _DEFAULTS.max_prompt_tokens,
-        "most tokens of a prompt, if less than the model holds",
-    ),
-    ("--max-tokens", whole, "N", _DEFAULTS.max_tokens, "most tokens of an output, if less than the model holds"),
-    (
-        "--default-max-tokens",
-        whole,
-        "N",
-        _DEFAULTS.default_max_tokens,
-        "most tokens of an output whose request names no max_tokens; 0: what the model holds",
-    ),
-    ("--max-n", whole, "N", _DEFAULTS.max_n, "most samples of a request"),
-    ("--max-concurrency", whole, "N", _DEFAULTS.concurrency, "most requests under way at once"),
-    ("--key-requests", whole, "N", None, "most requests of one API key under way at once"),
-    ("--key-tokens", whole, "N", None, "tokens of prompts and outputs that one API key may use per minute"),
-    ("--key-priority", whole, "N", _DEFAULTS.key_limits.priority, "most urgent priority that an API key may ask for"),
-    ("--max-waiting", whole, "N", 256, "most samples that wait for a place in a step"),
-    (
-        "--responses-kept",
-        whole,
-        "N",
-        _DEFAULTS.responses_kept,
-        "earlier responses that are kept for each API key",
-    ),
-    ("--timeout", float, "SECONDS", _DEFAULTS.request_timeout, "most time for one request"),
-    (
-        "--drain-seconds",
-        float,
-        "SECONDS",
-        _DEFAULTS.drain_seconds,
-        "time that running requests have to finish when the server stops",
-    ),
-)
+    sizes = ("max_body_bytes", "max_prompt_tokens", "max_tokens", "default_max_tokens", "max_n", "concurrency")
+    add_option_flags(group, ServeOptions, sizes)
+    for flag, default, text in (
+        ("--key-requests", None, "most requests of one API key under way at once"),
+        ("--key-tokens", None, "tokens of prompts and outputs that one API key may use per minute"),
+        ("--key-priority", MOST_URGENT, "most urgent priority that an API key may ask for"),
+        ("--max-waiting", 256, "most samples that wait for a place in a step"),
+    ):
+        shown = "none" if default is None else default
+        group.add_argument(flag, type=whole, default=default, metavar="N", help=f"{text} (default: {shown})")
+    add_option_flags(group, ServeOptions, ("responses_kept", "request_timeout", "drain_seconds"))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -273,7 +187,7 @@ def _tracing(endpoint: str | None) -> Iterator[list[Observer]]:
 
 def _with_idle_seconds(allowed: Settings, options: argparse.Namespace, models: int) -> Settings:
     seconds: float | None = options.idle_seconds
-    return replace(allowed, idle_seconds=serve_models.IDLE_SECONDS if seconds is None and models > 1 else seconds)
+    return replace(allowed, idle_seconds=IDLE_SECONDS if seconds is None and models > 1 else seconds)
 
 
 # ------------------------------------------------------------------------------------------------- network and access
@@ -298,30 +212,12 @@ def settings(options: argparse.Namespace) -> Settings:
     listening.check_port(options.port)
     if options.router_memory == "per-key" and not keys:
         raise ValueError("--router-memory per-key tells requests apart by their API key: give keys with --api-key-file")
+    values = values_from(ServeOptions, options) | {"default_max_tokens": options.default_max_tokens or None}
     return Settings(
+        **values,
         keys=keys,
         key_limits=default,
         own_limits=own,
         hosts=(*listening.LOOPBACK_NAMES, options.host) if not keys and not options.no_auth else (),
         cors_origins=tuple(options.cors_origin),
-        max_body_bytes=options.max_body_bytes,
-        max_prompt_tokens=options.max_prompt_tokens,
-        max_tokens=options.max_tokens,
-        default_max_tokens=options.default_max_tokens or None,
-        max_n=options.max_n,
-        concurrency=options.max_concurrency,
-        request_timeout=options.timeout,
-        drain_seconds=options.drain_seconds,
-        max_loaded=options.max_loaded,
-        idle_seconds=options.idle_seconds,
-        log_prompts=options.log_prompts,
-        strict=options.strict,
-        parse_special=options.parse_special,
-        infill_order=options.infill_order,
-        infill_suffix=options.infill_suffix,
-        cache_reuse=options.cache_reuse,
-        responses_kept=options.responses_kept,
-        lora_folder=options.lora_folder,
-        score_by=options.score_by,
-        ngrams=options.ngrams,
     )

@@ -16,7 +16,7 @@ from parlay.cli.ensemble_flags import chosen_ensemble
 from parlay.cli.opening import read_text
 from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
 from parlay.options import LoadOptions, RankOptions, user_path
-from parlay.serve.settings import Settings
+from parlay.serve.settings import ServeOptions
 from parlay.types import ParlayError
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from parlay.serve.cascades import Link
     from parlay.serve.registry import Registry
 
-IDLE_SECONDS = 300.0
 KEPT = 8
 """Vocabularies of models of a folder that stay in memory when the models are unloaded."""
 _LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}")
@@ -86,12 +85,7 @@ def _add_adapter_flags(group: argparse._ActionsContainer) -> None:
         metavar="NAME=FOLDER",
         help="adapters in PEFT's layout for the first model, which requests name as models; several run in one step",
     )
-    group.add_argument(
-        "--lora-folder",
-        type=Path,
-        metavar="FOLDER",
-        help="let requests load and unload adapters below this folder, by /v1/load_lora_adapter (default: none)",
-    )
+    flags.add_option_flags(group, ServeOptions, ["lora_folder"])
 
 
 def load_adapters(options: argparse.Namespace, registry: Registry, base: str | None) -> None:
@@ -145,20 +139,7 @@ def _add_loading_flags(group: argparse._ActionsContainer) -> None:
         metavar="FOLDER",
         help="serve every model in this folder: model folders and GGUF files",
     )
-    group.add_argument(
-        "--max-loaded",
-        type=flags.whole,
-        default=Settings().max_loaded,
-        metavar="N",
-        help=f"most models in memory at once (default: {Settings().max_loaded})",
-    )
-    group.add_argument(
-        "--idle-seconds",
-        type=float,
-        metavar="SECONDS",
-        help=f"unload a model that no request has named for so long (default: {IDLE_SECONDS:g} with several "
-        "models, never with one)",
-    )
+    flags.add_option_flags(group, ServeOptions, ["max_loaded", "idle_seconds"])
     group.add_argument("--allow-pull", action="store_true", help="let requests download models, as parlay pull does")
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from parlay.cli import simulate_page
 from parlay.cli.flags import add_option_flags, options_from, strategy, whole
 from parlay.cli.plan_machine import add_machine_flags, check_flags, ground_of, models_of
-from parlay.options import UsageError, nearest, options_of, override
+from parlay.options import UsageError, nearest, override
 from parlay.simulate.jobs import ReplicaLimits
 from parlay.simulate.mixtures import KINDS, read_mixture
 from parlay.simulate.policies import Autoscaling, Failures, Fleet, read_range
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from parlay.simulate.traffic import Traffic
 
 _MOST, _MOST_REPLICAS, _MOST_REQUESTS = 1e9, 100_000, 10_000_000
-_SERVER = {
-    "max_num_seqs": "most sequences in a step",
-    "max_num_batched_tokens": "most rows of prompts and answers in a step",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +72,7 @@ def add_traffic_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
-    add_option_flags(group, ReplicaLimits, _SERVER)
+    add_option_flags(group, ReplicaLimits, ["max_num_seqs", "max_num_batched_tokens"])
     group.add_argument("--max-model-len", type=whole, metavar="N", help="most tokens of prompt and output together")
     group.add_argument(
         "--memory",
@@ -101,7 +97,7 @@ def _add_fleet_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--autoscale", metavar="MIN:MAX", help="start and stop replicas by requests under way")
     scaling = ("target_ongoing", "scale_interval", "up_delay", "down_delay", "start_delay")
-    add_option_flags(group, Autoscaling, {name: options_of(Autoscaling)[name].help for name in scaling})
+    add_option_flags(group, Autoscaling, scaling)
     add_option_flags(parser.add_argument_group("failures"), Failures)
 
 

@@ -41,8 +41,9 @@ class NotNamed(UsageError):
 class Option:
     """One field of an options class: type, default, meaning and allowed values.
 
-    ``metavar`` stands for its value in a command's help. ``required``: it has no default, and ``default`` is None.
-    ``optional``: its type allows None besides.
+    ``above`` is a bound that is not allowed itself. ``metavar`` stands for its value in a command's help, ``flag`` is
+    its name there, if that is another. ``switch``: its flag stands for true, and no flag for false. ``required``: it
+    has no default, and ``default`` is None. ``optional``: its type allows None besides.
     ``strategies``: the parts of the tuple are strategies themselves, each written ``NAME`` or ``NAME(key=value,...)``.
     ``opens``: it names a file or a model, or loads weights, so a server takes it from its owner only. ``keeps``: it
     says how much is kept for later requests, so a request to a server can only lower it. ``kinds``: its parts are
@@ -56,8 +57,11 @@ class Option:
     help: str
     low: float | None = None
     high: float | None = None
+    above: float | None = None
     choices: tuple[str, ...] = ()
     metavar: str = ""
+    flag: str = ""
+    switch: bool = False
     strategies: bool = False
     opens: bool = False
     keeps: bool = False
@@ -95,6 +99,8 @@ class Option:
                 raise UsageError(f"{label}={value}: must be at least {self.low}")
             if self.high is not None and not value <= self.high:
                 raise UsageError(f"{label}={value}: must be at most {self.high}")
+            if self.above is not None and not value > self.above:
+                raise UsageError(f"{label}={value}: must be above {self.above}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +111,17 @@ class Options:
     """
 
     def __post_init__(self) -> None:
-        declared = options_of(type(self))
-        for name, value in dataclasses.asdict(self).items():
-            declared[name].check(name, value)
+        check_values(self, type(self))
+
+
+def check_values(given: Options, declared: type[Options]) -> None:
+    """Raises UsageError for a value that its `Option` does not allow. ``declared`` is a class of ``given``.
+
+    A class that has fields besides those of such a base checks these by itself.
+    """
+    values = dataclasses.asdict(given)
+    for name, option in options_of(declared).items():
+        option.check(name, values[name])
 
 
 def whole(text: str) -> int:
@@ -140,21 +154,27 @@ def option(
     *,
     low: float | None = None,
     high: float | None = None,
+    above: float | None = None,
     choices: Iterable[str] = (),
     metavar: str = "",
+    flag: str = "",
+    switch: bool = False,
     strategies: bool = False,
     opens: bool = False,
     keeps: bool = False,
     kinds: bool = False,
     imports: bool = False,
 ) -> Any:
-    """Declares a field of an options class; see `Option`. Bounds are inclusive."""
+    """Declares a field of an options class; see `Option`. Bounds are inclusive, but for ``above``."""
     metadata = {
         "help": help,
         "low": low,
         "high": high,
+        "above": above,
         "choices": tuple(choices),
         "metavar": metavar,
+        "flag": flag,
+        "switch": switch,
         "strategies": strategies,
         "opens": opens,
         "keeps": keeps,
@@ -181,6 +201,7 @@ def options_of(declared: type[Any]) -> Mapping[str, Option]:
     """The options of a class by name, in the order of its fields.
 
     Raises TypeError for a field that is not an int, float, bool, str, Path or tuple[str, ...], or one of them and None.
+    A Literal of texts is a str with these choices.
     """
     key: Any = declared  # mypy takes no class for hashable whose instances might not be
     return _options_of(key)
@@ -193,12 +214,14 @@ def _options_of(declared: Any) -> Mapping[str, Option]:
 
 
 def _option(each: dataclasses.Field[Any], hint: object) -> Option:
+    words = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+    hint = str if words else hint
     known = [part for part in typing.get_args(hint) if part is not types.NoneType] if _is_union(hint) else [hint]
     if len(known) != 1 or known[0] not in _TYPES:
         raise TypeError(f"option {each.name!r} must be an int, float, bool, str, Path or tuple[str, ...], not {hint}")
     required = each.default is MISSING
     default = None if required else each.default
-    metadata = {"help": "", **each.metadata}
+    metadata = {"help": "", **each.metadata} | ({"choices": words} if words else {})
     return Option(each.name, _TYPES[known[0]], default, required=required, optional=_is_union(hint), **metadata)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from parlay.options import Options, check_values, option
 from parlay.types import ScoreBy
 
 PROMPT_LOG = "parlay.serve.prompts"
@@ -48,24 +49,105 @@ class KeyLimits:
         return replace(self, **changes)
 
 
+IDLE_SECONDS = 300.0
+"""After so long an idle model is unloaded, where the server has several and nothing else is said."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Limits, keys and flags of one server; sizes in bytes, times in seconds, None for no limit of its own.
+class ServeOptions(Options):
+    """Fields of a server's `Settings` that are flags of `parlay serve`; sizes in bytes, times in seconds.
+
+    None is no limit of its own. Raises UsageError for a value that can't be used.
+    """
+
+    max_body_bytes: int = option(4 * 1024 * 1024, "most bytes of a request's body", low=1)
+    max_prompt_tokens: int | None = option(
+        None, "most tokens of a prompt, if less than the model holds (default: none)", low=1
+    )
+    max_tokens: int | None = option(
+        None, "most tokens of an output, if less than the model holds (default: none)", low=1
+    )
+    default_max_tokens: int | None = option(
+        4096, "most tokens of an output whose request names no max_tokens; 0: what the model holds", low=1
+    )
+    max_n: int = option(16, "most samples of a request", low=1)
+    concurrency: int = option(512, "most requests under way at once", low=1, flag="max-concurrency")
+    """Those that wait in the engine's queue included."""
+    request_timeout: float | None = option(
+        None, "most time for one request (default: none)", above=0, metavar="SECONDS", flag="timeout"
+    )
+    """From arrival to last token."""
+    drain_seconds: float = option(
+        30.0, "time that running requests have to finish when the server stops", low=0, metavar="SECONDS"
+    )
+    max_loaded: int = option(3, "most models in memory at once", low=1)
+    """Of those that are loaded on demand."""
+    idle_seconds: float | None = option(
+        None,
+        f"unload a model that no request has named for so long (default: {IDLE_SECONDS:g} with several models, never "
+        "with one)",
+        above=0,
+        metavar="SECONDS",
+    )
+    log_prompts: bool = option(False, "log the bodies of requests, prompts included", switch=True)
+    strict: bool = option(
+        False,
+        "treat fields of requests that have no effect as errors; otherwise a header and the log name them",
+        switch=True,
+    )
+    parse_special: bool = option(
+        False,
+        "read control tokens that messages spell as such, so that clients can write system messages; otherwise they "
+        "are text",
+        switch=True,
+    )
+    """See `ChatOptions`."""
+    infill_order: InfillOrder = option(
+        "psm",
+        "where fill-in-the-middle cuts the text before the cursor; what is behind the cut follows the suffix, so that "
+        "typing on leaves the suffix cached; within a word that suits /infill alone. psm: nowhere; line: at the start "
+        "of the line; spm: at the start of the text, for models trained on it",
+    )
+    """See `Gap.cut`, as for ``infill_suffix``."""
+    infill_suffix: int | None = option(
+        None,
+        "how many tokens of the text behind the cursor fill-in-the-middle reads at most; with psm they are read again "
+        "at each keystroke (default: all)",
+        low=1,
+        metavar="TOKENS",
+    )
+    cache_reuse: int = option(
+        0,
+        "let fill-in-the-middle reuse the cache of runs of at least so many tokens that an earlier request had at "
+        "another place, as llama-server does; faster, and lossy: suggestions may differ; 0: off",
+        low=0,
+        metavar="TOKENS",
+    )
+    responses_kept: int = option(256, "earlier responses that are kept for each API key", low=0)
+    lora_folder: Path | None = option(
+        None,
+        "let requests load and unload adapters below this folder, by /v1/load_lora_adapter (default: none)",
+        metavar="FOLDER",
+    )
+    score_by: ScoreBy = option(
+        "cosine",
+        "how /v1/score and /v1/rerank compare texts: by embeddings, or by the answer yes or no of a chat model such as "
+        "Qwen3-Reranker",
+    )
+    """Where a request does not say."""
+    ngrams: Path | None = option(
+        None, "n-gram model by which superposed drafts are scored (parlay suggest)", metavar="FILE"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(ServeOptions):
+    """Limits, keys and flags of one server.
 
     ``keys``: one of them must come with every request that runs or tells something; none given, none asked for.
     ``key_limits`` are those of each key, ``own_limits`` those of single keys instead.
     ``hosts``: names that the Host header may carry, so that no web page reaches a server without keys under a name
-    of its own (DNS rebinding); none given, any name. ``concurrency`` counts requests under way, those that wait in
-    the engine's queue included. ``request_timeout`` limits a request from arrival to last token, ``body_timeout``
-    the arrival of its body. ``max_tokens`` is the most that a request may ask for, ``default_max_tokens`` the end of an
-    output whose request names none. Of models that are loaded on demand, ``max_loaded`` are in memory at most, and one
-    that no request has named for ``idle_seconds`` is unloaded. ``strict``: fields that have no effect are refused.
-    ``parse_special``: control tokens that messages spell are read as such (`ChatOptions`).
-    ``infill_order`` and ``infill_suffix``: how fill-in-the-middle cuts a file (`Gap.cut`).
-    ``cache_reuse``: from how many tokens on a run that an earlier request to fill in the middle has at another place is
-    not computed again; 0: never. ``responses_kept``: how many earlier responses of a key can be gone on with.
-    ``lora_folder``: adapters below it may be loaded by requests; None: none may. ``score_by``: how texts are compared
-    where a request does not say. ``ngrams``: a file by which superposed drafts are scored.
+    of its own (DNS rebinding); none given, any name. ``body_timeout`` limits the arrival of a request's body.
     Raises ValueError for a value that can't be used.
     """
 
@@ -74,57 +156,17 @@ class Settings:
     own_limits: Mapping[str, KeyLimits] = field(default_factory=dict, repr=False)
     hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
-    max_body_bytes: int = 4 * 1024 * 1024
-    max_prompt_tokens: int | None = None
-    max_tokens: int | None = None
-    default_max_tokens: int | None = 4096
-    max_n: int = 16
-    concurrency: int = 512
-    request_timeout: float | None = None
     body_timeout: float = 60.0
-    drain_seconds: float = 30.0
-    max_loaded: int = 3
-    idle_seconds: float | None = None
     retry_after: int = 1
-    log_prompts: bool = False
-    strict: bool = False
-    parse_special: bool = False
-    infill_order: InfillOrder = "psm"
-    infill_suffix: int | None = None
-    cache_reuse: int = 0
-    responses_kept: int = 256
-    lora_folder: Path | None = None
-    score_by: ScoreBy = "cosine"
-    ngrams: Path | None = None
 
     def __post_init__(self) -> None:
+        check_values(self, ServeOptions)
         if not all(_is_key(key) for key in self.keys):
             raise ValueError("an API key must be printable ASCII without spaces, at least one character")
-        _check_above_zero("max_body_bytes", self.max_body_bytes)
-        _check_above_zero("max_prompt_tokens", self.max_prompt_tokens)
-        _check_above_zero("max_tokens", self.max_tokens)
-        _check_above_zero("infill_suffix", self.infill_suffix)
-        _check_above_zero("default_max_tokens", self.default_max_tokens)
-        _check_above_zero("max_n", self.max_n)
-        _check_above_zero("concurrency", self.concurrency)
-        _check_above_zero("request_timeout", self.request_timeout)
-        _check_above_zero("body_timeout", self.body_timeout)
-        _check_above_zero("retry_after", self.retry_after)
-        _check_above_zero("max_loaded", self.max_loaded)
-        _check_above_zero("idle_seconds", self.idle_seconds)
-        if self.cache_reuse < 0:
-            raise ValueError(f"cache_reuse must be at least 0, got {self.cache_reuse}")
-        if self.responses_kept < 0:
-            raise ValueError(f"responses_kept must be at least 0, got {self.responses_kept}")
-        if not self.drain_seconds >= 0:
-            raise ValueError(f"drain_seconds must be at least 0, got {self.drain_seconds:g}")
+        for name, seconds in (("body_timeout", self.body_timeout), ("retry_after", self.retry_after)):
+            if not seconds > 0:
+                raise ValueError(f"{name} must be above 0, got {seconds:g}")
 
 
 def _is_key(text: str) -> bool:
     return text.isascii() and text.isprintable() and text != "" and " " not in text
-
-
-def _check_above_zero(name: str, value: float | None) -> None:
-    """NaN is refused too; None passes."""
-    if value is not None and not value > 0:
-        raise ValueError(f"{name} must be above 0, got {value:g}")
