@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from parlay.options import Options, check_values, option
 from parlay.serve.settings import KeyLimits
 
 MOST_REPLICAS = 256
@@ -50,50 +51,52 @@ def read_address(url: str) -> Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewaySettings:
-    """Times in seconds, sizes in bytes.
+class GatewayOptions(Options):
+    """Fields of `GatewaySettings` that are flags of `parlay gateway`; times in seconds, sizes in bytes.
+
+    Raises UsageError for a value that can't be used.
+    """
+
+    max_body_bytes: int = option(4 * 1024 * 1024, "most bytes of a request's body", low=1)
+    concurrency: int = option(2048, "most requests under way at once", low=1, flag="max-concurrency")
+    retries: int = option(3, "how often a request that makes no progress is sent to another replica", low=0)
+    health_seconds: float = option(
+        10.0, "a replica that does not answer /ready for so long is lost", above=0, metavar="SECONDS"
+    )
+    silence_seconds: float = option(
+        600.0, "an answer counts as lost if no byte of it came for so long", above=0, metavar="SECONDS"
+    )
+    wait_seconds: float = option(10.0, "how long a request waits while no replica is ready", low=0, metavar="SECONDS")
+    drain_seconds: float = option(
+        30.0, "time that running requests have to finish when the gateway stops", low=0, metavar="SECONDS"
+    )
+    mixed: bool = option(
+        False,
+        "use replicas of different builds and kernels, as during an update; streams don't go on from one kind to the "
+        "other",
+        switch=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings(GatewayOptions):
+    """Limits, keys and flags of a gateway.
 
     ``keys``: one of them must come with every request, none given, none asked for; the first is the gateway's own, with
-    which it asks the replicas. ``health_seconds``: a replica that does not answer `/ready` for so long is lost.
-    ``silence_seconds``: so is an answer of which no byte came for so long. ``wait_seconds``: how long a request waits
-    for a replica when none is ready. ``retries``: how often a request that makes no progress is tried again.
-    ``spread``: a replica gets at most so many times the mean of requests before those that belong to it go elsewhere.
-    ``hosts`` are the names that the Host header may carry; none: any. ``open_replicas``: replicas that ask for no key
-    may be used, although others than this machine reach the gateway. ``mixed``: so may those of another build or
-    instruction set than the others. ``via`` is the gateway's line of the header Via in all that it sends, by which it
-    knows what comes back to it. Raises ValueError for a value that can't be used.
+    which it asks the replicas. ``spread``: a replica gets at most so many times the mean of requests before those that
+    belong to it go elsewhere. ``hosts`` are the names that the Host header may carry; none: any. ``open_replicas``:
+    replicas that ask for no key may be used, although others than this machine reach the gateway. ``via`` is the
+    gateway's line of the header Via in all that it sends, by which it knows what comes back to it.
     """
 
     keys: Mapping[str, KeyLimits] = field(default_factory=dict, repr=False)
     hosts: tuple[str, ...] = ()
     open_replicas: bool = True
-    mixed: bool = False
-    max_body_bytes: int = 4 * 1024 * 1024
     max_reply_bytes: int = 64 * 1024 * 1024
-    concurrency: int = 2048
     connect_seconds: float = 5.0
-    health_seconds: float = 10.0
     probe_seconds: float = 1.0
-    silence_seconds: float = 600.0
-    wait_seconds: float = 10.0
-    drain_seconds: float = 30.0
-    retries: int = 3
     spread: float = 1.25
     via: bytes = field(default_factory=lambda: b"1.1 parlay-" + secrets.token_hex(8).encode(), repr=False)
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("max_body_bytes", self.max_body_bytes),
-            ("concurrency", self.concurrency),
-            ("health_seconds", self.health_seconds),
-            ("silence_seconds", self.silence_seconds),
-        ):
-            if not value > 0:
-                raise ValueError(f"{name} must be above 0, got {value:g}")
-        for name, value in (
-            ("wait_seconds", self.wait_seconds),
-            ("drain_seconds", self.drain_seconds),
-            ("retries", self.retries),
-        ):
-            if not value >= 0:
-                raise ValueError(f"{name} must be at least 0, got {value:g}")
+        check_values(self, GatewayOptions)
