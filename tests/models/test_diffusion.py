@@ -28,7 +28,7 @@ from parlay.types import CanvasSpec, ParlayError, Segment, Tree, trees
 from tests.models import gguf_files
 
 TEXT = tuple(torch.randint(3, MASK, (90,), generator=torch.Generator().manual_seed(0)).tolist())
-PROMPTS = ([5], [9, 11, 4], list(TEXT[:21]), list(TEXT[:32]))
+PROMPTS = ([5], [9, 11, 4], list(TEXT[1:22]), list(TEXT[:32]))
 
 
 def _is_here(kernels: str) -> bool:

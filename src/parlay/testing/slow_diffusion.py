@@ -14,6 +14,7 @@ from parlay.models.config import Experts
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, LAYERS, VOCAB = 32, 48, 4, 2, 8, 2, 64
 EXPERTS = 6
 MASK = VOCAB - 4
+CLOSE = 1e-5  # a difference of probabilities that rounding may undo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,8 @@ class SlowDiffusion:
     def write(self, prompt: Sequence[int], length: int, *, canvas: int, k: int, group: int = 0) -> list[int]:
         """``length`` greedy tokens: in each step the ``k`` surest places of the first ``group`` that has an open one.
 
-        Without a block each canvas has ``canvas`` places.
+        Without a block each canvas has ``canvas`` places. Raises ValueError at a choice so close that the order of a
+        machine's sums may decide it.
         """
         text, end, block = list(prompt), len(prompt) + length, self.layout.block
         places: list[int | None] = []
@@ -86,12 +88,16 @@ class SlowDiffusion:
                 size = block - len(text) % block if block else self.layout.canvas or canvas
                 places += [None] * (min(size, end - len(text)) - len(places))
                 first = len(text) - (len(prompt) if self.layout.ordered else 0) if block or self.layout.ordered else 0
-            probs, tokens = self._guesses(text, places)
+            probs, tokens, leads = self._guesses(text, places)
             open_places = [place for place, token in enumerate(places) if token is None]
             if group:
                 now = (first + open_places[0]) // group
                 open_places = [place for place in open_places if (first + place) // group == now]
-            for place in sorted(open_places, key=lambda place: -probs[place])[:k]:
+            surest = sorted(open_places, key=lambda place: -probs[place])
+            gaps = [probs[at] - probs[after] for at, after in zip(surest[k - 1 : k], surest[k : k + 1], strict=False)]
+            if min([*gaps, *(leads[place] for place in surest[:k])]) < CLOSE:
+                raise ValueError("two tokens or places are too close to call: take another prompt")
+            for place in surest[:k]:
                 places[place] = tokens[place]
             while self.layout.ordered and places and places[0] is not None:
                 text.append(places.pop(0) or 0)
@@ -114,7 +120,7 @@ class SlowDiffusion:
             forwards_left = steps
             while None in places or forwards_left:
                 forwards_left -= None not in places
-                probs, tokens = self._guesses(text, places)
+                probs, tokens, _ = self._guesses(text, places)
                 opened = [place for place, token in enumerate(places) if token is None]
                 new = {place for place in opened if probs[place] >= threshold}
                 new |= {max(opened, key=lambda place: probs[place])} if opened and not new else set()
@@ -128,13 +134,14 @@ class SlowDiffusion:
             text += [token for token in places if token is not None]
         return text[len(prompt) :]
 
-    def _guesses(self, text: Sequence[int], places: Sequence[int | None]) -> tuple[list[float], list[int]]:
-        """The likeliest token of each place, and its probability."""
+    def _guesses(self, text: Sequence[int], places: Sequence[int | None]) -> tuple[list[float], list[int], list[float]]:
+        """The probability of each place's likeliest token, that token, and its lead over the second."""
         logits = self.logits([*text, *(MASK if token is None else token for token in places)], len(places))
         rows = logits[len(text) - 1 : -1] if self.layout.shift else logits[len(text) :]
         rows[:, MASK] = -torch.inf
-        best = rows.double().softmax(-1).max(-1)
-        return best.values.tolist(), best.indices.tolist()
+        best = rows.double().softmax(-1).topk(2)
+        leads = best.values[:, 0] - best.values[:, 1]
+        return best.values[:, 0].tolist(), best.indices[:, 0].tolist(), leads.tolist()
 
     def _of(self, part: str, layer: int = 0, kind: str = "weight", expert: int = 0) -> Tensor:
         return self._weights[f"{self.layout.names[part].format(layer, expert)}.{kind}"]
