@@ -6,8 +6,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from parlay.serve.cascades import cascades_of
-from parlay.serve.chat.job import ChatQuestion
+from parlay.serve.chat.job import ChatJob, ChatQuestion
 from parlay.serve.chat.request import ChatRequest
+from parlay.serve.hosted import Served
 from parlay.serve.openai.chat.body import ChatBody
 from parlay.serve.openai.chat.contents import NAMES, read_functions, read_messages, read_schema, schema_field
 from parlay.serve.openai.chat.outlined import Outlined
@@ -50,15 +51,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
             served, question = await cascades_of(request).choose(served, question, request)
         chat = await in_thread(request, lambda: question.ready(served), heavy=body.structured)
         note_ignored(request, settings, chat.unused)
-        shape = ChatShape(
-            model=served.name,
-            speller=Speller(served.tokenizer),
-            logprobs=bool(body.logprobs),
-            explain=bool(body.explain),
-            answers=chat.answers,
-            legacy=body.legacy,
-        )
-        shape = renamed(shape, body.resume)
+        shape = _reply_shape(body, served, chat)
         run = make_run(served, [chat.job], chat.names, request, settings)
         run = await drafted_ahead(run, body.reason_ahead, chat.options, registry, request)
         if body.stream:
@@ -93,3 +86,15 @@ def chat_request(body: ChatBody, request: Request, settings: Settings, usual: Sa
         begin_answer=body.add_generation_prompt is not False,
         continue_final=bool(body.continue_final_message),
     )
+
+
+def _reply_shape(body: ChatBody, served: Served, chat: ChatJob) -> ChatShape:
+    shape = ChatShape(
+        model=served.name,
+        speller=Speller(served.tokenizer),
+        logprobs=bool(body.logprobs),
+        explain=bool(body.explain),
+        answers=chat.answers,
+        legacy=body.legacy,
+    )
+    return renamed(shape, body.resume)
