@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "serve": RUN | {"llm", "cost", "sampling", "models", "structured", "ngrams", "drafters", "aio"},
     "vllm": frozenset({"types", "options", "cost", "models", "drafters", "strategies"}),
     "sglang": frozenset({"types", "options", "drafters", "vllm"}),
-    "gateway": frozenset({"types", "serve"}),
+    "gateway": frozenset({"types", "options", "serve"}),
     "ray": frozenset({"types", "options", "llm", "aio", "serve"}),
     "__main__": frozenset({"cli"}),
 }
