@@ -18,7 +18,7 @@
 
 #define PAGE 16 /* tokens of a page of the KV cache */
 
-/* A matrix of the model: y = W x, times `scale` and plus `bias` where there are such. W [out][in] is packed in panels
+/* A matrix of the model: y = W x, then times `scale` and plus `bias`, if it has them. W [out][in] is packed in panels
  * (linear.h), the last one filled up with zeros. */
 typedef struct {
     const void *panels;
@@ -66,12 +66,12 @@ typedef struct {
     const float *rotations;  /* [positions][2][head size / 2]: RoPE's cosines, then its sines */
     double scale;       /* queries are multiplied by it, mostly 1 / sqrt(head size) */
     double score_cap;   /* scores s become cap * tanh(s / cap); 0: they do not */
-    int64_t window;     /* sliding window: a row sees the last so many keys of its path; 0: all */
+    int64_t window;     /* sliding window: a row sees the last `window` keys of its path; 0: all */
     int64_t activation; /* one of SILU, ... */
     const float *sinks;   /* [heads] or null: attention sinks, the scores of a key without a value (gpt-oss) */
     int64_t wide_norms;   /* 1: qk_norm treats all query heads as one vector, and all key heads as another (OLMo 2) */
     Linear router;        /* of experts, which take the place of gate, up and down: see `experts` */
-    const Expert *expert; /* [experts], then the shared one if there is one */
+    const Expert *expert; /* the routed experts, then the shared one, if the layer has one */
     int64_t experts, chosen, shared; /* experts: 0 in a dense layer. chosen: experts of a row. shared: NOT_SHARED, ... */
     int64_t normalized;   /* 1: the weights of a row's experts are divided by their sum */
     /* With a choice_bias: groups of experts, and how many of them a row may choose experts from. */
@@ -86,7 +86,7 @@ typedef struct {
     /* For layers in which gate, up and down run beside the experts (Gemma 4), else null: the norms [hidden] of what
      * router and experts read. Without them both read what feed_forward_norm gives. */
     const float *router_norm, *experts_norm;
-    /* In such layers too: the norms [hidden] of what down and the experts give, before both are added up. */
+    /* In these layers, too: the norms [hidden] of the outputs of down and of the experts, before both are added up. */
     const float *dense_out_norm, *experts_out_norm;
     /* place: the layer's number among those whose keys are in the
      * same pages. recent: 1: these are Segment's recent pages. */
@@ -192,7 +192,7 @@ typedef struct {
 typedef struct {
     /* Pages of the KV cache, of PAGE tokens each. Null: another rank has the page. */
     char *const *pages;
-    int64_t pitch;      /* bytes of one head's keys (or values) in a page, which is [layers][2][key heads] of these */
+    int64_t pitch;      /* bytes of one head's keys, or values, in a page; a page is [layers][2][key heads][pitch bytes] */
     int64_t start, pending, nodes, base, begin;
     const int32_t *parents; /* [nodes]: each node's parent; -1: the last pending row */
     const Prefix *prefix;
@@ -209,9 +209,9 @@ typedef struct {
      * attention that each row pays to each of the first pages, summed over the query
      * heads of a key head. Neither `chosen` nor `votes` is for layers with a window. */
     float *votes;
-    int64_t votes_pages; /* these pages end before the first row that runs */
-    /* Only for models with n-grams: the token of each row (those before `base` too). The `longest` - 1 tokens before
-     * the first row lie in front of it, -1 where there are none. */
+    int64_t votes_pages; /* the first `votes_pages` pages, which end before the first row that runs */
+    /* Only for models with n-gram embeddings: the token of each row, those before `base` too. In front of it lie the
+     * `longest` - 1 tokens before the first row, -1 where the text is shorter. */
     const int64_t *tokens;
     /* The positions for RoPE of the last `placed` rows. All others take the position on their path. */
     const int64_t *places;
@@ -259,7 +259,7 @@ typedef struct {
     float *lowered;
     int64_t most_rank; /* the largest rank of the adapters, rounded up to whole vectors and to RANKS */
     int64_t bfloats;    /* 1: the adapters are in bfloat16, two neighbours to a word; 0: in float32 */
-    int64_t codes;     /* 1: all these adapters are in eight bits */
+    int64_t codes;     /* 1: all adapters of the batch are in eight bits */
     /* Under context parallelism: the rows of all ranks together, whose places the segments give. Each rank runs an
      * equal share in turn, `rows` of them here, the first of which is row `own`. 0: all rows run here. */
     int64_t all_rows, own;

@@ -208,9 +208,9 @@ static int is_unusable(const float *logits, int64_t size)
     return !all;
 }
 
-/* For each row, finds the `width` tokens with the largest logits, best first and of equal ones the lower id first, and
- * their number in `counts`: 0 for a row with NaN or infinity. `chances`, if not null, gets their probabilities by
- * softmax. First the logits of the `bars` barred tokens become -INFINITY. */
+/* For each row, finds the `width` tokens with the largest logits, best first and of equal ones the lower id first.
+ * `counts` gets how many there are: 0 for a row with NaN or +infinity. `chances`, if not null, gets their probabilities
+ * by softmax. Before that, the logits of the `bars` barred tokens are set to -INFINITY. */
 static void leading(float *logits, int64_t rows, int64_t size, const int32_t *barred, int64_t bars, int64_t width,
                     int32_t *ids, float *chances, int32_t *counts)
 {

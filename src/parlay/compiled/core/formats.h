@@ -22,7 +22,7 @@ enum { FLOATS = 1, BFLOATS = 2 /* bfloat16 */, CODES = 4 /* InputBlock: 32 codes
 #else
 #define STRIP_ROWS 4
 #endif
-/* Up to so many rows, and multiples of four, have code for their exact number; others are rounded up. */
+/* Up to EXACT_ROWS rows, and multiples of four, have code for their exact number; other numbers are rounded up. */
 #define EXACT_ROWS 8
 
 /* Multiplies up to DENSE_ROWS rows of plain numbers with one panel, or up to half as many with two that lie `apart` bytes

@@ -26,8 +26,8 @@ static int forms(const Linear *const linear[3])
     return wanted;
 }
 
-/* The product of the normed rows with query, key and value, to the rows'
- * qkv. Layers that read other layers' keys have the query alone. */
+/* The product of the normed rows with query, key and value, whose outputs go to space->qkv. Layers that read another
+ * layer's keys have the query alone. */
 static Product attention_inputs(const Pass *pass, int64_t layer)
 {
     const Layer *own = &pass->model->layer[layer];
@@ -37,7 +37,7 @@ static Product attention_inputs(const Pass *pass, int64_t layer)
     return with_adapters(pass, product, layer, OF_QUERY);
 }
 
-/* The product of the normed rows with gate and up, to the inputs of down. */
+/* The product of the normed rows with gate and up, whose results are the inputs of down. */
 static Product gates(const Pass *pass, int64_t layer)
 {
     const Layer *own = &pass->model->layer[layer];
@@ -178,16 +178,16 @@ static int has_last_keys(const Pass *pass)
     return pass->here == 2 * last;
 }
 
-/* Whether this is the last layer with keys and values of its own, and nobody reads
- * any output: then these are stored, and the forward ends. So it is when a prompt is
- * fed in pieces, or a draft head of one layer reads a text before it drafts. */
+/* Whether this is the last layer with keys and values of its own, and nobody wants logits or the last tap. Then its
+ * keys and values are stored and the forward ends: as for all pieces of a long prompt but the last, or when a draft
+ * head of one layer reads a text before it drafts. */
 static int leaves_keys_alone(const Pass *pass)
 {
     const Batch *batch = pass->batch;
     return !batch->wanted && !(batch->taps && batch->taps[pass->model->layers]) && has_last_keys(pass);
 }
 
-/* Moves the hidden states of the rows with logits, which are in rising order, to the front. */
+/* Moves the hidden states of the wanted rows (those with logits, in rising order) to the front. */
 static void gather_kept(const Pass *pass, int64_t part, int64_t parts)
 {
     (void)part, (void)parts;
@@ -197,7 +197,7 @@ static void gather_kept(const Pass *pass, int64_t part, int64_t parts)
         memmove(states + i * hidden, states + pass->batch->wanted_rows[i] * hidden, (size_t)hidden * 4);
 }
 
-/* Goes on with the rows with logits alone: the last layer has the keys and values of all. */
+/* Continues with the wanted rows alone, now that the last layer has stored the keys and values of all rows. */
 static int keep_wanted(Pass *pass)
 {
     if (!run_once(pass, gather_kept)) return 0;
@@ -240,7 +240,7 @@ static int run_attention(Pass *pass)
            run_last(pass, &layer->out, pass->space->normed, layer->attention_out_norm, enter_next);
 }
 
-/* The dense feed-forward of a layer that has experts besides, up to the inputs of the router. */
+/* In a layer with both a dense feed-forward and experts: runs the dense one, up to the inputs of the router. */
 static int run_beside(const Pass *pass)
 {
     const Linear *down = &pass->model->layer[pass->here / 2].down;
@@ -266,15 +266,15 @@ static int run_feed_forward(const Pass *pass)
     return goes_on && (!layer->per_layer_norm || (run_per_layer(pass) && run_rows(pass, enter_next)));
 }
 
-/* Makes the layer that runs next available where layers are read from a file. One thread waits for it. */
+/* Where layers are read from a file: one thread waits until the next layer is in memory. */
 static void enter_layer(const Pass *pass, int64_t part, int64_t parts)
 {
     (void)part, (void)parts;
     parlay_stream_enter(pass->model->stream, pass->model->layer[pass->next / 2].streamed - 1);
 }
 
-/* Where layers are read from a file: waits until the layer that runs next is there. 0: it can't be read, and the
- * forward ends here for all threads. */
+/* Where layers are read from a file: makes sure that the next layer is in
+ * memory. 0: it can't be read, and all threads end the forward here. */
 static int reach_layer(Pass *pass)
 {
     if (!pass->model->stream || (pass->here >= 0 && pass->here / 2 == pass->next / 2)) return 1;
@@ -340,8 +340,8 @@ static Pass pass_of(const Model *model, const Batch *batch, const Space *space)
     return pass;
 }
 
-/* Whether rows without logits stop once the last layer has their keys and values, as those of a
- * prompt do but for its last row. No later layer, tap or vote may read what they would compute. */
+/* Whether rows whose logits nobody wants stop once the last layer has stored their keys and values; of a prompt, that
+ * is all rows but the last. So it is only if no later layer, tap or vote reads what these rows would compute. */
 static int keeps_wanted(const Model *model, const Batch *batch)
 {
     if (!batch->wanted || batch->wanted >= batch->rows || batch->late || batch->all_rows || batch->skip || model->context) return 0;
@@ -354,7 +354,7 @@ static int keeps_wanted(const Model *model, const Batch *batch)
     return 1;
 }
 
-/* Makes a batch of the rows with logits alone, and cuts their tiles. Its segments still number all rows. */
+/* Makes a batch of the wanted rows alone, and cuts their tiles. Its segments still number all rows. */
 static void lay_out_kept(Pass *pass, Batch *kept)
 {
     const Batch *batch = pass->batch;

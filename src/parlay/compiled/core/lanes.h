@@ -13,7 +13,8 @@
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #define LANES 16
-#define DENSE_ROWS 12 /* rows of plain numbers that are multiplied at once: their sums, times STRIPS, fill the registers */
+/* Rows of plain numbers that are multiplied at once: DENSE_ROWS * STRIPS vectors of sums fill the registers. */
+#define DENSE_ROWS 12
 #elif defined(__AVX2__)
 #include <immintrin.h>
 #define LANES 8

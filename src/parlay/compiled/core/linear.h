@@ -99,9 +99,9 @@ INLINE const char *weights_of(const Panel *panel)
     return (const char *)panel->linear->panels + panel->index * format_of(panel->linear)->panel_bytes(panel->linear->in);
 }
 
-/* How many rows one pass over a panel of blocks takes, where STRIP_ROWS at most fit and all passes should take about as
- * many. formats.c compiles code for some numbers of rows only, and rounds others up. Where it would, twice as many
- * passes take half as many rows each, so that no sums are computed in vain. */
+/* How many rows one pass over a panel of blocks takes: STRIP_ROWS at most, and about the same number in each pass.
+ * formats.c has code for some numbers of rows only, and rounds others up. Where it would round up, twice as many passes
+ * take half as many rows each, so that no sums are computed in vain. */
 INLINE int64_t rows_of_pass(int64_t rows)
 {
     int64_t passes = (rows + STRIP_ROWS - 1) / STRIP_ROWS, each = passes ? (rows + passes - 1) / passes : 1;
@@ -141,7 +141,7 @@ static void multiply_words(const Panel *panel, int panels, const Inputs *x, int6
 }
 
 /* Multiplies `count` panels from `first` on with all rows. `out` [count][rows][PANEL] gets raw sums, before scale and
- * bias. Two panels of plain numbers go together where the rows are few: their sums fit into the registers, too. */
+ * bias. Two panels of plain numbers go together where rows are so few that the registers hold the sums of both. */
 static void multiply_panels(const Product *product, int64_t rows, int64_t first, int64_t count, float *out)
 {
     for (int64_t i = 0, panels; i < count; i += panels, out += panels * rows * PANEL) {

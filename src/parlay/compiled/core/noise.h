@@ -121,7 +121,7 @@ static inline void enter(Best *best, int64_t id, double score)
 
 /* Writes the ids of the `count` best tokens of a row, best first, and returns how many there are. Where rounding might
  * choose others or another order, it writes all that compete and returns minus their number, or 0 if they are more than
- * 2 * count + TOKENS. UNUSABLE: the row holds NaN or infinity, or no finite number. */
+ * 2 * count + TOKENS. UNUSABLE: the row holds NaN or +infinity, or no finite number. */
 static int64_t noisy_best(const float *logits, int64_t size, float temperature, uint64_t state, int64_t count, int64_t *ids)
 {
     Best best = {.count = count, .least = -INFINITY};

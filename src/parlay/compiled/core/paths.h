@@ -5,7 +5,8 @@
  * or of a chain that is `together`), they share the path of the last one. Of its path a row sees positions first_of ..
  * limit_of - 1: all, or the last ones of a sliding window.
  *
- * Position and slot are the same for tokens of the text. Nodes take consecutive slots behind it, whatever their depth:
+ * A slot is a token's place in the pages of its sequence: page slot / PAGE, row slot % PAGE. For tokens of the text slot
+ * and position are the same. Nodes take consecutive slots behind the text, whatever their depth:
  *
  *     slots     0 ... start + pending - 1 | one slot for each node, in the order of the draft
  *     path      0 ... start + pending - 1 | the slots of the nodes from the root down: `path_slots`

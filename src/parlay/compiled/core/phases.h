@@ -16,13 +16,14 @@
 #include "pool.h"
 #include "space.h"
 
-/* Up to so many numbers of all rows, one thread takes a step alone: the others would not arrive in time to help. */
+/* If the hidden states of all rows have at most FEW_NUMBERS numbers, one thread takes a step on rows alone: the others
+ * would not arrive in time to help. */
 #define FEW_NUMBERS 8192
-/* Pieces of a product for each thread, about: few enough to claim cheaply, enough to share evenly. */
+/* About how many pieces of a product each thread gets: few enough to claim cheaply, enough to share evenly. */
 #define PIECES 32
-/* A piece reads at least so many weights, because claiming one takes as long as reading some thousands. */
+/* The fewest weights that a piece reads, because to claim one takes as long as to read some thousands. */
 #define LEAST_WEIGHTS 65536
-#define MOST_RESULTS 65536  /* a piece has at most so many results, which should stay in the second-level cache */
+#define MOST_RESULTS 65536  /* the most results of a piece, which should stay in the second-level cache */
 
 /* A forward as one thread sees it: each has a copy. What differs between threads is `me`, and how far each has come. */
 typedef struct {
@@ -30,11 +31,11 @@ typedef struct {
     const Batch *batch;
     const Space *space;
     Member *me;
-    int64_t rows;                   /* that run in this layer: without the late ones before they join */
+    int64_t rows;                   /* rows that run in this layer: late ones only once they have joined */
     /* The rows with logits as a batch of their own, which the last layer's
      * attention goes on with; null: all rows run to the end. */
     const Batch *kept;
-    const int32_t *place; /* then: each row's place among these, -1 for others; null before that */
+    const int32_t *place; /* each row's index in `kept`, -1: it is not there; null while all rows run */
     /* How many tiles attention has, for both kinds of layers
      * (Space.alike); and how many once the late rows have joined. */
     int64_t tiles[2], all_tiles[2];
@@ -46,7 +47,7 @@ typedef struct {
     int64_t round, rounds, all_rounds;
 } Pass;
 
-/* A step on rows: does part number `part` of `parts`. Which rows these are, it computes itself. */
+/* A step on rows: does part `part` of `parts`, and computes itself which rows these are. */
 typedef void Step(const Pass *pass, int64_t part, int64_t parts);
 
 /* A phase over rows; `commit_rows` runs a piece of it. */
@@ -194,8 +195,8 @@ static int64_t pieces_of_thread(const ProductTask *task)
     return ((units + task->threads - 1) / task->threads * whole + task->each - 1) / task->each;
 }
 
-/* Computes a product of so many rows, then takes the step `after`, if not null: at once by whoever ends the product, if
- * rows are few, else as a phase of its own. */
+/* Computes a product for `rows` rows, then takes the step `after`, unless it is null: if rows are few, the thread that
+ * ends the product takes it at once; else it is a phase of its own. */
 static int run_product(const Pass *pass, Product product, int64_t rows, Step *after)
 {
     int64_t few = has_few_rows(pass);

@@ -63,7 +63,7 @@ void parlay_pool_run(int which, int64_t threads, void (*job)(const void *context
  * thread was late; it must return from the job at once. */
 int parlay_pool_phase(Member *me, const Phase *phase);
 
-/* Memory of the thread for `compute`, of at least so many bytes, aligned to 64. What was in it is lost. */
+/* The thread's own memory for `compute`, of at least `bytes` bytes, aligned to 64. Its former content is lost. */
 char *parlay_pool_private(Member *me, size_t bytes);
 
 /* Returns when no thread is inside a job, late ones included: then all that jobs have read may be freed. */

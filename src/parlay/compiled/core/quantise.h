@@ -21,17 +21,17 @@ typedef struct {
     int32_t half[2]; /* -32 times the sum of each half of the codes */
 } InputBlock;
 
-/* What inputs are multiplied with to become codes, where `largest` is the largest size of a block. Inputs whose largest
- * is below 4e-37 become zeros, because the inverse would overflow. */
+/* The factor that turns a block's inputs into codes; `largest` is their largest absolute value. Below 4e-37 all become
+ * zeros, because the factor would overflow. */
 INLINE float inverse_of(float largest)
 {
     float inverse = largest > 0 ? 127.0f / largest : 0.0f;
     return inverse <= 3e38f ? inverse : 0.0f;
 }
 
-/* Rounds 32 values to codes, to nearest, ties to even, and returns the largest size.
- * If one value is NaN or infinite, so is the result: it compares the bits of sizes as
- * whole numbers, among which NaN is above infinity and that above all numbers. */
+/* Rounds 32 values to codes, to nearest, ties to even, and returns their largest absolute value. If one value is NaN or
+ * infinite, so is the result: bits of absolute values are compared as whole numbers, and those of infinity are above
+ * all numbers', those of NaN above infinity's. */
 #if defined(__AVX512F__)
 
 INLINE float round_block(const float *values, InputBlock *block)

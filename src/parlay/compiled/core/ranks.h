@@ -16,9 +16,10 @@
 #include "core.h"
 #include "pool.h"
 
-#define LOOKS 64           /* looks at another rank's round before a rank looks at the clock and offers its core */
-#define BUSY_WAIT 2000000  /* nanoseconds that a rank waits so before it sleeps between looks */
-#define SHORT_SLEEP 100000 /* nanoseconds */
+/* How often a rank looks whether another one has written, before it looks at the clock and gives its core to others. */
+#define LOOKS 64
+#define BUSY_WAIT 2000000  /* after so many nanoseconds of waiting a rank sleeps between looks */
+#define SHORT_SLEEP 100000 /* how long it sleeps, in nanoseconds */
 
 /* Where shared memory has 1 + the number of a lost rank, the last round that a rank has written, and a rank's part. */
 static int64_t *lost_rank(const Ranks *ranks) { return (int64_t *)ranks->memory; }

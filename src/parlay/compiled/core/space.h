@@ -30,9 +30,9 @@ typedef struct {
     Tile *tiles;
 } Alike;
 
-/* The rows with logits, which may run alone from the last layer's attention on; see `keeps_wanted`. */
+/* The wanted rows (those with logits), which may run alone from the last layer's attention on; see `keeps_wanted`. */
 typedef struct {
-    int32_t *place;           /* [rows]: a row's place among them; -1: it has no logits */
+    int32_t *place;           /* [rows]: a row's index among them; -1: it is none of them */
     int32_t *order;           /* [wanted]: 0, 1, 2 and so on */
     const LowRank **adapters; /* [wanted]: as a batch has them */
 } Kept;
@@ -40,7 +40,8 @@ typedef struct {
 /* The arrays of a forward. Strides count words of 32 bits. */
 typedef struct {
     float *hidden;    /* [rows][hidden]: the hidden states (residual stream) */
-    /* Inputs of what reads normed hidden states, and of the out product. Rows or wanted rows, whichever is more. */
+    /* Inputs of the products that read normed hidden states, and of the attention's out product. They have room for the
+     * rows or for the wanted rows, whichever are more. */
     Inputs normed;
     Inputs gated; /* inputs of down */
     float *qkv;       /* [all rows][qkv_stride]: queries, keys and values of a row, one behind the other */
@@ -56,7 +57,7 @@ typedef struct {
     float *parts, *joined; /* context parallelism: sums that ranks exchange, and those joined so far, see tiles.h */
     char *threads;    /* for each thread: its scores, sums and query blocks of a tile, and the slots of a path */
     int64_t qkv_stride, thread_bytes, bytes;
-    int64_t rounds; /* of spans, for which `parts` has room */
+    int64_t rounds; /* rounds (tiles.h) for which `parts` has room */
 } Space;
 
 #define MOST_PARTS (1 << 20) /* how many numbers a rank exchanges at once; more, if one round alone has more */
@@ -74,7 +75,7 @@ typedef struct {
 /* Rounds bytes up to whole cache lines, plus the guard. */
 INLINE int64_t line(int64_t bytes) { return (bytes + 63) / 64 * 64 + GUARD; }
 
-/* Takes so many bytes for an array, and moves `at` behind them. From null on it only counts. */
+/* Takes `bytes` bytes for an array, and moves `at` behind them. If `at` began at null, it only counts. */
 static char *take(char **at, int64_t bytes)
 {
     char *taken = *at;
@@ -165,7 +166,7 @@ static Routed lay_out_routed(const Model *model, int64_t rows, char **at)
 /* How many numbers ranks exchange for one query: the mixed values, the largest score, the sum of weights. */
 INLINE int64_t part_numbers(const Model *model) { return up_to(model->keys[0].size, LANES) + 2; }
 
-/* How many rounds so many keys take: a round is one span of each rank (tiles.h). */
+/* How many rounds `keys` keys take: a round is one span of each rank (tiles.h). */
 INLINE int64_t rounds_of(const Model *model, int64_t keys)
 {
     return model->context ? (keys + model->span * model->context->count - 1) / (model->span * model->context->count) : 0;
@@ -208,8 +209,7 @@ INLINE int64_t tile_bytes(const Alike *alike)
     return line(alike->queries_each * COLUMNS * 4) + 2 * sums_bytes(alike) + tile_blocks_bytes(alike);
 }
 
-/* The most tiles that so many rows in so many segments make up for one key head: of all rows, and behind those
- * of the rows with logits. */
+/* The most tiles for one key head: those of all rows, and behind them those of the wanted rows (Kept). */
 INLINE int64_t tiles_each(int64_t rows, int64_t segments) { return 2 * (rows + segments); }
 
 /* The same of all key heads. */
@@ -260,8 +260,8 @@ static Space lay_out(const Model *model, int64_t rows, int64_t all_rows, int64_t
     return s;
 }
 
-/* Bytes that are enough for every forward of at most so many rows, wanted rows, segments and threads, whose longest
- * sequence has at most `longest` keys. */
+/* The bytes that every forward needs at most whose rows, wanted rows, segments and threads are no more than these, and
+ * whose longest sequence has at most `longest` keys. */
 static int64_t space_bytes(const Model *model, int64_t rows, int64_t all_rows, int64_t wanted, int64_t longest,
                            int64_t segments, int64_t threads)
 {

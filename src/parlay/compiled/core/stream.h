@@ -65,8 +65,8 @@ int64_t parlay_stream_close(Stream *stream);
 /* Begins a forward, and forgets the last one's fault. */
 void parlay_stream_begin(Stream *stream);
 
-/* Called when a forward comes to layer `number`, or to none of the stream (-1): gives the buffer of the layer before
- * free, and waits until this one is read or cannot be. One thread calls it for all. */
+/* Called when a forward comes to layer `number`, or to a layer that is not streamed (-1). Frees the buffer of the
+ * streamed layer before it, and waits until layer `number` is in memory, or can't be read. One thread calls it for all. */
 void parlay_stream_enter(Stream *stream, int64_t number);
 
 /* Whether one of the first `entered` layers of this forward could not be read. Each thread asks with its own count, so

@@ -22,8 +22,8 @@
 #define PAIRED 0
 #endif
 
-/* QUERIES: how many queries, at most, share each load of keys or values; VECTORS: vectors of keys (or of a value's
- * numbers) at a time. Registers hold QUERIES * VECTORS sums. */
+/* QUERIES: how many queries, at most, share each load of keys or values. VECTORS: how many vectors of keys, or of a
+ * value's numbers, go together. Registers hold the QUERIES * VECTORS sums. */
 #if LANES == 16
 #define QUERIES 8
 #else
@@ -32,12 +32,13 @@
 #define VECTORS 2
 /* How many keys ahead values are prefetched: four pages, which the processor sees as four streams. */
 #define KEYS_AHEAD 64
-/* How many sums of a query are added up at a time: scores of so many keys, or so many numbers of mixed values. */
+/* How many sums of a query are added up at a time: the scores of this many keys, or this many numbers of mixed values. */
 #define COLUMNS_AT_ONCE (VECTORS * LANES)
 /* Keys of a block, the step of the online softmax: a tile's scores for it stay in the second-level cache. */
 #define KEYS 256
 #define COLUMNS (KEYS + COLUMNS_AT_ONCE)
-#define MOST_QUERIES 96   /* queries of a tile, unless one row has more: they share what is gathered of keys and values */
+/* Queries of a tile at most, unless one row has more: they share what is gathered of keys and values. */
+#define MOST_QUERIES 96
 #define LONGEST_HEAD 512  /* numbers of a head, at most */
 
 /* The sizes of a layer's heads. cached: CACHE_F32, ...; group: query heads for each key head; words: 32-bit words of a

@@ -19,8 +19,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Sleeps while the word equals `seen`, for so many nanoseconds
- * at most; 0: no limit. It may return earlier for no reason. */
+/* Sleeps while the word equals `seen`, for at most `nanoseconds`;
+ * 0: without a limit. It may return early for no reason. */
 static void sleep_on(uint32_t *word, uint32_t seen, int64_t nanoseconds)
 {
     struct timespec most = {nanoseconds / 1000000000, nanoseconds % 1000000000};

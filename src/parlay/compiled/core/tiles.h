@@ -1,5 +1,5 @@
 /* Attention of a batch: every tile (rows of one segment, one key head) is a piece of a phase. A thread computes a piece in its
- * own part of the space, and writes the results as inputs of the out product when it commits the piece.
+ * own part of the space. When it commits the piece, it writes the results as inputs of the out product (o_proj).
  *
  * Context parallelism: if several ranks share the keys of each text, span s of every path belongs to rank s % count. Each
  * rank sums up its own spans, for the rows of all ranks. Then the ranks exchange these sums, and each joins them for its own
