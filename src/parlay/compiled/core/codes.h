@@ -2,14 +2,14 @@
  * interleaves the same block of LANES outputs; stored.h makes this layout of ggml's blocks when a model is loaded, and
  * blocks.h multiplies it.
  *
- * A panel is two strips, and a strip is LANES outputs. A strip has, for each block of 32 inputs in turn, the codes of all
+ * A panel is two strips (STRIPS), a strip is LANES outputs. It has, for each block of 32 inputs in turn, the codes of all
  * its outputs, then their scales. Where blocks share numbers, as in K formats, these come before the first of them. A word
  * of 32 bits belongs to one output, and a vector has the words of LANES outputs. Codes of 4 to 6 bits, of one block:
  *
- *     vector 0         vector 1         vector 2         vector 3          vector 4 (5)        scales
- *     inputs 0-3 in    inputs 4-7 in    inputs 8-11 in   inputs 12-15 in   bits from the       LANES halves,
- *     low nibbles,     low nibbles,     low nibbles,     low nibbles,      fifth on, of all    minimums, ...
- *     16-19 in high    20-23 in high    24-27 in high    28-31 in high     32 codes            (see Scales)
+ *     vector 0         vector 1         vector 2         vector 3          vector 4 (5)        behind them
+ *     inputs 0-3 in    inputs 4-7 in    inputs 8-11 in   inputs 12-15 in   bits from the       LANES scales, then
+ *     low nibbles,     low nibbles,     low nibbles,     low nibbles,      fifth on, of all    LANES minimums, as
+ *     16-19 in high    20-23 in high    24-27 in high    28-31 in high     32 codes            Scales below says
  *
  * Byte j of a word is input 4 g + j of group g. Codes of eight bits take one byte each: eight vectors, group after group.
  */
@@ -23,7 +23,7 @@
 #define GROUPS (BLOCK / 4)
 
 /* The scales that a strip's block stores for each output. A weight is scale * (code - zero) + minimum.
- *   HALF, BFLOAT                 one scale, in half precision or in bfloat16
+ *   HALF, BFLOAT                one scale, in half precision or in bfloat16
  *   HALF_AND_MINIMUM            a scale and a minimum, in half precision
  *   HALF_AND_ZERO               a scale, and a whole number of eight bits, the zero that is subtracted from codes
  *   GROUP_AND_ZERO              the same, shared by four blocks: groups of 128 inputs (AWQ, GPTQ)

@@ -34,7 +34,7 @@
 /* The two pools: for forwards, and for what runs beside them (drafting). */
 enum { DECODING, BESIDE, POOLS };
 
-/* One thread of a job. Stamps number the phases of a pool from its start on, so each phase has its own. */
+/* One thread of a job. A stamp is the number of a phase, counted over all jobs of the pool. */
 typedef struct {
     struct Pool *pool;
     int64_t index, count; /* thread `index` of `count`; 0 is the caller */
@@ -43,7 +43,8 @@ typedef struct {
     size_t private_bytes;
 } Member;
 
-/* A phase, as each thread hands it over: all threads of a job must come to the same phases in the same order. */
+/* A phase. Each thread of the job builds its own copy and calls
+ * `parlay_pool_phase`: all must come to the same phases in the same order. */
 typedef struct {
     int64_t pieces;
     void (*compute)(const void *task, int64_t piece, Member *me); /* or null: `commit` does all of a piece */

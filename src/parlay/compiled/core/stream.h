@@ -32,7 +32,7 @@ typedef struct {
 
 /* What a stream reads, and to where. */
 typedef struct {
-    /* file: a descriptor. direct: 1: the file bypasses the system's cache; 0: what was read is dropped from it. */
+    /* file: a descriptor. direct: 1: reads bypass the system's cache; 0: what was read is dropped from it. */
     int64_t file, direct;
     int64_t count, patience; /* layers; how many nanoseconds a forward waits for a sign of life of the disk */
     const StreamedLayer *layer;
