@@ -1,6 +1,23 @@
-/* Everything of the decoder that depends on the instruction set, in one compilation unit: build.py compiles this file
- * once for each set, with CORE as the name of its table of functions. The headers that it includes are the decoder;
- * block formats are in formats.c, threads and files in pool.c, stream.c and shelf.c. */
+/* Everything of the decoder that depends on the instruction set, in one compilation unit: build.py compiles this file once
+ * for each set, with CORE as the name of its table of functions. The headers that it includes are the decoder:
+ *
+ *     structs       core.h       what Python lays out and calls: read this first
+ *     vectors       lanes.h      what differs between instruction sets
+ *     products      linear.h     a product of rows with up to three matrices; adapters.h: LoRA
+ *                   dense.h      panels of plain numbers
+ *                   formats.h    the table of weight formats. codes.h: the layout of quantised blocks, stored.h: packing,
+ *                                blocks.h and dots.h: multiplying, quantise.h: inputs in eight bits
+ *     attention     tiles.h      a batch's attention. attention.h: one tile, paths.h: which keys a row sees, strips.h and
+ *                                values.h: inner loops, codes_of_keys.h: a cache in Q8_0
+ *     forward       forward.h    the layers. phases.h: how threads share them, space.h: memory, rows.h: norms and RoPE,
+ *                                experts.h, per_layer.h, ngrams.h: what some models have besides
+ *     drafts        grow.h       trees that a draft head or a draft model grows
+ *     sampling      draw.h       tokens from logits; noise.h: the sampler's noise
+ *     ranks         ranks.h      processes that share a model
+ *
+ * Compiled apart: formats.c (quantised products), pool.c (threads; system.h), stream.c and shelf.c (layers and experts that
+ * are read from a file), choose.c (which instruction set runs).
+ */
 #include <stdlib.h>
 
 #include "draw.h"
