@@ -43,6 +43,7 @@ INLINE void lower_some(const int count, const int bf16, const LowRank *own, cons
         else lower_some(COUNT, 0, own, x, stride, words, out, apart);                                                \
         return;
 
+/* Calls `lower_some` with constants for `count` and the form, so that the sums stay in registers. */
 static void lower(int64_t count, int bfloats, const LowRank *own, const uint32_t *x, int64_t stride, int64_t words, float *out,
                   int64_t apart)
 {

@@ -17,6 +17,7 @@
 #define AHEAD 4096 /* how far ahead of their use weights are prefetched, in bytes */
 #define SHARE 8 /* blocks of 32 in one of ggml's super-blocks of 256, which share its scale and minimum */
 
+/* Loads LANES numbers in bfloat16. */
 INLINE vf load_bfloats(const char *at)
 {
     vh half;

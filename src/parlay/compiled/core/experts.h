@@ -266,6 +266,7 @@ static int64_t panels_of_expert(const ExpertsTask *task, const Product *product,
     return left < task->each ? left : task->each;
 }
 
+/* Computes a piece of an expert's product, to raw sums in the thread's own memory; `commit_expert` finishes it. */
 static void compute_expert(const void *own, int64_t piece, Member *me)
 {
     const ExpertsTask *task = own;

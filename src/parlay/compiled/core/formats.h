@@ -35,6 +35,7 @@ typedef void MultiplyWords(int64_t rows, int panels, const char *panel, int64_t 
 typedef void MultiplyBlocks(const char *panel, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows,
                             vf (*sums)[STRIPS]);
 
+/* The entry of a format. Formats of plain numbers have `words`, block formats have `blocks`; the other one is null. */
 typedef struct {
     int input;                                                                       /* the form in which it reads rows */
     int64_t (*panel_bytes)(int64_t in);

@@ -233,6 +233,7 @@ static int run_inputs(const Pass *pass, int64_t rows)
     return run_product(pass, product, rows, 0) && run_once(pass, gather_inputs) && run_rows(pass, prepare_attention);
 }
 
+/* The attention of a layer, from the normed rows to the hidden state. */
 static int run_attention(Pass *pass)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
@@ -251,6 +252,7 @@ static int run_beside(const Pass *pass)
            run_product(pass, product, pass->rows, put_aside);
 }
 
+/* The feed-forward of a layer, dense or of experts, and its per-layer step, up to the hidden state. */
 static int run_feed_forward(const Pass *pass)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];

@@ -291,6 +291,7 @@ static void run_levels(const void *context, Member *me)
 
 /* ---------------------------------------------------------------------------------------------------------- its memory */
 
+/* Takes the memory of one tree: its candidates and those that ran. `tree` null: only the size counts. */
 static void lay_out_tree(Grown *tree, const Growth *growth, char **at)
 {
     int64_t nodes = growth->width * growth->levels;
@@ -301,6 +302,7 @@ static void lay_out_tree(Grown *tree, const Growth *growth, char **at)
     if (tree) *tree = (Grown){.all = all, .ran = ran, .parents = parents, .places = places};
 }
 
+/* Takes the memory that a level does not share with others. */
 static void lay_out_level(const Model *model, Level *level, const Space *space, int64_t rows, int64_t segments, char **at)
 {
     Tile *own = (Tile *)take(at, tiles_of(model, rows, segments) * (int64_t)sizeof(Tile));

@@ -148,6 +148,7 @@ INLINE void store_as(int form, void *at, int64_t index, vf v)
         store((float *)at + index, widen_all(half));
 }
 
+/* The same for a single number. */
 INLINE void store_one(int form, void *at, int64_t index, float x)
 {
     if (form == BFLOAT16)

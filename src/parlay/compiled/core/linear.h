@@ -67,6 +67,7 @@ INLINE const Format *format_of(const Linear *linear) { return find_format(linear
 
 INLINE int64_t panels_of(const Linear *linear) { return (linear->out + PANEL - 1) / PANEL; }
 
+/* The panels of all matrices of a product. */
 static int64_t panels_of_product(const Product *product)
 {
     int64_t count = 0;

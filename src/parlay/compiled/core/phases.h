@@ -83,6 +83,7 @@ static void close_with_rows(const void *own)
 
 static int has_few_rows(const Pass *pass) { return pass->batch->rows * pass->model->hidden <= FEW_NUMBERS; }
 
+/* Runs a step on rows in `parts` pieces. */
 static int run_parts(const Pass *pass, Step *step, int64_t parts)
 {
     RowsTask task = {pass, step, parts};
@@ -162,6 +163,7 @@ static int64_t first_panel(const ProductTask *task, int64_t piece)
     return panel < end ? panel : end;
 }
 
+/* Computes a piece of a product, to raw sums in the thread's own memory; `commit_product` finishes it. */
 static void compute_product(const void *own, int64_t piece, Member *me)
 {
     const ProductTask *task = own;

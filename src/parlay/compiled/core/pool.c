@@ -55,6 +55,7 @@ typedef struct {
     int64_t name; /* the system's number of the thread, see system.h */
 } Worker;
 
+/* A pool: the job that runs, the phase that it has come to, and the workers. */
 typedef struct Pool {
     pthread_mutex_t jobs; /* held while a job runs */
     int64_t workers;      /* threads that have been started */
@@ -186,6 +187,7 @@ static int64_t take_any_over(const Member *me, const Phase *phase, int64_t next,
     return -1;
 }
 
+/* Whether a piece of the phase is committed, or the phase is over. */
 static int is_done(const Pool *pool, int64_t piece, uint64_t stamp)
 {
     uint64_t seen = __atomic_load_n(&pool->slot[piece], __ATOMIC_ACQUIRE);
@@ -326,6 +328,7 @@ static void take_part(Worker *worker)
     STORE(worker->place, OUTSIDE);
 }
 
+/* The main loop of a worker: waits for jobs and takes part in them. It never ends. */
 static void *serve(void *own)
 {
     Worker *worker = own;

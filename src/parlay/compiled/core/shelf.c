@@ -75,6 +75,7 @@ static int64_t free_slot(const Shelf *shelf, int64_t layer)
     return rich == NOTHING ? oldest : rich;
 }
 
+/* Empties a slot; its expert must be read again. */
 static void clear_slot(Shelf *shelf, int64_t s)
 {
     Slot *slot = &shelf->slot[s];
@@ -84,6 +85,7 @@ static void clear_slot(Shelf *shelf, int64_t s)
     slot->holds = NOTHING;
 }
 
+/* Gives a slot to an expert, whose bytes are not there yet. */
 static void fill_slot(Shelf *shelf, int64_t s, int64_t expert)
 {
     clear_slot(shelf, s);

@@ -67,6 +67,7 @@ INLINE void take_k_nibbles(const uint8_t *at, int part, StoredBlock *block)
         block->codes[g] = word_at(at + part / 2 * 32 + 4 * g) >> (part % 2 * 4) & each_byte(15);
 }
 
+/* Takes a part of Q6_K: low four bits in 128 bytes, high two bits in 64, sixteen scales of eight bits, one step. */
 INLINE void take_q6_k(const uint8_t *at, int part, StoredBlock *block)
 {
     const uint8_t *low = at + part / 4 * 64 + part % 2 * 32, *high = at + 128 + part / 4 * 32;
@@ -84,6 +85,8 @@ INLINE void take_pairs(const uint8_t *at, int part, StoredBlock *block)
         block->codes[g] = word_at(at + part / 4 * 32 + 4 * g) >> (part % 4 * 2) & each_byte(3);
 }
 
+/* Takes a part of Q2_K: sixteen bytes with a scale and a minimum of
+ * four bits each, codes of two bits in 64, then step and minimum. */
 INLINE void take_q2_k(const uint8_t *at, int part, StoredBlock *block)
 {
     take_pairs(at + 16, part, block);

@@ -54,6 +54,7 @@ INLINE int form_of(const int cached) { return cached != CACHE_BF16 ? FLOAT32 : P
 INLINE int in_blocks(const Heads *heads) { return heads->cached == CACHE_Q8_0; }
 INLINE int is_paired(const Heads *heads) { return PAIRED && heads->cached != CACHE_F32; }
 INLINE int64_t blocks_of(const Heads *heads) { return heads->head_dim / BLOCK; }
+/* Words of 32 bits that a rotated query takes. */
 INLINE int64_t words_of_query(const Heads *heads)
 {
     if (in_blocks(heads)) return blocks_of(heads) * (int64_t)sizeof(InputBlock) / 4;

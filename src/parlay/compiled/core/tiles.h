@@ -116,6 +116,7 @@ static void commit_pieces(const void *own, int64_t piece, Member *me)
     }
 }
 
+/* Runs a phase of tiles. */
 static int run_tiles(const TilesTask *task)
 {
     int64_t pieces = task->count < MOST_PIECES ? task->count : MOST_PIECES;

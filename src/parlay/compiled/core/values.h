@@ -50,6 +50,7 @@ typedef struct {
     int64_t apart, end; /* apart: bytes from one key's value to the next. ahead: what to prefetch, or null */
 } Values;
 
+/* Finds the values from `key` on: without slots up to the end of its page, else one step. */
 INLINE Values values_from(const Work *work, int64_t key, int64_t from, int64_t to, const int64_t *slots)
 {
     const int64_t bytes = row_bytes(&work->heads), step = step_of(work->heads.cached);
