@@ -27,7 +27,7 @@ class Cascade:
     level, or the target with rounded weights or few keys, verifies what the level below proposes. So it writes the same
     draft that it would write alone, in fewer forwards. The target verifies the draft of the last level. Each level
     drafts at most its own ``k`` nodes. A level with ``shape=tree`` adds the ``width`` best guesses at each token that
-    it writes. With ``enough`` above 0 the last level stops after the forward that brings it to so many tokens, and
+    it writes. With ``enough`` above 0 the last level stops after the forward that brings it to that many tokens, and
     keeps what that forward verified beyond them.
 
     A token's score is its probability in the last level. Its source is the level that proposed it first.

@@ -16,7 +16,7 @@ from parlay.options import UsageError
 
 Matrix = Sequence[Sequence[int]]
 MOST = 1024
-"""Tokens that one drafter may write."""
+"""The most tokens that one drafter may write."""
 
 
 def cs_drafting(resources: Resources, options: CsDraftingOptions) -> Member:
@@ -52,7 +52,10 @@ def layout(matrix: Matrix, row: int = 0) -> tuple[Step, ...]:
 
 
 def _step(matrix: Matrix, column: int, count: int) -> Step:
-    """``k`` is the count and what lies ahead: the last forward may verify all of it."""
+    """Make a step.
+
+    Its ``k`` is ``count`` plus what the drafters below may propose: the last forward may verify all of that.
+    """
     ahead = sum(matrix[column + 1][column + 1 :]) if column + 1 < len(matrix) else 0
     if count + ahead > MOST:
         raise UsageError(f"strategy {SOURCE}: drafter {column + 1} would write {count + ahead} tokens; at most {MOST}")
@@ -65,7 +68,7 @@ def _horizontal(steps: Sequence[Step], resources: Resources) -> Member:
 
 
 def _member(step: Step, resources: Resources) -> Member:
-    """Builds a new drafter for each place of the matrix in which it writes."""
+    """Build a drafter for one place in the matrix. The same strategy has a drafter for each of its places."""
     nested = replace(resources.nested[step.drafter], k=step.k)
     if not step.below:
         return members.build(SOURCE, nested)
@@ -73,7 +76,7 @@ def _member(step: Step, resources: Resources) -> Member:
 
 
 def _read(matrix: Sequence[str], size: int) -> Matrix:
-    """The numbers. Raises UsageError if they are not an upper triangular matrix with a row for each drafter."""
+    """Parse the matrix. Raises UsageError if it is not upper triangular with one row per drafter."""
     text = f"strategy {SOURCE}: matrix={'+'.join(matrix)}"
     try:
         rows = [[int(number) for number in row.split("/")] for row in matrix]

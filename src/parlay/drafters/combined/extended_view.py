@@ -13,7 +13,7 @@ from parlay.types import WHOLE_FORM, DraftForm, Layers, Request, SequenceView
 class ExtendedView:
     """A `SequenceView` of one sequence with drafted tokens at its end, which look like committed ones.
 
-    Each sequence keeps one from step to step, so that ``tokens`` stays the same list object and drafters compare only
+    Each sequence keeps its view from step to step, so ``tokens`` stays the same list object, and drafters compare only
     what changed.
     """
 
@@ -59,7 +59,10 @@ class ExtendedView:
 
 
 class _ExtendedLayers:
-    """The target's layers know committed tokens only. They get the drafted ones as the beginning of the path."""
+    """The target's layers for extended views.
+
+    They know only committed tokens, so drafted ones are prepended to paths.
+    """
 
     def __init__(self, layers: Layers) -> None:
         self._layers = layers
@@ -89,7 +92,7 @@ class _ExtendedLayers:
 def _whole(
     views: Sequence[SequenceView], paths: Sequence[Sequence[int]]
 ) -> tuple[list[SequenceView], list[Sequence[int]]]:
-    """The sequences themselves, and paths that begin with what is drafted after them."""
+    """The underlying views, and paths that begin with the tokens drafted after each view."""
     parts = [view.parts for view in views if isinstance(view, ExtendedView)]
     assert len(parts) == len(views), "views of one proposal are of one kind"
     return [origin for origin, _ in parts], [[*drafted, *path] for (_, drafted), path in zip(parts, paths, strict=True)]

@@ -14,7 +14,7 @@ from parlay.types import NO_DRAFT, Draft, Observation, SequenceView, Tree, trees
 
 
 def horizontal(resources: Resources, options: HorizontalOptions) -> Horizontal:
-    """`Horizontal` of the strategies that the options name."""
+    """Make a `Horizontal` of the strategies in the options."""
     if len(options.levels) < 2:
         raise UsageError(f"strategy {SOURCE}: levels={'+'.join(options.levels)} must name two or more drafters")
     return Horizontal([members.build(SOURCE, nested) for nested in resources.nested])
@@ -34,7 +34,7 @@ class Horizontal:
         self._views = ExtendedViews()
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        """Level by level, each for all sequences at once."""
+        """Propose level by level, each level for all sequences at once."""
         extended = [self._views.of(view) for view in views]
         whole = [NO_DRAFT] * len(views)
         spines = [NO_DRAFT] * len(views)  # the path that the next level continues
@@ -58,7 +58,7 @@ class Horizontal:
 
 
 def _hang(draft: Draft, spine: Draft) -> Draft:
-    """The spine, and the draft below its last node. Raises ValueError for a draft that was drawn, not guessed."""
+    """The spine with the draft below its last node. Raises ValueError for a drawn draft."""
     if not len(spine) or not len(draft):
         return draft if len(draft) else spine
     if draft.kind != "point":

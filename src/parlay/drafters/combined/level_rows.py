@@ -1,4 +1,4 @@
-"""Computes the rows of a cascade's level: a draft model over its own cache, or the target itself in a cheaper form."""
+"""Runs the forwards of one cascade level: a draft model with its own cache, or the target in a cheaper form."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from parlay.types import Draft, Runner, SequenceView, Tree
 
 
 class LevelRows(Protocol):
-    """The engine of a level. Its texts grow at their ends while it drafts."""
+    """Runs the forwards of one level, whose texts grow at their ends while it drafts."""
 
     chains: bool
-    """Whether drafts that it verifies must be chains."""
+    """Whether the drafts it verifies must be chains."""
     layers: bool
     """Whether it runs the target's own layers."""
 
     def begin(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, int]:
-        """The budgets of those that can be drafted for now, by place in ``views``."""
+        """Start a round. Returns the budgets of the views that can be drafted for now, by index."""
         ...
 
     def run(self, views: Sequence[ExtendedView], drafts: Sequence[Draft]) -> tuple[Tensor, Sequence[int]]:
-        """Logits ``[R, V]`` of each text's last row and of its draft's nodes, and the number of each root's row."""
+        """Logits ``[R, V]`` of each text's last row and of its draft's nodes, and the row number of each root."""
         ...
 
     def keep(self, view: ExtendedView, path: Sequence[int], tree: Tree) -> None:
-        """The text has grown by the nodes of ``path`` in the tree that ran, and by what may have followed them."""
+        """Note that a text has grown: by the nodes of ``path`` in the tree that ran, perhaps by more tokens."""
         ...
 
     def release(self, sequence: int) -> None:
@@ -41,7 +41,7 @@ class LevelRows(Protocol):
 
 
 class ModelRows:
-    """A draft model's."""
+    """The level of a draft model."""
 
     layers = False
 
@@ -52,34 +52,34 @@ class ModelRows:
         self._drafting: dict[int, DraftSequence] = {}
 
     def begin(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, int]:
-        """Return the texts that the model has room for."""
+        """Start a round with the texts that the model has room for."""
         jobs = self._sequences.jobs(views, budgets)
         self._drafting = {job.view.sequence: job.sequence for job in jobs.values()}
         return {place: job.budget for place, job in jobs.items()}
 
     def run(self, views: Sequence[ExtendedView], drafts: Sequence[Draft]) -> tuple[Tensor, Sequence[int]]:
-        """One forward over what is not cached, and over the drafts."""
+        """Run one forward over all tokens that are not cached, and over the drafts."""
         pairs = zip(views, drafts, strict=True)
         segments = [self._drafting[view.sequence].segment(one.tree, len(one) + 1) for view, one in pairs]
         out = self._runner.forward(segments)
         return out.logits_RV, out.starts[:-1]
 
     def keep(self, view: ExtendedView, path: Sequence[int], tree: Tree) -> None:
-        """Keep what agrees with the text; the rest of the text runs next."""
+        """Keep the rows that agree with the text. The rest of the text is pending in the next forward."""
         opened = self._drafting[view.sequence]
         self._sequences.keep(opened, path, tree)
         opened.pending = tuple(view.tokens[len(opened.history.tokens) :])
 
     def release(self, sequence: int) -> None:
-        """End its copy in the model."""
+        """Free the sequence in the model's cache."""
         self._sequences.release(sequence)
 
 
 class FormRows:
-    """The target's in the form of a self-draft, over the target's own cache (TriForce, Sun et al. 2024,
-    arXiv:2404.11912: a smaller drafter writes for the target with few keys, and that for the target with all).
+    """A level that runs the target in the cheaper form of a self-draft, over the target's own cache.
 
-    Rows that the last forward left serve the next one, as far as the text is the same.
+    So TriForce works (Sun et al. 2024, arXiv:2404.11912): a smaller drafter writes for the target with few keys, which
+    writes for the target with all. Rows of the last forward are reused as far as the text is the same.
     """
 
     chains = layers = True
@@ -88,12 +88,12 @@ class FormRows:
         self._drafter = drafter
 
     def begin(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, int]:
-        """Return the texts whose drafts are cheaper than their text."""
+        """Start a round with the texts for which this form is cheaper than the full target."""
         pairs = enumerate(zip(views, budgets, strict=True))
         return {at: budget for at, (view, budget) in pairs if budget > 0 and self._drafter.is_cheaper(view)}
 
     def run(self, views: Sequence[ExtendedView], drafts: Sequence[Draft]) -> tuple[Tensor, Sequence[int]]:
-        """One forward for all drafts of a length."""
+        """Run one forward for all drafts of the same length."""
         found: dict[int, Tensor] = {}
         for length in {len(draft) for draft in drafts}:
             places = [place for place, draft in enumerate(drafts) if len(draft) == length]
@@ -106,7 +106,7 @@ class FormRows:
         return torch.cat(parts), roots
 
     def keep(self, view: ExtendedView, path: Sequence[int], tree: Tree) -> None:
-        """The target's layers see by themselves how far their rows serve."""
+        """Do nothing: the target's layers find out by themselves which rows can be reused."""
 
     def release(self, sequence: int) -> None:
-        """Nothing is held."""
+        """Hold nothing."""

@@ -1,4 +1,4 @@
-"""Drafters inside another drafter: how they are built, what they need together, what each sees of a step."""
+"""Drafters inside another drafter: builds them, sums up their needs, and shows each what it needs of a step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, SequenceV
 
 
 class Member:
-    """A drafter inside another one. It drafts at most its own ``k`` nodes, sees only what it needs of each step, and
-    its probes are left out.
+    """A drafter inside another one, limited to its own ``k`` nodes.
+
+    It is shown only what it needs of each step, and its probes are left out.
     """
 
     def __init__(self, drafter: Drafter, most: int) -> None:
@@ -22,7 +23,7 @@ class Member:
         self._most = most
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        """Asks the drafter only about sequences that have a budget."""
+        """Ask the drafter only about sequences that have a budget."""
         limits = [min(budget, self._most) for budget in budgets]
         places = [place for place, limit in enumerate(limits) if limit > 0]
         drafts = [NO_DRAFT] * len(views)
@@ -43,10 +44,10 @@ class Member:
 
 
 def build(owner: str, nested: NestedStrategy) -> Member:
-    """A drafter of the strategy that stands inside the strategy ``owner``, held to its own ``k``.
+    """Build the drafter of a strategy inside the strategy ``owner``, limited to its own ``k``.
 
-    Raises UsageError for one that would never draft there, and for one that goes on during forwards: the engine, which
-    charges that to its owner, would not know.
+    Raises UsageError for a strategy that would never draft there, and for one that drafts during forwards, because the
+    engine could not charge its owner for that.
     """
     if nested.name == PARALLEL_DRAFT:
         raise UsageError(
@@ -65,7 +66,7 @@ def build(owner: str, nested: NestedStrategy) -> Member:
 
 
 def needs_of(drafters: Iterable[Drafter], *, outcomes: bool = False) -> Needs:
-    """The needs of all of them together. ``outcomes``: the drafter that holds them wants to observe steps itself."""
+    """The combined needs of drafters. ``outcomes``: the drafter that holds them wants to observe steps, too."""
     needs = [drafter.needs for drafter in drafters]
     return Needs(
         taps=tuple(sorted({layer for need in needs for layer in need.taps})),

@@ -17,10 +17,10 @@ from parlay.types import NO_DRAFT, Draft, Drafter, Observation, SequenceView, Tr
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a level writes. ``source`` is the source of the tokens it adds. Paths less likely than ``min_p`` end.
+    """How a level writes. ``source``: the source of the tokens it adds. ``min_p``: less likely paths end.
 
-    Each verified row gives ``width`` guesses: the token drawn there, then the best others. With ``enough`` above 0 the
-    level stops after the forward that brings it to so many tokens.
+    Each verified row gives ``width`` guesses: the token drawn there, then the best others. With ``enough`` above 0, the
+    level stops after the forward that brings it to that many tokens.
     """
 
     source: str
@@ -30,10 +30,10 @@ class Manner:
 
 
 class ModelLevel:
-    """Drafts the same tokens as its model would alone, in fewer forwards; ``rows`` run that.
+    """Drafts the same tokens as its model would alone, in fewer forwards. ``rows`` runs the forwards.
 
     It uses the target's accept rule: each token is what the request's sampler draws from this model's logits with the
-    request's noise. So the draft is a fixed guess (kind ``point``), whatever the level below proposed.
+    request's noise. So its draft is a fixed guess (kind ``point``), whatever the level below proposed.
     """
 
     def __init__(self, rows: LevelRows, below: Drafter, manner: Manner) -> None:
@@ -64,7 +64,7 @@ class ModelLevel:
         self._below.release(sequence)
 
     def _advance(self, texts: Sequence[_WrittenText]) -> None:
-        """One forward of the model over all texts and what the level below proposes for each."""
+        """Run one forward of the model over all texts and over the level below's proposals for them."""
         drafts = self._below.propose([text.view for text in texts], [text.left - 1 for text in texts])
         if self._rows.chains:
             drafts = [trees.best_chain(draft) for draft in drafts]
@@ -79,7 +79,7 @@ class ModelLevel:
     def _guesses(
         self, texts: Sequence[_WrittenText], walks: Sequence[Verdict], logits_RV: Tensor, roots: Sequence[int]
     ) -> list[list[list[Guess]]]:
-        """Per text and row of its walk: the token drawn there, then the best others, each with its probability."""
+        """For each text and row on its accepted path: the drawn token, then the best others, with probabilities."""
         views = [text.view for text, walk in zip(texts, walks, strict=True) for _ in walk.sampled]
         if not views:
             return [[] for _ in texts]
@@ -94,11 +94,11 @@ class ModelLevel:
 
 
 class _WrittenText:
-    """A level's text after one sequence: a chain, and the other guesses at each of its places."""
+    """A level's text after one sequence: a chain, and other guesses at each of its places."""
 
     def __init__(self, view: ExtendedView, limit: int, manner: Manner) -> None:
         self.view = view
-        self.left = limit  # tokens that the chain may still get
+        self.left = limit  # how many more tokens the chain may get
         self.finished = False
         self._limit = limit
         self._manner = manner
@@ -110,7 +110,7 @@ class _WrittenText:
         self._tip = -1  # the last node of the chain
 
     def write(self, draft: Draft, walk: Verdict, guesses: Sequence[Sequence[Guess]]) -> tuple[int, ...]:
-        """Adds the tokens of the walk through the draft of the level below. Returns the nodes that remain."""
+        """Append the tokens accepted from the level below's draft. Returns the nodes that were kept."""
         nodes = zip(draft.tree.parents, draft.tree.tokens, draft.sources, strict=True)
         below = {(parent, token): source for parent, token, source in nodes}
         before = self.left
@@ -124,7 +124,7 @@ class _WrittenText:
         return walk.path[:written]
 
     def _grow(self, row: Sequence[Guess], sources: Sequence[str]) -> bool:
-        """Adds nodes for a row's guesses. Returns whether the chain grew by the first one, the token drawn there."""
+        """Add nodes for one row's guesses. Returns whether the chain grew by the first one, which was drawn."""
         tip = self._tip
         path_prob = self._path_probs[tip] if tip >= 0 else 1.0
         for place, ((token, probability), source) in enumerate(zip(row, sources, strict=True)):
@@ -155,5 +155,8 @@ _NOWHERE = Verdict((), ())
 
 
 def _visited(walk: Verdict) -> list[int]:
-    """The rows that the walk drew from: the root's and those of its nodes. Empty if the root's row was unusable."""
+    """The rows that tokens were drawn from: the root's and those of accepted nodes.
+
+    Empty if the root's was unusable.
+    """
     return [-1, *walk.path][: len(walk.sampled)]

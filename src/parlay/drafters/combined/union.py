@@ -12,8 +12,8 @@ from parlay.options import Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, Observation, SequenceView, trees
 
 SOURCE = "union"
-_DECAY = 0.9  # of a member's record, per step in which it proposed
-_REST = 0.02  # how far it goes back towards what it began with, per step in which only others did
+_DECAY = 0.9  # decay of a member's record, per step in which it proposed
+_REST = 0.02  # how far a record returns to its initial value, per step in which only others proposed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +27,9 @@ class Union:
     """Merged proposals of several drafters, as SpecInfer merges the trees of several models (arXiv:2305.09781).
 
     Equal nodes become one, which counts for the member with the better record; that member proposes first. The budget
-    is divided by the squared acceptance rate of each member in this sequence, over recent steps. What one member leaves
-    unused, the next may spend. The record of a member that proposes nothing is slowly forgotten, so that it is tried
-    again. No member drafts more than its own ``k``.
+    is divided in proportion to the squared acceptance rate of each member in this sequence, over recent steps. What one
+    member leaves unused, the next may spend. The record of a member that proposes nothing is slowly forgotten, so that
+    it is tried again. No member drafts more than its own ``k``.
     """
 
     def __init__(self, resources: Resources, options: UnionOptions) -> None:
@@ -40,7 +40,10 @@ class Union:
         self._states: dict[int, _MemberRecords] = {}
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        """In turns: the best member of each sequence first. A member proposes for all sequences of its turn at once."""
+        """Propose in turns, in each sequence the best member first.
+
+        A member proposes for all sequences of a turn at once.
+        """
         merged = [NO_DRAFT] * len(views)
         states = [self._state(view.sequence) for view in views]
         orders = [state.favourites() for state in states]
@@ -81,7 +84,7 @@ class _MemberRecords:
         self._owners: dict[int, int] = {}  # path to a node -> member
 
     def favourites(self) -> list[int]:
-        """The members by record; a new draft begins."""
+        """The members, those with better records first. Begins a new draft."""
         self._owners.clear()
         return sorted(range(len(self._records)), key=lambda member: -self._records[member].rate)
 
@@ -92,12 +95,12 @@ class _MemberRecords:
         return [round(budget * weight / total) if total else budget for weight in accumulate(weights)]
 
     def own(self, member: int, draft: Draft) -> None:
-        """Nodes that have no owner yet belong to the member."""
+        """Give nodes without an owner to the member."""
         for path in _paths(draft):
             self._owners.setdefault(path, member)
 
     def credit(self, observation: Observation) -> None:
-        """Each node counts for the member that proposed it. (Sources do not identify members: two may share a name.)"""
+        """Count each node for the member that proposed it. (Sources can't identify members: two may share a name.)"""
         owners = [self._owners.get(path) for path in _paths(observation.draft)] if self._owners else []
         for number, record in enumerate(self._records):
             if number in owners:
@@ -109,7 +112,7 @@ class _MemberRecords:
 
 
 class _Record:
-    """How many nodes of one member were accepted in one sequence, lately."""
+    """The recent acceptance rate of one member in one sequence."""
 
     __slots__ = ("_accepted", "_proposed")
 
@@ -126,13 +129,13 @@ class _Record:
         self._proposed = self._proposed * _DECAY + proposed
 
     def rest(self) -> None:
-        """Forget a little."""
+        """Move a little towards the initial rate."""
         self._accepted += _REST * (1.0 - self._accepted)
         self._proposed += _REST * (2.0 - self._proposed)
 
 
 def _paths(draft: Draft) -> list[int]:
-    """A digest of the tokens down to each node, which names it in a merged tree, whatever else is cut."""
+    """A hash of the tokens down to each node. It identifies the node in a merged tree, whatever is cut later."""
     paths: list[int] = []
     for token, parent in zip(draft.tree.tokens, draft.tree.parents, strict=True):
         paths.append(hash((paths[parent] if parent >= 0 else 0, token)))

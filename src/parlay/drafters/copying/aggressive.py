@@ -77,7 +77,7 @@ class _Copy:
 
 
 def _only_occurrence(source: NgramIndex, output: Sequence[int], anchor: int) -> tuple[int, int]:
-    """The place after the shortest suffix of the output that occurs once in the source, and its length."""
+    """The place after the shortest suffix of the output that occurs once in the source, and the suffix's length."""
     for length, places in enumerate(source.places(output), start=1):
         if len(places) == 1:
             return places[0], length

@@ -12,9 +12,9 @@ K = TypeVar("K")
 
 LOST = -1
 _PLACE_BYTES = 200
-"""Of each token of an output that is followed: 191 were measured."""
+"""Bytes per followed token of an output: 191 were measured."""
 CATCH_UP = 512
-"""Tokens of an output that are followed in one step: a drafter may be asked for the first time in a long text."""
+"""The most output tokens followed in one step. A drafter may first be asked when a text is already long."""
 _SURE = 3  # tokens that must agree before a place is more than a coincidence
 
 
@@ -30,15 +30,16 @@ class SourcePlace(NamedTuple):
 
 
 Reentry = Callable[[NgramIndex, Sequence[int], int], tuple[int, int]]
-"""``(source, latest output, anchor) -> (place, run)``: where to go on when the output has left the source."""
+"""``(source, latest output, anchor) -> (place, run)``: finds where copying resumes after the output has left the
+source."""
 
 
 class Trail(Generic[K]):
-    """Keeps what is known after each token of an output, so that tokens can be taken back.
+    """Keeps a state after each token of an output, so that tokens can be taken back.
 
-    ``step(known, tokens, at)`` returns what is known after ``tokens[at]``; ``first`` is known before the first token.
-    Of an output that grew by more than `CATCH_UP` tokens only the last ones are followed; after those before them
-    ``lost`` is known.
+    ``step(state, tokens, at)`` returns the state after ``tokens[at]``; ``first`` is the state before the first token.
+    If an output has grown by more than `CATCH_UP` tokens, only the last ones are followed, starting from the state
+    ``lost``.
     """
 
     def __init__(self, first: K, lost: K, step: Callable[[K, Sequence[int], int], K], prompt_length: int) -> None:
@@ -53,7 +54,7 @@ class Trail(Generic[K]):
         return len(self._known) * _PLACE_BYTES
 
     def follow(self, tokens: Sequence[int]) -> K:
-        """Return what is known after the output, which is the part of ``tokens`` after the prompt."""
+        """The state after the output, which is the part of ``tokens`` after the prompt."""
         history, known, begin = self._history, self._known, self._prompt_length
         agreed = history.agree(tokens)
         history.cut(agreed)
@@ -81,7 +82,7 @@ class Alignment:
         return self._trail.nbytes
 
     def follow(self, tokens: Sequence[int]) -> SourcePlace:
-        """Where the output ends in the source; it is the part of ``tokens`` after the prompt."""
+        """The output's place in the source; the output is the part of ``tokens`` after the prompt."""
         return self._trail.follow(tokens)
 
     def _next(self, spot: SourcePlace, tokens: Sequence[int], at: int) -> SourcePlace:
@@ -95,5 +96,5 @@ class Alignment:
 
 
 def chance(run: int) -> float:
-    """The chance that a copy goes on after ``run`` tokens that agreed: .3 to .95 on summaries, answers and edits."""
+    """The probability that a copy continues after ``run`` matches: .3 to .95, from summaries, answers and edits."""
     return run / (run + 1) if run > 1 else 0.3

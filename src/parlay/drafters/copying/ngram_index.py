@@ -1,4 +1,4 @@
-"""Where each n-gram occurs in a text that does not change: sorted arrays, searched by bisection."""
+"""Finds where each n-gram occurs in a text that does not change: sorted arrays, searched by bisection."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from parlay.drafters.step_budget import StepBudget
 Texts = tuple[tuple[int, ...], ...]
 
 END = -1
-"""Closes each part of an indexed text: never in a query, never to be copied."""
+"""Ends each part of an indexed text. It never occurs in a query and is never copied."""
 
 MOST_AT_ONCE = 16_384
-"""Tokens of texts that are indexed inside a step, in 10 ms; those of longer ones are indexed beside it."""
+"""The most tokens indexed within a step, which takes 10 ms. Longer texts are indexed by another thread."""
 _PIECE = 16_384
 
 
 def token_bytes(longest: int) -> int:
-    """Bytes of an index for each token: 64 of 91 were measured in code for 5 tokens, and 91 for random ids."""
+    """Bytes of an index per token. For 5 tokens it gives 93: 64 were measured in code, and 91 for random ids."""
     return 8 + 17 * longest
 
 
@@ -51,7 +51,7 @@ class NgramIndex:
             self._levels.append(level)
 
     def places(self, query: Sequence[int]) -> list[Sequence[int]]:
-        """For n = 1, 2, ...: the places that follow the last n tokens of ``query``, rising; ends where there are none.
+        """For n = 1, 2, ...: the rising places after the last n tokens of ``query``; ends at the first n without any.
 
         A place is an index into ``text``, whose token there may be `END`.
         """
@@ -66,7 +66,7 @@ class NgramIndex:
         return found
 
     def copy(self, place: int, count: int) -> list[int]:
-        """Up to ``count`` tokens from ``place`` on, none past the end of its part."""
+        """Up to ``count`` tokens from ``place`` on, within its part of the text."""
         tokens = self.text[place : place + count].tolist()
         return tokens[: tokens.index(END)] if END in tokens else tokens
 
@@ -85,7 +85,7 @@ class _Level:
 def _index(
     ranks: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64], size: int, base: int
 ) -> tuple[_Level, npt.NDArray[np.int64]]:
-    """The level of n-grams of ``size`` tokens, and the rank of each, given the ranks at the level before."""
+    """The level for n-grams of ``size`` tokens, and the rank of each, from the ranks of the level before."""
     keys = ranks[min(size - 1, 1) :] * base + tokens[: len(tokens) - size + 1] + 1
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
@@ -121,7 +121,10 @@ T = TypeVar("T", bound=OfTexts)
 
 
 class Shared(Generic[T]):
-    """Keeps what ``make`` makes of texts while a sequence uses it. Texts are told apart as objects: none is hashed."""
+    """Keeps one object, made by ``make``, per group of texts while some sequence uses it.
+
+    Texts are identified as objects and not hashed.
+    """
 
     def __init__(self, make: Callable[[Texts], T], room: StateRoom) -> None:
         self._make = make
@@ -130,7 +133,7 @@ class Shared(Generic[T]):
         self._bytes = StateBytes(room, self._made)
 
     def of(self, sequence: int, texts: Texts) -> T:
-        """Find or make what belongs to the texts. Ask in each step, because the room may have had it forgotten."""
+        """Find or make the object for these texts. Call it in each step, because memory pressure may have freed it."""
         found, text = self._made.get(id(texts)), id(texts)
         if self._users.get(sequence) != text:
             self.release(sequence)
@@ -140,11 +143,11 @@ class Shared(Generic[T]):
         return found
 
     def count(self, made: T) -> None:
-        """Count the bytes that it takes now."""
+        """Update the number of bytes that the object takes."""
         self._bytes.set(id(made.texts), made.nbytes)
 
     def release(self, sequence: int) -> None:
-        """The sequence uses its texts no longer. Unknown names are ignored."""
+        """Note that the sequence no longer uses its texts. Unknown names are ignored."""
         text = self._users.pop(sequence, None)
         if text is not None and text not in self._users.values():
             self._made.pop(text, None)
@@ -152,7 +155,7 @@ class Shared(Generic[T]):
 
 
 class SharedIndex:
-    """The index of a request's texts, once it is made."""
+    """The index of a request's texts, which may still have to be made."""
 
     def __init__(self, texts: Texts, longest: int, vocab_size: int, worker: Executor) -> None:
         self.texts = texts
@@ -167,9 +170,9 @@ class SharedIndex:
         return self._size * self._token_bytes if self._made or self._work else 0
 
     def ready(self, step: StepBudget) -> NgramIndex | None:
-        """The index, made here if this step has room for it. A long text's is made by another thread; None until then.
+        """The index, made here if this step has time for it.
 
-        Raises what making it raised.
+        A long one is made by another thread; None until it is ready. Raises what making it raised.
         """
         if self._made is None and self._size > MOST_AT_ONCE:
             if self._work is None and step.has_room(self._size):
@@ -189,7 +192,7 @@ class Indexes(Shared[SharedIndex]):
         self._step = StepBudget(room, token_bytes(longest))
 
     def begin(self, budgets: Sequence[int]) -> None:
-        """A step begins, in which sequences with a budget draft."""
+        """Begin a step in which the sequences with a budget draft."""
         self._step.begin(sum([budget > 0 for budget in budgets]))
 
     def ready(self, sequence: int, texts: Texts) -> NgramIndex | None:

@@ -1,4 +1,4 @@
-"""A predicted text: how far the output has come in it, letter by letter, and which tokens come next."""
+"""A predicted text: finds how far the output has come in it, letter by letter, and which tokens come next."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from parlay.drafters.other_vocabularies.letters import Letters, readable
 from parlay.drafters.other_vocabularies.vocabularies import Codec, continuation
 
 TOKEN_BYTES = 80
-"""Of a predicted text: 31 were measured in code and 76 for random ids."""
+"""Bytes per token of a predicted text: 31 were measured in code and 76 for random ids."""
 
-_BLANK = " \t\r\n"  # says nothing about a place
-_LENGTHS = (1, 2, 4, 8)  # tokens whose letters are looked for
-_ANYWHERE = 2  # of which so many count wherever they are found, fewer only a little behind the break
+_BLANK = " \t\r\n"  # characters that do not identify a place
+_LENGTHS = (1, 2, 4, 8)  # how many tokens' letters are searched for
+_ANYWHERE = 2  # matches of this many tokens count anywhere, shorter ones only near the break
 _NEAR = 8  # tokens' worth of letters
-_LINES = 64  # beginnings of lines that are looked at for one that is indented alike
+_LINES = 64  # lines examined for one with equal indentation
 _SURE = 3  # tokens' worth of letters that must agree before a place is more than a coincidence
-_TRUST = 8  # tokens that a prediction is worth before any is out
-_SEAM = 6  # tokens that are cut anew where a place lies inside a token, and are read before it
+_TRUST = 8  # trust in a prediction at first, in matching tokens
+_SEAM = 6  # tokens that are retokenised if a place lies within a token
 
 
 class PredictionPlace(NamedTuple):
-    """Where the output stands after one of its tokens, in letters of the predicted text."""
+    """The output's place in the predicted text after one of its tokens, in letters."""
 
     place: int
-    """How many letters come before what should come next, or `LOST`."""
+    """How many letters precede what should come next, or `LOST`."""
     run: int
-    """How many letters up to here are known to agree; 0: the place is a guess."""
+    """How many letters up to here agree; 0: the place is a guess."""
     anchor: int
     """The last place that was sure."""
 
 
 class PredictedText:
-    """A predicted text, made once for all samples that have it. Texts are compared by letters, not by tokens."""
+    """A predicted text, shared by all samples that have it. Texts are compared by letters, not by tokens."""
 
     def __init__(self, ids: Sequence[int], letters: Letters) -> None:
         pieces = [letters.of(token) for token in ids]
@@ -55,21 +55,24 @@ class PredictedText:
         return PredictionPlace(0, _TRUST * self._scale, 0)
 
     def tokens_agreed(self, spot: PredictionPlace) -> int:
-        """Roughly how many tokens before the spot are known to agree with the output."""
+        """About how many tokens before the place agree with the output."""
         return spot.run // self._scale
 
     def is_sure(self, spot: PredictionPlace) -> bool:
         return spot.place != LOST and spot.run >= _SURE * self._scale
 
     def after(self, spot: PredictionPlace, tokens: Sequence[int], at: int, *, begin: int) -> PredictionPlace:
-        """Where the output, which begins with ``tokens[begin]``, stands once it went on from ``spot`` by one token."""
+        """The place after ``tokens[at]``, if ``spot`` was the place before it.
+
+        The output begins with ``tokens[begin]``.
+        """
         new = self._letters.of(tokens[at])
         place = spot.place + len(new)
         agrees = spot.place != LOST and self._text.startswith(new, spot.place)
         if agrees and self._is_cut(place):
             return self._at(place, spot.run + len(new), spot.anchor)
         latest = [self._letters.of(token) for token in tokens[max(begin, at + 1 - _LENGTHS[-1]) : at + 1]]
-        if agrees:  # a token that ends inside a predicted one suggests another text
+        if agrees:  # the token ends within a predicted one, which suggests another text
             return self._new_line(latest, spot.anchor) or self._at(place, min(spot.run, self._scale), spot.anchor)
         return self._found(latest, spot.anchor) or self._guess(spot, latest)
 
@@ -80,7 +83,7 @@ class PredictedText:
         return self._cuts[bisect_left(self._cuts, place)] == place
 
     def _found(self, latest: Sequence[str], anchor: int) -> PredictionPlace | None:
-        """The place after the longest end of ``latest`` that occurs, next behind ``anchor`` or else last before it."""
+        """The place after the longest suffix of ``latest`` that occurs: next after ``anchor``, or last before it."""
         found: PredictionPlace | None = None
         for length in _LENGTHS[: bisect_right(_LENGTHS, len(latest))]:
             wanted = "".join(latest[-length:])
@@ -92,7 +95,10 @@ class PredictedText:
         return found
 
     def _nearest(self, wanted: str, anchor: int, *, anywhere: bool) -> int:
-        """The place after ``wanted``. A match that is found only nearby must consist of whole tokens."""
+        """The place after the nearest match of ``wanted``.
+
+        A match that may only be nearby must consist of whole tokens.
+        """
         text = self._text
         far = len(text) if anywhere else anchor + _NEAR * self._scale
         start = text.find(wanted, max(0, anchor - len(wanted)), far)
@@ -103,7 +109,7 @@ class PredictedText:
         return start + len(wanted) if start >= 0 else LOST
 
     def _guess(self, spot: PredictionPlace, latest: Sequence[str]) -> PredictionPlace:
-        """A first token that differs replaces a predicted one; a line begun later comes before a predicted one."""
+        """Guess the place: the first different token replaces a predicted one, a new line precedes a predicted one."""
         line = None if self.is_sure(spot) else self._new_line(latest, spot.anchor)
         if line is not None:
             return line
@@ -113,7 +119,7 @@ class PredictedText:
         return PredictionPlace(place, 0, spot.anchor)
 
     def _new_line(self, latest: Sequence[str], anchor: int) -> PredictionPlace | None:
-        """Where the next predicted line begins that is indented alike, if the output has just begun a line."""
+        """If the output has just begun a line, the place of the next predicted line with equal indentation."""
         wanted = latest[-1]
         if not wanted.startswith("\n") or wanted.strip(_BLANK):
             return None
@@ -127,9 +133,9 @@ class PredictedText:
         return None
 
     def continuation(self, place: int, tokens: Sequence[int], count: int, codec: Codec | None) -> Sequence[int]:
-        """Up to ``count`` tokens that go on from ``place``, where ``tokens`` have led.
+        """Up to ``count`` tokens that continue from ``place``, which the output ``tokens`` has reached.
 
-        Inside a token of the predicted text its rest is cut anew, up to where both cuts agree.
+        If the place lies within a predicted token, the text from there is retokenised until both tokenisations agree.
         """
         at = bisect_left(self._cuts, place)
         if self._cuts[at] == place:
@@ -138,7 +144,7 @@ class PredictedText:
         return (*bridge, *self._ids[at : at + count])[:count]
 
     def _bridge(self, place: int, tokens: Sequence[int], at: int, codec: Codec | None) -> tuple[list[int], int]:
-        """Tokens from ``place`` to a cut, and the number of the token behind it; past the end where there is none."""
+        """Tokens from ``place`` to a token boundary, and the next token's number; past the end if there is none."""
         bridge: list[int] = []
         if codec is not None:
             rest = readable(self._text[place : self._cuts[min(at + _SEAM, len(self._ids))]])

@@ -21,7 +21,7 @@ from parlay.types import NO_DRAFT, Draft, Observation, SequenceView, trees
 SOURCE = "prediction"
 
 _MOST = 32_768
-"""Tokens of a prediction that are read: 10 ms of a step, and more than answers have."""
+"""The most tokens of a prediction that are read: 10 ms of a step, and more than answers have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class PredictedOutput:
         return [_joined(draft, other, budget) for (draft, _), other, budget in zip(own, others, budgets, strict=True)]
 
     def _propose(self, view: SequenceView, budget: int) -> tuple[Draft, bool]:
-        """The copy, and whether its place is sure."""
+        """The copy, and whether its place is certain."""
         if budget <= 0 or not view.request.references:
             return NO_DRAFT, False
         copy = self._copy(view)
@@ -86,7 +86,7 @@ class PredictedOutput:
         return trees.chain(tokens, SOURCE, scores), predicted.is_sure(spot)
 
     def _copy(self, view: SequenceView) -> _PredictionCopy | None:
-        """None while the step has no room to read the prediction."""
+        """The state of the copy; None while the step has no time to read the prediction."""
         copy, references = self._copies.get(view.sequence), view.request.references
         if copy is None or copy.references is not references:
             others = (each.predicted for each in self._copies.values() if each.references is references)
@@ -117,7 +117,7 @@ def _share(budget: int, draft: Draft, sure: bool) -> int:
 
 
 def _joined(copy: Draft, other: Draft, budget: int) -> Draft:
-    """Both in one tree. If it has too many nodes, the end of the copy is cut."""
+    """Both drafts in one tree. If it has too many nodes, the end of the copy is cut."""
     if not len(other):
         return copy
     begin = trees.first(copy, max(0, budget - len(other)))
@@ -138,5 +138,5 @@ class _PredictionCopy:
 
     @property
     def nbytes(self) -> int:
-        """With the prediction, although all samples of a request share it."""
+        """Bytes including the prediction, although all samples of a request share it."""
         return len(self.predicted) * TOKEN_BYTES + self.trail.nbytes

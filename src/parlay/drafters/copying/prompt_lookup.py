@@ -17,13 +17,13 @@ from parlay.options import Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, SequenceView, trees
 
 SOURCE = "prompt-lookup"
-CANDIDATES = 64  # how many occurrences of one n-gram are looked at, the most recent ones
+CANDIDATES = 64  # the most occurrences of one n-gram that are compared, the most recent ones
 
 _ANCHOR = 4  # runs of this length are looked up first: common short ones would hide old long matches
-_STEP = 32  # tokens that are compared at once, at first
-_SUREST = 32  # a longer match says no more of the next token
-_END = -1  # stands between references: never in a query, never proposed
-_PLACE_BYTES = 110  # of each token and size of n-gram: 60 in code, 113 for random ids
+_STEP = 32  # how many tokens are compared at once, at first
+_SUREST = 32  # longer matches make the next token no surer
+_END = -1  # ends each reference; never in a query, never proposed
+_PLACE_BYTES = 110  # per token and n-gram size: 60 in code, 113 for random ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,25 +85,25 @@ class PromptLookup(OneByOne):
 
 @lru_cache(maxsize=1024)
 def _scores(matched: int, count: int) -> tuple[float, ...]:
-    """Chance that a copy goes on after n matching tokens; measured on edits and answers, .33 to .95."""
+    """Probability that a copy continues after n matching tokens; measured on edits and answers, .33 to .95."""
     return tuple(matching / (matching + 2) for matching in range(matched, matched + count))
 
 
 class _IndexedText:
-    """Tokens, and the places of their n-grams of each size as far as they are indexed."""
+    """Tokens, and for each n-gram size the places of the n-grams indexed so far."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.tokens = array("i")
         self.places = [_Places(size) for size in sizes]
         self.unindexed = 0
-        """Tokens that are still to be indexed, summed over the sizes."""
+        """How many tokens are still to be indexed, summed over the sizes."""
 
     @property
     def nbytes(self) -> int:
         return sum([places.known for places in self.places]) * _PLACE_BYTES
 
     def index(self, most: int) -> int:
-        """Index up to ``most`` tokens; returns how many. The second size is kept up once the first knows all."""
+        """Index up to ``most`` tokens, the first size before the second. Returns how many were indexed."""
         done = 0
         for places in self.places:
             done += places.index(self.tokens, most - done)
@@ -111,13 +111,13 @@ class _IndexedText:
         return done
 
     def copy(self, place: int, budget: int) -> list[int]:
-        """Up to ``budget`` tokens from ``place`` on, none past the end of its part."""
+        """Up to ``budget`` tokens from ``place`` on, within its part of the text."""
         tokens = self.tokens[place : place + budget].tolist()
         return tokens[: tokens.index(_END)] if _END in tokens else tokens
 
 
 class _References(_IndexedText):
-    """The references of one request, each closed by `_END`. They are read part by part as they are indexed."""
+    """The references of one request, each ended by `_END`. They are read piece by piece as they are indexed."""
 
     def __init__(self, sizes: Sequence[int], texts: Texts) -> None:
         super().__init__(sizes)
@@ -141,7 +141,7 @@ class _CopiedText(_IndexedText):
         """The last one, as far as it is still one: `match` says of what."""
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Take back what the sequence no longer has (inside a cascade: what was drafted), append what is new in it."""
+        """Drop tokens that the sequence no longer has (in a cascade, drafted ones), and append its new ones."""
         history = self._history
         agreed = history.agree(tokens)
         if agreed < len(history.tokens):
@@ -156,10 +156,10 @@ class _CopiedText(_IndexedText):
         self._append(array("i", new))
 
     def _append(self, new: array[int]) -> None:
-        """A match that the new tokens prolong is the longest again, and needs no search: others grew no faster.
+        """Append new tokens. If they extend the last match, it is still the longest, and no search is needed.
 
-        Not a short one, beside which a longer one may have been overlooked, nor one without a token after it: that may
-        be a reference's end, or how far it has been read.
+        This does not hold for a short match, beside which a longer one may have been missed, nor for a match without a
+        next token: that may be the end of a reference, or of the part read so far.
         """
         (source, place, length), count = self._match, len(new)
         self.tokens.extend(new)
@@ -170,11 +170,12 @@ class _CopiedText(_IndexedText):
         self._match = (source, after, length + count) if prolonged else (self, 0, 0)
 
     def match(self, longest: int, leftmost: bool, step: StepBudget) -> tuple[_IndexedText, int, int]:
-        """In which text what followed the longest match begins, where, and the length of the match; 0 without one.
+        """The longest match: the text that has it, the place after it there, and its length; 0 without a match.
 
-        Nothing is indexed while a match goes on: it needs no search, and what it copied is indexed where it was before.
+        Nothing is indexed while a match continues: it needs no search, and the copied tokens are indexed at their
+        source.
         """
-        if 0 < self._match[2] < longest:  # of equals that reach the limit it may not be the one to pick
+        if 0 < self._match[2] < longest:  # at the limit, another match of the same length may be the one to pick
             step.skip()
         else:
             self._catch_up(step)
@@ -182,7 +183,7 @@ class _CopiedText(_IndexedText):
         return self._match
 
     def _catch_up(self, step: StepBudget) -> None:
-        """Index what this step allows, of the sequence first."""
+        """Index as much as this step allows, the sequence first."""
         most = step.take(self.unindexed + self.references.unindexed)
         most -= self.index(most)
         if most:
@@ -205,7 +206,7 @@ class _CopiedText(_IndexedText):
         return best
 
     def _match_length(self, text: array[int], place: int, known: int, longest: int) -> int:
-        """How many tokens of ``text`` before ``place`` equal the latest ones, given that ``known`` do."""
+        """How many tokens of ``text`` before ``place`` equal the latest tokens; ``known`` of them do."""
         own, end, longest = self.tokens, len(self.tokens), min(longest, place)
         step, growing = _STEP, True
         while step and known < longest:
@@ -217,10 +218,10 @@ class _CopiedText(_IndexedText):
 
 
 class _Places:
-    """The places that follow each n-gram of one size, most recent first.
+    """The places after each n-gram of one size, most recent first.
 
-    An n-gram is indexed when the token after it is known, so the latest one never finds itself. Keys are the bytes of
-    its tokens: one piece of memory each, where a tuple would be five, that are as far apart as they are old.
+    An n-gram is indexed once the token after it is known, so the latest n-gram never finds itself. Keys are bytes of
+    its tokens: one object each, where a tuple would be several, scattered in memory.
     """
 
     def __init__(self, size: int) -> None:
@@ -231,7 +232,7 @@ class _Places:
         self._earlier = array("q")  # place -> the previous place with the same n-gram before it, or -1
 
     def index(self, text: array[int], most: int) -> int:
-        """Take in up to ``most`` more tokens of ``text``; returns how many."""
+        """Index up to ``most`` more tokens of ``text``. Returns how many."""
         latest, known = self._latest, self.known
         self.known = end = min(len(text), known + most)
         first = max(known, self.size)
@@ -247,7 +248,7 @@ class _Places:
         return end - known
 
     def cut(self, text: array[int], length: int) -> None:
-        """Forget the places from ``length`` on, the last ones first; ``text`` still has their tokens."""
+        """Forget the places from ``length`` on, the last ones first. ``text`` must still have their tokens."""
         self.known = min(self.known, length)
         for place in range(len(self._earlier) - 1, length - 1, -1):
             before = self._earlier.pop()

@@ -20,7 +20,7 @@ SOURCE = "reference-copy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceCopyOptions(Options):
-    """Which matches count, and whether to find the place again after an edit."""
+    """Which matches count, and whether to resume copying after an edit."""
 
     max_ngram: int = option(5, "longest match that is looked for", low=1, high=32)
     min_ngram: int = option(1, "fewest tokens that must match", low=1, high=32)
@@ -78,7 +78,7 @@ class ReferenceCopy(OneByOne):
         return trees.chain(tokens, SOURCE, [chance(length + depth) for depth in range(len(tokens))])
 
     def _follow(self, view: SequenceView, index: NgramIndex) -> tuple[int, int]:
-        """Where the output stands in the first reference, and how many tokens up to there agree."""
+        """The output's place in the first reference, and how many tokens before it agree."""
         alignment = self._alignments.get(view.sequence)
         if alignment is None or alignment.source is not index:
             reenter = partial(_nearest, shortest=self._shortest)
@@ -94,7 +94,7 @@ class ReferenceCopy(OneByOne):
 
 
 def _first(index: NgramIndex, output: Sequence[int], shortest: int) -> tuple[int, int]:
-    """The first place after the longest match that has one, and the length of the match."""
+    """The first place with a next token after the longest match, and the match's length."""
     found = index.places(output)
     for length in range(len(found), shortest - 1, -1):
         for place in found[length - 1]:
@@ -104,7 +104,7 @@ def _first(index: NgramIndex, output: Sequence[int], shortest: int) -> tuple[int
 
 
 def _nearest(index: NgramIndex, output: Sequence[int], anchor: int, *, shortest: int) -> tuple[int, int]:
-    """The place after a longest match that is next at or behind ``anchor``, or else last before it."""
+    """The place after a longest match: the first one at or after ``anchor``, or else the last before it."""
     found = index.places(output)
     if len(found) < shortest:
         return LOST, 0

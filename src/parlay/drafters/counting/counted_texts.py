@@ -1,4 +1,4 @@
-"""The counts of each sequence's n-grams, updated as the sequence changes, within what a step may cost."""
+"""Counts each sequence's n-grams, updated as the sequence changes, within the time that a step allows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parlay.ngrams.in_context import NgramCounts
 from parlay.types import SequenceView
 
 GRAM_BYTES = 200
-"""Of each size of n-gram and token: 90 to 210 were measured on code and on random ids."""
+"""Bytes per token and n-gram size: 90 to 210 were measured on code and on random ids."""
 
 
 class CountedText:
@@ -28,7 +28,7 @@ class CountedText:
         return len(self._history.tokens)
 
     def follow(self, tokens: Sequence[int], step: StepBudget | None = None) -> None:
-        """Count what is new in the sequence, as far as this step allows; uncount what was taken back."""
+        """Count the sequence's new tokens, as far as this step allows, and uncount those that it no longer has."""
         history = self._history
         agreed = history.agree(tokens)
         if agreed < len(history.tokens):
@@ -42,7 +42,7 @@ class CountedText:
 
 
 class CountedTexts:
-    """The `CountedText` of each sequence, made when it is first asked for. Steps count what `StepBudget` grants."""
+    """The `CountedText` of each sequence, made on first use. Each step counts as many tokens as `StepBudget` allows."""
 
     def __init__(self, longest: int, vocab_size: int, room: StateRoom) -> None:
         self._longest = longest
@@ -52,11 +52,11 @@ class CountedTexts:
         self._step = StepBudget(room, longest * GRAM_BYTES)
 
     def begin(self, budgets: Sequence[int]) -> None:
-        """A step begins, in which sequences with a budget draft."""
+        """Begin a step in which the sequences with a budget draft."""
         self._step.begin(sum([budget > 0 for budget in budgets]))
 
     def of(self, view: SequenceView) -> NgramCounts:
-        """The counts of a sequence, as far as it is counted by now."""
+        """The counts of a sequence, as far as it has been counted."""
         text = self._texts.get(view.sequence)
         if text is None:
             text = self._texts[view.sequence] = CountedText(self._longest, self._vocab_size)

@@ -20,7 +20,7 @@ from parlay.types import Draft, Needs, Observation, SequenceView, trees
 
 SOURCE = "lookup-decoding"
 LONGEST = 4  # tokens of the longest n-gram
-_PIECE = 256  # tokens of a past text that are counted at a time
+_PIECE = 256  # how many tokens of a past text are counted at a time
 
 Bars = tuple[tuple[int, int], ...]
 """Per n = 1, 2, ...: how often the n-gram must have been seen, and the favourite's share of that in percent."""
@@ -28,9 +28,9 @@ Bars = tuple[tuple[int, int], ...]
 LAX: Bars = ((2, 66), (2, 50), (1, 50), (1, 50))
 STRICT: Bars = ((4, 75), (3, 66), (2, 66), (2, 66))
 
-_PAIR = 2  # tokens after which the corpus is asked
-_WIDEST = 32  # followers that are looked at there, the most frequent ones
-_CORPUS_WEIGHT = 100  # of a token's count in the corpus, where it has one
+_PAIR = 2  # tokens in a lookup in the corpus
+_WIDEST = 32  # how many of its followers are considered, the most frequent ones
+_CORPUS_WEIGHT = 100  # factor on a token's count in the corpus, if it has one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +107,11 @@ class _PastTexts:
 
 
 class PastTexts:
-    """The counts of each tenant's past texts; of all tenants together at most ``room`` tokens are held.
+    """The counts of each tenant's past texts, at most ``room`` tokens for all tenants together.
 
-    A text is counted, and forgotten, in the course of several steps if it is long. Where there are too many tokens, the
-    tenant that has most loses its oldest text. Where there are too many tenants (`most_tenants`), the one goes that was
-    longest without a new text.
+    A long text is counted, and forgotten, over several steps. If there are too many tokens, the tenant with the most
+    loses its oldest text. If there are too many tenants (`most_tenants`), the one without a new text for longest is
+    dropped.
     """
 
     def __init__(self, room: int, vocab_size: int) -> None:
@@ -127,14 +127,14 @@ class PastTexts:
         return tenant.counts if tenant is not None else None
 
     def learn(self, salt: str, tokens: Sequence[int]) -> None:
-        """Count a text, or the end of it that there is room for. None where too much waits to be counted."""
+        """Queue a text, or as much of its end as there is room for, to be counted. Dropped if too much is waiting."""
         text = array("i", tokens[max(0, len(tokens) - self._room) :])
         if len(text) > 1 and sum([len(waiting) for _, waiting in self._waiting]) <= self._room:
             self._waiting.append((salt, text))
         self.advance()
 
     def advance(self) -> None:
-        """Count and forget what is due, `STEP_TOKENS` at most."""
+        """Count and forget what is due, at most `STEP_TOKENS` tokens."""
         done = 0
         while done < STEP_TOKENS:
             piece = next(self._work, 0)
@@ -145,7 +145,7 @@ class PastTexts:
                 self._work = self._learning(*self._waiting.popleft())
 
     def _learning(self, salt: str, text: array[int]) -> Iterator[int]:
-        """Yield how many tokens each piece of the work has counted."""
+        """Count a text piece by piece. Yields how many tokens each piece has."""
         tenant = self._tenants.pop(salt, None) or _PastTexts(NgramCounts(LONGEST, self._vocab_size))
         self._tenants[salt] = tenant
         if len(self._tenants) > most_tenants(self._room):
@@ -160,7 +160,7 @@ class PastTexts:
             yield from self._forgetting(max(self._tenants, key=lambda each: self._tenants[each].tokens))
 
     def _forgetting(self, salt: str) -> Iterator[int]:
-        """Forget the tenant's oldest text."""
+        """Forget the tenant's oldest text, piece by piece."""
         tenant = self._tenants[salt]
         text = tenant.texts.popleft()
         for start in reversed(range(0, len(text), _PIECE)):
@@ -173,7 +173,7 @@ class PastTexts:
 
 
 def _corpus(file: str, resources: Resources) -> NgramModel:
-    """The static cache. Raises UsageError for a model that has no counts of what follows pairs."""
+    """Open the static cache. Raises UsageError for a model without counts of what follows pairs."""
     model = open_ngrams(f"strategy {SOURCE}", file, resources)
     if not model.counts or model.order <= _PAIR:
         raise UsageError(
@@ -227,7 +227,7 @@ def _guess(
 
 
 def _weighed(counts: NgramCounts, window: int, length: int, favourite: Favourite, corpus: dict[int, int]) -> Favourite:
-    """The follower of greatest weight. Those that the corpus lacks weigh no more than the favourite does."""
+    """The follower with the greatest weight. Followers that the corpus lacks weigh at most as much as the favourite."""
     token, times, total = favourite
     heaviest = times * (_CORPUS_WEIGHT * corpus[token] if token in corpus else 1)
     for other, known in corpus.items():

@@ -26,12 +26,12 @@ class NgramLmOptions(Options):
 
 
 class NgramLm(OneByOne):
-    """Drafts by a back-off n-gram model of a corpus (Stern, Shazeer and Uszkoreit 2018 verify any model's guesses).
+    """Drafts with a back-off n-gram model of a corpus (Stern, Shazeer and Uszkoreit 2018 verify any model's guesses).
 
-    The tree grows best first by path probability: of each node the ``width`` likeliest next tokens after the last
-    tokens of its path, until ``k`` nodes are there or no path of ``min_prob`` is left. Nothing grows below a stop
-    token. A node's score is its probability after its parent. What the sequence itself says is not counted: join
-    another drafter for that, as in ``union``.
+    The tree grows best first by path probability: each node gets the ``width`` likeliest tokens after its path, until
+    there are ``k`` nodes or no path of ``min_prob`` is left. Nothing grows below a stop token. A node's score is its
+    probability given its parent. The sequence's own n-grams are not counted: combine it with another drafter for that,
+    as in ``union``.
     """
 
     def __init__(self, resources: Resources, options: NgramLmOptions) -> None:
@@ -68,7 +68,7 @@ class NgramLm(OneByOne):
     def _offers(
         self, followers: list[tuple[int, float]], path: float, parent: int, offered: int
     ) -> list[tuple[float, int, int, int, float]]:
-        """Children that are likely enough, to be sorted by path probability; of equal ones the first offered wins."""
+        """Children that are likely enough, with sort keys: by path probability, and if equal the first offered."""
         return [
             (-path * chance, number, parent, token, min(1.0, chance))
             for number, (token, chance) in enumerate(followers, offered)
@@ -77,7 +77,7 @@ class NgramLm(OneByOne):
 
 
 def open_ngrams(reader: str, file: str, resources: Resources) -> NgramModel:
-    """Open an n-gram model for ``reader``. Raises UsageError if it is of other tokens than the target's."""
+    """Open an n-gram model for ``reader``. Raises UsageError if its tokens are not the target's."""
     try:
         model = resources.open_ngrams(file) if resources.open_ngrams else NgramModel.open(Path(file))
     except ParlayError as error:
@@ -88,7 +88,7 @@ def open_ngrams(reader: str, file: str, resources: Resources) -> NgramModel:
 
 
 def check_fits(reader: str, name: str, model: NgramModel, vocab_size: int, tokens: str) -> None:
-    """Raises UsageError for a model of words, or of other tokens than the target's, whose fingerprint is ``tokens``."""
+    """Raises UsageError for a model of words, or of tokens other than the target's, whose fingerprint is ``tokens``."""
     header = model.header
     if header.words:
         raise UsageError(f"{reader}: {name} is a model of words: build it with --model and the target")
