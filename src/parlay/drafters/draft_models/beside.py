@@ -1,4 +1,4 @@
-"""Draft models on threads of their own, and drafters in other processes, which draft while the target verifies."""
+"""Draft models on their own threads, and drafters in other processes, which draft while the target verifies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Tokens that continue a text, and the drafter's chance of each; none where it gives no chances."""
+    """Tokens that continue a text, and the drafter's probability of each; empty if it gives none."""
 
     tokens: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
@@ -38,9 +38,9 @@ class Chain:
 
 @dataclass(slots=True)
 class Written:
-    """Chains that were drafted beside the target, by sequence, or why none were.
+    """Chains drafted during a target's forward, by sequence, or the error that prevented them.
 
-    ``seconds`` is what each token took; 0: not known.
+    ``seconds``: time per token; 0 if unknown.
     """
 
     chains: dict[int, Chain] = field(default_factory=dict)
@@ -51,39 +51,42 @@ class Written:
 class DraftResource(Protocol):
     """Cores, a device or a host that drafts. One thread calls it.
 
-    What was begun is ended before anything else is asked. Sequences that can't be drafted for have no chain.
+    After `begin`, `end` must be called before anything else. Sequences that can't be drafted for get no chain.
     """
 
     def seconds(self) -> float:
-        """Read the clock by which it measures."""
+        """The time by its clock."""
         ...
 
     def beside(self, view: SequenceView) -> bool:
-        """Whether it can draft for the request while this thread goes on."""
+        """Whether it can draft for this request while the calling thread does something else."""
         ...
 
     def write(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> Written:
-        """Continue texts by so many tokens each, now, while this thread waits. Raises what drafting raises."""
+        """Continue each text by its number of tokens now, while the caller waits. Raises what drafting raises."""
         ...
 
     def begin(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> None:
-        """Begin to continue texts by so many tokens each. They do not change until `end`."""
+        """Begin to continue each text by its number of tokens. The texts must not change until `end`."""
         ...
 
     def end(self, *, stop: bool) -> Written:
-        """Wait for what was begun; with ``stop`` only for the token that is being written. Never raises for it."""
+        """Wait for the chains that were begun; with ``stop``, only for the token being written.
+
+        Errors are in the result.
+        """
         ...
 
     def release(self, sequence: int) -> None:
-        """Forget a sequence of which nothing is under way."""
+        """Forget a sequence for which nothing is being drafted."""
         ...
 
 
 class ModelBeside:
-    """A draft model that the compiled decoder runs, on threads of its own.
+    """A draft model that the compiled decoder runs on its own threads.
 
-    Requests whose logits are edited before a token is drawn are drafted for while nothing else runs, and so are all
-    where another decoder runs the model.
+    While nothing else runs, it drafts for requests whose logits are edited, and for all requests if another decoder
+    runs the model.
     """
 
     def __init__(self, resources: Resources, options: ParallelDraftOptions, clock: Clock = time.perf_counter) -> None:
@@ -125,13 +128,15 @@ class ModelBeside:
         if not jobs:
             return
         texts, requests = [job.sequence.segment() for job in jobs], [tree_request(job) for job in jobs]
-        growth = self._growth._replace(levels=max([job.budget for job in jobs]), least=0.0)  # no time is lost
+        growth = self._growth._replace(
+            levels=max([job.budget for job in jobs]), least=0.0
+        )  # drafting costs the target no time
         self._growing = GrowthBeside(
             self._runner, texts, growth, requests, beside=self._thread, ended=lambda grown: self._keep(jobs, grown)
         )
 
     def _keep(self, jobs: Sequence[DraftJob], grown: list[GrownTree] | Exception) -> None:
-        """The chains that have grown join the draft model's cache as if committed."""
+        """Cache the chains that have grown in the draft model, as if they were committed."""
         if isinstance(grown, Exception):
             self._written.error = grown
             return
@@ -194,7 +199,7 @@ class ServiceBeside:
         return self._remote.propose(views, lengths), self._clock() - began
 
     def end(self, *, stop: bool) -> Written:
-        """Wait for the service until its deadline, ``stop`` or not: it has an answer for what comes next only then."""
+        """Wait for the service until its deadline, whatever ``stop`` says: only then can it answer again."""
         asked, self._asked = self._asked, None
         if asked is None:
             return Written()
@@ -209,7 +214,7 @@ class ServiceBeside:
 
 
 def _written(views: Sequence[SequenceView], drafts: Sequence[Draft], seconds: float) -> Written:
-    """The likeliest path of each draft; they took so many seconds together."""
+    """The likeliest path of each draft. ``seconds``: time for all drafts together."""
     best = [trees.best_chain(draft) for draft in drafts]
     longest = max(map(len, best), default=0)
     chains = {view.sequence: Chain(each.tree.tokens, each.scores) for view, each in zip(views, best, strict=True)}

@@ -1,4 +1,4 @@
-"""Chains and trees of a draft model's best guesses, by the noise that it shares with the target, likeliest first."""
+"""Chains and trees of a draft model's best guesses, made with the noise that it shares with the target."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parlay.types import NO_DRAFT, Draft, Runner, SequenceView, Tree, trees
 
 @dataclass(frozen=True, slots=True)
 class LeastOf:
-    """How likely a token must be to be drafted: for requests of some kinds, and for all others."""
+    """The least probability of a drafted token: for some kinds of requests, and for all others."""
 
     usual: float = 0.0
     of_kinds: Mapping[str, float] = field(default_factory=dict)
@@ -23,9 +23,9 @@ class LeastOf:
 
 
 class BestChains:
-    """One continuation of each sequence, token by token, up to a token of ``ends``, or one that ends the text.
+    """Drafts one chain per sequence, token by token, until a token of ``ends`` or a stop token.
 
-    It ends before a token where the path's probability falls below ``min_p``, or the token's below ``least``.
+    A chain ends before a token if the path's probability falls below ``min_p``, or the token's below ``least``.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class BestChains:
         self._min_p = min_p
 
     def write(self, jobs: Sequence[DraftJob]) -> list[Draft]:
-        """Drafted tokens join the draft model's cache as if committed."""
+        """Draft chains. Their tokens join the draft model's cache as if they were committed."""
         plans = [TreeDraft(job, self._min_p) for job in jobs]
         active = plans
         while active:
@@ -65,7 +65,7 @@ class BestChains:
 
 
 class BestTrees:
-    """The ``width`` likeliest nodes of a tree run at once, and each offers as many children."""
+    """Drafts trees: in each forward, the ``width`` likeliest open nodes run, and each offers ``width`` children."""
 
     def __init__(self, runner: Runner, sequences: DraftSequences, source: str, width: int, min_p: float) -> None:
         self._runner = runner
@@ -88,7 +88,7 @@ class BestTrees:
         return [plan.draft(self._source) for plan in plans]
 
     def _finished(self, plan: TreeDraft) -> bool:
-        """Grow the plan; when no further forward can help it, its likeliest path stays in the draft model's cache."""
+        """Grow the plan. When no forward can help it any more, cache its likeliest path in the draft model."""
         ran = plan.tree
         left = plan.budget - len(ran)
         if left > self._width and plan.grow(self._width):
@@ -99,7 +99,7 @@ class BestTrees:
 
 
 class TreeDraft:
-    """A draft in the making: nodes so far, and candidates for more of them, the likeliest path first."""
+    """A draft in the making: its nodes so far, and candidates for further nodes, the likeliest path first."""
 
     def __init__(self, job: DraftJob, min_p: float) -> None:
         self.view = job.view
@@ -119,7 +119,7 @@ class TreeDraft:
         return Tree(tuple(self.tokens), tuple(self._parents))
 
     def offer(self, parent: int, guesses: Sequence[Guess]) -> None:
-        """Candidates for children of ``parent``; those below ``min_p`` are dropped."""
+        """Add candidates for children of ``parent``, without those whose path falls below ``min_p``."""
         path_prob = self._path_probs[parent] if parent >= 0 else 1.0
         for token, probability in guesses:
             if path_prob * probability >= self._min_p:
@@ -127,7 +127,7 @@ class TreeDraft:
                 heapq.heappush(self._candidates, (-path_prob * probability, self._offered, parent, token, probability))
 
     def grow(self, count: int) -> list[int]:
-        """Turn up to ``count`` candidates into nodes; returns their tokens."""
+        """Turn up to ``count`` candidates into nodes. Returns their tokens."""
         first = len(self.tokens)
         for _ in range(min(count, len(self._candidates))):
             path_prob, _, parent, token, score = heapq.heappop(self._candidates)
@@ -142,7 +142,7 @@ class TreeDraft:
         return [self.tokens[place] for place in trees.path_to(self.tree, node)]
 
     def likeliest_path(self) -> tuple[int, ...]:
-        """From the root to the leaf that comes of taking the likeliest child each time."""
+        """The path from the root that takes the likeliest child each time."""
         families = trees.children(self.tree)
         node, path = -1, []
         while families[node]:

@@ -1,4 +1,4 @@
-"""A diffusion model drafts for a target that writes token by token: it fills a canvas, the target verifies."""
+"""A diffusion model drafts for an autoregressive target: it fills a canvas, and the target verifies it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from parlay.types import NO_DRAFT, CanvasSpec, Draft, Segment, SequenceView, tre
 class CanvasDraft(FromText):
     """Speculative diffusion decoding (Christopher et al. 2025, arXiv:2408.05636): one forward guesses a whole block.
 
-    The paper drafts the likeliest token at each place. Here each place has its ``width`` best ones, by the request's
-    own sampler, and the draft is the tree of these whose paths are likeliest, as if places did not depend on each
-    other. Paths less likely than ``min_p`` are left out. With more than one of the ``steps`` the surest places are
-    fixed first, and what is guessed at others is guessed anew. Scores are the model's probabilities. With translators
-    it is generalised aggressive decoding (Xia et al. 2022, arXiv:2203.16487).
+    The paper drafts the likeliest token at each place. Here each place offers its ``width`` best tokens, ranked by the
+    request's own sampler, and the draft is the tree of the likeliest paths through them, as if places were independent.
+    Paths less likely than ``min_p`` are left out. With several ``steps``, the surest places are fixed first, and the
+    others are guessed again. Scores are the model's probabilities. With translation models, this is generalised
+    aggressive decoding (Xia et al. 2022, arXiv:2203.16487).
     """
 
     def __init__(self, resources: Resources, options: CanvasDraftOptions) -> None:
@@ -67,14 +67,14 @@ class CanvasDraft(FromText):
         self._sequences.release(sequence)
 
     def _places(self, job: DraftJob) -> int:
-        """A canvas ends where the model's block does, and has no more places than may be drafted."""
+        """The number of places: at most the budget, and the canvas ends where the model's block does."""
         size, length = self._canvas.block, len(job.view.tokens)
         if not size:
             return job.budget
         return min(job.budget, size - length % size if self._canvas.text == "block" else size)
 
     def _guess(self, plans: Sequence[_Plan], steps_left: int) -> None:
-        """Guess all open places in one forward, and fix the surest: a share that leaves none after the last step."""
+        """Guess all open places in one forward, and fix the surest share of them; after the last step, all."""
         out = self._runner.forward([plan.segment(self._canvas) for plan in plans])
         for plan, start in zip(plans, out.starts, strict=False):
             if steps_left > 1:
@@ -89,7 +89,7 @@ class CanvasDraft(FromText):
             plan.take(best_guesses(logits_RV, views, paths, width, wanted=wanted, barred=barred), steps_left)
 
     def _draft(self, plan: _Plan) -> Draft:
-        """The tree of the likeliest paths; with one token at each place a chain."""
+        """The tree of the likeliest paths; a chain if each place has one token."""
         if self._options.width == 1:
             chain = [guesses[0] for guesses in plan.guesses[: plan.job.budget]]
             return likely_chain(chain, self._options.min_p, SOURCE)
@@ -112,21 +112,21 @@ class _Plan:
         self.open = list(range(places))
 
     def tokens(self, mask_id: int) -> list[int]:
-        """The ids that the places read."""
+        """The ids that the rows of the places read."""
         if len(self.open) == len(self.guesses):
             return [mask_id] * len(self.open)
         return [mask_id if place in self.open else guesses[0][0] for place, guesses in enumerate(self.guesses)]
 
     def paths(self, mask_id: int) -> list[list[int]]:
-        """List what stands before each open place."""
+        """For each open place, the tokens before it on the canvas."""
         tokens = self.tokens(mask_id)
         return [tokens[:place] for place in self.open]
 
     def segment(self, canvas: CanvasSpec) -> Segment:
-        """The pending tokens and the canvas; logits of the rows that guess its places.
+        """The pending tokens and the canvas, with logits of the rows that predict its places.
 
-        Where each row guesses the next place, the last place guesses nothing. In a causal text it is no row; others
-        learned to fill whole canvases.
+        If each row predicts the next place, the last place's row predicts nothing. A causal model does not run it;
+        others do, because they have learned to fill whole canvases.
         """
         tokens = self.tokens(canvas.mask_id)
         if not canvas.shift:
@@ -135,7 +135,7 @@ class _Plan:
         return self.job.sequence.segment(trees.chain_tree(seen), len(seen) + 1, together=len(seen))
 
     def take(self, found: Sequence[list[Guess]], steps_left: int) -> None:
-        """Note the guesses at open places; a place at which nothing can be drawn ends the canvas."""
+        """Store the guesses at open places. The canvas ends at a place where nothing can be drawn."""
         for place, guesses in zip(self.open, found, strict=True):
             self.guesses[place] = guesses
         if not all(self.guesses):

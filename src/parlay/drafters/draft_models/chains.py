@@ -1,4 +1,4 @@
-"""Continuations that a draft model writes token by token, for many sequences at once."""
+"""Writes continuations with a draft model, token by token, for many sequences at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parlay.types import Request, Runner, SequenceView
 
 @dataclass(slots=True)
 class Sight:
-    """A sequence of the target as its draft model reads it: in its own ids. A `SequenceView`."""
+    """A `SequenceView` of a target's sequence in the draft model's own ids."""
 
     view: SequenceView
     tokens: list[int]
@@ -34,7 +34,7 @@ class Sight:
 
 @dataclass(slots=True, eq=False)
 class Chain:
-    """One continuation, in the draft model's ids, with the probability of each."""
+    """One continuation, in the draft model's ids, with the probability of each token."""
 
     sight: Sight
     sequence: DraftSequence
@@ -45,11 +45,11 @@ class Chain:
 
 
 Choose = Callable[[Tensor, Sequence[Chain]], list[tuple[int, float] | None]]
-"""Per row of logits and its chain, the next id and its probability; None ends the chain before it."""
+"""For each row of logits and its chain, chooses the next id and its probability; None ends the chain."""
 
 
 class ChainWriter:
-    """Continues sequences with a draft model, in its own ids. Paths less likely than ``min_p`` are not followed."""
+    """Continues sequences with a draft model, in its own ids. Ends paths that are less likely than ``min_p``."""
 
     def __init__(self, runner: Runner, min_p: float) -> None:
         self._runner = runner
@@ -57,7 +57,7 @@ class ChainWriter:
         self._sequences = DraftSequences(runner)
 
     def write(self, sights: Sequence[Sight], budgets: Sequence[int], choose: Choose) -> list[Chain | None]:
-        """Write one chain each; None where the draft model has no room or nothing to read."""
+        """Write one chain for each sequence. None if the draft model has no room, or no tokens to read."""
         readable = [budget if sight.tokens else 0 for sight, budget in zip(sights, budgets, strict=True)]
         jobs = self._sequences.jobs(sights, readable)
         chains = {place: Chain(sights[place], job.sequence, job.budget) for place, job in jobs.items()}
@@ -65,7 +65,7 @@ class ChainWriter:
         return [chains.get(place) for place in range(len(sights))]
 
     def _run(self, chains: Sequence[Chain], choose: Choose) -> None:
-        """Token by token, all chains at once. Drafted ids join the draft model's cache as if committed."""
+        """Write all chains together, token by token. Their ids join the draft model's cache as if committed."""
         while chains:
             out = self._runner.forward([chain.sequence.segment() for chain in chains])
             choices = choose(out.logits_RV, chains)
@@ -77,7 +77,7 @@ class ChainWriter:
             chains = growing
 
     def _grow(self, chain: Chain, token: int, probability: float) -> bool:
-        """Whether the chain, with this token if it is likely enough, goes on."""
+        """Append the token, if the path is likely enough. Returns whether the chain goes on."""
         chain.path_prob *= probability
         if not chain.path_prob >= self._min_p:  # written so that NaN ends the chain
             return False

@@ -27,23 +27,22 @@ _SHAPES: Mapping[str, tuple[str, ...]] = {
     "multi-candidate": ("tree", "chain"),
     "without-replacement": ("tree", "beam"),
 }
-"""The shapes that each rule can judge, its own first. Rules that are not here take fixed guesses."""
+"""The shapes that each rule can judge, its default first. Rules not listed here take fixed guesses."""
 
 
 class DraftModel(FromText):
     """Speculative decoding (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318).
 
-    A smaller model with the target's vocabulary continues each sequence. By default it does so with the request's own
-    sampler and noise, so that it draws the target's token as often as the coupling allows: ``shape=chain`` drafts one
+    A smaller model with the target's vocabulary continues each sequence. By default it uses the request's own sampler
+    and noise, so that it draws the target's token as often as the coupling allows. ``shape=chain`` drafts one
     continuation; ``tree`` expands the ``width`` likeliest nodes per forward by ``width`` children each, best path
-    first, and what falls below ``min_p`` is left out (the confidence stop of assisted generation).
+    first. Paths below ``min_p`` are left out (the confidence stop of assisted generation).
 
-    Under an accept rule that compares distributions it draws from its own distribution instead, with its own noise: one
-    chain; ``width``
-    chains (``k-seq``; ``multi-candidate`` with ``shape=chain``); a tree with ``branching`` children per node by depth
-    (empty: ``width`` everywhere), independent (SpecInfer) or without replacement (RSD-C, Sequoia); or a ``beam`` of
-    ``width`` nodes per level (RSD-S). Nothing that was drawn is left out: where a path falls below ``min_p``, it ends.
-    Scores are the draft model's probabilities.
+    Under an accept rule that compares distributions, it draws from its own distribution instead, with its own noise:
+    one chain; ``width`` chains (``k-seq``; ``multi-candidate`` with ``shape=chain``); a tree with ``branching``
+    children per node by depth (empty: ``width`` everywhere), independent (SpecInfer) or without replacement (RSD-C,
+    Sequoia); or a ``beam`` of ``width`` nodes per level (RSD-S). A drawn token is never left out: a path that falls
+    below ``min_p`` ends there. Scores are the draft model's probabilities.
     """
 
     def __init__(self, resources: Resources, options: DraftModelOptions, *, lane: int = 0) -> None:
@@ -89,11 +88,11 @@ class DraftModel(FromText):
 
 
 class BigLittle(DraftModel):
-    """Big-little decoding (BiLD, Kim et al. 2023, arXiv:2302.07863): the target reads over what a small model writes.
+    """Big-little decoding (BiLD, Kim et al. 2023, arXiv:2302.07863): a small model writes, and the target corrects it.
 
-    The small model writes until it is less sure of a token than ``fallback``, whose token is dropped, or until ``k``
-    tokens are written. Then the target reads all of them in one forward. Its rule ``rollback`` takes back what comes
-    from the first token on that surprises it too much, and the target writes the next token.
+    The small model writes until a token's probability is below ``fallback`` (that token is dropped), or until ``k``
+    tokens are written. Then the target reads all of them in one forward. Its rule ``rollback`` discards everything from
+    the first token on that the target finds too unlikely, and the target writes the next token.
     """
 
     def __init__(self, resources: Resources, options: BigLittleOptions) -> None:

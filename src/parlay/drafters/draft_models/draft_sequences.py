@@ -1,4 +1,4 @@
-"""A draft runner's sequences, each following one of the target's: caught up, cut back and evicted as needed."""
+"""A drafter's sequences in a draft model: each follows one of the target's, and is caught up, cut back or evicted."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from parlay.drafters.per_sequence import History
 from parlay.types import NO_TREE, OutOfRoom, Runner, Segment, SequenceView, Tree
 
-_CHUNK = 256  # pending tokens of one sequence that are fed in one forward
+_CHUNK = 256  # the most pending tokens of a sequence that are fed in one forward
 _WHOLE = 1 << 40  # more than any text has
 
 
 class DraftSequence:
-    """One sequence in the draft runner. ``pending`` are the tokens to feed next; the last of them is the root."""
+    """One sequence in the draft runner. ``pending``: the tokens to feed next, of which the last is the root."""
 
     __slots__ = ("history", "listed", "name", "pending")
 
@@ -22,10 +22,10 @@ class DraftSequence:
         self.name = name
         self.history = history  # the tokens that the runner has cached, drafted ones included
         self.pending: tuple[int, ...] = ()
-        self.listed = 0  # tokens of the text that a short list of the model's tokens was told of
+        self.listed = 0  # how many tokens the model's list of likely tokens has seen
 
     def segment(self, tree: Tree = NO_TREE, rows: int = 1, together: int = 0) -> Segment:
-        """Feed the pending tokens and a tree, and ask for the logits of the last ``rows`` of all these rows.
+        """Feed the pending tokens and a tree; compute logits for the last ``rows`` of these rows.
 
         The last ``together`` nodes see each other.
         """
@@ -33,9 +33,10 @@ class DraftSequence:
         return Segment(self.name, self.pending, tree, first, together=together)
 
     def level(self, tree: Tree, rows: int) -> Segment:
-        """Feed the last ``rows`` nodes of a tree and ask for their logits; all before them ran in the last forward.
+        """Feed the last ``rows`` nodes of a tree and compute their logits; the rows before them ran in the last
+        forward.
 
-        A tree without nodes: feed the pending tokens and ask for the root's logits.
+        If the tree is empty, feed the pending tokens and compute the root's logits.
         """
         segment = self.segment(tree, rows)
         return segment._replace(base=segment.logits_from) if tree.tokens else segment
@@ -43,7 +44,7 @@ class DraftSequence:
 
 @dataclass(frozen=True, slots=True)
 class DraftJob:
-    """One sequence to draft for, its sequence in the draft runner caught up, and the most nodes there may be."""
+    """One sequence to draft for: its caught-up sequence in the draft runner, and the most nodes to draft."""
 
     view: SequenceView
     sequence: DraftSequence
@@ -51,7 +52,7 @@ class DraftJob:
 
 
 class DraftSequences:
-    """The sequences of one drafter in a runner that it may share with others."""
+    """One drafter's sequences in a runner, which it may share with other drafters."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -59,9 +60,9 @@ class DraftSequences:
         self._opened: dict[int, DraftSequence] = {}  # by the target's sequence, least recently used first
 
     def jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, DraftJob]:
-        """Sequences that can be drafted now, by place in ``views``. Each has at most one chunk left to feed.
+        """The sequences that can be drafted for now, by index in ``views``. Each has at most one chunk left to feed.
 
-        Sequences without a budget are left out, and those for which the runner has no room.
+        Left out are sequences without a budget, and those for which the runner has no room.
         """
         most = self._runner.spec.max_context
         limits = [min(budget, most - len(view.tokens)) for view, budget in zip(views, budgets, strict=True)]
@@ -82,18 +83,18 @@ class DraftSequences:
             self._runner.release(opened.name)
 
     def run_again(self, job: DraftJob) -> None:
-        """Cache the last forward's pending tokens. The root is fed again, and what the runner could not cache."""
+        """Cache the last forward's pending tokens. The root is fed again, with any tokens that were not cached."""
         self.keep(job.sequence)
         self._rewind(job.view, job.sequence)
 
     def keep(self, opened: DraftSequence, path: Sequence[int] = (), tree: Tree = NO_TREE) -> None:
-        """The pending tokens of the last forward are cached now, and the nodes of ``path`` with them."""
+        """Cache the pending tokens of the last forward and the nodes of ``path``."""
         cached = self._runner.keep(opened.name, path)
         opened.history.tokens += [*opened.pending, *(tree.tokens[node] for node in path)]
         opened.history.cut(cached)
 
     def _align(self, view: SequenceView) -> DraftSequence:
-        """The view's draft sequence, now the most recently used, its cache cut back to what agrees with the view."""
+        """The view's draft sequence, cut back to the tokens that agree with the view, and marked as recently used."""
         opened = self._opened.pop(view.sequence, None) or self._open(view)
         self._opened[view.sequence] = opened
         self._rewind(view, opened)
@@ -102,18 +103,18 @@ class DraftSequences:
     def _rewind(self, view: SequenceView, opened: DraftSequence) -> None:
         tokens, history = view.tokens, opened.history
         agreed = min(history.agree(tokens), len(tokens) - 1)  # the root runs again: its logits are wanted
-        history.cut(self._runner.truncate(opened.name, agreed))  # less where the target needed the memory
+        history.cut(self._runner.truncate(opened.name, agreed))  # perhaps fewer: the target may have taken memory
         opened.pending = tuple(tokens[len(history.tokens) :])
 
     def _open(self, view: SequenceView) -> DraftSequence:
-        # Drafters may share the runner, so names are drawn from a space too large to meet in.
+        # Drafters may share the runner, so names are random and too long to collide.
         opened = DraftSequence(uuid.uuid4().int >> 66, History())
         cached = self._runner.open(opened.name, view.tokens, view.request.salt)
         opened.history.tokens += view.tokens[:cached]
         return opened
 
     def _reserve(self, opened: DraftSequence, tokens: int, busy: set[int]) -> bool:
-        """Room for ``tokens``, if need be that of the sequences used least recently."""
+        """Reserve cache for ``tokens`` tokens, if need be by evicting the least recently used sequences."""
         try:
             while not self._runner.reserve(opened.name, tokens):
                 idle = next((sequence for sequence in self._opened if sequence not in busy), None)
@@ -125,7 +126,7 @@ class DraftSequences:
         return True
 
     def _feed(self, late: Sequence[DraftSequence]) -> None:
-        """One chunk of each, the root left out."""
+        """Feed one chunk of each sequence, without the root."""
         rest = [opened.pending for opened in late]
         for opened in late:
             opened.pending = opened.pending[:-1][: self._chunk]
@@ -137,7 +138,7 @@ class DraftSequences:
 
 
 def _chunk_of(runner: Runner) -> int:
-    """Most tokens fed at once: all, where rows of the text all see each other, so that none stays cached."""
+    """The most tokens fed at once: all, if rows of a text all see each other, because then none stays cached."""
     canvas = runner.spec.canvas
     if canvas is None or canvas.text == "causal":
         return _CHUNK

@@ -15,10 +15,10 @@ from parlay.types import NO_DRAFT, Draft, ParlayError, Runner, SequenceView, tre
 
 
 class DrawnChains:
-    """One continuation of each sequence, drawn token by token after the processors that the target's rows get, too.
+    """Drafts one chain per sequence, drawn token by token from the draft model's distribution after processors.
 
-    The token that takes the path's chance below ``min_p`` is the last: it was drawn, so it stays. Drawers that draft
-    for one sequence together differ in ``lane``, and so in all they draw.
+    The token that takes the path's probability below ``min_p`` is the last one; it stays, because it was drawn. Several
+    drawers for one sequence use different ``lane`` numbers, so that their draws are independent.
     """
 
     def __init__(self, runner: Runner, sequences: DraftSequences, source: str, min_p: float, lane: int = 0) -> None:
@@ -29,7 +29,7 @@ class DrawnChains:
         self._lane = lane
 
     def write(self, jobs: Sequence[DraftJob]) -> list[Draft]:
-        """Drawn tokens join the draft model's cache as if committed."""
+        """Draw chains. Their tokens join the draft model's cache as if they were committed."""
         plans = [_Chain(job, self._lane) for job in jobs]
         active = plans
         while active:
@@ -51,7 +51,7 @@ class _Chain:
         self._path_prob = 1.0
 
     def draw(self, logits_V: Tensor) -> tuple[int, ...]:
-        """One more token; none where the logits are unusable."""
+        """Draw one more token; empty if the logits are unusable."""
         probs_V = drawable(logits_V, self.job.view, self._tokens)
         if probs_V is None:
             return ()
@@ -78,7 +78,7 @@ class _Chain:
 
 
 def drawable(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> Tensor | None:
-    """The distribution that the request samples from on that path; None if the logits leave nothing to draw from."""
+    """The distribution that the request samples from after that path; None if the logits are unusable."""
     try:
         return distribution(logits_V, view, path)
     except ParlayError:
@@ -86,7 +86,7 @@ def drawable(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> Tenso
 
 
 def stream(view: SequenceView, depth: int, number: int) -> int:
-    """Where the randomness of a draw comes from: one of this step alone, ``depth`` tokens below its root."""
+    """The random stream of a draw, unique to this step, ``depth`` tokens below its root."""
     step = len(view.tokens)
     return noise.stream(view.request.key, step + depth, Purpose.DRAFT, step, number)
 

@@ -18,9 +18,9 @@ from parlay.types import NO_DRAFT, Draft, DraftKind, Runner, SequenceView, Tree,
 
 @dataclass(frozen=True, slots=True)
 class OpenNode:
-    """A node that may get children (-1: the root), the distribution after it, the log-probability of its path.
+    """A node that may get children (-1: the root), the distribution after it, and its path's log-probability.
 
-    ``value`` is that log-probability disturbed by noise, which only beams need.
+    ``value``: that log-probability with Gumbel noise, which only beams need.
     """
 
     node: int
@@ -31,7 +31,7 @@ class OpenNode:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A drawn node: its token, and where it was drawn."""
+    """A drawn node: its token, and the node that it was drawn at."""
 
     token: int
     parent: OpenNode
@@ -43,21 +43,24 @@ class Child:
 
 
 class LevelDrawer(Protocol):
-    """Draws one level of a tree, in the order in which its nodes are to stand there."""
+    """Draws one level of a tree, in the order of its nodes."""
 
     @property
     def kind(self) -> DraftKind: ...
 
     def children(self, view: SequenceView, depth: int, spots: Sequence[OpenNode], first: int) -> list[Child]:
-        """Children of the ``spots``, ``depth`` levels below the root; the first child will be node ``first``."""
+        """Draw the children of the ``spots``, which are ``depth`` levels below the root.
+
+        The first becomes node ``first``.
+        """
         ...
 
 
 class DrawnTrees:
-    """Level by level: the newest nodes of every tree run at once, and a `LevelDrawer` draws their children.
+    """Draws trees level by level: the newest nodes of all trees run at once, then a `LevelDrawer` draws children.
 
-    A tree is cut to its budget in drawing order, which does not depend on what is drawn later. Below a node whose path
-    has a chance under ``min_p`` nothing is drawn; the node itself stays.
+    A tree is cut to its budget in drawing order, which does not depend on what is drawn later. A node whose path is
+    less likely than ``min_p`` gets no children, but stays.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class _Tree:
         return all(self._path_logprobs[node] < self._least_logprob for node in self.newest)
 
     def grow(self, logits_RV: Tensor) -> None:
-        """One more level, by the logits of the newest nodes."""
+        """Add a level, drawn from the logits of the newest nodes."""
         spots = [spot for node, row_V in zip(self.newest, logits_RV, strict=True) if (spot := self._spot(node, row_V))]
         first = len(self._nodes)
         drawn = self._drawer.children(self.job.view, self._depth, spots, first)
@@ -140,9 +143,9 @@ class _Tree:
 
 @dataclass(frozen=True, slots=True)
 class Independent:
-    """So many independent children of each node by its depth, the last number repeated. Equal ones stay apart.
+    """Draws independent children: as many as ``branching`` says for the depth, its last number repeated.
 
-    Greedy requests draw one child: all others would be its equals.
+    Equal children stay separate nodes. Greedy requests draw one child, because all would be equal.
     """
 
     branching: tuple[int, ...]
@@ -156,9 +159,9 @@ class Independent:
 
 @dataclass(frozen=True, slots=True)
 class Distinct:
-    """So many children of each node without replacement, by the largest of log-probability plus Gumbel noise: RSD-C.
+    """Draws children without replacement, by the largest log-probability plus Gumbel noise: RSD-C.
 
-    (Jeon et al. 2024, arXiv:2402.14160.) Fewer where the distribution has fewer tokens.
+    (Jeon et al. 2024, arXiv:2402.14160.) There are fewer if the distribution has fewer tokens.
     """
 
     branching: tuple[int, ...]
@@ -175,11 +178,11 @@ class Distinct:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """The ``width`` best nodes of each level by disturbed log-probability of their paths: stochastic beam search.
+    """Keeps the ``width`` best nodes of each level by the noisy log-probability of their paths: stochastic beam search.
 
-    RSD-S (Jeon et al. 2024, arXiv:2402.14160), after Kool et al. 2019 (arXiv:1903.06059): a child's value is
-    conditioned on the largest of its siblings' being that of their parent. In order of value the children of one node
-    are draws without replacement, and how many of them a level keeps tells nothing of which token comes next.
+    RSD-S (Jeon et al. 2024, arXiv:2402.14160), after Kool et al. 2019 (arXiv:1903.06059): the values of siblings are
+    conditioned so that the largest equals their parent's. In order of value, the children of one node are draws without
+    replacement, and how many of them a level keeps is independent of which token comes next.
     """
 
     width: int
@@ -204,7 +207,7 @@ def conditioned(value: float, most: float, bound: float) -> float:
 
 
 def _disturbed(probs_V: Tensor, state: int, count: int) -> list[tuple[int, float]]:
-    """Up to ``count`` tokens of the distribution with their log-probability plus Gumbel noise, the largest first."""
+    """Up to ``count`` tokens with their log-probability plus Gumbel noise, the largest first."""
     ids = probs_V.nonzero()[:, 0]
     values = probs_V[ids].log() + noise.gumbel(noise.bits([state], ids))[0]
     best = values.topk(min(count, len(values)))

@@ -1,4 +1,4 @@
-"""Chains and trees of a draft model's best guesses that the compiled decoder grows in one call."""
+"""Chains and trees of a draft model's best guesses, grown by the compiled decoder in one call."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from parlay.types import NO_DRAFT, Draft, SequenceView, Tree
 
 
 class GrownDrafts:
-    """All drafts of a step in one call: tokens, caches, and the noise that draft and target share.
+    """Grows all drafts of a step in one call, with the noise that draft model and target share.
 
-    ``width`` 1 makes chains. Requests whose logits are edited before a token is drawn go to ``slow``.
+    ``width`` 1 makes chains. Requests whose logits are edited go to ``slow``.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class GrownDrafts:
         runner.prepare(growth)
 
     def write(self, jobs: Sequence[DraftJob]) -> list[Draft]:
-        """The likeliest path of each draft that ran joins the draft model's cache as if committed."""
+        """Grow drafts. The likeliest path of each joins the draft model's cache as if committed."""
         plain = [job for job in jobs if is_plain(job.view)]
         edited = [job for job in jobs if not is_plain(job.view)]
         drafts = dict(zip(map(id, edited), self._slow.write(edited) if edited else (), strict=True))
@@ -50,12 +50,12 @@ class GrownDrafts:
 
 
 def is_plain(view: SequenceView) -> bool:
-    """Whether the compiled decoder can draft for the request: its logits are not edited before a token is drawn."""
+    """Whether the compiled decoder can draft for the request, because nothing edits its logits."""
     return not edits(view, ()) and view.request.params.typical_p == 1
 
 
 def tree_request(job: DraftJob) -> TreeRequest:
-    """The draft of a job, as the compiled decoder is asked for it."""
+    """The arguments of a job's draft for the compiled decoder."""
     view, params, sequence = job.view, job.view.request.params, job.sequence
     unread = view.tokens[sequence.listed :]
     sequence.listed = len(view.tokens)

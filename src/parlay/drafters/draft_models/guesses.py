@@ -1,4 +1,4 @@
-"""Guesses of a drafting model: tokens in the order of the request's own sampler, and how likely each is."""
+"""Guesses of a draft model: tokens ranked by the request's own sampler, with probabilities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parlay.sampling.sampler import all_plain_greedy, leading_in_one_pass, ranke
 from parlay.types import NO_DRAFT, Draft, SequenceView, trees
 
 Guess = tuple[int, float]
-"""A token and the drafting model's probability of it."""
+"""A token and the draft model's probability of it."""
 
 
 def best_guesses(
@@ -25,9 +25,9 @@ def best_guesses(
     wanted: Sequence[int] | None = None,
     barred: Sequence[int] = (),
 ) -> list[list[Guess]]:
-    """Per row the ``width`` best tokens by the sampler's own order, noise included, and their probabilities.
+    """For each row, the ``width`` tokens that the sampler ranks highest, noise included, with their probabilities.
 
-    Of the rows ``wanted``, which follow each other; None: of all. Logits of the tokens ``barred`` are overwritten.
+    ``wanted``: consecutive rows to rank; None: all. Logits of the tokens ``barred`` are overwritten.
     """
     if all_plain_greedy(views, paths) and (found := leading_in_one_pass(logits_RV, width, wanted, barred)) is not None:
         return found
@@ -38,8 +38,8 @@ def best_guesses(
 
 
 def paired(best: Sequence[Sequence[int]], probs_RV: Tensor) -> list[list[Guess]]:
-    """Each row's tokens with their probabilities."""
-    if best and len({len(ids) for ids in best}) == 1:  # one call in place of one for each row
+    """Combine each row's tokens with their probabilities."""
+    if best and len({len(ids) for ids in best}) == 1:  # one call for all rows
         found = probs_RV.gather(1, torch.tensor(best, device=probs_RV.device)).tolist() if best[0] else best
         return [list(zip(ids, chances, strict=True)) for ids, chances in zip(best, found, strict=True)]
     return [
@@ -48,8 +48,7 @@ def paired(best: Sequence[Sequence[int]], probs_RV: Tensor) -> list[list[Guess]]
 
 
 def probabilities(logits_RV: Tensor, views: Sequence[SequenceView]) -> Tensor:
-    """Per row the softmax of the logits at the request's temperature, without its penalties and truncation: ``[R,
-    V]``."""
+    """The softmax ``[R, V]`` of each row at its request's temperature, without penalties and truncation."""
     temperatures = [view.request.params.temperature or 1.0 for view in views]
     if set(temperatures) == {1.0}:
         return logits_RV.float().softmax(-1)
@@ -57,14 +56,14 @@ def probabilities(logits_RV: Tensor, views: Sequence[SequenceView]) -> Tensor:
 
 
 def falling(chances: list[float]) -> list[float]:
-    """No rank counts for more than the one before it: noise may have put a less likely token first."""
+    """Cap each probability by the one before it: noise may have ranked a less likely token first."""
     for rank in range(1, len(chances)):
         chances[rank] = min(chances[rank], chances[rank - 1])
     return chances
 
 
 def likely_chain(guesses: Sequence[Guess], min_p: float, source: str) -> Draft:
-    """The draft of these tokens, one below the other, as far as the path's chance does not fall below ``min_p``."""
+    """The draft of these tokens as a chain, up to where the path's probability falls below ``min_p``."""
     paths = accumulate((chance for _, chance in guesses), mul)
     likely = sum(1 for _ in takewhile(lambda path: path > 0 and path >= min_p, paths))
     if not likely:

@@ -47,7 +47,7 @@ class MergedDrafts(FromText):
         return [self._merged(chains) for chains in zip(*parts, strict=True)]
 
     def _merged(self, chains: Sequence[Draft]) -> Draft:
-        """Side by side, level by level, so that a cut takes from all alike."""
+        """Interleave the chains level by level, so that a cut shortens all of them alike."""
         order = sorted((depth, member) for member, chain in enumerate(chains) for depth in range(len(chain)))
         if not order:
             return NO_DRAFT

@@ -14,7 +14,7 @@ from parlay.types import Draft, Runner
 
 
 def draft_name(source: str, resources: Resources, model: str) -> str:
-    """``model``, or the target's own draft model. Raises NotNamed where strategy ``source`` has neither."""
+    """``model``, or the target's default draft model. Raises NotNamed if strategy ``source`` has neither."""
     name = model or resources.default_draft
     if not name:
         raise NotNamed(
@@ -25,7 +25,7 @@ def draft_name(source: str, resources: Resources, model: str) -> str:
 
 
 def open_writer(source: str, resources: Resources, name: str) -> Runner:
-    """The runner of a draft model that writes token by token. Raises UsageError for one that only fills canvases."""
+    """Open a draft model that writes token by token. Raises UsageError if it only fills canvases."""
     runner = resources.open_runner(name)
     if runner.spec.fills_only:
         raise UsageError(
@@ -36,9 +36,9 @@ def open_writer(source: str, resources: Resources, name: str) -> Runner:
 
 
 def open_draft(source: str, resources: Resources, name: str, *, canvases: bool = False) -> Runner:
-    """The runner of that draft model, which writes token by token or fills ``canvases``.
+    """Open a draft model that writes token by token or, with ``canvases``, fills canvases.
 
-    Raises UsageError if it can't, or if its vocabulary is not as large as the target's.
+    Raises UsageError if it can't, or if its vocabulary size is not the target's.
     """
     runner = resources.open_runner(name) if canvases else open_writer(source, resources, name)
     if canvases and runner.spec.canvas is None:
@@ -52,15 +52,15 @@ def open_draft(source: str, resources: Resources, name: str, *, canvases: bool =
 
 
 class DraftWriter(Protocol):
-    """Writes all jobs at once, forward by forward."""
+    """Writes the drafts of all jobs together, forward by forward."""
 
     def write(self, jobs: Sequence[DraftJob]) -> list[Draft]: ...
 
 
 @runtime_checkable
 class EmbeddingRunner(Runner, Protocol):
-    """A runner that tells what rows it reads of tokens, for `Features` made of them."""
+    """A runner that can return the embeddings it reads for tokens, to make `Features` of them."""
 
     def embed(self, ids: Sequence[int]) -> Tensor:
-        """Read the rows ``[N, H]`` of these tokens as the first layer does."""
+        """The input embeddings ``[N, H]`` of these tokens."""
         ...

@@ -15,27 +15,27 @@ from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Draft, Needs, SequenceView, trees
 
-_MOST = 1024  # tokens that a draft model writes in one go
+_MOST = 1024  # the most tokens that a draft model writes in one go
 
 
 class ParallelDraft(FromText):
     """PEARL (Liu et al. 2024, arXiv:2408.11850) and AMUSD (McDanel 2024, arXiv:2410.17375): drafts during forwards.
 
-    *Post-verify*: while the target verifies a draft, the draft model goes on from the end of it, as if all of it were
-    right. The first token that it writes there stands for the one that the target adds, so if the draft and that token
-    are right, the rest is the next draft, already there. *Pre-verify*: where they are not, the next forward has no
-    draft: it yields the token that the first of the next draft is compared with, while that is written. So a step
-    takes as long as the slower of the two, once a text has begun.
+    *Post-verify*: while the target verifies a draft, the draft model continues from its end, as if all of it were
+    right. Its first token there stands for the token that the target adds. If the draft and that token are right, the
+    rest is the next draft, ready at once. *Pre-verify*: if they are not, the next forward has no draft. While the draft
+    model writes the next draft, that forward yields the token that the draft's first token is compared with. So, once a
+    text has begun, a step takes as long as the slower of the two.
 
-    With ``form=pearl`` as many tokens are written during a forward as ``ahead`` says, or as the ratio of both speeds
-    does, and the next step waits for them. In the latter case the next draft is written first where that is expected to
-    be quicker than pre-verify, as it is with a small draft model that is often wrong. With ``form=amusd`` writing ends
-    when the forward does. With ``form=auto`` it is ``pearl`` where that is quicker by what was measured, and otherwise
-    all drafts are written before forwards, as by `DraftModel`.
+    With ``form=pearl``, a forward's draft has ``ahead`` tokens, or as many as the ratio of both speeds gives, and the
+    next step waits for them. In the latter case the next draft is written first if that is expected to be faster than
+    pre-verify, as it is with a small draft model that is often wrong. With ``form=amusd``, drafting ends when the
+    forward does. ``form=auto`` is ``pearl`` where measurements show that to be faster; otherwise all drafts are written
+    before forwards, as by `DraftModel`.
 
-    Where the engine verifies the halves of a batch in turn, each half is drafted for while the other one is verified:
-    its text is known by then, so nothing is drafted in vain. The text is that of plain decoding whatever is drafted
-    when: each token's noise is keyed by its position.
+    If the engine verifies the halves of a batch in turn, each half is drafted for while the other one is verified. Its
+    text is known by then, so no draft is wasted. The text is always that of plain decoding, because each token's noise
+    depends only on its position.
     """
 
     needs = Needs(outcomes=False, beside=True)
@@ -43,7 +43,7 @@ class ParallelDraft(FromText):
     def __init__(
         self, resources: Resources, options: ParallelDraftOptions, *, drafting: DraftResource | None = None
     ) -> None:
-        """``drafting`` takes the place of the model or the service that the options name."""
+        """``drafting`` replaces the model or the service that the options name."""
         if options.ahead and options.form == "amusd":
             raise UsageError(f"strategy {SOURCE}: form=amusd drafts until a forward ends; leave out ahead")
         where = ServiceBeside if options.url else ModelBeside
@@ -70,7 +70,7 @@ class ParallelDraft(FromText):
         self._waiting = views
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        """Propose what was drafted during the last forward, and go on drafting."""
+        """Propose what was drafted during the last forward, and continue drafting."""
         took = self._drafting.seconds() - self._last.left
         self._land(views)
         asked = {place: views[place] for place, budget in enumerate(budgets) if budget > 0}
@@ -90,7 +90,7 @@ class ParallelDraft(FromText):
         return drafts
 
     def _land(self, views: Sequence[SequenceView]) -> None:
-        """End what is drafted beside the target: at once where no text can use it."""
+        """Finish the drafting that began during the forward; at once if no text can use it."""
         if not self._flying:
             return
         flying, self._flying = self._flying, []
@@ -104,7 +104,7 @@ class ParallelDraft(FromText):
             guess.extend(written.chains.get(guess.sight.sequence, _NOTHING))
 
     def _follow(self, view: SequenceView) -> _Guess:
-        """Bring the guess of a text up to date."""
+        """The guess of a text, brought up to date with its committed tokens."""
         guess = self._guesses.get(view.sequence)
         if guess is None:
             guess = self._guesses[view.sequence] = _Guess(Sight(view, list(view.tokens)), len(view.tokens))
@@ -113,9 +113,9 @@ class ParallelDraft(FromText):
         return guess
 
     def _draft_first(self, guesses: Sequence[tuple[_Guess, int]]) -> None:
-        """Draft while nothing else runs: in a text's first step, after a pause, and where that is better than to wait.
+        """Draft while nothing else runs: in a text's first step, after a pause, and where that is faster than waiting.
 
-        The others' next forward runs without a draft.
+        For the other texts, the next forward runs without a draft.
         """
         wanted: list[tuple[_Guess, int]] = []
         for guess, budget in guesses:
@@ -125,14 +125,14 @@ class ParallelDraft(FromText):
         if wanted:
             written = self._drafting.write([guess.sight for guess, _ in wanted], [length for _, length in wanted])
             chains = [written.chains.get(guess.sight.sequence, _NOTHING) for guess, _ in wanted]
-            if all(guess.is_read for guess, _ in wanted):  # otherwise most of it went to prompts
+            if all(guess.is_read for guess, _ in wanted):  # otherwise most of the time went to prompts
                 self._pace.learn_alone(written.seconds, sum(len(chain.tokens) for chain in chains) / len(chains))
             for (guess, _), chain in zip(wanted, chains, strict=True):
                 guess.is_read = True
                 guess.extend(chain)
 
     def _take_off(self, guesses: Sequence[_Guess]) -> None:
-        """Go on from the ends of these guesses while the target verifies, or draft for texts that wait."""
+        """Begin to draft during the target's forward: from the ends of these guesses, or for texts that wait."""
         waiting, self._waiting = self._waiting, ()
         halves = [self._follow(view) for view in waiting if view.sequence in self._guesses]
         halves = [guess for guess in halves if guess.sight.sequence not in self._failed]
@@ -150,12 +150,12 @@ class ParallelDraft(FromText):
         self._last = _Last(self._drafting.seconds(), frozenset(map(id, guesses)), bool(flying), bool(halves))
 
     def _length_beside(self, guess: _Guess) -> int:
-        """How many tokens to write behind the guess during its own forward."""
+        """How many tokens to draft after the guess during its own forward."""
         most = min(guess.budget + 1, _MOST if self._stops else self._pace.tokens)
         return guess.room(max(LEAST, most) - (len(guess.rest) - guess.drafted))
 
     def release(self, sequence: int) -> None:
-        """Forget the sequence. If it is drafted for at this moment, that ends first, for all that are."""
+        """Forget the sequence. If it is being drafted for, the drafting of all texts is finished first."""
         if any(guess.sight.sequence == sequence for guess in self._flying):
             self._land([guess.sight.view for guess in self._flying if guess.sight.sequence != sequence])
         self._waiting = [view for view in self._waiting if view.sequence != sequence]
@@ -169,9 +169,9 @@ _NOTHING = Chain()
 
 @dataclass(frozen=True, slots=True)
 class _Last:
-    """The last time that drafts were proposed: when that was over, for which guesses, and what was drafted then.
+    """The last call of ``propose``: when it ended, for which guesses, and what drafting it began.
 
-    ``beside``: something was. ``halves``: it was for texts that waited for their turn.
+    ``beside``: it began drafting during the forward; ``halves``: for texts that waited for their turn.
     """
 
     left: float = 0.0
@@ -180,18 +180,18 @@ class _Last:
     halves: bool = False
 
     def was_step_of(self, guesses: Iterable[_Guess]) -> bool:
-        """Whether there was one forward since, of all these texts."""
+        """Whether exactly one forward ran since, over all these texts."""
         known = [guess.stepped and id(guess) in self.guesses for guess in guesses]
         return bool(known) and all(known) and not self.halves
 
 
 @dataclass(slots=True, eq=False)
 class _Guess:
-    """A text as it will be if the drafter is right: ``start`` tokens of the sight are committed, the rest is guessed.
+    """A text as it will be if the drafter is right: the first ``start`` tokens are committed, the rest is guessed.
 
-    ``scores`` are those of the guessed tokens, ``drafted`` how many of these the target was shown, and ``budget`` how
-    many it may be shown. ``was_ahead``: something was drafted for it during the last forward. ``stepped``: its text has
-    had one step since it was followed before. ``is_read``: the drafter has read its prompt.
+    ``scores``: those of the guessed tokens; ``drafted``: how many of these the target was shown; ``budget``: how many
+    it may be shown. ``was_ahead``: tokens were drafted for it during the last forward. ``stepped``: its text had one
+    step since `follow` was last called. ``is_read``: the drafter has read its prompt.
     """
 
     sight: Sight
@@ -209,7 +209,7 @@ class _Guess:
         return self.sight.tokens[self.start :]
 
     def hopeful(self, tokens: Sequence[int] | None) -> bool:
-        """Whether what is drafted behind the guess may be of use, now that these tokens are committed."""
+        """Whether tokens drafted after the guess may still be useful, now that ``tokens`` are committed."""
         if tokens is None:
             return False
         rest = self.rest
@@ -217,7 +217,7 @@ class _Guess:
         return new == rest[: len(new)]
 
     def follow(self, view: SequenceView) -> tuple[int, int]:
-        """Keep what agrees with the text as it is now; if that is nothing, the guess ends where the text does.
+        """Keep the guessed tokens that agree with the text; if none do, the guess ends where the text does.
 
         Returns how many guessed tokens were right, and how many were tested.
         """
@@ -226,7 +226,7 @@ class _Guess:
         new, rest = list(tokens[start:]), self.sight.tokens[start:]
         right = next((place for place, (one, other) in enumerate(zip(new, rest, strict=False)) if one != other), -1)
         self.stepped = 0 < len(new) <= self.drafted + 1
-        self.was_ahead &= len(new) <= self.drafted + 1  # a forward commits no more: otherwise there was a pause
+        self.was_ahead &= len(new) <= self.drafted + 1  # a forward commits no more tokens: there was a pause
         if start == self.start and rest[: len(new)] == new:
             del self.scores[: len(new)]
         else:
@@ -236,18 +236,18 @@ class _Guess:
         return (min(len(new), len(rest)),) * 2 if right < 0 else (right, right + 1)
 
     def extend(self, chain: Chain) -> None:
-        """Guess that these tokens follow."""
+        """Append guessed tokens."""
         self.sight.tokens += chain.tokens
         self.scores += chain.scores
 
     def draft(self, budget: int) -> Draft:
-        """The first guessed tokens, for the target to verify."""
+        """The first guessed tokens, as the draft to verify."""
         tokens = self.rest[:budget]
         self.drafted = len(tokens)
         scores = self.scores[: len(tokens)] if len(self.scores) >= len(tokens) else ()
         return trees.chain(tokens, SOURCE, scores)
 
     def room(self, length: int) -> int:
-        """Cut ``length`` to the tokens that the request may have behind what is guessed."""
+        """``length``, cut to the tokens that the request may still have after the guess."""
         most, sight = self.sight.request.params.max_tokens, self.sight
         return length if most is None else min(length, most - (len(sight.tokens) - sight.prompt_length))

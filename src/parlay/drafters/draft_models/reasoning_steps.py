@@ -1,4 +1,4 @@
-"""Steps of reasoning that a draft model writes, one for each step of the engine, each judged as a whole."""
+"""Steps of reasoning that a draft model writes, one per draft, each judged as a whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SENTENCE_ENDS = (".", "!", "?", ":", ";")
 
 
 class StepEnds:
-    """The tokens that end a step: those with a line end, or also those that end a sentence."""
+    """The tokens that end a step: those with a line break, and optionally those that end a sentence."""
 
     def __init__(self, tokenizer: Tokenizer, until: str) -> None:
         self._tokenizer = tokenizer
@@ -37,7 +37,7 @@ class StepEnds:
 
 @dataclass(frozen=True, slots=True)
 class _Proposed:
-    """The tokens last drafted for a sequence, and the length that its text had."""
+    """The tokens last drafted for a sequence, and the length of its text at that time."""
 
     start: int
     tokens: tuple[int, ...]
@@ -46,8 +46,8 @@ class _Proposed:
 class SpecReason(FromText):
     """SpecReason (Pan et al. 2025, arXiv:2504.07891): a small model writes steps of reasoning, the target judges them.
 
-    A draft is one step: up to the end of a line or of a sentence, or as much as the budget allows. The rule accepts it
-    as a whole by the target's score of it. Where it does not, the target writes the step: nothing is drafted until that
+    A draft is one step: up to the end of a line or of a sentence, or as long as the budget allows. The rule accepts it
+    as a whole if the target scores it high enough. Otherwise the target writes the step: nothing is drafted until it
     has ended.
     """
 
@@ -69,7 +69,7 @@ class SpecReason(FromText):
         return [drafts.get(place, NO_DRAFT) for place in range(len(views))]
 
     def _rewriting(self, view: SequenceView) -> bool:
-        """Whether the target writes this step, after a draft of it that did not stand."""
+        """Whether the target is writing this step, after it rejected a draft of it."""
         last = self._proposed.get(view.sequence)
         if last is None:
             return False

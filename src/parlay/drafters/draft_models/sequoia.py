@@ -14,7 +14,7 @@ from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, NO_TREE, Draft, Needs, Observation, Segment, SequenceView, Tree, trees
 
-_REFIT = 16  # steps that a shape is good for
+_REFIT = 16  # steps after which shapes are computed again
 
 
 class Sequoia:
@@ -77,7 +77,7 @@ class Sequoia:
         return self._shapes[nodes]
 
     def _grow(self, tree_jobs: Sequence[_TreeJob]) -> None:
-        """Level by level: the newest inner nodes of every tree run at once, and their children get their tokens."""
+        """Fill the trees level by level: the newest inner nodes of all trees run, and their children get tokens."""
         while tree_jobs:
             out = self._runner.forward([tree_job.segment() for tree_job in tree_jobs])
             rows = [(tree_job, node) for tree_job in tree_jobs for node in tree_job.newest]
@@ -95,7 +95,7 @@ class Sequoia:
 
 
 class _TreeJob:
-    """One sequence's tree, and what of it the draft model has run."""
+    """One sequence's tree, and the part of it that the draft model has run."""
 
     def __init__(self, view: SequenceView, sequence: DraftSequence, shape: StaticTree) -> None:
         self.view = view
@@ -118,7 +118,7 @@ class _TreeJob:
         self.tree.fill(node, found)
 
     def descend(self) -> None:
-        """Run the filled nodes that have children of their own."""
+        """Go to the filled nodes of the next level that have children, which run next."""
         self._level += 1
         self.newest = self.tree.inner(self._level)
         if self.newest:
@@ -128,5 +128,5 @@ class _TreeJob:
             self.ran = Tree(self.ran.tokens + tokens, self.ran.parents + parents)
 
     def draft(self) -> Draft:
-        """Scores are the measured acceptance."""
+        """The draft. Scores are the measured acceptance."""
         return self.tree.draft(SOURCE, self._shape.scores)

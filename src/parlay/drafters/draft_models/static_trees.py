@@ -1,4 +1,4 @@
-"""The best tree of a given size for measured acceptance by rank, its filling with tokens, and the record."""
+"""Static trees: the best shape of a given size for measured acceptance by rank, filled with tokens."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from dataclasses import dataclass
 from parlay.drafters.draft_models.guesses import Guess, falling
 from parlay.types import NO_DRAFT, Draft, Tree, trees
 
-_FIRST, _FALL = 0.6, 0.3  # acceptance of the likeliest token before anything was seen, and what each rank leaves of it
-_WEIGHT = 8.0  # observations that this guess, or the record of all depths, is worth
-_DECAY = 0.995  # of a depth's record, per observation
+_FIRST, _FALL = 0.6, 0.3  # prior acceptance of the likeliest token, and the factor from each rank to the next
+_WEIGHT = 8.0  # how many observations the prior, or the record of all depths, counts as
+_DECAY = 0.995  # decay of a depth's record, per observation
 
 Acceptance = Sequence[Sequence[float]]
-"""``[d][r]``: how often the token of rank r is the right one, d levels below the root, given that its parent is."""
+"""``[d][r]``: how often the token of rank r, d levels below the root, is right if its parent is."""
 
 
 @dataclass(frozen=True, slots=True)
 class StaticTree:
-    """A tree without tokens, best node first: its first n nodes are the best tree of n nodes."""
+    """A shape of a tree, best node first: its first n nodes are the best tree with n nodes."""
 
     parents: tuple[int, ...]
     ranks: tuple[int, ...]
     depths: tuple[int, ...]
     scores: tuple[float, ...]
-    """Of each node given its parent."""
+    """Acceptance of each node if its parent is right."""
     path_probs: tuple[float, ...]
-    """Of the whole path to each node."""
+    """Probability of the whole path to each node."""
 
     @property
     def expected(self) -> float:
-        """Tokens per step: 1 plus the chance of every node's path."""
+        """Expected tokens per step: 1 plus the probabilities of all nodes' paths."""
         return 1 + sum(self.path_probs)
 
     @property
@@ -42,9 +42,9 @@ class StaticTree:
 def best_tree(acceptance: Acceptance, nodes: int, levels: int) -> StaticTree:
     """The tree of at most ``nodes`` nodes and ``levels`` levels with the most expected tokens.
 
-    It has the highest products of acceptance along their paths, and is closed under parents because none exceeds 1, as
-    long as no rank is better than the one before. That is what Sequoia's recurrence T(m, l, b) finds, without a table.
-    Nodes that are never right are left out.
+    It has the nodes with the highest products of acceptance along their paths. It is closed under parents, because no
+    factor exceeds 1 and no rank is better than the one before. Sequoia's recurrence T(m, l, b) finds the same tree with
+    a table. Nodes that are never right are left out.
     """
     grown: list[tuple[int, int, int, float, float]] = []
     candidates: list[tuple[float, int, int, int]] = []  # -path_prob, depth, parent, rank
@@ -66,13 +66,13 @@ def best_tree(acceptance: Acceptance, nodes: int, levels: int) -> StaticTree:
 
 
 def best_shape(acceptance: Acceptance, nodes: int, level_cost: float) -> StaticTree:
-    """The best tree of any depth, by tokens over time: one target forward, and ``level_cost`` of one for each level."""
+    """The best tree of any depth, by tokens per time; a level takes ``level_cost`` of a target forward."""
     trees = [best_tree(acceptance, nodes, levels) for levels in range(1, len(acceptance) + 1)]
     return max(trees, key=lambda tree: tree.expected / (1 + level_cost * tree.levels))
 
 
 class FilledTree:
-    """A shape that is filled with guesses, from the root down."""
+    """A shape that is filled with guesses from the root down."""
 
     def __init__(self, shape: StaticTree) -> None:
         self._shape = shape
@@ -80,20 +80,20 @@ class FilledTree:
         self._filled: dict[int, Guess] = {}
 
     def token(self, node: int) -> int:
-        """Token of a filled node."""
+        """The token of a filled node."""
         return self._filled[node][0]
 
     def parent(self, node: int) -> int:
-        """The node above; the root is -1."""
+        """The parent of a node; the root is -1."""
         return self._shape.parents[node]
 
     def inner(self, level: int) -> list[int]:
-        """The filled nodes so deep that have children in the shape; the root, which is -1, is at 0."""
+        """The filled nodes of a level that have children in the shape; level 0 is the root, -1."""
         nodes = [-1] if level == 0 else [node for node in sorted(self._filled) if self._shape.depths[node] == level]
         return [node for node in nodes if self._children[node]]
 
     def path(self, node: int) -> list[int]:
-        """The tokens from below the root down to a filled node."""
+        """The tokens from below the root to a filled node."""
         above = []
         while node >= 0:
             above.append(self.token(node))
@@ -101,13 +101,13 @@ class FilledTree:
         return above[::-1]
 
     def fill(self, node: int, found: Sequence[Guess]) -> None:
-        """A node's children get the guesses of their ranks; where fewer are offered, they are left out."""
+        """Give each child of a node the guess of its rank. Children without a guess are left out."""
         for child in self._children[node]:
             if self._shape.ranks[child] < len(found):
                 self._filled[child] = found[self._shape.ranks[child]]
 
     def draft(self, source: str, scores: Sequence[float] | None = None) -> Draft:
-        """The filled nodes, best first. ``scores``: of all nodes of the shape; else the guesses' probabilities."""
+        """The filled nodes, best first. ``scores``: for all nodes of the shape; default: the guesses' probabilities."""
         nodes = sorted(self._filled)
         if not nodes:
             return NO_DRAFT
@@ -120,7 +120,10 @@ class FilledTree:
 
 
 class RankRecord:
-    """How often each rank was right at each depth, lately; a depth leans on all depths, and these on a guess."""
+    """How often each rank was right recently, by depth.
+
+    Depths have the record of all depths as prior, which has a guess.
+    """
 
     def __init__(self, levels: int, width: int) -> None:
         guess = [_FIRST * _FALL**rank for rank in range(width)]
@@ -128,19 +131,19 @@ class RankRecord:
         self._depths = [_Counts([0.0] * width) for _ in range(levels)]
 
     def learn(self, depth: int, rank: int | None) -> None:
-        """The right token ``depth`` levels below the root had this rank; None: a worse one."""
+        """Note the rank of the right token ``depth`` levels below the root; None: a lower rank than all."""
         self._all.learn(rank)
         if depth < len(self._depths):
             self._depths[depth].learn(rank)
 
     @property
     def is_known(self) -> bool:
-        """Whether as much was seen as the guess that it began with counts."""
+        """Whether the observations outweigh the initial guess."""
         return self._all.seen >= 2 * _WEIGHT
 
     @property
     def acceptance(self) -> list[list[float]]:
-        """Never better at a later rank than at an earlier one."""
+        """The acceptance by depth and rank, made non-increasing over ranks."""
         overall = self._all.shares([0.0] * len(self._all.right), 0.0)
         return [falling(counts.shares(overall, _WEIGHT)) for counts in self._depths]
 

@@ -1,7 +1,8 @@
-"""Superposed decoding: several drafts that grow by one row each level, and a draft model that drafts so.
+"""Superposed decoding: several drafts that grow by one row per level, and a drafter that drafts in this way.
 
-One row reads the mean of the embeddings of the drafts' last tokens, weighted by the drafts' chances (Shen et al. 2024,
-arXiv:2405.18400). So all drafts share the law that follows, and n-grams say which token goes on with which draft.
+The row is the mean of the embeddings of the drafts' last tokens, weighted by the drafts' probabilities (Shen et al.
+2024, arXiv:2405.18400). So all drafts share one next-token distribution, and an n-gram model tells which token
+continues which draft.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from parlay.options import UsageError, refuse_unread
 from parlay.types import NO_DRAFT, Draft, Features, Segment, SequenceView, Tree, trees
 
 _LN10 = math.log(10)
-_LEAST = 1e-30  # a chance whose logarithm is still a number
+_LEAST = 1e-30  # lower limit of a probability, so that its logarithm is finite
 TOP_K = 9
-"""Tokens of each law that may go on with a draft, in the paper."""
+"""How many tokens of each distribution may continue a draft, as in the paper."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A draft so far. ``score`` is the sum of its tokens' scores; ``ended``: nothing may follow."""
+    """A draft so far. ``score``: the sum of its tokens' scores. ``ended``: nothing may follow."""
 
     tokens: tuple[int, ...] = ()
     score: float = 0.0
@@ -47,10 +48,10 @@ def grown(
     alpha: float,
     ngrams: NgramModel | None = None,
 ) -> list[Candidate]:
-    """All continuations of the drafts by a token, the best first.
+    """All continuations of the drafts by one token, the best first.
 
-    ``law`` has tokens with the logarithms of their chances, which hold after each of the drafts; ``text`` comes before
-    these. With ``ngrams`` a token scores log p^(1 - alpha) q^alpha: p by the law, q by the n-grams.
+    ``law``: tokens with their log-probabilities, which are shared by all drafts. ``text``: the tokens before the
+    drafts. With ``ngrams``, a token scores log(p^(1 - alpha) q^alpha): p by ``law``, q by the n-gram model.
     """
     found: list[Candidate] = []
     text = text[-ngrams.order :] if ngrams is not None else ()
@@ -66,26 +67,27 @@ def grown(
 
 
 def sharpened(guesses: Sequence[Guess], temperature: float) -> list[tuple[int, float]]:
-    """Tokens with the logarithms of their chances at this temperature, as if there were no other tokens."""
+    """Tokens with their log-probabilities at this temperature, as if there were no other tokens."""
     chances_K = torch.tensor([max(chance, _LEAST) for _, chance in guesses], dtype=torch.float64)
     logs: list[float] = torch.log_softmax(chances_K.log() / temperature, 0).tolist()
     return [(token, log) for (token, _), log in zip(guesses, logs, strict=True)]
 
 
 def mean_of(rows_DH: Tensor, candidates: Sequence[Candidate]) -> Tensor:
-    """The row ``[1, H]`` that stands for all drafts: the mean of their last tokens' rows, by their chances."""
+    """The row ``[1, H]`` that stands for all drafts: the mean of ``rows_DH``, weighted by the drafts' probabilities."""
     weights_D = torch.softmax(torch.tensor([each.score for each in candidates], dtype=torch.float64), 0)
     return (weights_D[:, None] * rows_DH.double().cpu()).sum(0, keepdim=True).to(rows_DH.dtype)
 
 
 class SuperposedDraft(FromText):
-    """Superposed decoding as a drafter (Shen et al. 2024, arXiv:2405.18400): ``drafts`` paths for one row each level.
+    """Superposed decoding as a drafter (Shen et al. 2024, arXiv:2405.18400): ``drafts`` paths for one row per level.
 
-    A smaller model reads, at each level, one row: the mean of the drafts' last tokens. Its law continues all of them;
-    the best tokens are those of the request's own sampler. Every beginning that was among the best ``drafts`` is a node
-    of the tree, the likeliest paths first. A path ends where its chance falls below ``min_p``, the tree where it has as
-    many nodes as may be drafted. The mixed rows are never kept: the draft model caches the text alone. Scores are the
-    model's probabilities. The target verifies the tree, so the text is its own.
+    At each level a smaller model reads one row: the mean of the drafts' last tokens. The distribution that follows
+    continues all of them; the best tokens are those that the request's own sampler ranks highest. Every prefix that was
+    among the best ``drafts`` is a node of the tree, the likeliest paths first. A path ends when its probability falls
+    below ``min_p``, and the tree when it has as many nodes as the budget. The mixed rows are never kept: the draft
+    model caches only the text. Scores are the model's probabilities. The target verifies the tree, so the text is its
+    own.
     """
 
     def __init__(self, resources: Resources, options: SuperposedDraftOptions) -> None:
@@ -117,7 +119,7 @@ class SuperposedDraft(FromText):
         return [plans[place].draft() if place in plans else NO_DRAFT for place in range(len(views))]
 
     def _segments(self, plans: Sequence[_Paths]) -> list[Segment]:
-        """One row of each: at first the last token of its text, then the mean of its drafts."""
+        """One row per plan: first the last token of its text, later the mean of its drafts."""
         if not plans[0].nodes:
             return [plan.job.sequence.level(plan.rows, 1) for plan in plans]
         rows_NH = self._runner.embed([each.tokens[-1] for plan in plans for each in plan.alive])
@@ -141,9 +143,9 @@ class _Paths:
     ngrams: NgramModel | None
     alive: list[Candidate] = field(default_factory=lambda: [Candidate()])
     nodes: list[int] = field(default_factory=list)
-    """Tokens by which the rows go that stand for all drafts: of the best of them."""
+    """The tokens of the mixed rows so far: those of the best draft."""
     chances: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=lambda: {(): (1.0, 1.0)})
-    """Of each beginning of a draft: of the whole path, and of its last token."""
+    """For each prefix of a draft: the probability of its path, and of its last token."""
 
     @property
     def rows(self) -> Tree:
@@ -155,11 +157,11 @@ class _Paths:
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is something to go on with, and room in the tree for it."""
+        """Whether there are drafts to continue, and room in the tree."""
         return bool(self.alive) and len(self.chances) <= self.job.budget
 
     def take(self, found: Sequence[Guess]) -> None:
-        """One more token for the drafts; where the sampler can make nothing of the row, they end."""
+        """Extend the drafts by one token. If the sampler can't use the row, they end."""
         ids = [token for token, _ in found]
         own = dict(zip(ids, falling([chance for _, chance in found]), strict=True))
         law = sharpened(list(own.items()), self.options.temperature) if own else []
@@ -176,7 +178,7 @@ class _Paths:
             self.nodes.append(self.alive[0].tokens[-1])
 
     def draft(self) -> Draft:
-        """The likeliest paths, as many nodes as the budget has; none is less likely than what follows it."""
+        """The likeliest paths, up to the budget. No node is less likely than its descendants."""
         paths = sorted((path for path in self.chances if path), key=lambda path: -self.chances[path][0])
         paths = paths[: self.job.budget]
         if not paths:

@@ -15,10 +15,10 @@ from parlay.sampling import noise
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, shared_length, trees
 
 _SCORES = (0.16, 0.8, 0.95)
-"""Measured chances of a corrected token, if the one before it is right, by how many tokens just before it stayed the
-same when it was computed: 0, 1, or more. With none it was computed after a token that has changed since."""
-_FRESH = 0.02  # of a guess that no forward has corrected yet
-_RECYCLED = (0.3, 0.4)  # measured chances: of the first token of an n-gram that is verified again, of further ones
+"""Measured probability that a corrected token is right if the one before it is, by how many guesses just before it
+stayed the same in its forward: 0, 1, or more. With 0, it was computed after a token that has changed since."""
+_FRESH = 0.02  # probability of a guess that no forward has corrected yet
+_RECYCLED = (0.3, 0.4)  # measured probabilities: first token of a recycled n-gram, later ones
 _PURPOSE = 0x6A61636F6269  # the stream of guesses drawn from a prompt: "jacobi" in ASCII
 
 
@@ -39,8 +39,8 @@ class Jacobi(OneByOne):
     ``prompt`` by the request's key. For a target that was tuned to converge in few forwards (CLLM, Kou et al. 2024,
     arXiv:2403.00835) use ``guess=prompt`` with as many guesses as blocks had tokens, and ``recycle``.
 
-    ``recycle`` keeps what such a target said in rejected rows. Runs of it are often right some places later, so n-grams
-    of earlier guesses that begin with the last committed token are verified beside the block (rejection recycling;
+    ``recycle`` keeps what such a target predicted in rejected rows. Runs of it are often right some places later, so
+    n-grams of earlier guesses that begin with the last committed token are verified, too (rejection recycling;
     Jacobi Forcing, Hu et al. 2025, arXiv:2512.14681). They get at most half of the budget. Where one of them is right
     for longer than the block, the next guesses are what the target chose along it.
     """
@@ -78,7 +78,7 @@ class Jacobi(OneByOne):
         return trees.first(trees.merge([block, *map(_again, iterate.recycled)]), budget)
 
     def _room(self, view: SequenceView, budget: int) -> int:
-        """How far the block goes on. Its last token needs no guess: no row of the block comes after it."""
+        """How many more tokens the block has. Its last token needs no guess, because no row of the block follows it."""
         if self._variant == "parallel":
             return budget
         length = len(view.tokens) - view.prompt_length
@@ -93,7 +93,7 @@ class Jacobi(OneByOne):
         return view.tokens[noise.stream(view.request.key, position, _PURPOSE) % view.prompt_length]
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """The tokens that the sampler chose along the block are the next guesses."""
+        """Make the tokens that the sampler chose along the block the next guesses."""
         for observation in observations:
             iterate = self._iterates.get(observation.view.sequence)
             before = len(observation.view.tokens) - len(observation.verdict.sampled)
@@ -106,10 +106,10 @@ class Jacobi(OneByOne):
 
 
 class _Iterate:
-    """The latest guess of what follows a text, and a pool of n-grams of earlier ones."""
+    """The latest guess of what follows a text, and a pool of n-grams from earlier guesses."""
 
     def __init__(self, recycle: int, ngram: int) -> None:
-        """``recycle`` n-grams per first token are kept, of ``ngram`` tokens."""
+        """The pool keeps ``recycle`` n-grams of ``ngram`` tokens per first token."""
         self.history = History()  # the text
         self.pool = NgramPool(recycle)
         self.recycled: list[tuple[int, ...]] = []  # tails of n-grams in the last draft
@@ -119,7 +119,7 @@ class _Iterate:
         self.proposed: list[int] = []  # the last draft, fresh guesses included
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Drop the guesses of positions that are committed now; all of them if tokens were taken back."""
+        """Drop guesses for positions that are committed now. If tokens were taken back, drop all guesses."""
         history = self.history
         agreed = history.agree(tokens)
         passed = len(tokens) - agreed if agreed == len(history.tokens) else len(self.tokens)
@@ -129,7 +129,7 @@ class _Iterate:
         del self.scores[:passed]
 
     def recall(self, root: int) -> None:
-        """Look up what has followed the root in guesses, but for what the block says itself."""
+        """Look up n-grams of earlier guesses that begin with the root, except those that the block repeats."""
         tails = self.pool.after(root)
         self.recycled = [tail for tail in tails if tail != tuple(self.tokens[: len(tail)])]
 
@@ -146,9 +146,9 @@ class _Iterate:
                 self.pool.add(state[place], tuple(state[place + 1 : place + self._ngram]))
 
     def _correct(self, chosen: Sequence[int], guesses: Sequence[int]) -> None:
-        """``chosen`` along ``guesses`` replaces what is held from the first on, as far as the forward went."""
+        """Replace the guesses by ``chosen``, the sampler's tokens along ``guesses``, as far as the forward went."""
         scores: list[float] = []
-        same = 0  # guesses just before this one that it left as they were, so that it still follows from them
+        same = 0  # how many guesses just before this one stayed the same, so that it still follows from them
         for place, token in enumerate(chosen):
             scores.append(_SCORES[min(same, 2)])
             same = same + 1 if place < len(guesses) and guesses[place] == token else 0
@@ -161,7 +161,7 @@ def _again(tail: Sequence[int]) -> Draft:
 
 
 def _along(observation: Observation, guesses: Sequence[int]) -> list[int]:
-    """The sampler's tokens after the root and after each guess, as far down as the verified draft has them."""
+    """The sampler's tokens after the root and after each guess, as far as the verified draft contains the guesses."""
     tree, choices = observation.draft.tree, observation.top_k
     below = {key: node for node, key in enumerate(zip(tree.parents, tree.tokens, strict=True))}
     node, chosen = -1, list(choices[0][:1])

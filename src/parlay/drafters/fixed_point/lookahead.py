@@ -15,8 +15,8 @@ from parlay.sampling import noise
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tree, trees
 
 _PURPOSE = 0x6C6F6F6B  # the stream of the window's first tokens: "look" in ASCII
-_FIRST = (0.7, 0.17, 0.06)  # measured chances of the root's children: of the latest n-gram, of the next, of others
-_DEEPER = (0.92, 0.25, 0.25)  # likewise of the first child of another node, and of further ones
+_FIRST = (0.7, 0.17, 0.06)  # measured probabilities of the root's children: latest n-gram, second latest, others
+_DEEPER = (0.92, 0.25, 0.25)  # the same for children of other nodes, by rank
 
 
 class Lookahead(OneByOne):
@@ -68,7 +68,7 @@ class Lookahead(OneByOne):
         return _with_probes(merged, *(state.window.nodes(len(merged)) if state.window else ((), ())))
 
     def _begin(self, view: SequenceView) -> _LookaheadState:
-        """Row 0 begins that much wider than the window, because each row that is added costs it a column."""
+        """Make the state. Row 0 begins wider than the window, because each added row costs it a column."""
         size = self._columns + self._ngram - 3 if self._columns else 0
         streams = [noise.stream(view.request.key, place, _PURPOSE) for place in range(size)]
         row = [view.tokens[stream % view.prompt_length] for stream in streams]
@@ -76,7 +76,7 @@ class Lookahead(OneByOne):
         return _LookaheadState(NgramPool(self._guesses), window, self._ngram if self._copy else 0)
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Move on each window that the target has seen whole."""
+        """Advance each window of which the target has computed all nodes."""
         for observation in observations:
             state = self._states.get(observation.view.sequence)
             before = len(observation.view.tokens) - len(observation.verdict.sampled)
@@ -91,10 +91,10 @@ class Lookahead(OneByOne):
 
 
 class GuessWindow:
-    """The 2-D window: ``rows[l][i]`` stands l + i tokens after the root; row 0 lacks its column 0, the root itself.
+    """The 2-D window: ``rows[l][i]`` is l + i tokens after the root. Row 0 lacks column 0, which is the root itself.
 
-    It begins as row 0 alone, and moves on by one token per step. Until it has ``ngram`` - 1 rows a step adds one and
-    costs a column; then each step completes an n-gram per column, and the oldest row leaves.
+    It begins with row 0 alone, and advances by one token per step. Until there are ``ngram`` - 1 rows, each step adds a
+    row and costs a column. From then on, each step completes an n-gram per column, and the oldest row leaves.
     """
 
     def __init__(self, row: list[int], ngram: int) -> None:
@@ -102,9 +102,9 @@ class GuessWindow:
         self._ngram = ngram
 
     def nodes(self, first: int) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the window's nodes, the first of which is to be node ``first`` of the tree.
+        """Tokens and parents of the window's nodes; the first of them becomes node ``first`` of the tree.
 
-        Row 0 is a chain below the root; column i of any other row hangs on column i of the row above.
+        Row 0 is a chain below the root. Column i of any other row is a child of column i of the row above.
         """
         tokens: list[int] = list(self.rows[0])
         above = [-1, *range(first, first + len(tokens))]
@@ -116,7 +116,7 @@ class GuessWindow:
         return tokens, parents
 
     def advance(self, root: int, new: list[int]) -> list[tuple[int, ...]]:
-        """One step on: ``new`` are the target's tokens after the last row. Returns the n-grams that it completes."""
+        """Advance one step. ``new``: the target's tokens after the last row. Returns the n-grams that are completed."""
         rows = [*self.rows, new]
         if len(rows) < self._ngram:
             self.rows = [row[1:] for row in rows]
@@ -132,14 +132,14 @@ class _LookaheadState:
         self.history = History()
         self.pool = pool
         self.window = window
-        self._copied = copied  # length of the n-grams that the pool takes from the text; 0: none
+        self._copied = copied  # length of n-grams that are copied from the text into the pool; 0: none
 
     def is_behind(self, tokens: Sequence[int]) -> bool:
-        """Whether tokens were taken back: then the state must be made anew."""
+        """Whether the sequence has lost tokens; the state must then be made anew."""
         return self.history.agree(tokens) < len(self.history.tokens)
 
     def follow(self, tokens: Sequence[int], step: StepBudget) -> None:
-        """Take in what is new; where n-grams are made of it, as much as the step has room for."""
+        """Take in new tokens: all, or if n-grams are copied from them, as many as the step allows."""
         history = self.history
         known = len(history.tokens)
         until = known + step.take(len(tokens) - known) if self._copied else len(tokens)
@@ -154,7 +154,7 @@ class _LookaheadState:
         return len(self.pool) * GRAM_BYTES
 
     def learn(self, probes: list[int], choices: Sequence[Sequence[int]]) -> None:
-        """The window's nodes are ``probes``, if all of them were seen; ``top_k`` follow the root and each node."""
+        """Advance the window, if the forward computed all its nodes (``probes``) and ``choices`` has their tokens."""
         assert self.window is not None
         seen = [-1, *probes]
         last = seen[-len(self.window.rows[-1]) - (len(self.window.rows) == 1) :]
@@ -165,14 +165,14 @@ class _LookaheadState:
 
 
 def _with_probes(draft: Draft, tokens: Sequence[int], parents: Sequence[int]) -> Draft:
-    """The guesses with their scores, and the window behind them."""
+    """The guesses with their scores, followed by the window's nodes as probes."""
     tree = Tree((*draft.tree.tokens, *tokens), (*draft.tree.parents, *parents))
     scores = (*_scores(draft.tree), *(0.0,) * len(tokens))
     return Draft(tree, sources=(SOURCE,) * len(tree), scores=scores, probes=len(tokens))
 
 
 def _scores(tree: Tree) -> list[float]:
-    """By rank among siblings, which stand in the order of their n-grams."""
+    """Scores by rank among siblings; siblings are in the order of their n-grams."""
     scores: list[float] = []
     ranks: dict[int, int] = {}
     for parent in tree.parents:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 
 CAPACITY = 1 << 15  # n-grams in a pool
-GRAM_BYTES = 400  # of each: 394 for random ids
+GRAM_BYTES = 400  # bytes per n-gram: 394 were measured for random ids
 
 
 class NgramPool:
     """Holds up to ``width`` n-grams per first token and `CAPACITY` in all.
 
-    An n-gram that comes again is the latest again. Over capacity, the first token goes for which nothing came longest.
+    An n-gram that is added again becomes the latest. Over capacity, the first token that was unused for longest is
+    dropped.
     """
 
     def __init__(self, width: int) -> None:
@@ -23,7 +24,7 @@ class NgramPool:
         return self._count
 
     def add(self, first: int, tail: tuple[int, ...]) -> None:
-        """Take in the n-gram ``first`` + ``tail``."""
+        """Add the n-gram ``first`` + ``tail``."""
         tails = self._tails.setdefault(first, {})
         self._tails.move_to_end(first)
         self._count -= len(tails)

@@ -23,12 +23,12 @@ from parlay.types import NO_DRAFT, Draft, SequenceView, trees
 class IntersectionDraft(FromText):
     """Token-level intersection, TLI (Timor et al. 2025, arXiv:2502.05202).
 
-    A draft model continues each sequence with tokens that the target's vocabulary has too, by their bytes, so that
-    signs for spaces do not matter. Its logits, put at the target's ids and minus infinity elsewhere, go through the
-    request's own sampler and noise: it draws the target's token as often as the coupling allows. The prompt is encoded
-    again from its text; of the output, tokens that both have are taken over as they are, the others by their text.
-    Paths whose probability, within the intersection, falls below ``min_p`` are not followed. Scores are that
-    probability.
+    A draft model continues each sequence with tokens that the target's vocabulary has, too. Tokens are compared by
+    their bytes, so different signs for spaces do not matter. Its logits, mapped to the target's ids with -inf
+    elsewhere, go through the request's own sampler and noise, so it draws the target's token as often as the coupling
+    allows. The prompt is encoded again from its text. In the output, common tokens are mapped by id and the others by
+    their text. Paths whose probability, within the intersection, falls below ``min_p`` are not followed. Scores are
+    that probability.
     """
 
     def __init__(self, resources: Resources, options: IntersectionDraftOptions) -> None:
@@ -95,14 +95,14 @@ class IntersectionDraft(FromText):
         return choices
 
     def map(self, logits_RV: Tensor) -> Tensor:
-        """The draft model's logits at the target's ids, float32 ``[R, V of the target]``; -inf outside both."""
+        """The draft model's logits at the target's ids, float32 ``[R, V]``; -inf for tokens that are not common."""
         mapped_RV = logits_RV.new_full((len(logits_RV), self._vocab_size), -torch.inf, dtype=torch.float32)
         mapped_RV[:, self._ours.to(logits_RV.device)] = logits_RV[:, self._theirs.to(logits_RV.device)].float()
         return mapped_RV
 
 
 class _Translation:
-    """A sequence of the target in the draft model's ids; followed as it grows."""
+    """A sequence of the target in the draft model's ids, updated as it grows."""
 
     def __init__(self, target: Codec, drafter: Codec, to_theirs: dict[int, int]) -> None:
         self._target = target
@@ -110,7 +110,9 @@ class _Translation:
         self._to_theirs = to_theirs
         self._history = History()
         self._ids: list[int] = []
-        self._run: tuple[int, int] | None = None  # where tokens without a counterpart began, and their ids
+        self._run: tuple[int, int] | None = (
+            None  # where the last run of tokens without a counterpart begins, in tokens and in ids
+        )
 
     def follow(self, tokens: Sequence[int], prompt_length: int) -> list[int]:
         history = self._history
@@ -131,6 +133,6 @@ class _Translation:
             self._ids.append(known)
             self._run = None
             return
-        # Characters may lie across tokens, so the run is encoded as a whole whenever it grows.
+        # A character may span tokens, so the whole run is encoded again whenever it grows.
         start, first = self._run = self._run or (place, len(self._ids))
         self._ids[first:] = self._drafter.encode_piece(self._target.decode(tokens[start : place + 1]))

@@ -1,4 +1,4 @@
-"""Tokens as the letters they stand for, so that two texts can be compared however they are cut into tokens."""
+"""Tokens as the letters (bytes) they stand for, so that texts can be compared however they are tokenised."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>$")
 class TokenLetters:
     """The bytes that a tokenizer's pieces stand for.
 
-    However they are written: with a sign for the space (▁ or Ġ), bytes as letters (GPT-2) or as <0xE2>.
+    Pieces may have a sign for the space (▁ or Ġ), and bytes written as letters (GPT-2) or as <0xE2>.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -25,7 +25,7 @@ class TokenLetters:
         self._added = {token.content for token in tokenizer.added_tokens_decoder.values()}
 
     def is_byte(self, piece: str) -> bool:
-        """Whether the piece is there for a byte that no other piece has."""
+        """Whether the piece stands for a single byte that has no other piece."""
         return piece not in self._added and _BYTE.match(piece) is not None
 
     def spell(self, piece: str) -> bytes:
@@ -40,10 +40,10 @@ class TokenLetters:
 
 
 class Letters:
-    """Token ids as text in which each letter is one byte; looked up as they are asked for.
+    """Converts token ids to text with one letter per byte. Results are cached.
 
-    A special token, or an id that the tokenizer lacks, has a letter of its own, which nothing else has. If the
-    tokenizer has no tokenizer.json, every id has a letter of its own.
+    A special token, or an unknown id, is one letter that nothing else has. If the tokenizer has no tokenizer.json,
+    every id is such a letter.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -75,9 +75,9 @@ def _own(token: int) -> str:
 
 
 def readable(letters: str) -> str:
-    """The letters as ordinary text, up to the last whole character and to the first letter that is no byte.
+    """The letters as ordinary text, up to the last whole character before the first letter that is not a byte.
 
-    Empty where they begin inside a character.
+    Empty if they begin inside a character.
     """
     end = next((place for place, letter in enumerate(letters) if letter > LAST_BYTE), len(letters))
     text = letters[:end].encode("latin-1").decode("utf-8", "replace")
@@ -85,13 +85,13 @@ def readable(letters: str) -> str:
 
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Whether tokens are bytes written as letters, by the tokenizer's own decoder."""
+    """Whether the tokenizer's decoder says that tokens are bytes written as letters."""
     decoder = tokenizer.backend_tokenizer.decoder
     return decoder is not None and '"ByteLevel"' in json.dumps(json.loads(decoder.__getstate__()))
 
 
 def byte_letters() -> dict[str, int]:
-    """GPT-2's way to write bytes: printable ones as themselves, the others as the letters from 256 on, in order."""
+    """GPT-2's letters for bytes: printable bytes are themselves, the others are the letters from 256 on, in order."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -26,14 +26,14 @@ from parlay.types import NO_DRAFT, Draft, SequenceView, trees
 
 
 class UniversalDraft(FromText):
-    """Speculative decoding over text (SLEM of Timor et al. 2025, arXiv:2502.05202; transformers' universal assisted
-    generation).
+    """Speculative decoding over text (SLEM of Timor et al. 2025, arXiv:2502.05202).
 
-    The committed tokens are decoded and encoded again for a draft model with another tokenizer; what it writes,
-    greedily, is decoded, encoded with the target's tokenizer and proposed. Cuts between tokens are looked at in windows
-    of ``window`` tokens (10 in transformers), so the draft model keeps the cache of all ids that did not change. Text
-    that ends inside a character is not drafted from. Paths whose probability falls below ``min_p`` are not followed. A
-    proposed token's score is the probability of the draft model's tokens that begin in it.
+    transformers calls it universal assisted generation. The committed tokens are decoded, and encoded for a draft model
+    with another tokenizer. The text that it writes, greedily, is encoded with the target's tokenizer and proposed.
+    Tokenisations are compared in windows of ``window`` tokens (10 in transformers), so the draft model keeps the cache
+    of all ids that did not change. If the text ends inside a character, nothing is drafted. Paths whose probability
+    falls below ``min_p`` are not followed. A proposed token's score is the probability of the draft model's tokens that
+    begin in it.
     """
 
     def __init__(self, resources: Resources, options: UniversalDraftOptions) -> None:
@@ -41,7 +41,7 @@ class UniversalDraft(FromText):
         self._target, self._drafter = codecs(*open_tokenizers(resources, SOURCE, name))
         runner = open_writer(SOURCE, resources, name)
         self._vocab_size = resources.vocab_size
-        self._known = min(self._drafter.size, runner.spec.vocab_size)  # a padded vocabulary has ids without text
+        self._known = min(self._drafter.size, runner.spec.vocab_size)  # a padded vocabulary has ids without a text
         self._ends = frozenset(runner.spec.eos_ids)
         self._window = options.window
         self._writer = ChainWriter(runner, options.min_p)
@@ -72,13 +72,13 @@ class UniversalDraft(FromText):
         return retold.follow(view.tokens)
 
     def _choose(self, logits_RV: Tensor, chains: Sequence[Chain]) -> list[tuple[int, float] | None]:
-        """The likeliest ids that have a text; the one that ends a text ends the chain."""
+        """The likeliest ids that have a text. An id that ends a text ends the chain."""
         tops, ids = logits_RV[:, : self._known].float().softmax(-1).max(-1)
         pairs = zip(ids.tolist(), tops.tolist(), strict=True)
         return [None if token in self._ends else (token, top) for token, top in pairs]
 
     def _draft(self, view: SequenceView, chain: Chain, budget: int) -> Draft:
-        """The chain in the target's tokens."""
+        """The chain as a draft in the target's tokens."""
         text, begins = self._text(chain)
         ids, ends = continuation(self._target, view.tokens, text, self._window)
         ids = ids[:budget]
@@ -88,7 +88,7 @@ class UniversalDraft(FromText):
         return trees.chain(ids, SOURCE, scores(ends[: len(ids)], drafted))
 
     def _text(self, chain: Chain) -> tuple[str, list[int]]:
-        """Text that the chain adds, up to its last whole character, and where each of its ids begins in it."""
+        """The text that the chain adds, up to its last whole character, and where each of its ids begins in it."""
         latest = chain.sight.tokens[-self._window :]
         before = self._drafter.decode(latest)
         texts = [self._drafter.decode([*latest, *chain.ids[:count]]) for count in range(1, len(chain.ids) + 1)]

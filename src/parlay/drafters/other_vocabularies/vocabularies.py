@@ -1,4 +1,4 @@
-"""Two tokenizers together: text to ids and back, the tokens both have, sequences in the other tokenizer's ids."""
+"""Two tokenizers together: converting text and ids, common tokens, and sequences in the other tokenizer's ids."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from parlay.options import UsageError
 from parlay.types import Tokenizer
 
 INCOMPLETE = "�"
-"""What ids that end inside a character decode to."""
+"""The character that ids decode to if they end inside a character."""
 
 TOKEN_BYTES = 100
-"""Of a sequence in another tokenizer's ids: the ids, where each ends, and the text."""
-_LONGEST_CHARACTER = 4  # bytes, so no more tokens than that
+"""Bytes per token of a sequence in another tokenizer's ids: the id, where it ends, and its text."""
+_LONGEST_CHARACTER = 4  # bytes, and so the most tokens
 _ANCHOR = "\n"
 
 
 class Encoded(NamedTuple):
-    """Ids of a text, and where in it each ends."""
+    """Ids of a text, and where each of them ends in the text."""
 
     ids: list[int]
     ends: list[int]
 
 
 class Codec:
-    """A tokenizer that adds nothing and tidies nothing up. ``left_out`` ids have no text."""
+    """A tokenizer that adds no tokens and does not clean up texts. ``left_out``: ids without a text."""
 
     def __init__(self, tokenizer: Tokenizer, left_out: Collection[int] = ()) -> None:
         self._backend = _whole_texts(tokenizer.backend_tokenizer)
@@ -49,7 +49,7 @@ class Codec:
         return Encoded(list(encoding.ids), [end for _, end in encoding.offsets])
 
     def begin(self, text: str) -> Encoded:
-        """The ids of a text that a sequence begins with; a tokenizer that opens texts with a token of its own does."""
+        """The ids of a text at the beginning of a sequence, with the tokenizer's own first token if it adds one."""
         encoded = self.encode(text)
         opening = list(self._backend.encode("").ids)[:1]
         if not opening or opening == encoded.ids[:1] or opening[0] != self._bos:
@@ -57,7 +57,7 @@ class Codec:
         return Encoded([*opening, *encoded.ids], [0, *encoded.ends])
 
     def encode_piece(self, text: str) -> list[int]:
-        """The ids of a text that continues another: not as at a beginning, where some put a space before it."""
+        """The ids of a text that continues another one; at a beginning, some tokenizers would add a space."""
         before, both = self.encode(_ANCHOR).ids, self.encode(_ANCHOR + text).ids
         return both[len(before) :] if before and both[: len(before)] == before else self.encode(text).ids
 
@@ -66,7 +66,7 @@ class Codec:
 
 
 def _whole_texts(backend: Backend) -> Backend:
-    """One that neither cuts texts nor fills them up: a copy if this one does."""
+    """The tokenizer without truncation and padding: a copy if it has any."""
     if backend.truncation is None and backend.padding is None:
         return backend
     backend = copy(backend)
@@ -83,7 +83,7 @@ def codecs(target: Tokenizer, drafter: Tokenizer) -> tuple[Codec, Codec]:
 
 
 def open_tokenizers(resources: Resources, strategy: str, model: str) -> tuple[Tokenizer, Tokenizer]:
-    """The target's and the draft model's. Raises UsageError where one is missing or can't tell offsets."""
+    """The tokenizers of target and draft model. Raises UsageError if one is missing or can't report offsets."""
     if resources.tokenizer is None or resources.open_tokenizer is None:
         raise UsageError(f"strategy {strategy}: the target has no tokenizer here; load it with one")
     target, drafter = resources.tokenizer, resources.open_tokenizer(model)
@@ -99,11 +99,11 @@ def _specials(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 class Retold:
-    """A sequence of the target in the draft model's ids, by way of its text; followed as it grows.
+    """A sequence of the target in the draft model's ids, by way of its text; updated as it grows.
 
-    After new tokens the text is encoded again from ``window`` ids before its former end, and joined to what was there
-    at the last place where both cuts agree: so a token at the seam that only the longer text shows is put right, and
-    everything before it stays, in the draft model's cache too.
+    After new tokens, the text is encoded again from ``window`` ids before its former end, and joined to the old ids at
+    the last place where both tokenisations agree. So a token at the seam that depends on later text is corrected, and
+    all ids before it stay, also in the draft model's cache.
     """
 
     def __init__(self, target: Codec, drafter: Codec, window: int) -> None:
@@ -116,7 +116,7 @@ class Retold:
         self.ids: list[int] = []
 
     def follow(self, tokens: Sequence[int]) -> bool:
-        """Whether `ids` now tell all of ``tokens``; they can't where these end inside a character."""
+        """Update `ids` for ``tokens``. False if that is impossible, because the tokens end inside a character."""
         if self._target.ends_inside_a_character(tokens):
             return False
         history = self._history
@@ -131,7 +131,7 @@ class Retold:
         return bool(self.ids)
 
     def _new_text(self, tokens: Sequence[int], known: int) -> str | None:
-        """Text that the tokens after the first ``known`` add; None if they change the text before them."""
+        """The text that the tokens after the first ``known`` add; None if they change the text before them."""
         start = max(0, known - self._window)
         before, after = self._target.decode(tokens[start:known]), self._target.decode(tokens[start:])
         return after[len(before) :] if after.startswith(before) else None
@@ -150,9 +150,9 @@ class Retold:
             self._begin(self._text)
 
     def _join(self, first: int) -> bool:
-        """Encode again from the id ``first`` on; False where no later cut is the same as before."""
+        """Encode again from the id number ``first`` on. False if no later token boundary is the same as before."""
         if self._ends[first] == self._ends[first - 1]:
-            return False  # within a character, or within a stretch that the tokenizer tells as bytes
+            return False  # within a character, or within tokens that stand for single bytes
         start = self._ends[first - 1]
         ids, ends = self._drafter.encode(self._text[start:])
         ends = [start + end for end in ends]
@@ -164,7 +164,7 @@ class Retold:
 
 
 def _seam(old: Encoded, new: Encoded) -> tuple[int, int]:
-    """How many of the old ids stay, and how many of the new ones they replace: up to the last id that both have."""
+    """How many old ids to keep and how many new ids they replace: both up to the last token boundary they share."""
     cuts = {(token, end): place + 1 for place, (token, end) in enumerate(zip(*old, strict=True)) if _cut(old, place)}
     seams = [
         (cuts[token, end], place + 1)
@@ -175,19 +175,19 @@ def _seam(old: Encoded, new: Encoded) -> tuple[int, int]:
 
 
 def _cut(encoded: Encoded, place: int) -> bool:
-    """Whether a character ends with the token at ``place``."""
+    """Whether the token at ``place`` ends at the end of a character."""
     return place + 1 == len(encoded.ends) or encoded.ends[place + 1] > encoded.ends[place]
 
 
 def continuation(codec: Codec, tokens: Sequence[int], text: str, window: int) -> Encoded:
-    """Ids that go on from ``tokens`` with ``text``, cut as far as can be like the whole of both."""
+    """The ids of ``text`` after ``tokens``, tokenised as far as possible like both together."""
     before = codec.decode(tokens[-window:])
     ids, ends = codec.encode(before + text)
     first = next((place for place, end in enumerate(ends) if end > len(before)), len(ids))
     start = ends[first - 1] if first else 0
     if first == len(ids) or start == len(before):
         return Encoded(ids[first:], [end - len(before) for end in ends[first:]])
-    # A token of the whole reaches over the seam, but its first part is committed: only the rest is open.
+    # A token of the whole may span the seam. Its first part is committed, so only the rest is encoded.
     rest = ends[first] - len(before)
     piece = codec.encode_piece(text[:rest])
     return Encoded(
@@ -196,9 +196,9 @@ def continuation(codec: Codec, tokens: Sequence[int], text: str, window: int) ->
 
 
 def scores(ends: Sequence[int], drafted: Sequence[tuple[int, float]]) -> list[float]:
-    """Per token that ends at ``ends`` the chance of what is new in it.
+    """For each token, which ends at ``ends``, the product of the probabilities of the draft tokens that begin in it.
 
-    ``drafted``: where each token of the draft model begins, and its probability, which counts where it begins.
+    ``drafted``: for each token of the draft model, where it begins, and its probability.
     """
     result = []
     for start, end in pairwise((0, *ends)):
@@ -211,13 +211,16 @@ def scores(ends: Sequence[int], drafted: Sequence[tuple[int, float]]) -> list[fl
 
 
 def intersection(target: Tokenizer, drafter: Tokenizer) -> dict[int, int]:
-    """Id in the draft model's vocabulary -> id of the token with the same bytes in the target's. One to one."""
+    """Maps ids of the draft model to ids of the target's tokens with the same bytes, one to one."""
     known = spelled(target)
     return {token: known[text] for text, token in spelled(drafter).items() if text in known}
 
 
 def spelled(tokenizer: Tokenizer) -> dict[bytes, int]:
-    """The vocabulary by the bytes that each token stands for; of equals the first, whole pieces before single bytes."""
+    """The vocabulary by the bytes that each token stands for.
+
+    Of equal tokens the first, whole pieces before single bytes.
+    """
     speller = TokenLetters(tokenizer)
     result: dict[bytes, int] = {}
     last: dict[bytes, int] = {}

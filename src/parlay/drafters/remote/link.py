@@ -1,4 +1,4 @@
-"""The client's side: one connection to a service, a thread that waits for it, and a deadline for everybody else."""
+"""The client of a drafting service: one connection, a thread that waits for it, and a deadline for all callers."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from parlay.options import UsageError
 from parlay.types import ParlayError
 
 KEY_VARIABLE = "PARLAY_DRAFTER_KEY"
-"""The API key of a service, where it asks for one."""
+"""Environment variable with the API key of a service, if it needs one."""
 _SECONDS = 10.0
-"""Most time that the thread waits for a service; the others wait for their deadline at most."""
+"""The longest that the thread waits for a service. Callers wait only until their deadline."""
 _LATE = 8
-"""Answers in a row that came too late, before a line says so."""
+"""How many late answers in a row are logged as a failure."""
 _MOST_BYTES = 1 << 24
 _log = logging.getLogger(__name__)
 
 
 class OtherVocabulary(UsageError):
-    """A service drafts in ids that mean something else here."""
+    """The service's token ids are of another vocabulary."""
 
 
 class Link(Protocol):
     """Asks a service for drafts."""
 
     def ask(self, updates: Sequence[TextUpdate], over: Sequence[int]) -> list[Answer] | None:
-        """Answer each update; None where there is no answer in time. ``over``: texts to forget."""
+        """The answer to each update; None if there is none in time. ``over``: texts to forget."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Meaning of ids here: how many there are, and the tokenizer's fingerprint where it is known."""
+    """The meaning of ids: how many there are, and the tokenizer's fingerprint if known."""
 
     size: int
     fingerprint: str = ""
@@ -55,7 +55,7 @@ class Connection:
     """Sends requests to one URL over a connection that stays open. One thread uses it."""
 
     def __init__(self, url: str, timeout: float = _SECONDS) -> None:
-        """Raises UsageError for what is no URL of a service."""
+        """Raises UsageError if ``url`` is not the URL of a service."""
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -76,8 +76,8 @@ class Connection:
         self._open: HTTPConnection | None = None
 
     def send(self, method: str, path: str, body: bytes | None = None) -> object:
-        """The JSON that comes back. Raises BadAnswer where nothing comes, or something else."""
-        for last in (self._open is None, True):  # a service may have closed a connection that was idle
+        """Send a request and return the JSON of the reply. Raises BadAnswer if there is none, or it is not JSON."""
+        for last in (self._open is None, True):  # the service may have closed an idle connection
             try:
                 return self._try(method, path, body)
             except (OSError, HTTPException) as error:
@@ -110,7 +110,7 @@ class Connection:
             self._open = None
 
     def cut(self) -> None:
-        """End what is under way, from any thread: an answer that comes by and by never ends by itself."""
+        """Abort the request under way, from any thread: an answer that trickles in would never end."""
         opened = self._open
         if opened is not None and isinstance(opened.sock, socket.socket):
             with suppress(OSError):
@@ -134,10 +134,10 @@ class _Job:
 
 
 class ServiceLink:
-    """A `Link` over HTTP. Nobody waits longer than ``deadline`` seconds, and a failed service has a rest of ``retry``.
+    """A `Link` over HTTP. Callers wait ``deadline`` seconds at most, and a failed service is left alone for ``retry``.
 
-    While a late answer is still to come, nothing else is asked. Whatever goes wrong is one line in the log, once until
-    the service answers again; a few late answers are not worth one.
+    While a late answer is outstanding, nothing else is asked. A failure is logged once, until the service answers
+    again; a few late answers are not logged.
     """
 
     def __init__(
@@ -150,9 +150,9 @@ class ServiceLink:
         retry: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Ask the service what it is. Raises UsageError for no URL, and for a service of another vocabulary.
+        """Ask the service what it is. Raises UsageError for an invalid URL, and for a service with another vocabulary.
 
-        One that does not answer now is asked again later.
+        If it does not answer now, it is asked again later.
         """
         self._connection = Connection(url)
         self._url, self._vocabulary, self._source = url, vocabulary, source
@@ -190,7 +190,7 @@ class ServiceLink:
         return job.answers
 
     def _is_waiting(self) -> bool:
-        """Whether a late answer is still to come. One that takes too long is cut off."""
+        """Whether a late answer is outstanding. If it takes too long, the request is aborted."""
         if self._late is None:
             return False
         if not self._late.done.is_set():
@@ -215,7 +215,7 @@ class ServiceLink:
             )
 
     def close(self) -> None:
-        """End the thread, without waiting for it."""
+        """Tell the thread to end, without waiting for it."""
         self._jobs.put(None)
 
     def _fail(self, error: ParlayError) -> None:
@@ -237,7 +237,7 @@ class ServiceLink:
             except ParlayError as error:
                 self._checked = False
                 job.error = error
-            except Exception as error:  # the thread must live, or everybody would wait for it
+            except Exception as error:  # the thread must live on, or all callers would wait for it
                 self._checked = False
                 job.error = BadAnswer(f"{type(error).__name__}: {error}")
             job.done.set()
@@ -255,7 +255,7 @@ class ServiceLink:
         return read_answers(reply, job.updates, self._vocabulary.size, self._source)
 
     def _check(self) -> None:
-        """Ask what the service drafts in, once per connection that works. Raises OtherVocabulary, BadAnswer."""
+        """Ask for the service's vocabulary, once per working connection. Raises OtherVocabulary, BadAnswer."""
         if self._checked:
             return
         info = self._connection.send("GET", INFO_PATH)

@@ -1,6 +1,6 @@
-"""Messages between a remote drafter and its service, in JSON. docs/how-to/remote-drafter.md describes them.
+"""JSON messages between a remote drafter and its service; docs/how-to/remote-drafter.md describes them.
 
-Nothing that comes in is believed: ids must be in the vocabulary, and a tree must be one.
+Everything received is checked: ids must be in the vocabulary, and a tree must be one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ INFO_PATH, DRAFTS_PATH = "/v1/drafter", "/v1/drafts"
 
 
 class BadAnswer(ParlayError):
-    """A service said what makes no sense; the message says what."""
+    """A service's answer is invalid; the message says how."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """All that a drafter may know of a request beside its tokens. ``salt`` is a digest of the request's own."""
+    """Everything that a drafter may know about a request besides its tokens.
+
+    ``salt``: a digest of the request's salt.
+    """
 
     prompt_length: int
     temperature: float = 0.0
@@ -36,7 +39,7 @@ class TextFacts:
 
     @property
     def params(self) -> SamplingParams:
-        """Raises ValueError for numbers that no request may have."""
+        """The sampling parameters. Raises ValueError for invalid numbers."""
         return SamplingParams(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
     @property
@@ -46,7 +49,7 @@ class TextFacts:
 
 @dataclass(frozen=True, slots=True)
 class TextUpdate:
-    """The tokens of a text from ``start`` on, and how many may be drafted after them; the service has those before."""
+    """The tokens of a text from ``start`` on, and how many may be drafted. The service has the earlier tokens."""
 
     id: int
     start: int
@@ -61,7 +64,7 @@ class TextUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An answer in place of a draft: the service has so many tokens of the text, and needs those after them."""
+    """An answer instead of a draft: the service has ``tokens`` tokens of the text and needs the later ones."""
 
     tokens: int
 
@@ -70,7 +73,7 @@ Answer = Draft | Held
 
 
 def facts_of(view: SequenceView) -> TextFacts:
-    """Choose what is said of a request. Its salt may hold a key's digest, so it goes out as a digest of that."""
+    """The facts to send about a request. Its salt may contain a key's digest, so only a digest of it is sent."""
     request = view.request
     params, salt = request.params, request.salt
     return TextFacts(
@@ -87,7 +90,7 @@ def facts_of(view: SequenceView) -> TextFacts:
 
 
 def answer_as_json(answer: Answer) -> dict[str, Any]:
-    """Write an answer. Scores are left out where the drafter has none."""
+    """Write an answer as JSON. Scores are left out if the drafter has none."""
     if isinstance(answer, Held):
         return {"held": answer.tokens}
     return {
@@ -98,7 +101,7 @@ def answer_as_json(answer: Answer) -> dict[str, Any]:
 
 
 def read_answers(reply: object, updates: Sequence[TextUpdate], vocab_size: int, source: str) -> list[Answer]:
-    """Read a reply to these updates. Raises BadAnswer."""
+    """Read the reply to these updates. Raises BadAnswer."""
     drafts = reply.get("drafts") if isinstance(reply, Mapping) else None
     if not isinstance(drafts, list) or len(drafts) != len(updates):
         raise BadAnswer(f"it did not answer with {len(updates)} drafts")

@@ -1,4 +1,4 @@
-"""A drafter that another process runs: new tokens go there, drafts come back, or nothing in time."""
+"""A drafter in another process: new tokens are sent to it, and drafts come back, or nothing in time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parlay.types import NO_DRAFT, Draft, SequenceView
 
 SOURCE = "remote"
 _MOST_OVER = 4096
-"""Texts that are over and of which the service has not heard yet; it forgets the others by itself."""
+"""The most finished texts that the service is still to be told of; it forgets others by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,8 @@ class RemoteOptions(Options):
 class Remote(FromText):
     """A drafter behind ``parlay serve --drafter-only``, on this host or another (Parlay's own protocol).
 
-    Each request sends the tokens that are new in each text, and the service keeps a cache of the rest. What comes back
-    is checked, and whatever goes wrong costs drafts alone: a late, wrong or missing answer is no draft.
+    Each request sends the new tokens of each text; the service caches the rest. Replies are checked, and failures cost
+    only drafts: a late, wrong or missing answer is an empty draft.
     """
 
     def __init__(self, resources: Resources, options: RemoteOptions) -> None:
@@ -60,7 +60,7 @@ class Remote(FromText):
             return drafts
         updates = [self._news(views[place], budgets[place]) for place in places]
         answers = self._link.ask(updates, self._over)
-        if answers is None:  # what the service has of it turns out next time
+        if answers is None:  # how much the service has of the texts turns out next time
             return drafts
         self._over = []
         for place, update, answer in zip(places, updates, answers, strict=True):
@@ -74,7 +74,7 @@ class Remote(FromText):
         return drafts
 
     def _news(self, view: SequenceView, budget: int) -> TextUpdate:
-        """Find what the service lacks of a text, as far as is known; a token again where it lacks nothing."""
+        """The tokens of a text that the service lacks, as far as known; at least the last token."""
         history = self._sent.setdefault(view.sequence, History())
         start = min(history.agree(view.tokens), len(view.tokens) - 1)
         return TextUpdate(view.sequence, start, view.tokens[start:], budget, facts_of(view))

@@ -1,4 +1,4 @@
-"""The service's side: a drafter, and the texts of other processes that it drafts for."""
+"""The server of a drafting service: a drafter, and the texts of other processes that it drafts for."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from parlay.drafters.token_text import TokenText, open_text
 from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Verdict, trees
 
 MOST_TOKENS = 1 << 22
-"""Tokens of all texts together. The text that was longest without news is forgotten first."""
+"""The most tokens of all texts together. The text without an update for longest is forgotten first."""
 MOST_TEXTS = 1 << 14
-"""Texts in all: each has a state in the drafter, however short it is."""
+"""The most texts, because each has a state in the drafter, however short it is."""
 MOST_NODES = 1024
-"""Nodes of a draft, where the drafter's own limit is not known."""
+"""The most nodes of a draft, if the drafter's own limit is not known."""
 
 
 _log = logging.getLogger(__name__)
 
 
 class Owner(NamedTuple):
-    """Whose texts these are. Stores learn by tenant; a client's numbers of texts are its own."""
+    """The owner of texts. Stores learn per tenant; each client numbers its texts itself."""
 
     tenant: str
     client: str
 
 
 Asked = tuple[Owner, TextUpdate]
-"""Whose text it is, and its news."""
+"""The owner of a text, and its update."""
 _Name = tuple[Owner, int]
 
 
 class DraftService:
-    """Drafts for texts of many owners at once. Not thread-safe: one thread asks.
+    """Drafts for texts of many owners at once. Not thread-safe: one thread calls it.
 
-    A text's state is a cache: where it was forgotten, the answer says which tokens are wanted again. ``vocab_size``
-    bounds the ids, ``longest`` the tokens of a text, ``most_nodes`` each draft, whatever a client asks for.
+    A text's state is a cache: if it was forgotten, the answer asks for tokens again. ``vocab_size`` bounds the ids,
+    ``longest`` the tokens of a text, ``most_nodes`` each draft, whatever a client asks for.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DraftService:
         return len(self._texts)
 
     def draft(self, asked: Sequence[Asked]) -> list[Answer]:
-        """Take in the news of each text, and draft for all of them at once.
+        """Apply the update of each text, and draft for all texts at once.
 
         An update that begins a text has at least one token. Raises ValueError for facts that no request may have.
         """
@@ -91,9 +91,9 @@ class DraftService:
         return answers
 
     def _propose(self, texts: Sequence[TokenText], budgets: Sequence[int]) -> list[Draft]:
-        """Draft for all; where that fails, for each alone, so that one text costs no other client its drafts.
+        """Draft for all texts. If that fails, draft for each alone, so that one text costs no other client its drafts.
 
-        Raises what the drafter raises for all of them.
+        Raises what the drafter raises if it fails for all of them.
         """
         try:
             return self._drafter.propose(texts, budgets)
@@ -108,7 +108,7 @@ class DraftService:
             try:
                 (drafts[place],) = self._drafter.propose([text], [budget])
             except Exception as error:
-                self._drafter.release(text.sequence)  # its state may no longer be right
+                self._drafter.release(text.sequence)  # its state may be wrong now
                 failed.append(error)
         if len(failed) == len(texts):
             raise failed[0]
@@ -120,7 +120,7 @@ class DraftService:
             self._drop((owner, number))
 
     def _take(self, name: _Name, update: TextUpdate) -> Observation | None:
-        """Bring a text up to date; what became of its last draft, if it only grew."""
+        """Apply an update. Returns the outcome of the text's last draft, if the text has only grown."""
         text = self._texts.get(name)
         if text is None or update.start < text.prompt_length or text.request.key != update.facts.key:
             opened = self._open(name, update, text.tokens[: update.start] if text is not None else [])
@@ -136,7 +136,7 @@ class DraftService:
         return text.commit(update.tokens) if update.tokens else None
 
     def _open(self, name: _Name, update: TextUpdate, before: Sequence[int]) -> TokenText:
-        """Raises ValueError for facts that no request may have."""
+        """Open a text. Raises ValueError for facts that no request may have."""
         facts = update.facts
         self._opened += 1
         return open_text(
@@ -150,7 +150,7 @@ class DraftService:
         )
 
     def _forget(self, wanted: Iterable[_Name]) -> None:
-        """Drop the oldest texts until the rest fit; those that are ``wanted`` now stay."""
+        """Drop the oldest texts until the rest fit, but not the texts that are ``wanted`` now."""
         if self._fit():
             return
         stay = set(wanted)
@@ -170,7 +170,7 @@ class DraftService:
 
 
 class LocalLink:
-    """A `Link` to a service of this process, whose answers are written and read all the same."""
+    """A `Link` to a service in this process. Answers are still written to JSON and read."""
 
     def __init__(self, service: DraftService, source: str) -> None:
         self._service, self._source = service, source
