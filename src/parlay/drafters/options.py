@@ -1,4 +1,4 @@
-"""Options of drafters. They stand apart from the drafters so that reading them loads no torch."""
+"""Options of all drafters, in a module that loads no torch."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class IntersectionDraftOptions(ModelOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UniversalDraftOptions(IntersectionDraftOptions):
-    """The same, and how much text is encoded again where texts meet."""
+    """Which model drafts, where its chains end, and how much text is tokenised again."""
 
     window: int = option(10, "last tokens of the text that are tokenised again with the draft", low=1, high=256)
 
@@ -223,7 +223,7 @@ SWIFT = "swift"
 EARLY_EXIT = "early-exit"
 
 RATIO = 0.45
-"""Share of the inner layers' halves that is left out."""
+"""The share of attention and MLP halves of inner layers that is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +282,7 @@ class SelfDraftOptions(Options):
 
 
 SET_BLOCK, ADAPTER = "set-block", "adapter"
-"""The strategy, and its option that names an adapter for mask rows."""
+"""The strategy's name, and the name of its option for an adapter of mask rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,10 +311,10 @@ BITA, STREAMING = "bita", "speculative-streaming"
 MEDUSA, HYDRA, MLP_SPECULATOR, REDRAFTER = "medusa", "hydra", "mlp-speculator", "redrafter"
 
 HEADS_OF_OTHERS = {EAGLE2: EAGLE}
-"""Strategies that draft with another one's heads, and whose."""
+"""Strategies that draft with another strategy's heads, and that strategy."""
 
 ON_PROBES = frozenset({BITA, PPD, SET_BLOCK, STREAMING})
-"""Strategies whose guesses are all read at probes, which drafters inside another one do not have."""
+"""Strategies whose guesses are all made at probes, which a drafter inside another one can't have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Bases of drafters that read texts alone, and what of a drafter's state still agrees with the sequence."""
+"""Bases of drafters that only read the text, and the comparison of a drafter's state with the sequence."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ TAIL = 32
 
 
 class FromText(Drafter):
-    """Proposes from the sequences as they stand: steps teach it nothing.
+    """Proposes from the sequences' tokens, and learns nothing from steps.
 
-    A subclass that learns from steps too overrides ``needs`` and `observe`; one that holds something, `release`.
+    A subclass that learns from steps overrides ``needs`` and `observe`; one that keeps state overrides `release`.
     """
 
     needs = Needs(outcomes=False)
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing here: `propose` reads the committed tokens."""
+        """Learn nothing: `propose` reads the committed tokens."""
 
     def release(self, sequence: int) -> None:
-        """Holds nothing."""
+        """Keep no state to release."""
 
 
 class OneByOne(FromText):
@@ -34,15 +34,15 @@ class OneByOne(FromText):
 
     @abstractmethod
     def _propose(self, view: SequenceView, budget: int) -> Draft:
-        """A draft of at most ``budget`` nodes, which is 1 or more."""
+        """Make a draft of at most ``budget`` nodes; the budget is at least 1."""
 
 
 class History:
-    """The tokens that a drafter's state was built from, compared cheaply with the sequence as it is now.
+    """The tokens that a drafter's state was built from, compared cheaply with the present sequence.
 
     The prefix that agreed last time is not compared again if the sequence shows the same list object, the list is at
-    least as long, and the last `TAIL` tokens of the prefix are unchanged. Otherwise everything is compared. (A list
-    that was cut and has grown to the same tail between two calls goes unnoticed. Then only drafts get worse.)
+    least as long, and the last `TAIL` tokens of the prefix are unchanged. Otherwise everything is compared. (If a list
+    was cut and has grown to the same tail between two calls, this goes unnoticed, and only makes drafts worse.)
     """
 
     __slots__ = ("_agreed", "_source", "tokens")
@@ -53,7 +53,7 @@ class History:
         self._agreed = 0
 
     def agree(self, tokens: Sequence[int]) -> int:
-        """Length of the common prefix of what is held and ``tokens``."""
+        """The length of the common prefix of ``tokens`` here and the argument."""
         held = self.tokens
         start = self._agreed if tokens is self._source else 0
         if start > len(tokens) or start > len(held) or not _same(held, tokens, max(0, start - TAIL), start):

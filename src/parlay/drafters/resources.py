@@ -1,4 +1,4 @@
-"""The target, files and options from which drafters are built."""
+"""The resources that drafters are built from: the target, files and options."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NestedStrategy:
-    """A strategy that stands inside another one.
+    """A strategy inside another one.
 
-    ``text`` is how it is written there, ``k`` the most nodes that it may draft. ``build`` makes a new drafter of it,
-    or returns None for plain decoding.
+    ``text``: how it is written there. ``k``: the most nodes that it may draft. ``build`` makes a new drafter of it, or
+    returns None for plain decoding.
     """
 
     name: str
@@ -42,21 +42,20 @@ def at_once(call: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Everything a drafter gets when it is built; ``target`` says what the target is and can do.
+    """Everything a drafter gets when it is built. ``target`` describes the target model.
 
-    ``open_runner`` loads a model by name or path, once, and shares it; ``open_tokenizer`` gives the tokenizer that goes
-    with such a model. ``open_datastore`` and ``open_ngrams`` take the place of opening a file, and ``open_drafter`` of
-    connecting to a service, for toys. ``open_states`` opens a datastore with states of the target, or, where no file is
-    named, gives the one that the target mixes in; it raises UsageError where there is none. ``find_head`` finds trained
-    heads for the target; ``domains`` are the kinds of texts, beside texts in general, for which there are some.
-    ``read_adapter`` reads an adapter of the target from a folder, under a name; None where the target runs none.
-    ``mask_adapter`` is the folder of the one with which mask rows run where the strategy names none; empty: none.
-    ``round_weights`` packs the target's weights in so many bits for drafts; None where it can't.
-    ``spare_threads`` is how many of the target's threads may draft while it verifies on the others.
-    ``prove`` is given each proof of a head, which runs the target: so it may be put off until nothing else does.
-    ``closing`` runs when the drafter goes: a drafter that writes files registers its last write there. ``rule`` is the
-    accept rule that judges the drafts, and ``nested`` are the strategies that the drafter's own options name, in the
-    order of their text. ``room`` bounds what drafters keep of requests under way.
+    ``open_runner`` loads a model by name or path, once, and shares it; ``open_tokenizer`` opens the tokenizer of such a
+    model. ``open_datastore`` and ``open_ngrams`` replace opening a file, and ``open_drafter`` replaces connecting to a
+    service, for toys. ``open_states`` opens a datastore with states of the target or, without a file name, returns the
+    one that the target mixes in; it raises UsageError if there is none. ``find_head`` finds trained heads for the
+    target; ``domains`` are the kinds of texts, besides general ones, that have heads. ``read_adapter`` reads an adapter
+    of the target from a folder, under a name; None if the target can't run any. ``mask_adapter``: the folder of the
+    adapter for mask rows if the strategy names none; empty: none. ``round_weights`` packs the target's weights in fewer
+    bits for drafts; None if it can't. ``spare_threads``: how many of the target's threads may draft while it verifies
+    on the others. ``prove`` is called with each proof of a head; a proof runs the target, so it may be postponed until
+    nothing else does. ``closing`` runs when the drafter goes: a drafter that writes files registers its last write
+    there. ``rule``: the accept rule that judges the drafts. ``nested``: the strategies in the drafter's own options, in
+    the order of their text. ``room`` bounds what drafters keep for requests under way.
     """
 
     vocab_size: int

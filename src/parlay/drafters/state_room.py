@@ -1,4 +1,4 @@
-"""Count the bytes that drafters keep of requests under way: one bound for all drafters of an LLM."""
+"""Counts the bytes that drafters keep for requests under way, with one limit for all drafters of an LLM."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from weakref import ref
 _State = TypeVar("_State")
 
 MOST_BYTES = 200_000_000
-"""Of all drafters together, where the budget has so many."""
+"""The most bytes for all drafters together, if the memory budget has so many."""
 
 
 class MemoryBudget(Protocol):
-    """The bytes of an LLM's caches, of which states take a part; see `parlay.cache.budget.Budget`."""
+    """The byte budget of an LLM's caches, of which drafters' states take a part; see `parlay.cache.budget.Budget`."""
 
     def join(self, holder: StateRoom, share: int, least: int) -> None: ...
     def free_bytes(self, taker: StateRoom) -> int: ...
@@ -24,27 +24,27 @@ class MemoryBudget(Protocol):
 class StateRoom:
     """The part of the memory budget that drafters' states take.
 
-    Where there is no room, a drafter takes in no more of a text, which costs drafts and no text. Outputs go on to be
-    taken in, so ``held`` may pass the bound by a little. The target's cache may have all of it: then drafters forget
-    the largest states first, and build them again when there is room.
+    If it is full, drafters take in no more of a prompt, which costs drafts but does not change texts. Outputs are still
+    taken in, so ``held`` may exceed the limit a little. If the target's cache needs memory, drafters forget their
+    largest states, and build them again when there is room.
     """
 
     def __init__(self, budget: MemoryBudget | None = None, most: int = MOST_BYTES) -> None:
         self.most = most
-        self._counted: tuple[ref[StateBytes[Any]], ...] = ()  # replaced as a whole: other threads ask what is held
+        self._counted: tuple[ref[StateBytes[Any]], ...] = ()  # replaced as a whole, because other threads read it
         self._joining = threading.Lock()
         self._budget = budget
         if budget is not None:
             budget.join(self, most, 0)
 
     def join(self, counted: StateBytes[Any]) -> None:
-        """Count these states too, for as long as their drafter is there. Any thread may call this."""
+        """Count these states, too, as long as their drafter exists. Any thread may call this."""
         with self._joining:
             self._counted = (*(each for each in self._counted if each() is not None), ref(counted))
 
     @property
     def held(self) -> int:
-        """Bytes of all states. Any thread may ask."""
+        """Bytes of all states. Any thread may call this."""
         return sum([counted.held for counted in self._living()])
 
     @property
@@ -53,19 +53,22 @@ class StateRoom:
 
     @property
     def left(self) -> int:
-        """Bytes that states may take in addition; below 0 where outputs have passed the bound."""
+        """Bytes that may be added; below 0 if outputs have exceeded the limit."""
         left = self.most - self.held
         return left if self._budget is None else min(left, self._budget.free_bytes(self))
 
     def make(self, size: int) -> bool:
-        """Whether there is room for so many more bytes. Cached texts that nobody uses give way to them."""
+        """Make room for ``size`` more bytes, if need be by dropping cached texts that nobody uses.
+
+        False if impossible.
+        """
         return size <= self.left and (self._budget is None or self._budget.make_room(size, self))
 
     def drop_spare(self) -> bool:
         return False
 
     def drop_used(self) -> bool:
-        """Have a drafter forget the state that takes most. False if none takes anything."""
+        """Let a drafter forget the largest state. False if there is none."""
         largest = max(self._living(), key=lambda counted: counted.held, default=None)
         return largest is not None and largest.forget_largest()
 
@@ -79,10 +82,10 @@ class StateBytes(Generic[_State]):
     def __init__(
         self, room: StateRoom, states: dict[int, _State], dropped: Callable[[_State], object] | None = None
     ) -> None:
-        """``states`` are those of the drafter, which can build each again from the sequence's tokens.
+        """``states``: the drafter's states, each of which it can build again from the sequence's tokens.
 
-        ``dropped`` hears of each that the room takes out of them. It must not refer to the drafter, which would then
-        refer to itself and wait for the garbage collector.
+        ``dropped`` is called with each state that is removed here. It must not refer to the drafter, because that would
+        be a cycle, which only the garbage collector frees.
         """
         self.room, self.held = room, 0
         self._sizes: dict[int, int] = {}
@@ -90,23 +93,23 @@ class StateBytes(Generic[_State]):
         room.join(self)
 
     def set(self, number: int, size: int) -> None:
-        """The state of this number takes so many bytes now."""
+        """Set the bytes of the state with this number."""
         self.held += size - self._sizes.get(number, 0)
         self._sizes[number] = size
 
     def admit(self, number: int, size: int) -> bool:
-        """Count a state of so many bytes. False if it is a new one for which there is no room."""
+        """Count a state of ``size`` bytes. False if it is a new one and there is no room."""
         admitted = number in self._sizes or self.room.make(size)
         if admitted:
             self.set(number, size)
         return admitted
 
     def release(self, number: int) -> None:
-        """The state is gone. Unknown numbers are ignored."""
+        """Forget a state that is gone. Unknown numbers are ignored."""
         self.held -= self._sizes.pop(number, 0)
 
     def forget_largest(self) -> bool:
-        """Have the drafter forget its largest state. False if no state takes anything."""
+        """Remove the drafter's largest state. False if there is none."""
         number = max(self._sizes, key=lambda each: self._sizes[each], default=None)
         if number is None or not self.held:
             return False
@@ -118,5 +121,5 @@ class StateBytes(Generic[_State]):
 
 
 def most_tenants(tokens: int) -> int:
-    """How many tenants may share a store of so many tokens: an empty automaton takes as much as 20 tokens."""
+    """The most tenants of a store of ``tokens`` tokens. An empty automaton takes as much memory as 20 tokens."""
     return max(64, tokens // 64)

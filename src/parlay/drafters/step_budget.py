@@ -1,19 +1,19 @@
-"""How much of long texts a drafter takes in during one step, so that no step waits for a long prompt or document."""
+"""Limits how much of long texts a drafter indexes per step, so that no step waits for a long prompt or document."""
 
 from __future__ import annotations
 
 from parlay.drafters.state_room import StateRoom
 
 STEP_TOKENS = 2048
-"""Tokens that a drafter indexes in one step: 10 ms at most."""
+"""Tokens that a drafter indexes per step: 10 ms at most."""
 _GROWTH = 32
-"""Tokens that each sequence may index in every step, whatever the others have left: more than it commits."""
+"""Tokens that each sequence may index in any step, which is more than it commits."""
 
 
 class StepBudget:
-    """Shares `STEP_TOKENS` among the sequences of a step. What one leaves is there for those after it.
+    """Divides `STEP_TOKENS` among the sequences of a step. Tokens that one leaves go to later ones.
 
-    A text is indexed only as far as ``room`` has ``token_bytes`` for each token, or its size has changed by little.
+    A text is indexed only if ``room`` has ``token_bytes`` for each token, or it has grown by few tokens.
     """
 
     def __init__(self, room: StateRoom, token_bytes: int) -> None:
@@ -21,7 +21,7 @@ class StepBudget:
         self._left = self._share = self._waiting = 0
 
     def begin(self, sequences: int) -> None:
-        """A step in which so many sequences are asked for drafts."""
+        """Begin a step in which ``sequences`` sequences are asked for drafts."""
         self._left, self._share, self._waiting = STEP_TOKENS, STEP_TOKENS // max(1, sequences), sequences
 
     def take(self, wanted: int) -> int:
@@ -35,16 +35,16 @@ class StepBudget:
         return granted
 
     def skip(self) -> None:
-        """The next sequence indexes nothing now: its share is there for those after it."""
+        """Note that the next sequence indexes nothing, so later ones get its share."""
         self._waiting -= 1
 
     def take_whole(self, wanted: int) -> bool:
-        """Whether a text of so many tokens may be indexed now at one go: one of any size if it is the step's first."""
+        """Whether a text of ``wanted`` tokens may be indexed at once. The first one of a step may have any size."""
         granted = (wanted <= self._left or self._left == STEP_TOKENS) and self.has_room(wanted)
         if granted:
             self._left -= wanted
         return granted
 
     def has_room(self, wanted: int) -> bool:
-        """Whether a text of so many tokens may be indexed at all."""
+        """Whether there is memory to index a text of ``wanted`` tokens."""
         return wanted <= _GROWTH or self._room.make(wanted * self._token_bytes)

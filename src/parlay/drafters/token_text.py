@@ -1,4 +1,4 @@
-"""Texts that another program decodes, as drafters see them: tokens, and how many of each draft were right."""
+"""Texts that another program decodes, as drafters see them: tokens, and how many nodes of each draft were right."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_NOISE = NoiseKey(0)
 
 @dataclass(slots=True, eq=False)
 class TokenText:
-    """A text under way elsewhere: a `SequenceView` without layers. ``draft`` is what was proposed last for it."""
+    """A text that is decoded elsewhere: a `SequenceView` without layers. ``draft``: what was last proposed for it."""
 
     sequence: int
     request: Request
@@ -24,9 +24,9 @@ class TokenText:
     layers: None = None
 
     def commit(self, tokens: Sequence[int]) -> Observation:
-        """Append the tokens that a step committed, and say which nodes of the last draft were right.
+        """Append the tokens that a step committed, and report which nodes of the last draft were right.
 
-        Of those at most one token less than there are: the last token is the target's own.
+        These are fewer than the tokens, because the last token is always the target's own.
         """
         draft, path = self.draft, _path(self.draft.tree, tokens[:-1])
         self.tokens.extend(tokens)
@@ -44,7 +44,7 @@ def open_text(
     salt: str = "",
     store: bool = True,
 ) -> TokenText:
-    """Begin a text. By default all its tokens are the prompt; ``key``, ``salt`` and ``store`` are as in `Request`."""
+    """Begin a text. By default all its tokens are the prompt. ``key``, ``salt`` and ``store``: see `Request`."""
     prompt_length = len(tokens) if prompt_length is None else prompt_length
     prompt = tuple(tokens[:prompt_length])
     request = Request(id=str(number), prompt=prompt, params=params, key=key, salt=salt, store=store)
@@ -52,9 +52,9 @@ def open_text(
 
 
 def check_tokens_suffice(strategy: Strategy, who: str) -> None:
-    """Raises UsageError for a strategy that reads more of the target than the tokens that it commits.
+    """Raises UsageError for a strategy that needs more from the target than its committed tokens.
 
-    ``who`` holds the target, and begins the message.
+    ``who`` names the program that has the target, and begins the message.
     """
     if strategy.selector is not None or strategy.exactness not in (Exactness.BITS, Exactness.SEED):
         raise UsageError(

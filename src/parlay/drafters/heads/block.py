@@ -1,4 +1,4 @@
-"""A head that drafts a whole block in one forward, with mask rows for all tokens but the first (P-EAGLE)."""
+"""A head that drafts a whole block in one forward, with mask tokens in all rows but the first (P-EAGLE)."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ class Blockwise(StateHeadDrafter):
     The paper drafts one chain of the heads' best guesses, which is ``width=1,rescore=none``. Here the paths with the
     highest products of probabilities make a tree.
 
-    ``rescore`` (Kim et al. 2024, arXiv:2404.09221): of each head the ``lattice`` best guesses are candidates. A small
-    language model (``neural``), or n-grams of the texts that the heads learnt from (``ngram``), says how likely each is
-    after the tokens on its path. Its log-probability counts ``weight``, the head's own the rest. The verified paths are
-    the best ones through that lattice.
+    ``rescore`` (Kim et al. 2024, arXiv:2404.09221): the ``lattice`` best guesses of each head are candidates. A small
+    language model (``neural``), or n-grams of the heads' training texts (``ngram``), tells how likely each is after the
+    tokens on its path. Its log-probability has the weight ``weight``, the head's own has the rest. The verified paths
+    are the best ones through that lattice.
     """
 
     def __init__(self, resources: Resources, options: BlockwiseOptions) -> None:
@@ -54,14 +54,17 @@ class Blockwise(StateHeadDrafter):
         return DynamicTree(self._options.width, self._options.min_p, budget)
 
     def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
-        """The nodes of a level read the same state, so one product for each sequence is enough."""
+        """The logits of a level.
+
+        All nodes of a sequence's level read the same state, so one product per sequence is enough.
+        """
         states_BH = self._heads.heads[level](torch.stack([job.state_H for job in jobs]).float())
         logits_BD = F.linear(states_BH, self._head_DH)
         logits_ND = logits_BD.repeat_interleave(torch.tensor([len(job.tree.newest) for job in jobs]), 0)
         return logits_ND if self._rescoring is None else self._rescored(logits_ND, jobs, self._rescoring)
 
     def _rescored(self, logits_ND: Tensor, jobs: Sequence[StateJob], rescoring: _Rescoring) -> Tensor:
-        """The candidates' mixed log-probabilities; other tokens are left out."""
+        """The mixed log-probabilities of candidates; -inf for other tokens."""
         texts = [_text(job, node) for job in jobs for node in job.tree.newest]
         own_ND, weight = logits_ND.log_softmax(-1), self._options.weight
         own_NC, candidates_NC = own_ND.topk(min(self._options.lattice, own_ND.shape[-1]))
@@ -70,11 +73,11 @@ class Blockwise(StateHeadDrafter):
 
 
 class _Rescoring(ABC):
-    """A language model that says how well candidates go on from a path."""
+    """A language model that scores candidates after a path."""
 
     @abstractmethod
     def log_probs(self, texts: Sequence[Sequence[int]], candidates_NC: Tensor) -> Tensor:
-        """``[N, C]`` of the draft ids ``candidates_NC``, each row after its text."""
+        """Log-probabilities ``[N, C]`` of the draft ids ``candidates_NC``, each row after its text."""
 
 
 class _Neural(_Rescoring):

@@ -1,4 +1,4 @@
-"""DynaMo (Tuli et al. 2024): parallel heads whose guesses are joined by how often tokens stand together."""
+"""DynaMo (Tuli et al. 2024): parallel heads whose guesses are combined by how often tokens co-occur."""
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ _BINS = 64
 class Dynamo(StateHeadDrafter):
     """DynaMo (Tuli et al. 2024, arXiv:2405.00888).
 
-    After the root r two heads guess x and y apart, with p(x) and p(y). The co-occurrence mask, p(r x y) over
-    p(r) p(x) p(y) by n-grams of the texts that the heads learnt from, makes a joint distribution of them, over the
-    ``lattice`` best guesses of each head. It ranks the paths of a tree that is verified: the text is that of plain
-    decoding.
+    After the root r, two heads guess x and y independently, with p(x) and p(y). The co-occurrence mask, p(r x y) over
+    p(r) p(x) p(y) by n-grams of the heads' training texts, turns these into a joint distribution over the ``lattice``
+    best guesses of each head. It ranks the paths of a tree that is verified, so the text is that of plain decoding.
 
-    With ``rule=unverified`` it is the paper's own sampling, which promises nothing about the text: a path is drawn from
-    the joint distribution and committed. Of pairs, those below ``eps``^2 count nothing, or those below the value that
-    Otsu's method finds (``otsu``), if that is higher. Where no pair is left, x is drawn alone, with ``eps``; where that
-    leaves none either, nothing is drafted.
+    ``rule=unverified`` is the paper's own sampling, which guarantees nothing about the text: a path is drawn from the
+    joint distribution and committed. Pairs below ``eps``^2 count as 0; so do those below Otsu's threshold (``otsu``),
+    if that is higher. If no pair is left, only x is drawn, with ``eps``; if no x is left either, nothing is drafted.
     """
 
     def __init__(self, resources: Resources, options: DynamoOptions) -> None:
@@ -60,7 +58,7 @@ class Dynamo(StateHeadDrafter):
         return torch.stack(rows)
 
     def _row(self, level: int, job: StateJob, node: int) -> Tensor:
-        """``[D]``: logits of the children of a node, such that the request's own temperature gives their chances."""
+        """Logits ``[D]`` of a node's children, such that the request's temperature yields their probabilities."""
         temperature = job.view.request.params.temperature or 1.0
         if job.view.sequence not in self._tables:
             self._tables[job.view.sequence] = self._joint(job.state_H / temperature, job.view.tokens[-1])
@@ -70,7 +68,7 @@ class Dynamo(StateHeadDrafter):
         return logits_D.scatter(0, table.candidates_KC[level], temperature * chances_C.log())
 
     def _joint(self, logits_KD: Tensor, root: int) -> _Joint:
-        """Joint scores of the heads' tokens after the root."""
+        """The joint scores of the heads' tokens after the root."""
         probs_KC, candidates_KC = logits_KD.softmax(-1).topk(min(self._options.lattice, logits_KD.shape[-1]))
         ids_KC: list[list[int]] = self._ids_D[candidates_KC].tolist()
         alone_C = probs_KC[0] * torch.tensor([self._ngrams.affinity([root], token) for token in ids_KC[0]])
@@ -83,7 +81,7 @@ class Dynamo(StateHeadDrafter):
         return _Joint(candidates_KC, ids_KC[0], alone_C, pairs_CC)
 
     def _cut(self, joint: Tensor, tokens: int) -> Tensor:
-        """``joint`` of any shape, without the entries that count nothing."""
+        """``joint`` of any shape, with entries below the thresholds set to 0."""
         least = float(self._options.eps**tokens)
         if self._options.otsu:
             least = max(least, otsu(joint))
@@ -92,7 +90,7 @@ class Dynamo(StateHeadDrafter):
 
 @dataclass(frozen=True, slots=True)
 class _Joint:
-    """Scores of one sequence: ``pairs_CC`` of pairs of candidates, ``alone_C`` of the first. Nothing is normalised."""
+    """Unnormalised scores of one sequence: ``pairs_CC`` of pairs of candidates, ``alone_C`` of first candidates."""
 
     candidates_KC: Tensor
     first_ids: list[int]
@@ -100,18 +98,18 @@ class _Joint:
     pairs_CC: Tensor
 
     def first(self) -> Tensor:
-        """``[C]``: by all pairs that begin so; by themselves where no pair is left."""
+        """Scores ``[C]`` of first tokens: summed over pairs, or their own if no pair is left."""
         return self.pairs_CC.sum(-1) if self.pairs_CC.any() else self.alone_C
 
     def second(self, first: int) -> Tensor:
-        """``[C]``: after the first token."""
+        """Scores ``[C]`` of second tokens after this first one."""
         return self.pairs_CC[self.first_ids.index(first)]
 
 
 def otsu(values: Tensor) -> float:
-    """The value that best parts ``values`` of any shape into low and high ones (Otsu 1979), in 64 bins.
+    """The threshold that best divides ``values`` of any shape into low and high ones (Otsu 1979), in 64 bins.
 
-    It makes the variance between the two parts largest; 0 if all values are equal.
+    It maximises the variance between the two parts; 0 if all values are equal.
     """
     low, high = float(values.min()), float(values.max())
     if high <= low:

@@ -25,7 +25,7 @@ from parlay.types import NO_TREE, Draft, Segment, Tree
 class Eagle3(LayerHeadDrafter):
     """EAGLE-3 (Li et al. 2025, arXiv:2503.01840), with the trees of EAGLE-2 (Li et al. 2024, arXiv:2406.16858).
 
-    See `LayerHeadDrafter`. The layer reads the embeddings beside these inputs.
+    See `LayerHeadDrafter`. The layer reads token embeddings beside these inputs.
     """
 
     def __init__(self, resources: Resources, options: DynamicTreeOptions) -> None:
@@ -52,7 +52,7 @@ class Eagle3(LayerHeadDrafter):
         return DynamicTree(self._options.width, self._options.min_p, budget)
 
     def _grow(self, jobs: list[TreeJob]) -> None:
-        """All trees in one call, where no norm comes between and the compiled decoder runs."""
+        """Grow all trees in one call, if the compiled decoder runs the head and no norm is needed between levels."""
         if not self._at_once:
             super()._grow(jobs)
             return
@@ -70,7 +70,7 @@ class Eagle3(LayerHeadDrafter):
 
 
 def _wish(job: TreeJob, levels: int) -> TreeRequest:
-    """The job's draft, with the noise of a request that samples."""
+    """The arguments of the job's draft for the compiled decoder, with the noise of a request that samples."""
     view = job.text.view
     temperature, place = view.request.params.temperature, len(view.tokens)
     streams = [noise.stream(view.request.key, place + level) for level in range(levels)] if temperature else ()

@@ -1,4 +1,4 @@
-"""Drafters whose guesses are the target's own: the forward that verifies a draft guesses the next one as well."""
+"""Drafters whose guesses are the target's own: the forward that verifies a draft also guesses the next one."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from parlay.drafters.draft_models.static_trees import Acceptance, FilledTree, be
 from parlay.drafters.per_sequence import History
 from parlay.types import NO_DRAFT, Draft, Features, Needs, Observation, SequenceView, Tree
 
-_READ = 0.1  # of steps: probes that are read less often are not worth their row
+_READ = 0.1  # share of steps: a probe that is read less often is not worth its row
 
 
 class GuessingAhead(ABC):
     """The forward that verifies a draft also guesses the next one.
 
-    Chains of probes hang below the root and below drafted nodes. Of the node at which the walk ends, the probes say
-    what comes after the token that is sampled there: the ranked tokens of probe m are the guesses m + 1 levels below
-    the new root. They make the tree that is best for ``acceptance``.
+    Chains of probes hang below the root and below drafted nodes. The probes below the last accepted node predict what
+    follows the token that is sampled there: the ranked tokens of probe m are the guesses m + 1 levels below the new
+    root. They make the tree that is best for ``acceptance``.
     """
 
     def __init__(self, source: str, needs: Needs) -> None:
@@ -36,7 +36,7 @@ class GuessingAhead(ABC):
 
     @abstractmethod
     def _hang(self, draft: Draft) -> Draft:
-        """The draft with its probes."""
+        """Add probes to the draft."""
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         return [
@@ -60,7 +60,7 @@ class GuessingAhead(ABC):
         return read_probes(observation, self._source)
 
     def _draft(self, view: SequenceView, budget: int) -> Draft:
-        """Draft from the guesses of the last step's probes, if that step was the text's last."""
+        """Draft from the guesses of the last step's probes, if that was the text's latest step."""
         history, guesses = self._held.get(view.sequence, (History(), []))
         if len(history.tokens) != len(view.tokens) or history.agree(view.tokens) < len(view.tokens):
             return NO_DRAFT
@@ -75,10 +75,10 @@ class GuessingAhead(ABC):
 def with_probes(
     draft: Draft, counts: Sequence[int], source: str, inputs: Features | None = None, *, token: int = 0
 ) -> Draft:
-    """Hang a chain of ``counts[0]`` probes below the root, and of ``counts[i + 1]`` below node i.
+    """Add a chain of ``counts[0]`` probes below the root, and of ``counts[i + 1]`` below node i.
 
-    They read ``inputs``, of which probe m of a chain has the m-th. Without inputs they read ``token``, and those of a
-    chain see each other.
+    Probe m of each chain reads the m-th of ``inputs``. Without inputs, probes read ``token``, and those of a chain see
+    each other.
     """
     tokens, parents = list(draft.tree.tokens), list(draft.tree.parents)
     which: list[int] = []
@@ -100,7 +100,7 @@ def with_probes(
 def probe_counts(draft: Draft, reach: Sequence[float], most: int) -> list[int]:
     """How many probes hang below the root and below each node, ``most`` in all.
 
-    ``reach`` is how likely all guesses down to each probe's are right; it never rises.
+    ``reach``: by probe, the probability that all guesses down to its own are right; it never rises.
     """
     ends = walk_ends(draft)
     worth = [(-end * far, place, at) for at, end in enumerate(ends) for place, far in enumerate(reach)]
@@ -111,17 +111,17 @@ def probe_counts(draft: Draft, reach: Sequence[float], most: int) -> list[int]:
 
 
 def group_counts(draft: Draft, groups: int, length: int) -> list[int]:
-    """``length`` probes below each of the ``groups`` nodes, root among them, at which the walk is likeliest to end."""
+    """``length`` probes below each of ``groups`` nodes (or the root) at which the accepted path is likeliest to end."""
     ends = walk_ends(draft)
     chosen = set(_likeliest(ends, groups))
     return [length if at in chosen else 0 for at in range(len(ends))]
 
 
 def likely_counts(draft: Draft, groups: int, reach: Sequence[float], least: int) -> list[int]:
-    """Probes below the root and each node: below ``groups`` of them at most, where the walk is likeliest to end.
+    """Counts of probes below the root and each node; at most ``groups`` nodes, the likeliest ends, have any.
 
-    A node has as many as are read in one step out of ten, at least ``least`` if it has any, and the likeliest one
-    has some. ``reach`` is how likely all guesses down to each probe's are right; it never rises.
+    A node has as many probes as are read in one step out of ten, at least ``least`` if it has any; the likeliest node
+    always has some. ``reach``: by probe, the probability that all guesses down to its own are right; it never rises.
     """
     ends = walk_ends(draft)
     counts = [0] * len(ends)
@@ -132,12 +132,12 @@ def likely_counts(draft: Draft, groups: int, reach: Sequence[float], least: int)
 
 
 def _likeliest(ends: Sequence[float], groups: int) -> list[int]:
-    """The root, as 0, and the nodes at which the walk is likeliest to end: so many, the likeliest first."""
+    """The ``groups`` likeliest ends of the accepted path, in order; 0 is the root, i + 1 is node i."""
     return sorted(range(len(ends)), key=lambda at: -ends[at])[:groups]
 
 
 def walk_ends(draft: Draft) -> list[float]:
-    """The chance that the walk ends at the root, then at each node."""
+    """The probability that the accepted path ends at the root, then at each node."""
     path_probs = [1.0]
     ends = [1.0]
     for parent, score in zip(draft.tree.parents, draft.scores, strict=True):
@@ -148,7 +148,7 @@ def walk_ends(draft: Draft) -> list[float]:
 
 
 def read_probes(observation: Observation, source: str) -> list[Sequence[int]]:
-    """The ranked tokens of the probes below the node at which the walk ended, from the first probe on."""
+    """The ranked tokens of the probes below the last accepted node, from the first probe on."""
     draft, verdict = observation.draft, observation.verdict
     found: list[Sequence[int]] = []
     node = verdict.path[-1] if verdict.path else -1

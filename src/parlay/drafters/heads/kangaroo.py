@@ -25,13 +25,13 @@ from parlay.types import NO_DRAFT, Draft, Features, Needs, Segment, SequenceView
 
 @dataclass(slots=True)
 class _Job:
-    """One sequence to draft for: its rows that wait, then the root's row and those of its chain."""
+    """One sequence to draft for: its rows that must run first, then the rows of the root and of its chain."""
 
     text: WaitingRows
     chain: ChainDraft
 
     def segment(self, state_H: Tensor) -> Segment:
-        """The newest row, which reads ``state_H``; before the first, those that wait."""
+        """The newest row, which reads ``state_H``; in the first forward, also the rows that must run first."""
         view, path = self.text.view, self.chain.tokens
         rows, first = trees.chain_tree([view.tokens[-1], *path]), len(self.text.pending) + len(path)
         inputs_KH = state_H[None] if path else torch.cat((self.text.inputs(), state_H[None]))
@@ -42,9 +42,9 @@ class _Job:
 class Kangaroo(Watched):
     """Kangaroo (Liu et al. 2024, arXiv:2404.18911), for all sequences together.
 
-    The target runs its first layers over a drafted token, and the adapter says what comes next. A chain ends after the
-    token at which the largest probability falls below ``threshold``: that is the second early exit. Verification runs
-    all layers; the paper's goes on from the states of the first ones, which this engine does not keep.
+    The target runs its first layers over a drafted token, and the adapter predicts the next one. A chain ends after the
+    token at which the largest probability falls below ``threshold``, which is the second early exit. Verification runs
+    all layers; in the paper it continues from the states of the first layers, which this engine does not keep.
     """
 
     def __init__(self, resources: Resources, options: KangarooOptions) -> None:
@@ -71,7 +71,7 @@ class Kangaroo(Watched):
         return [jobs[place].chain.chain(SOURCE) if place in jobs else NO_DRAFT for place in range(len(views))]
 
     def _jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, _Job]:
-        """Sequences that can be drafted now, by place."""
+        """The sequences that can be drafted for now, by index."""
         most = self._runner.spec.max_context
         limits = [
             min(budget, self._options.length, most - len(view.tokens))
@@ -84,7 +84,7 @@ class Kangaroo(Watched):
         }
 
     def _step(self, jobs: list[_Job]) -> list[_Job]:
-        """One more token for each; those that go on."""
+        """Draft one more token for each job. Returns the jobs that go on."""
         views, paths = [job.text.view for job in jobs], [job.chain.tokens for job in jobs]
         states_BH = layers_of(views[0]).early(views, paths, self._exit)
         segments = [job.segment(state_H) for job, state_H in zip(jobs, states_BH, strict=True)]

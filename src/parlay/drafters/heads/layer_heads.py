@@ -1,4 +1,4 @@
-"""Base of drafters whose head is a decoder layer with a cache of its own, which runs a tree level by level."""
+"""The base of drafters whose head is a decoder layer with its own cache, which runs a tree level by level."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LAST = 1  # the tap behind the head's one layer
 
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
-    """How large trees grow: most levels, and most children of a node.
+    """How large trees grow: the most levels, and the most children of a node.
 
-    ``rows``: most rows of a tree that the head runs; None if these are all in the draft.
+    ``rows``: the most rows of a tree that the head runs; None if all of them are in the draft.
     """
 
     levels: int
@@ -33,17 +33,17 @@ class TreeLimits:
 
 @dataclass(slots=True)
 class TreeJob:
-    """One sequence to draft for: the rows that it has to run first, then its tree, and in the end the draft."""
+    """One sequence to draft for: the rows that must run first, then its tree, and finally the draft."""
 
     text: WaitingRows
     budget: int
     tree: LevelTree
     inputs_KH: Tensor | None = None
-    """What the rows of the latest level read, at first those of its text. None: no level has run."""
+    """Inputs of the latest level's rows; first those of its text. None: no level has run."""
     draft: Draft = NO_DRAFT
 
     def segment(self) -> Segment:
-        """The rows that run next."""
+        """The rows to run next."""
         if self.inputs_KH is None:
             self.inputs_KH = self.text.inputs()
         rows, count = (self.tree.rows(), len(self.tree.newest)) if self.tree.ran else (NO_TREE, 1)
@@ -55,12 +55,12 @@ class TreeJob:
 class LayerHeadDrafter(Watched, ABC):
     """The head continues from the target's features of the committed text, then from its own hidden states.
 
-    Each level of a tree is one forward of the head, for all sequences together. Rows of drafted tokens are dropped from
-    its cache: once committed they run again, on the target's own features. Where a request samples, candidates are
-    ranked by the request's own noise. Scores are the head's probabilities.
+    Each level of the trees is one forward of the head for all sequences. Rows of drafted tokens are dropped from its
+    cache: once committed, they run again on the target's own features. If a request samples, candidates are ranked with
+    its noise. Scores are the head's probabilities.
 
-    ``from_target`` makes the inputs of rows. It is no method, so that nothing here refers to itself: an unloaded model
-    frees its memory at once.
+    ``from_target`` makes the inputs of rows. It is not a method, so that no reference cycle keeps an unloaded model's
+    memory.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class LayerHeadDrafter(Watched, ABC):
 
     @abstractmethod
     def _from_itself(self, hidden_KH: Tensor, tokens: Sequence[int]) -> Tensor:
-        """Inputs ``[K, H]`` for rows of drafted ``tokens``, of what left the layer at the rows above them."""
+        """Inputs ``[K, H]`` for rows of drafted ``tokens``, from the head's output at their parents' rows."""
 
     @abstractmethod
     def _tree(self, budget: int) -> LevelTree:
-        """A new tree for a draft of so many nodes."""
+        """A new tree for a draft of at most ``budget`` nodes."""
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         jobs = self._jobs(views, budgets)
@@ -97,7 +97,7 @@ class LayerHeadDrafter(Watched, ABC):
         return [jobs[place].draft if place in jobs else NO_DRAFT for place in range(len(views))]
 
     def _jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, TreeJob]:
-        """Sequences that can be drafted now, by place."""
+        """The sequences that can be drafted for now, by index."""
         most, rows = self._runner.spec.max_context, self._limits.rows
         limits = [min(budget, most - len(view.tokens)) for view, budget in zip(views, budgets, strict=True)]
         room = [
@@ -110,7 +110,7 @@ class LayerHeadDrafter(Watched, ABC):
         }
 
     def _grow(self, jobs: list[TreeJob]) -> None:
-        """All trees, level by level, and the drafts."""
+        """Grow all trees, level by level, and make the drafts."""
         active = jobs
         for level in range(self._limits.levels):
             out = self._runner.forward([job.segment() for job in active], (_LAST,))

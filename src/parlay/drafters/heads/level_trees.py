@@ -1,6 +1,6 @@
-"""Trees that a head grows level by level, and the guesses of which they grow.
+"""Trees that a head grows level by level, and the guesses that they grow from.
 
-A tree has a fixed shape, grows where the head is surest (Li et al. 2024, EAGLE-2), or is a beam search's
+A tree has a fixed shape, grows where the head is surest (Li et al. 2024, EAGLE-2), or holds the beams of a search
 (Zhang et al. 2024).
 """
 
@@ -18,9 +18,9 @@ from parlay.types import NO_DRAFT, Draft, SequenceView, Tree
 
 
 class LevelTree(ABC):
-    """``ran`` are the nodes that the head has run, in order; ``newest`` of them ran last or run next.
+    """A tree that grows level by level. ``ran``: the nodes that the head has run or runs next, in order.
 
-    At first that is the root, -1.
+    ``newest``: those of them that ran last or run next; at first the root, -1.
     """
 
     def __init__(self) -> None:
@@ -29,26 +29,26 @@ class LevelTree(ABC):
 
     @abstractmethod
     def token(self, node: int) -> int:
-        """Token of an offered node."""
+        """The token of an offered node."""
 
     @abstractmethod
     def parent(self, node: int) -> int:
-        """The node above."""
+        """The node's parent; -1 is the root."""
 
     @abstractmethod
     def offer(self, children: Sequence[Sequence[Guess]]) -> None:
-        """Children of each of the newest nodes: tokens with the head's probabilities of them."""
+        """Add children of each of the newest nodes: tokens with the head's probabilities."""
 
     @abstractmethod
     def draft(self, budget: int, source: str) -> Draft:
-        """At most ``budget`` nodes."""
+        """A draft of at most ``budget`` nodes."""
 
     @abstractmethod
     def _next(self, ends: Collection[int]) -> list[int]:
-        """Which of the nodes offered last run next. Nothing follows ``ends``, the tokens that end the text."""
+        """The nodes of the latest level to run next, except those whose token is in ``ends``, which end the text."""
 
     def expand(self, ends: Collection[int]) -> bool:
-        """Choose the nodes that run next; whether there are any. None of them reads one of ``ends``."""
+        """Choose the nodes to run next. Returns whether there are any. Tokens of ``ends`` are never run."""
         self.newest = self._next(ends)
         self.ran += self.newest
         return bool(self.newest)
@@ -59,12 +59,12 @@ class LevelTree(ABC):
         return Tree(tuple(map(self.token, self.ran)), tuple([place[self.parent(node)] for node in self.ran]))
 
     def rows_above(self, level: Sequence[int]) -> list[int]:
-        """Where in ``level``, the nodes of the level before, the parent of each of the newest nodes is."""
+        """For each of the newest nodes, the index of its parent in ``level``, the nodes of the level before."""
         place = {node: index for index, node in enumerate(level)}
         return [place[self.parent(node)] for node in self.newest]
 
     def path_tokens(self, node: int) -> list[int]:
-        """From below the root down to the node."""
+        """The tokens from below the root down to the node."""
         path: list[int] = []
         while node >= 0:
             path.append(self.token(node))
@@ -73,7 +73,7 @@ class LevelTree(ABC):
 
 
 class RankTree(LevelTree):
-    """A tree whose shape is fixed beforehand: which rank of guess stands where (Li et al. 2024, EAGLE)."""
+    """A tree with a fixed shape, which says the rank of the guess at each node (Li et al. 2024, EAGLE)."""
 
     def __init__(self, shape: StaticTree) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class RankTree(LevelTree):
             self._filled.fill(node, found)
 
     def draft(self, budget: int, source: str) -> Draft:
-        """The whole tree: its shape was chosen for the budget."""
+        """The whole tree, whose shape was chosen for the budget."""
         return self._filled.draft(source)
 
     def _next(self, ends: Collection[int]) -> list[int]:
@@ -100,16 +100,16 @@ class RankTree(LevelTree):
 
 
 class DynamicTree(LevelTree):
-    """Each level runs the ``width`` likeliest candidates of the level before, and each of them offers children.
+    """A tree in which each level runs the ``width`` likeliest candidates of the level before, which offer children.
 
-    Nothing below ``min_p`` is offered, and nothing runs below which no node could be in a draft of ``budget`` nodes. A
-    path's probability is the product of its nodes'.
+    Paths below ``min_p`` are not offered, and a node does not run if none of its descendants could be in a draft of
+    ``budget`` nodes. A path's probability is the product of its nodes'.
     """
 
     def __init__(self, width: int, min_p: float, budget: int) -> None:
         super().__init__()
         self._width, self._min_p, self._budget = width, min_p, budget
-        self._tokens: list[int] = []  # of all candidates, in the order in which they were offered
+        self._tokens: list[int] = []  # tokens of all candidates, in the order in which they were offered
         self._parents: list[int] = []
         self._scores: list[float] = []
         self._path_probs: list[float] = []
@@ -133,11 +133,11 @@ class DynamicTree(LevelTree):
                     self._path_probs.append(above * probability)
 
     def draft(self, budget: int, source: str) -> Draft:
-        """The ``budget`` likeliest of all candidates: a node's parent is likelier or came earlier, so it is there."""
+        """The ``budget`` likeliest candidates. Each has its parent, which is likelier or came earlier."""
         return self._draft(sorted(sorted(range(len(self._tokens)), key=self._order)[:budget]), source)
 
     def _draft(self, nodes: Sequence[int], source: str) -> Draft:
-        """Make the draft of these candidates; each comes after its parent."""
+        """Make a draft of these candidates, each after its parent."""
         if not nodes:
             return NO_DRAFT
         place = {node: index for index, node in enumerate(nodes)} | {-1: -1}
@@ -156,7 +156,7 @@ class DynamicTree(LevelTree):
         return sorted(sorted(latest, key=self._order)[: self._width])
 
     def _worst_drafted(self) -> float:
-        """The least likely path in the draft; 0 while it would hold all candidates."""
+        """The probability of the least likely path in the draft; 0 while the draft would hold all candidates."""
         best = sorted(self._path_probs, reverse=True)[: self._budget]
         return best[-1] if len(best) == self._budget else 0.0
 
@@ -165,22 +165,22 @@ class DynamicTree(LevelTree):
 
 
 class BeamTree(DynamicTree):
-    """Beam search: each level keeps the ``width`` likeliest paths. The draft merges those that are left at the end.
+    """Beam search: each level keeps the ``width`` likeliest paths. The draft merges the beams that remain at the end.
 
-    A path that ends the text is followed like all others: else the draft would lose it.
+    A path that ends the text is kept like the others; otherwise the draft would lose it.
     """
 
     def __init__(self, width: int) -> None:
         super().__init__(width, 0.0, 0)
 
     def _worst_drafted(self) -> float:
-        return 0.0  # each level's beams stand for themselves
+        return 0.0  # beams compete only within their level
 
     def _next(self, ends: Collection[int]) -> list[int]:
         return super()._next(())
 
     def draft(self, budget: int, source: str) -> Draft:
-        """The beams from the likeliest on, as long as there is room; the last of them may be cut."""
+        """Merge beams, the likeliest first, up to the budget; the last one may be cut."""
         kept: set[int] = set()
         for leaf in sorted(self._next(()), key=self._order):
             path = []
@@ -193,12 +193,12 @@ class BeamTree(DynamicTree):
 
 
 class Guessing:
-    """``ids_D`` is the token of the target for each draft id.
+    """Ranks a head's guesses. ``ids_D``: the target's token for each draft id.
 
-    Where a request samples, its own noise decides what the target will write, so the noise is known and only the
-    target's logits are guessed. A token's chance is the softmax of the head's logits with the noise added, times the
-    temperature: as far as these are from the target's they are at any temperature, and without noise this is the
-    head's own probability. Penalties and truncation are left to the target.
+    If a request samples, its known noise helps to decide what the target writes, so only the target's logits must be
+    guessed. A token's probability is the softmax of the head's logits plus temperature times noise. It is as accurate
+    as the head's logits, at any temperature; without noise it is the head's own probability. Penalties and truncation
+    are left to the target.
     """
 
     def __init__(self, ids_D: Tensor) -> None:
@@ -207,9 +207,9 @@ class Guessing:
     def best(
         self, logits_RD: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], width: int
     ) -> list[list[Guess]]:
-        """Per row the ``width`` likeliest tokens and their chances."""
+        """For each row, the ``width`` likeliest tokens and their probabilities."""
         noisy_RD = self._with_noise(logits_RD, views, paths)
-        if width == 1:  # in a fraction of the time
+        if width == 1:  # a much faster way
             top_R, best_R = select.argmax(noisy_RD)
             chances = (noisy_RD - top_R[:, None]).exp_().sum(-1).reciprocal_().tolist()
             return [[guess] for guess in zip(self._ids_D[best_R].tolist(), chances, strict=True)]

@@ -1,4 +1,4 @@
-"""Which tensors the head of each method holds, so that one with too many or too few is refused before it is used."""
+"""The tensors that a head of each method must have, so that a wrong file is refused before it is used."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from parlay.heads.probes import PrefixedProbes, ProbeEmbeddings, Streams
 from parlay.heads.redrafter import ReDrafterHead
 
 _OPTIONAL = frozenset({LM_HEAD, EMBEDDING, "t2d"})
-"""The target's may stand for the first two, and no drafter reads the third."""
+"""The target's own tensors may replace the first two, and no drafter reads the third."""
 _COUNTED = {f"ngrams.{size + 1}": size + 2 for size in range(ngrams.LONGEST)}
-"""Counts of n-grams, and how many columns they have."""
+"""Tensors with counts of n-grams, and how many columns each has."""
 _COUNTS = {"heads": 64, "layers": 64, "length": 256, "prefix": 4096, "rank": 4096}
-"""Settings that count something, and the most that anybody has: more would take this machine's time and memory."""
+"""Settings that are counts, and the largest sensible value of each; larger ones would cost too much time and memory."""
 _MOST_LAYERS, _MOST_LEVELS, _MOST_RANKS = 10_000, 64, 1024
 
 
 def check_tensors(held: HeadArtefact) -> None:
-    """Raises BadHead, with names, for tensors that are missing, left over, or of another shape than the config says.
+    """Raises BadHead, with names, for tensors that are missing, unknown, or of another shape than the config says.
 
-    And for settings that nobody has, and draft tokens that the target does not know: kernels read its embedding there.
-    Nothing is asked of methods that are not Parlay's own.
+    Also for settings out of range, and for draft tokens that the target does not have, because kernels read its
+    embedding there. Methods that are not Parlay's own are not checked.
     """
     if held.method not in _MODULES:
         return
@@ -60,7 +60,7 @@ def check_tensors(held: HeadArtefact) -> None:
 
 
 def _check_settings(held: HeadArtefact) -> None:
-    """Raises BadHead for numbers that make no sense; what they describe is built next, which might never end."""
+    """Raises BadHead for numbers out of range, before a module is built from them, which might never end."""
     vocab_size, said = held.layer.vocab_size, held.settings
     counts = {name: (1, most) for name, most in _COUNTS.items()}
     counts |= {"draft_vocab_size": (1, vocab_size), "mask_id": (0, vocab_size - 1)}
@@ -82,13 +82,13 @@ def _check_settings(held: HeadArtefact) -> None:
 
 
 def _needed(method: str) -> set[str]:
-    """Name the settings that drafters read which the modules don't."""
+    """The settings that drafters read, beyond those that the modules read."""
     read = {"taps"} if method not in _PROBES else set()
     return read | {"acceptance"} if method in _PROBES | _STATIC else read
 
 
 def _listed_in(said: Mapping[str, Any], name: str, usual: object, most: int) -> Sequence[Any]:
-    """Look up the list of that name, or the usual one; empty for what is none, or has more than ``most``."""
+    """The list of that name, or the default; empty if it is not a list, or has more than ``most`` entries."""
     found = said.get(name, usual)
     return found if isinstance(found, list | tuple) and len(found) <= most else ()
 
@@ -106,7 +106,7 @@ def _no_setting(held: HeadArtefact, name: str, expected: str) -> BadHead:
 
 
 def _check_draft_vocab(held: HeadArtefact, d2t_D: Tensor) -> None:
-    """Raises BadHead unless ``d2t_D`` leads to tokens of the target."""
+    """Raises BadHead unless ``d2t_D`` maps draft ids to tokens of the target."""
     ids_D = draft_ids(d2t_D) if d2t_D.dtype in (torch.int64, torch.int32) else torch.tensor([-1])
     if not 0 <= int(ids_D.min()) <= int(ids_D.max()) < held.layer.vocab_size:
         raise BadHead(f"a head for {held.method}: d2t does not name tokens of a target of {held.layer.vocab_size}")
@@ -116,7 +116,13 @@ def _expected(held: HeadArtefact) -> Mapping[str, Size]:
     try:
         with torch.device("meta"):
             module = _MODULES[held.method](held)
-    except (KeyError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:  # the last: of torch's sizes
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        RuntimeError,
+    ) as error:  # RuntimeError: torch refuses a size
         raise BadHead(f"a head for {held.method} lacks a setting, or has one of another kind: {error}") from error
     return {name: each.shape for name, each in module.state_dict().items()}
 
@@ -165,7 +171,7 @@ _PROBES = frozenset({methods.BITA, methods.PASS, methods.PPD, methods.STREAMING}
 _STATIC = frozenset({methods.EAGLE, methods.HYDRA, methods.MEDUSA, methods.MLP_SPECULATOR})
 """Methods whose trees are static."""
 _WITH_LM_HEAD = NEED_LM_HEAD | _COUNTING | {methods.KANGAROO}
-"""Methods whose drafters read an LM head that may be the target's."""
+"""Methods whose drafters read an LM head, which may be the target's."""
 _MODULES: Mapping[str, Callable[[HeadArtefact], nn.Module]] = {
     methods.BITA: _prefixed,
     methods.BLOCK_DRAFTER: lambda held: BlockHead(BlockConfig.of(held)),

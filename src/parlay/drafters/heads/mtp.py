@@ -1,4 +1,4 @@
-"""Multi-token prediction: a module that is used again for every depth, or heads beside each other."""
+"""Multi-token prediction: one module that is used again for each depth, or several heads in parallel."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from parlay.types import Drafter
 
 
 def mtp(resources: Resources, options: DynamicTreeOptions) -> Drafter:
-    """The drafter for the form of the head that the strategy names."""
+    """Make the drafter for the form of the head that the strategy names."""
     head = opened(SOURCE, resources.find_head, options.head)
     parallel = "heads" in head.artefact.settings
     return (ParallelMtp if parallel else SequentialMtp)(head, options, resources.room)
 
 
 class ParallelMtp(MarginalsDrafter):
-    """Gloeckle et al. 2024, arXiv:2404.19737; see `MarginalsDrafter`. Each head has a cache of its own."""
+    """Multi-token prediction with parallel heads, Gloeckle et al. 2024, arXiv:2404.19737; see `MarginalsDrafter`.
+
+    Each head has a cache of its own.
+    """
 
     def __init__(self, head: OpenHead, options: DynamicTreeOptions, room: StateRoom) -> None:
         held = head.artefact
@@ -33,7 +36,7 @@ class ParallelMtp(MarginalsDrafter):
 
 
 def parallel_states(head: OpenHead, room: StateRoom) -> SideBySide:
-    """The logits of heads beside each other."""
+    """The logits of all parallel heads."""
     held = head.artefact
     decoder = partial(parallel_decoder, held.layer, held.operands, head.embedding)
     return SideBySide(

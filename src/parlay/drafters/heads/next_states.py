@@ -1,6 +1,6 @@
-"""Drafters whose layer guesses the target's next state from the state before it and the embedding of the token between.
+"""Drafters whose layer predicts the target's next hidden state: EAGLE, EAGLE-2, and multi-token prediction.
 
-EAGLE, EAGLE-2 and the modules of multi-token prediction.
+The layer reads the state before it and the embedding of the token between.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Decoder = Callable[[DecoderConfig, Mapping[str, Operand], Operand], tuple[Decod
 
 
 class _NextStates(LayerHeadDrafter):
-    """The layer runs on native kernels, and what stands before it in torch."""
+    """The base of these drafters: the layer runs on native kernels, and what precedes it in torch."""
 
     def __init__(
         self, source: str, head: OpenHead, module: _Module, decoder: _Decoder, growth: TreeLimits, *, room: StateRoom
@@ -55,8 +55,8 @@ class _NextStates(LayerHeadDrafter):
 class Eagle(_NextStates):
     """EAGLE (Li et al. 2024, arXiv:2401.15077); see `LayerHeadDrafter`.
 
-    The shape of a tree is fixed by how often each rank was right at each depth on held-out texts: a tree of n nodes
-    holds the n paths with the highest products.
+    The shape of a tree follows from how often each rank was right at each depth on held-out texts: a tree of n nodes
+    has the n paths with the highest products.
     """
 
     def __init__(self, resources: Resources, options: HeadOptions) -> None:
@@ -70,7 +70,7 @@ class Eagle(_NextStates):
 
 
 class _Dynamic(_NextStates):
-    """With trees that grow where the head is surest."""
+    """A drafter of this kind whose trees grow where the head is surest."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Eagle2(_Dynamic):
 
 
 class SequentialMtp(_Dynamic):
-    """A module of multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437), used again for every depth."""
+    """A module of multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437) that is used again for each depth."""
 
     def __init__(self, head: OpenHead, options: DynamicTreeOptions, room: StateRoom) -> None:
         module = MtpModule.of(head.artefact)
@@ -111,5 +111,5 @@ class SequentialMtp(_Dynamic):
 
 
 def eagle_module(held: HeadArtefact) -> EagleHead:
-    """Without weights yet."""
+    """An EAGLE head of the right shape, without weights yet."""
     return EagleHead(held.layer, len(held.tensors["d2t"]))

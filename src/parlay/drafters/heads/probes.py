@@ -1,4 +1,4 @@
-"""Drafters whose guesses are the target's own, after trained inputs in the place of tokens to come."""
+"""Drafters whose guesses are the target's own, made by probes that read trained inputs instead of future tokens."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from parlay.types import NO_DRAFT, WHOLE_FORM, Draft, Features, Join, Needs, Obs
 
 _ANOTHER = "choose a head that was trained for this model"
 _TOKEN = 0
-"""What stands in a probe's place in the tree; the target reads the probe's input instead."""
+"""A probe's token in the tree. The target reads the probe's input instead."""
 
 
 class _TrainedProbes(GuessingAhead):
-    """Probes that read trained inputs, under a table of how often the guesses after them were right."""
+    """The base of drafters with trained probes. The head says how often guesses at each level and rank were right."""
 
     def __init__(self, source: str, held: HeadArtefact) -> None:
         self._inputs_MH: Tensor = held.tensors["inputs_MH"].float()
@@ -49,19 +49,19 @@ class _TrainedProbes(GuessingAhead):
 
     @abstractmethod
     def _counts(self, draft: Draft) -> Sequence[int]:
-        """How many probes hang below the root, and below each node."""
+        """How many probes hang below the root and below each node."""
 
     def _inputs(self) -> Features:
-        """Inputs of the probes of a chain."""
+        """The inputs of the probes of a chain."""
         return Features(self._inputs_MH)
 
 
 class Ppd(_TrainedProbes):
-    """PPD (Chen et al. 2024, arXiv:2405.18628): probes are inputs in place of tokens.
+    """PPD (Chen et al. 2024, arXiv:2405.18628): probes read trained inputs instead of tokens.
 
-    As many as ``probes`` stand where they are likeliest to be read: the chance that the walk ends at their node, times
-    the chance that all guesses before theirs are right. So likely nodes get longer chains, as in the paper, which
-    chooses the shapes beforehand.
+    ``probes`` probes are placed where they are likeliest to be read: by the probability that the accepted path ends at
+    their node, times the probability that all guesses before theirs are right. So likely nodes get longer chains. In
+    the paper the shapes are chosen beforehand.
     """
 
     def __init__(self, resources: Resources, options: PpdOptions) -> None:
@@ -74,7 +74,7 @@ class Ppd(_TrainedProbes):
 
 
 class _Grouped(_TrainedProbes):
-    """All probes hang below each of the ``groups`` nodes at which the walk is likeliest to end."""
+    """A chain of all probes below each of the ``groups`` nodes at which the accepted path is likeliest to end."""
 
     def __init__(self, source: str, held: HeadArtefact, groups: int) -> None:
         super().__init__(source, held)
@@ -85,7 +85,7 @@ class _Grouped(_TrainedProbes):
 
 
 class Bita(_Grouped):
-    """BiTA (Lin et al. 2024, arXiv:2401.12522): the probes also see a trained prefix, which no other row does."""
+    """BiTA (Lin et al. 2024, arXiv:2401.12522): the probes also attend to a trained prefix, which no other row does."""
 
     def __init__(self, resources: Resources, options: GroupOptions) -> None:
         held = _probes_for(BITA, resources, options.head)
@@ -102,11 +102,11 @@ class Bita(_Grouped):
 
 
 class SpeculativeStreaming(_Grouped):
-    """Speculative Streaming (Bhendawade et al. 2024, arXiv:2402.11131), on a target that stays as it is.
+    """Speculative Streaming (Bhendawade et al. 2024, arXiv:2402.11131), on an unchanged target.
 
-    Streams begin at a layer from their node's state there, and see the text's own keys and those of the streams before
-    them. The layers before run no row of theirs. The paper also takes nodes out of the tree between two layers of a
-    forward; here a tree has all its nodes before the forward begins, and the budget cuts it.
+    Streams begin at a layer, from their node's state there, and attend to the text's keys and to earlier streams' keys.
+    The layers before do not run for them. The paper also prunes the tree between two layers of a forward; here a tree
+    has all its nodes before the forward begins, and the budget cuts it.
     """
 
     def __init__(self, resources: Resources, options: GroupOptions) -> None:
@@ -127,8 +127,8 @@ class SpeculativeStreaming(_Grouped):
 class Pass(FromText):
     """PaSS (Monea et al. 2023, arXiv:2311.13581): one forward of the whole target drafts, the next one verifies.
 
-    The first reads the root and then the probes. After the root follows a token that the second will confirm, so each
-    pair of forwards gives two tokens at least.
+    The first forward reads the root and then the probes. The second one always confirms the token after the root, so
+    each pair of forwards gives at least two tokens.
     """
 
     needs = Needs(layers=True)
@@ -148,7 +148,7 @@ class Pass(FromText):
         return drafts
 
     def _drafts(self, views: Sequence[SequenceView], count: int) -> list[Draft]:
-        """Chains of ``count`` + 1 tokens, from one forward."""
+        """Chains of ``count`` + 1 tokens, drafted in one forward."""
         paths = [[_TOKEN] * count for _ in views]
         logits_RV = layers_of(views[0]).forward(views, paths, WHOLE_FORM, count + 1, self._inputs_MH[:count])
         logits_BCV = logits_RV.view(len(views), count + 1, -1)
@@ -164,7 +164,7 @@ class Pass(FromText):
 
 
 def _probes_for(source: str, resources: Resources, name: str) -> HeadArtefact:
-    """Raises UsageError where the target can't read them."""
+    """The head's tensors. Raises UsageError if the target can't read them."""
     target = resources.target
     if target is None or not target.features:
         called = "there is no target" if target is None else f"the runner of {target.name} reads tokens alone"

@@ -1,6 +1,6 @@
-"""Proves at first use that a head and its target compute here what they computed where the head was trained.
+"""Checks at first use that a head and its target compute the same here as where the head was trained.
 
-A head that does not changes no text, but it only costs time. So it is named in the log, and drafts all the same.
+A head that fails does not change the text, but costs time. So a warning names it, and it drafts all the same.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from parlay.types import WHOLE_FORM, Drafter, DraftForm, NoiseKey, Request, Samp
 from parlay.types.requests import FixedText
 
 LEAST_AGREEMENT = 0.7
-"""Of the target's states. Files of one model in four and in sixteen bits agree to more."""
+"""Required agreement of the target's states. Files of one model in four and in sixteen bits agree better."""
 LEAST_RIGHT = 0.75
-"""Of the head's guesses. Kernels of another precision change one now and then."""
+"""Required share of equal guesses. Kernels of another precision change one now and then."""
 
 _log = logging.getLogger(__name__)
 
 
 class ProvedHeads:
-    """Finds heads as ``find`` does, refuses those with wrong tensors, and proves the others in a drafter."""
+    """Finds heads as ``find`` does, refuses those with wrong tensors, and checks the proofs of the others."""
 
     def __init__(self, find: FindHead) -> None:
         self._find = find
@@ -46,9 +46,9 @@ class ProvedHeads:
         return head
 
     def prove(self, strategy: str, drafter: Drafter) -> None:
-        """Logs a warning for each proof of the heads found so far that does not hold for ``drafter``.
+        """Log a warning for each proof of the heads found so far that ``drafter`` fails.
 
-        A head that others opened before was proved in theirs.
+        A head that other drafters opened before was checked in those.
         """
         for head in self._found:
             proof, own = head.artefact.proof, type(drafter).__name__
@@ -64,27 +64,27 @@ class ProvedHeads:
 
 
 def _is_of(proof: Proof, head: OpenHead, drafter: Drafter) -> bool:
-    """Whether it has the states that the drafter reads: a folder may hold a proof of something else."""
+    """Whether the proof has the states that the drafter reads: a folder may have a proof for something else."""
     size = len(proof.layers) * head.artefact.layer.hidden_size
     return proof.states_TF.shape[1] == size and {*drafter.needs.taps} <= {*proof.layers}
 
 
 def prove(drafter: Drafter, ids: Sequence[int], states: Mapping[int, Tensor]) -> Proof:
-    """A proof for the head of ``drafter``, which was just trained.
+    """Make a proof for the head of ``drafter``, which was just trained.
 
-    ``states`` ``[T, H]`` are the target's of this text, by layer.
+    ``states`` ``[T, H]``: the target's states of this text, by layer.
     """
     layers = tuple(drafter.needs.taps) or (max(states),)
     count = min(LENGTH, len(ids))
     states_TF = torch.cat([states[layer][:count] for layer in layers], -1).to(torch.bfloat16)
     unsaid = Proof(torch.tensor(ids[:count]), layers, states_TF, torch.zeros(max(min(GUESSES, count - 2), 0)).long())
-    own = drafter.needs.layers or not drafter.needs.taps  # it drafts with the target itself
+    own = drafter.needs.layers or not drafter.needs.taps  # such a drafter runs the target itself
     guesses = [] if own else first_guesses(drafter, unsaid)
     return Proof(unsaid.ids_T, layers, states_TF, torch.tensor(guesses, dtype=torch.int64))
 
 
 def first_guesses(drafter: Drafter, proof: Proof) -> list[int]:
-    """First token drafted after each of the proof's beginnings, from the proof's states; -1 for nothing."""
+    """The first token drafted after each of the proof's prefixes, from the proof's states; -1 if none."""
     ids = proof.ids_T.tolist()
     lent = _StoredStates(proof)
     ends = range(len(ids) - len(proof.guesses_P), len(ids))
@@ -100,7 +100,7 @@ def first_guesses(drafter: Drafter, proof: Proof) -> list[int]:
 
 
 def _prove_target(strategy: str, proof: Proof, head: OpenHead) -> bool:
-    """Whether the target was seen to be the one that the head was trained on; a warning where it is not."""
+    """Whether the target is the one that the head was trained on. Logs a warning if it is not."""
     states_TF = head.states(proof.ids_T.tolist(), proof.layers) if head.states else None
     if states_TF is None:
         return False
@@ -118,11 +118,11 @@ def _prove_target(strategy: str, proof: Proof, head: OpenHead) -> bool:
 
 
 def _prove_guesses(strategy: str, proof: Proof, drafter: Drafter) -> bool:
-    """Whether the head guesses as where it was trained; a warning where it does not."""
+    """Whether the head guesses as it did where it was trained. Logs a warning if it does not."""
     if not len(proof.guesses_P):
         return True
     pairs = zip(first_guesses(drafter, proof), proof.guesses_P.tolist(), strict=True)
-    judged = [here == there for here, there in pairs if here >= 0]  # where its cache has no room, it can't be judged
+    judged = [here == there for here, there in pairs if here >= 0]  # -1: its cache had no room
     right = sum(judged) >= LEAST_RIGHT * len(judged)
     if not right:
         _log.warning(
@@ -138,7 +138,7 @@ def _prove_guesses(strategy: str, proof: Proof, drafter: Drafter) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _StoredStates:
-    """`Layers` that know the states of one text and run nothing."""
+    """`Layers` that have the states of one text and can't run."""
 
     proof: Proof
 

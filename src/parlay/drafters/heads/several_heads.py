@@ -1,4 +1,4 @@
-"""Drafters on small heads that read the target's last state and guess a token each: Medusa, Hydra and their kin."""
+"""Drafters with small heads that each read the target's last state and guess one token: Medusa, Hydra and others."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from parlay.models.weights.fused import as_tensor
 class Medusa(StaticTreeDrafter):
     """Medusa-1 (Cai et al. 2024, arXiv:2401.10774); see `StaticTreeDrafter`.
 
-    Every node at one depth has the same candidates: the best tokens of that depth's head. The tokens are verified by
-    the strategy's accept rule; the paper's typical acceptance is one of those that can be asked for.
+    All nodes at one depth have the same candidates: the best tokens of that depth's head. The strategy's accept rule
+    verifies the tokens; the paper's typical acceptance is one of the rules.
     """
 
     def __init__(self, resources: Resources, options: HeadOptions) -> None:
@@ -46,7 +46,7 @@ class Medusa(StaticTreeDrafter):
         super().__init__(held, self._heads.draft_ids)
 
     def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
-        """The nodes of a level have the same children, so one product for each sequence is enough."""
+        """The logits of a level. Its nodes have the same children, so one product per sequence is enough."""
         logits_BD = self._heads.head(level, torch.stack([job.state_H for job in jobs]).float())
         return logits_BD.repeat_interleave(torch.tensor([len(job.tree.newest) for job in jobs]), 0)
 
@@ -54,8 +54,8 @@ class Medusa(StaticTreeDrafter):
 class Hydra(StaticTreeDrafter):
     """Hydra (Ankner et al. 2024, arXiv:2402.05109); see `StaticTreeDrafter`.
 
-    A head reads the root and the path above its tokens, so each level of a tree is one product for the nodes that have
-    children. Heads of Hydra++ read what their prefix layer makes of the text instead of the target's own state.
+    A head reads the root and the path above its tokens, so each level of a tree takes one product for all nodes with
+    children. The heads of Hydra++ read the output of their prefix layer instead of the target's own state.
     """
 
     def __init__(self, resources: Resources, options: HeadOptions) -> None:
@@ -83,7 +83,7 @@ def _prefix_states(head: OpenHead, room: StateRoom) -> LayerOutputs:
 class MlpSpeculatorDrafter(StaticTreeDrafter):
     """The MLP speculator (Wertheimer et al. 2024, arXiv:2404.19124); see `StaticTreeDrafter`.
 
-    A node's state follows from its parent's and from its own token, so each level is one product for all its nodes.
+    A node's state follows from its parent's state and its own token, so each level takes one product for all its nodes.
     """
 
     def __init__(self, resources: Resources, options: HeadOptions) -> None:
@@ -104,7 +104,7 @@ class MlpSpeculatorDrafter(StaticTreeDrafter):
 
 
 class ReDrafter(StateHeadDrafter):
-    """ReDrafter (Zhang et al. 2024, arXiv:2403.09919), with beam search; beams that begin alike share nodes.
+    """ReDrafter (Zhang et al. 2024, arXiv:2403.09919), with beam search; beams with the same beginning share nodes.
 
     The paper takes the longest accepted beam. Here the strategy's accept rule walks the merged tree, so the text is
     that of plain decoding.

@@ -1,4 +1,4 @@
-"""Base of drafters whose trees follow from one state of each sequence: mostly the target's before the root.
+"""The base of drafters that grow a tree from one state per sequence: usually the target's, before the root.
 
 The tokens of a level are guessed for all sequences together.
 """
@@ -25,10 +25,10 @@ from parlay.types import NO_DRAFT, Draft, Needs, SequenceView
 
 @dataclass(slots=True)
 class StateJob:
-    """One sequence to draft for. ``state_H`` is mostly the target's state of the token before the root.
+    """One sequence to draft for. ``state_H``: usually the target's state of the token before the root.
 
-    ``carried_KS`` is for heads with a state of their own: that of each node which ran last. ``above`` says for each of
-    the newest nodes which of these is its parent's.
+    ``carried_KS``: for heads with a state of their own, that of each node that ran last. ``above``: for each of the
+    newest nodes, the row of its parent in it.
     """
 
     view: SequenceView
@@ -38,12 +38,15 @@ class StateJob:
     above: list[int] = field(default_factory=list)
 
     def newest_tokens(self) -> list[int]:
-        """The token of each of the newest nodes; the root's is the text's last."""
+        """The token of each of the newest nodes; for the root, the text's last token."""
         return [self.tree.token(node) if node >= 0 else self.view.tokens[-1] for node in self.tree.newest]
 
 
 class StateHeadDrafter(Watched, ABC):
-    """Where a request samples, candidates are ranked by its own noise. Scores are the heads' probabilities."""
+    """Drafts trees from a state per sequence.
+
+    If a request samples, candidates are ranked with its noise. Scores are the heads' probabilities.
+    """
 
     def __init__(
         self,
@@ -54,10 +57,10 @@ class StateHeadDrafter(Watched, ABC):
         *,
         states: States | None = None,
     ) -> None:
-        """``draft_ids_D`` are the tokens that the heads can propose.
+        """``draft_ids_D``: the tokens that the heads can propose.
 
-        Trees have at most so many ``levels``, and a node so many ``children``. Without ``states`` the heads read the
-        one layer that the artefact names.
+        ``levels``: the most levels of a tree; ``children``: the most children of a node. Without ``states``, the heads
+        read the target's layer that the artefact names.
         """
         self._source, self._levels, self._children = held.method, levels, children
         taps: list[int] = held.settings["taps"]
@@ -68,11 +71,11 @@ class StateHeadDrafter(Watched, ABC):
 
     @abstractmethod
     def _tree(self, budget: int) -> LevelTree:
-        """A new tree for a draft of so many nodes."""
+        """A new tree for a draft of at most ``budget`` nodes."""
 
     @abstractmethod
     def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
-        """``[N, D]`` of the children of all newest nodes, which are so many levels below the root."""
+        """Logits ``[N, D]`` of the children of all newest nodes, which are ``level`` levels below the root."""
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         wanted = [place for place, budget in enumerate(budgets) if budget > 0]
@@ -109,9 +112,9 @@ class StateHeadDrafter(Watched, ABC):
 
 
 class StaticTreeDrafter(StateHeadDrafter):
-    """Which ranks a tree combines is fixed by how often each rank of each head was right on held-out texts.
+    """Drafts trees whose shape follows from how often each rank of each head was right on held-out texts.
 
-    A tree of n nodes holds the n paths with the highest products.
+    A tree of n nodes has the n paths with the highest products.
     """
 
     def __init__(self, held: HeadArtefact, draft_ids_D: Tensor, states: States | None = None) -> None:
@@ -129,10 +132,10 @@ class StaticTreeDrafter(StateHeadDrafter):
 
 
 class MarginalsDrafter(StateHeadDrafter):
-    """A state is the logits ``[levels, D]`` of all levels at once: the guesses of a level are the same below each node.
+    """Drafts from the logits ``[levels, D]`` of all levels at once: a level's guesses are the same below each node.
 
-    The tree holds the paths with the highest products of their probabilities. Each level goes on below its ``width``
-    likeliest nodes, each of which gets so many children; no path's chance falls below ``min_p``.
+    The tree has the paths with the highest products of probabilities. Each level continues below its ``width``
+    likeliest nodes with ``width`` children each; paths below ``min_p`` are left out.
     """
 
     def __init__(self, held: HeadArtefact, states: States, levels: int, *, width: int, min_p: float) -> None:
@@ -143,9 +146,9 @@ class MarginalsDrafter(StateHeadDrafter):
         return DynamicTree(self._width, self._min_p, budget)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        """With one child a node, guess all levels in one call: noise depends on how long a path is, not on its tokens.
+        """If nodes have one child, guess all levels in one call; otherwise level by level.
 
-        Otherwise as other heads do.
+        One call is enough there because the noise depends on a path's length, not on its tokens.
         """
         if self._width > 1:
             return super().propose(views, budgets)
@@ -174,9 +177,9 @@ def states_of_rows(jobs: Sequence[StateJob]) -> Tensor:
 
 
 def carried_of_rows(jobs: Sequence[StateJob], first_S: Tensor | None = None) -> Tensor:
-    """The heads' own state ``[N, S]`` above each of the newest nodes.
+    """The heads' own state ``[N, S]`` at the parent of each of the newest nodes.
 
-    Above the root that is ``first_S``, or the target's state.
+    For the root it is ``first_S``, or the target's state.
     """
     parts = [
         job.carried_KS[job.above]
@@ -188,6 +191,6 @@ def carried_of_rows(jobs: Sequence[StateJob], first_S: Tensor | None = None) -> 
 
 
 def carry(jobs: Sequence[StateJob], states_NS: Tensor) -> None:
-    """The heads' own states of the nodes that have run now."""
+    """Store the heads' own states of the nodes that have run now."""
     for job, part_KS in zip(jobs, torch.split(states_NS, [len(job.tree.newest) for job in jobs]), strict=True):
         job.carried_KS = part_KS

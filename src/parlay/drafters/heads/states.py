@@ -1,4 +1,4 @@
-"""Where a state for each sequence comes from: the target's layer, or layers of the head's own."""
+"""Sources of a state per sequence: a layer of the target, or layers of the head."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from parlay.types import NO_TREE, Features, Observation, Runner, Segment, Sequen
 
 
 class States(StepRecord, Protocol):
-    """Where the states come from."""
+    """A source of one state per sequence."""
 
     def of(self, views: Sequence[SequenceView]) -> list[Tensor | None]:
-        """One for each; None where it can't be had now."""
+        """The state of each view; None if it is not available now."""
         ...
 
 
 class LatestStates:
-    """The states that enter ``layer``. A state that no step has shown is computed by the target's layers."""
+    """The target's states that enter ``layer``. A state that was not observed is computed by the target's layers."""
 
     def __init__(self, layer: int) -> None:
         self._layer = layer
         self._held: dict[int, tuple[History, Tensor]] = {}
 
     def take(self, observation: Observation) -> None:
-        """Take the latest state from a step."""
+        """Keep the last state of an observed step."""
         if observation.taps:
             states_TH = observation.taps[self._layer]
             self._keep(observation.view, observation.start + len(states_TH), states_TH[-1].clone())
 
     def of(self, views: Sequence[SequenceView]) -> list[Tensor | None]:
-        """``[H]`` for each; None where the cache has no room to compute it now, or the text is its root alone."""
+        """The state ``[H]`` of each view; None if the cache has no room to compute it, or the text is only its root."""
         lacking = [view for view in views if len(view.tokens) > 1 and self._find(view) is None]
         if lacking:
             layers = lacking[0].layers
@@ -50,11 +50,11 @@ class LatestStates:
         return [self._find(view) for view in views]
 
     def release(self, sequence: int) -> None:
-        """Unknown names are ignored."""
+        """Forget the sequence. Unknown names are ignored."""
         self._held.pop(sequence, None)
 
     def _keep(self, view: SequenceView, count: int, state_H: Tensor) -> None:
-        """The state of the last of so many tokens."""
+        """Keep the state of token number ``count``."""
         history = self._held[view.sequence][0] if view.sequence in self._held else History()
         history.cut(min(history.agree(view.tokens), count))
         history.tokens += view.tokens[len(history.tokens) : count]
@@ -69,7 +69,7 @@ class LatestStates:
 
 
 class _LayerRows(ABC):
-    """Runs the rows that wait of each text, then those of ``extra``."""
+    """Runs each text's rows that must run first, then those of ``extra``."""
 
     def __init__(
         self, runner: Runner, taps: Sequence[int], inputs: Inputs, room: StateRoom, extra: Tree = NO_TREE
@@ -79,10 +79,10 @@ class _LayerRows(ABC):
 
     @abstractmethod
     def _run(self, texts: Sequence[WaitingRows]) -> list[Tensor]:
-        """One forward: a state for each text."""
+        """Run one forward. Returns one state per text."""
 
     def of(self, views: Sequence[SequenceView]) -> list[Tensor | None]:
-        """None where the text is its root alone, features can't be had now, or there is no room."""
+        """The state of each view; None if the text is only its root, or features or room are missing."""
         most, more = self._runner.spec.max_context, len(self._extra)
         found = self._rows.waiting(views, [more if len(view.tokens) + more <= most else None for view in views])
         states: list[Tensor | None] = [None] * len(views)
@@ -93,18 +93,18 @@ class _LayerRows(ABC):
         return states
 
     def take(self, observation: Observation) -> None:
-        """Take in what a step observed."""
+        """Take in the features of an observed step."""
         self._rows.take(observation)
 
     def release(self, sequence: int) -> None:
-        """Unknown names are ignored."""
+        """Forget the sequence. Unknown names are ignored."""
         self._rows.release(sequence)
 
 
 class LayerLogits(_LayerRows):
     """The logits ``[1 + M, D]`` of the last row and of M mask rows after it.
 
-    ``mask_MH`` are the inputs of the mask rows, whose token is ``mask_id``.
+    ``mask_MH``: the inputs of the mask rows, whose token is ``mask_id``.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class LayerLogits(_LayerRows):
 
 
 class LayerOutputs(_LayerRows):
-    """Outputs of the one layer at the last row, ``[H]``."""
+    """The layer's output at the last row, ``[H]``."""
 
     def _run(self, texts: Sequence[WaitingRows]) -> list[Tensor]:
         segments = [
@@ -145,23 +145,23 @@ class LayerOutputs(_LayerRows):
 
 
 class SideBySide:
-    """The states of several sources in a row, ``[sum, D]``."""
+    """The states of several sources, concatenated: ``[sum, D]``."""
 
     def __init__(self, sources: Sequence[States]) -> None:
         self._sources = sources
 
     def of(self, views: Sequence[SequenceView]) -> list[Tensor | None]:
-        """None where one of them lacks it."""
+        """The states of each view; None if a source has none."""
         parts = zip(*(source.of(views) for source in self._sources), strict=True)
         return [_joined(states) for states in parts]
 
     def take(self, observation: Observation) -> None:
-        """Take in what a step observed."""
+        """Take in an observed step."""
         for source in self._sources:
             source.take(observation)
 
     def release(self, sequence: int) -> None:
-        """Unknown names are ignored."""
+        """Forget the sequence. Unknown names are ignored."""
         for source in self._sources:
             source.release(sequence)
 

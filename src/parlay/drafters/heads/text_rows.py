@@ -1,8 +1,8 @@
-"""The committed text on a head's own layers: features of the target, rows in the head's cache, and which run now.
+"""A head's rows of the committed text: the target's features, the head's cache, and which rows run next.
 
-The row of token p reads the features of token p and the embedding of token p + 1. So all rows before the root's can
-run as soon as the features of all tokens before the root are there. Tokens that were cached before, or that went by
-while nobody drafted, have no rows: the target would have to compute their features again.
+The row of token p reads the features of token p and the embedding of token p + 1. So all rows before the root's can run
+once the features of all tokens before the root are known. Tokens that were cached before, or committed while the
+drafter was not used, have no rows: the target would have to compute their features again.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from parlay.drafters.per_sequence import History
 from parlay.drafters.state_room import StateBytes, StateRoom
 from parlay.types import Features, Observation, OutOfRoom, Runner, Segment, SequenceView
 
-_CHUNK = 512  # rows of one sequence in one forward
-_FEW = 16  # rows that run with the last one: to run those before it first would take longer
+_CHUNK = 512  # the most rows of one sequence in one forward
+_FEW = 16  # up to so many rows run together with the last one, which is faster than a forward of their own
 GAPS = 64
-"""Most gaps of one text, since each row is found by going through them. One more, and the text's later half of them
-becomes one: the rows between these go."""
+"""The most gaps of one text, because finding a row goes through all of them. If there are more, the later half of them
+become one gap, and the rows between them are lost."""
 
 
 @dataclass(slots=True)
 class Ahead:
-    """Features ``[K, F]`` each of these tokens in a row, from place ``start`` on."""
+    """Features of consecutive tokens from place ``start`` on, in pieces ``[K, F]``."""
 
     start: int
     tokens: list[int]
@@ -40,25 +40,25 @@ class Ahead:
 
 @dataclass(slots=True)
 class HeadSequence:
-    """One sequence. Its first ``ran`` rows are in the head's cache; ``waiting`` are the features of the rows after.
+    """One sequence: its first ``ran`` rows are in the head's cache, and ``waiting`` has the features of later rows.
 
-    ``text`` are the tokens that these rows and features stand on. The root's row is never kept in the cache: the next
-    proposal runs it again, whether or not a token was committed in between. ``gaps`` are the places, from one to before
-    the other, of tokens that have no rows.
+    ``text``: the tokens that these rows and features belong to. The root's row is never kept in the cache: the next
+    proposal runs it again, whether or not a token was committed in between. ``gaps``: the spans (first, end) of tokens
+    that have no rows.
     """
 
     name: int
     text: History = field(default_factory=History)
     ran: int = 0
     waiting: list[Tensor] = field(default_factory=list)
-    """Each ``[K, F]``."""
+    """Features in pieces ``[K, F]``."""
     ahead: Ahead | None = None
-    """Features that were seen before those of some tokens in front of them."""
+    """Features that were observed although those of some tokens before them are missing."""
     gaps: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def known(self) -> int:
-        """Number of tokens, from the first, whose features were seen or are not wanted."""
+        """How many tokens, from the first, have features or belong to gaps."""
         return self.place(self.ran + self.rows_waiting)
 
     @property
@@ -72,32 +72,32 @@ class HeadSequence:
         return row
 
     def rows_before(self, place: int) -> int:
-        """How many rows there are of the tokens before a place."""
+        """The number of rows of tokens before a place."""
         return place - sum([min(end, place) - start for start, end in self.gaps if start < place])
 
     def standing_on(self, rows: int) -> int:
-        """How many tokens, from the first, so many rows stand on."""
+        """How many tokens, from the first, the first ``rows`` rows depend on."""
         return self.place(rows - 1) + 2 if rows else 0
 
     def read(self, tokens: Sequence[int], rows: int) -> tuple[int, ...]:
-        """The tokens whose embeddings the next so many rows read."""
+        """The tokens whose embeddings the next ``rows`` rows read."""
         if not self.gaps:
             return tuple(tokens[self.ran + 1 : self.ran + 1 + rows])
         return tuple([tokens[self.place(row) + 1] for row in range(self.ran, self.ran + rows)])
 
     def cut(self, length: int) -> None:
-        """The text is the same up to here."""
+        """Note that only the first ``length`` tokens are still the same."""
         self.text.cut(length)
         self.gaps = [(start, end) for start, end in self.gaps if end <= length]
 
     def features(self) -> Tensor:
-        """``[K, F]``: all that wait."""
+        """All waiting features, as one tensor ``[K, F]``."""
         if len(self.waiting) > 1:
             self.waiting = [torch.cat(self.waiting)]
         return self.waiting[0]
 
     def wait_only(self, rows: slice) -> None:
-        """Only these rows' features still wait. Where they are few, they get memory of their own."""
+        """Keep only the waiting features of these rows. If they are few, copy them, to free the rest."""
         features_KF = self.features()[rows]
         few = 2 * features_KF.nbytes < features_KF.untyped_storage().nbytes()
         self.waiting = [features_KF.clone() if few else features_KF]
@@ -110,19 +110,19 @@ class HeadSequence:
 
 
 class HeadSequences:
-    """The sequences of one drafter. ``taps`` are the target's layers whose states make the features, in order.
+    """One drafter's sequences. ``taps``: the target's layers whose states make the features, in order.
 
-    Features wait while there is room for them. Where there is none, the sequence gives up all but its last few.
+    Features wait as long as memory allows. If there is too little, the sequence drops all but its last few.
     """
 
     def __init__(self, runner: Runner, taps: Sequence[int], room: StateRoom) -> None:
         self._runner, self._taps = runner, tuple(taps)
         self._held: dict[int, HeadSequence] = {}  # by the target's sequence, least recently used first
         self._bytes = StateBytes(room, self._held, lambda held: runner.release(held.name))
-        self._row_bytes = 0  # of one token's features, once some were seen
+        self._row_bytes = 0  # bytes of one token's features, once known
 
     def take(self, view: SequenceView, start: int, taps: Mapping[int, Tensor]) -> None:
-        """Features of the tokens from ``start`` on. Those behind a gap wait until it is filled."""
+        """Take in the features of the tokens from ``start`` on. Features after a gap wait until it is filled."""
         held, end = self.aligned(view), start + len(taps[self._taps[0]])
         if held.known >= end or not self._make_room(held, view, taps):
             return
@@ -141,7 +141,7 @@ class HeadSequences:
         self._bytes.set(view.sequence, held.nbytes)
 
     def _make_room(self, held: HeadSequence, view: SequenceView, taps: Mapping[int, Tensor]) -> bool:
-        """Whether there is room for the features of a step, if need be after those that waited are given up."""
+        """Make room for the features of a step, if need be by dropping waiting ones. False if there is none."""
         rows = len(taps[self._taps[0]])
         size = sum([taps[layer].nbytes for layer in self._taps])
         self._row_bytes = size // max(1, rows)
@@ -153,7 +153,7 @@ class HeadSequences:
         return rows <= _FEW or self._bytes.room.make(size)
 
     def _join(self, held: HeadSequence, view: SequenceView) -> None:
-        """Append the features that were seen ahead, if they follow the known ones now; drop them otherwise."""
+        """Append the features seen ahead, if they now follow the known ones. If they no longer fit, drop them."""
         ahead, known = held.ahead, held.known
         if ahead is None or known < ahead.start:
             return
@@ -163,14 +163,14 @@ class HeadSequences:
             held.text.tokens += view.tokens[len(held.text.tokens) : ahead.end]
 
     def lacking(self, view: SequenceView) -> tuple[int, int]:
-        """From where to where features are missing: up to what was seen ahead, or to the root."""
+        """The span of missing features: it ends where features were seen ahead, or at the root."""
         held = self.aligned(view)
         ahead = held.ahead
         whole = ahead is not None and list(view.tokens[ahead.start : ahead.end]) == ahead.tokens
         return held.known, ahead.start if ahead is not None and whole else len(view.tokens) - 1
 
     def aligned(self, view: SequenceView) -> HeadSequence:
-        """State of the view's sequence, cut back to what is still true; marks it as the most recently used."""
+        """The state of the view's sequence, cut back to what is still valid, and marked as recently used."""
         held = self._held.pop(view.sequence, None) or self._open(view)
         self._held[view.sequence] = held
         agreed = min(held.text.agree(view.tokens), len(view.tokens) - 1)
@@ -184,14 +184,12 @@ class HeadSequences:
         return held
 
     def leave_out(self, view: SequenceView) -> None:
-        """Give up features that nobody saw: of tokens before some that were seen, and of the answer, but for the latest
-        before the root.
-        """
+        """Make gaps of tokens whose features were not seen: before seen ones, and in the answer, except the latest."""
         while self.lacks(view) and self._leave_out_next(view):
             pass
 
     def _leave_out_next(self, view: SequenceView) -> bool:
-        """The first of these gaps; False if there is none."""
+        """Make a gap of the first such span. False if there is none."""
         held = self.aligned(view)
         known, (_, seen) = held.known, self.lacking(view)
         end = min(seen, len(view.tokens) - 2)
@@ -209,14 +207,14 @@ class HeadSequences:
         return self.aligned(view).known < len(view.tokens) - 1
 
     def has_room(self, view: SequenceView) -> bool:
-        """Whether features that are missing would find room."""
+        """Whether there is memory for the missing features."""
         start, end = self.lacking(view)
         return end - start <= _FEW or (end - start) * self._row_bytes <= self._bytes.room.left
 
     def reserve(self, view: SequenceView, tokens: int, busy: set[int]) -> bool:
-        """Room for so many tokens, if need be that of the sequences used least recently that are not ``busy``.
+        """Reserve cache for ``tokens`` tokens, if need be by evicting idle sequences (not ``busy``), oldest use first.
 
-        False if there is none, or the target needed the memory of rows that ran, so that features are lacking.
+        False if there is too little, or if the target took the memory of rows that ran, so that features are missing.
         """
         held = self.aligned(view)
         try:
@@ -232,7 +230,7 @@ class HeadSequences:
         return not self.lacks(view)
 
     def keep(self, view: SequenceView, rows: int) -> None:
-        """The last forward ran ``rows`` more rows: they stay in the cache, but for the root's."""
+        """Keep the ``rows`` rows that the last forward ran in the cache, except the root's."""
         held = self._held[view.sequence]
         before_root = held.rows_before(len(view.tokens) - 2)
         left = self._runner.truncate(held.name, min(self._runner.keep(held.name, ()), held.ran + rows, before_root))
@@ -245,14 +243,17 @@ class HeadSequences:
         self._bytes.set(view.sequence, held.nbytes)
 
     def release(self, sequence: int) -> None:
-        """Unknown names are ignored."""
+        """Forget the sequence. Unknown names are ignored."""
         held = self._held.pop(sequence, None)
         self._bytes.release(sequence)
         if held is not None:
             self._runner.release(held.name)
 
     def _open(self, view: SequenceView) -> HeadSequence:
-        """With the rows of an earlier sequence that began alike. Rows read no first token, so it joins the salt."""
+        """Open a sequence, perhaps with cached rows of an earlier one.
+
+        Rows do not read the first token, so the salt has it.
+        """
         tokens = view.tokens
         held = HeadSequence(uuid.uuid4().int >> 66)
         held.ran = self._runner.open(held.name, tokens[1:], f"{view.request.salt}/{tokens[0]}")
@@ -260,19 +261,19 @@ class HeadSequences:
         return held
 
     def _forget(self, held: HeadSequence, rows: int) -> None:
-        """Keep ``rows`` rows at most. The features of the others went with them, so these are lacking."""
+        """Keep at most ``rows`` rows. The features of the others are then missing."""
         held.ran = self._runner.truncate(held.name, rows)
         held.waiting = []
         held.cut(held.standing_on(held.ran))
 
 
 Inputs = Callable[[Tensor, Sequence[int]], Tensor]
-"""What rows read, ``[K, H]``, of the target's features ``[K, F]`` and of the tokens that come one after each."""
+"""Makes what rows read, ``[K, H]``, from the target's features ``[K, F]`` and the token after each."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRows:
-    """One sequence: the tokens of the rows that run first, the root's last, and the target's features of these rows."""
+    """One sequence's rows that must run first, the root's last: their tokens, and the target's features."""
 
     view: SequenceView
     name: int
@@ -281,12 +282,12 @@ class WaitingRows:
     make_inputs: Inputs
 
     def inputs(self) -> Tensor:
-        """Inputs of the rows, ``[K, H]``."""
+        """The inputs of the rows, ``[K, H]``."""
         return self.make_inputs(self.features_KF, self.pending)
 
 
 class TextRows:
-    """``taps`` are the target's layers whose states make the features."""
+    """Runs a head's rows of committed texts. ``taps``: the target's layers whose states make the features."""
 
     def __init__(self, runner: Runner, taps: Sequence[int], inputs: Inputs, room: StateRoom) -> None:
         self.runner = runner
@@ -294,23 +295,24 @@ class TextRows:
         self._sequences = HeadSequences(runner, taps, room)
 
     def take(self, observation: Observation) -> None:
-        """Take in what a step observed."""
+        """Take in the features of an observed step."""
         if observation.taps:
             self._sequences.take(observation.view, observation.start, observation.taps)
 
     def release(self, sequence: int) -> None:
-        """Unknown names are ignored."""
+        """Forget the sequence. Unknown names are ignored."""
         self._sequences.release(sequence)
 
     def waiting(self, views: Sequence[SequenceView], rows: Sequence[int | None]) -> dict[int, WaitingRows]:
-        """Sequences that can run now, by place; all but the last chunk of their rows has run.
+        """The sequences that can run now, by index. All their rows have run except the last chunk.
 
-        Each sequence needs room for so many ``rows`` beside those of its text; with None it is left out.
+        ``rows``: how many rows each needs besides those of its text; None leaves the sequence out.
         """
         room = {
             place: len(view.tokens) + more
             for place, (view, more) in enumerate(zip(views, rows, strict=True))
-            if more is not None and len(view.tokens) > view.prompt_length  # else this step shows the prompt's features
+            if more is not None
+            and len(view.tokens) > view.prompt_length  # otherwise this step will show the prompt's features
         }
         busy = {views[place].sequence for place in room}
         self._catch_up([views[place] for place in room])
@@ -318,14 +320,14 @@ class TextRows:
         return {place: self._waiting(views[place]) for place in ready}
 
     def keep(self, waiting: WaitingRows) -> None:
-        """Commit the rows that have run, except the root's, which the next proposal recomputes."""
+        """Keep the rows that have run, except the root's, which the next proposal runs again."""
         self._sequences.keep(waiting.view, len(waiting.pending))
 
     def _catch_up(self, views: Sequence[SequenceView]) -> None:
-        """Leave out what nobody saw, and have the target compute the last features if these are lacking.
+        """Make gaps of features that were not seen, and let the target compute the last ones if they are missing.
 
-        A prefix hit leaves a gap before what was seen of a prompt, and a pause one in the answer. What a head drafts
-        without them is right a little less often; to compute them would make all requests wait.
+        A prefix hit leaves a gap in the prompt, and a pause leaves one in the answer. Without these features a head's
+        drafts are right a little less often, but computing them would make all requests wait.
         """
         for view in views:
             self._sequences.leave_out(view)
@@ -333,7 +335,7 @@ class TextRows:
             views = self._closed(lacking)
 
     def _closed(self, lacking: Sequence[SequenceView]) -> list[SequenceView]:
-        """Closes the first gap of each; those that have no such gap any more."""
+        """Fill the first missing span of each view. Returns the views that may miss more."""
         layers = lacking[0].layers
         assert layers is not None, "the needs name taps"
         spans = [self._sequences.lacking(view) for view in lacking]
@@ -347,7 +349,7 @@ class TextRows:
     def _waiting(self, view: SequenceView) -> WaitingRows:
         held = self._sequences.aligned(view)
         while (waiting := held.rows_waiting) > _FEW:
-            # So many rows whose outputs nobody reads, so that of the last layer only keys and values are computed.
+            # The outputs of these rows are not read, so the last layer computes only their keys and values.
             rows = min(waiting - 1, _CHUNK)
             tokens = held.read(view.tokens, rows)
             inputs = Features(self._inputs(held.features()[:rows], tokens))

@@ -1,4 +1,4 @@
-"""Whether a head does here what it did on held-out texts: one that fits badly changes no text, it only costs time."""
+"""Watches whether a head is right as often here as on held-out texts. A head that is not only costs time."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from parlay.heads.layouts.layout import LAYOUT
 from parlay.types import Observation
 
 ENOUGH = 64
-"""First guesses after which a head is judged."""
+"""How many first guesses are seen before a head is judged."""
 _LITTLE = 0.2
-"""Of the share that was expected."""
+"""Share of the expected acceptance below which a head is reported."""
 
 _LEAST = 0.05
-"""Less of the first guesses of any head is no use."""
+"""A head with a lower share of right first guesses is useless."""
 
 _log = logging.getLogger(__name__)
 
 
 class AcceptanceWatch:
-    """Compares how often one of a head's first guesses is accepted with what its artefact says, once.
+    """Compares a head's acceptance of first guesses with its artefact's, once.
 
-    Heads in published layouts don't say it, so only nearly nothing counts. Nor do artefacts of earlier versions, which
-    are not judged.
+    Heads in published layouts have no such number, so they are only reported if hardly any guess is right. Artefacts of
+    earlier versions have none either and are not judged.
     """
 
     def __init__(self, source: str, held: HeadArtefact) -> None:
@@ -34,7 +34,7 @@ class AcceptanceWatch:
         self._seen = self._right = 0
 
     def see(self, observation: Observation) -> None:
-        """One step. Warns after `ENOUGH` of them if nearly nothing was right."""
+        """Count one step. After `ENOUGH` of them, warn if too few guesses were right."""
         if self._seen >= ENOUGH:
             return
         draft, path = observation.draft, observation.verdict.path
@@ -76,16 +76,16 @@ class StepRecord(Protocol):
     """A drafter's record of each sequence's steps."""
 
     def take(self, observation: Observation) -> None:
-        """Take in what a step observed."""
+        """Take in an observed step."""
         ...
 
     def release(self, sequence: int) -> None:
-        """Unknown names are ignored."""
+        """Forget the sequence. Unknown names are ignored."""
         ...
 
 
 class Watched:
-    """The part of a drafter that sees steps: it keeps what they show, and how often the head was right."""
+    """The observing part of a drafter: records steps, and watches how often the head is right."""
 
     def __init__(self, source: str, held: HeadArtefact, kept: StepRecord) -> None:
         self._watch, self._kept = AcceptanceWatch(source, held), kept

@@ -1,4 +1,4 @@
-"""LayerSkip's self-speculation (Elhoushi et al. 2024): the target leaves at an early layer to draft."""
+"""LayerSkip's self-speculation (Elhoushi et al. 2024): the target exits at an early layer to draft."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _QUARTER = 4
 class EarlyExit(FromText):
     """Early exit (Elhoushi et al. 2024, LayerSkip, arXiv:2404.16710): the last norm and LM head read an early layer.
 
-    The layers from ``exit`` on are left out while drafting (0: all but the first quarter). That works for targets that
-    were trained so that their early layers speak: `parlay train early-exit` makes such a one of another. A chain ends
-    after a token whose probability is below ``threshold``; the paper's chains have a fixed length. Verification runs
-    all layers anew; the paper's goes on from the states of the first ones, which this engine does not keep.
+    The layers from ``exit`` on are left out while drafting (0: all but the first quarter). This works for targets that
+    were trained to predict from early layers: `parlay train early-exit` trains one. A chain ends after a token whose
+    probability is below ``threshold``; the paper's chains have a fixed length. Verification runs all layers again; the
+    paper's continues from the states of the first layers, which this engine does not keep.
     """
 
     needs = Needs(layers=True, outcomes=False)

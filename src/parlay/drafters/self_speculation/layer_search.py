@@ -1,4 +1,4 @@
-"""A search for the sub-layers to leave out, which runs during generation on committed text."""
+"""Searches for the sub-layers to leave out, during generation, on committed text."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from parlay.sampling.sampler import ranked
 from parlay.types import DraftForm, SequenceView, Skip, Sublayer
 from parlay.types.requests import FixedText
 
-_STARTUP = 10  # sets that are tried at random before the estimator is asked
-_GOOD = 0.2  # part of the tried sets that counts as good
-_DRAWS = 24  # sets drawn from the good ones' distribution, of which the likeliest to be good is tried
-_LATEST = 256  # tried sets that the estimator looks at, so that no step takes longer the more were tried
+_STARTUP = 10  # random sets to try before the estimator is used
+_GOOD = 0.2  # share of the tried sets that count as good
+_DRAWS = 24  # sets drawn from the distribution of good ones; the most promising is tried
+_LATEST = 256  # the estimator uses only so many tried sets, so that steps do not become slower
 
 
 class ParzenSearch:
-    """Sets of sub-layers to try next: Bayesian optimisation by a tree-structured Parzen estimator (Bergstra 2011).
+    """Proposes sets of sub-layers: Bayesian optimisation with a tree-structured Parzen estimator (Bergstra 2011).
 
-    The tried sets are split into the better and the others; each part gives every sub-layer a chance to be in a set.
-    New sets are drawn by the chances of the better part, and the one whose chances there exceed those elsewhere most
-    is tried. It fits yes-or-no choices and noisy values, which the papers' Gaussian processes must be bent to, and
-    costs under a millisecond. ``size`` is how many sub-layers each set has; None: any number.
+    The tried sets are divided into the better ones and the others; each part gives every sub-layer a probability of
+    being in a set. New sets are drawn with the probabilities of the better part, and the one with the highest
+    likelihood ratio is tried. This suits yes-or-no choices and noisy values better than the papers' Gaussian processes,
+    and takes less than a millisecond. ``size``: how many sub-layers each set has; None: any number.
     """
 
     def __init__(self, sublayers: Sequence[Sublayer], size: int | None = None, seed: int = 0) -> None:
@@ -40,12 +40,12 @@ class ParzenSearch:
         self._latest.append(skip)
 
     def random(self) -> Skip:
-        """Any set, each size as likely as another where sizes differ."""
+        """A random set; if sizes are free, each size is equally likely."""
         size = self._size if self._size is not None else self._chance.randint(0, len(self._sublayers))
         return frozenset(self._chance.sample(self._sublayers, size))
 
     def likely(self) -> Skip:
-        """A set not tried yet that is like the good ones and unlike the others; a random one where that fails."""
+        """An untried set that resembles the good ones more than the others; a random one if none is found."""
         if len(self._tried) < _STARTUP:
             return self.random()
         order = sorted(dict.fromkeys(self._latest), key=self._tried.__getitem__, reverse=True)
@@ -55,14 +55,14 @@ class ParzenSearch:
         return max(drawn, key=lambda skip: self._evidence(skip, good, others), default=None) or self.random()
 
     def _chances(self, sets: Sequence[Skip]) -> dict[Sublayer, float]:
-        """How likely each sub-layer is to be in one of such sets; as if one more had it and one more lacked it."""
+        """The smoothed probability of each sub-layer to be in such a set: one more set has it, one more lacks it."""
         counts = Counter(sublayer for skip in sets for sublayer in skip)
         return {sublayer: (counts[sublayer] + 1) / (len(sets) + 2) for sublayer in self._sublayers}
 
     def _draw(self, chances: dict[Sublayer, float]) -> Skip:
         if self._size is None:
             return frozenset(sublayer for sublayer, chance in chances.items() if self._chance.random() < chance)
-        # Without replacement by weight: the largest of u^(1/w), weights being the odds (Efraimidis and Spirakis 2006).
+        # Weighted draws without replacement: the largest u^(1/w), with odds as weights (Efraimidis and Spirakis 2006).
         keys = {each: math.log(self._chance.random()) * (1 - p) / p for each, p in chances.items()}
         return frozenset(sorted(keys, key=keys.__getitem__, reverse=True)[: self._size])
 
@@ -75,7 +75,7 @@ class ParzenSearch:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """A search is over after so many probes, so many without a better set, or with a set this good."""
+    """When a search ends: after ``probes`` sets, ``patience`` sets without a better one, or with a set this good."""
 
     probes: int
     patience: int
@@ -83,11 +83,11 @@ class Halt:
 
 
 class OnlineSearch:
-    """Tries one set per call on the latest output of one sequence, and remembers the best for all to come.
+    """Tries one set per call on the latest output of one sequence, and keeps the best one for all later sequences.
 
-    Every ``every``-th set is the estimator's, the others are random; the first is ``start``. ``worth`` values a set by
-    its agreement. Values come from different texts, so the best one may have been lucky: a set is only a guess at
-    what pays, and text never depends on it. Requests that no store may learn from are not looked at.
+    The first set is ``start``; then every ``every``-th set is the estimator's, and the others are random. ``worth``
+    values a set by its agreement. Values come from different texts, so the best set may have been lucky; but sets only
+    affect speed, never the text. Requests that no store may learn from are not used.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class OnlineSearch:
         return self.probes >= halt.probes or self._stale >= halt.patience or self.value >= halt.enough
 
     def step(self, views: Sequence[SequenceView]) -> None:
-        """One probe, if there is one to do and an output long enough to do it on."""
+        """Try one set, if the search is not over and an output is long enough."""
         if self.over:
             return
         view = next(
@@ -137,9 +137,9 @@ class OnlineSearch:
 
 
 def agreement(view: SequenceView, window: int, skip: Skip) -> float:
-    """Share of the last ``window`` tokens of the output that the request's sampler chooses without ``skip`` too.
+    """The share of the last ``window`` output tokens that the request's sampler chooses again without ``skip``.
 
-    One forward: row i sees the true tokens before it, the latest of them through the same few sub-layers.
+    It takes one forward. Each row sees the true tokens before it, the latest of them computed without ``skip``, too.
     """
     logits_RV = layers_of(view).forward([view], [()], DraftForm(skip), rows=window + 1)[:-1]
     start = len(view.tokens) - window
@@ -150,9 +150,10 @@ def agreement(view: SequenceView, window: int, skip: Skip) -> float:
 
 
 def speedup(agreed: float, skip: Collection[Sublayer], layers: int, most: int = 8) -> float:
-    """Expected speed over plain decoding, for the best length of chains up to ``most`` (Leviathan et al. 2023, eq. 3).
+    """Expected speed relative to plain decoding, with the best chain length (Leviathan et al. 2023, eq. 3).
 
-    A row costs what the sub-layers that it passes do. In the Llama lineage an MLP is about twice an attention.
+    ``most``: the longest chain. A row costs as much as the sub-layers that it passes. In Llama-like models, an MLP
+    costs about twice an attention.
     """
     cost = 1 - sum(2 if half == "mlp" else 1 for half, _ in skip) / (3 * layers)
     return max(sum(agreed**i for i in range(length + 1)) / (length * cost + 1) for length in range(1, most + 1))

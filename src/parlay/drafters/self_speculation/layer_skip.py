@@ -13,9 +13,9 @@ from parlay.drafters.self_speculation.skipping import ChainDraft, middle, named,
 from parlay.options import UsageError
 from parlay.types import Draft, DraftForm, Needs, Observation, SequenceView, Skip
 
-_MATCH_DECAY = 0.5  # of the match rate, per step; the paper's beta 1
-_STEP = 0.01  # by which the threshold wants to move
-_THRESHOLD_DECAY = 0.9  # of the threshold, per step; the paper's beta 2
+_MATCH_DECAY = 0.5  # decay of the match rate, per step; the paper's beta 1
+_STEP = 0.01  # step of the threshold
+_THRESHOLD_DECAY = 0.9  # decay of the threshold, per step; the paper's beta 2
 
 
 class LayerSkip:
@@ -67,7 +67,7 @@ class LayerSkip:
         return [plan.chain(SOURCE) for plan in plans]
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Moves each sequence's threshold by the nodes that were its own."""
+        """Adjust each sequence's threshold by the nodes that this drafter proposed."""
         for observation in observations:
             own = {node for node, source in enumerate(observation.draft.sources) if source == SOURCE}
             if own:
@@ -86,14 +86,14 @@ class LayerSkip:
 
 @dataclass(slots=True)
 class _Stop:
-    """When one sequence's chains end. ``full``: the last one ended for its length."""
+    """The state that ends one sequence's chains. ``full``: the last chain ended because of its length."""
 
     threshold: float
     matched: float
     full: bool = False
 
     def learn(self, rate: float, wanted: float) -> None:
-        """Raise the threshold while too little is accepted; lower it otherwise, unless chains are cut off anyway."""
+        """Raise the threshold if too little is accepted; lower it otherwise, unless the budget ends chains anyway."""
         self.matched = _MATCH_DECAY * self.matched + (1 - _MATCH_DECAY) * rate
         move = _STEP if self.matched < wanted else 0.0 if self.full else -_STEP
         moved = _THRESHOLD_DECAY * self.threshold + (1 - _THRESHOLD_DECAY) * (self.threshold + move)

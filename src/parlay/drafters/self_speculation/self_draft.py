@@ -1,4 +1,4 @@
-"""The target drafts for itself in a cheaper form: with weights of fewer bits, or with a part of its cached keys."""
+"""The target drafts for itself in a cheaper form: with weights of fewer bits, or with some of its cached keys."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from parlay.types import NO_DRAFT, Draft, DraftForm, Needs, SequenceView
 class SelfDraft(FromText):
     """Quantised and sparse self-speculation (Sadhukhan et al. 2024, MagicDec, arXiv:2408.11049).
 
-    Drafts run with the target's weights rounded to ``bits``, which are packed beside its own, and see of the cached
-    keys the first ``sinks`` and the last ``window``, and of those between ``keys`` that are chosen for each head. There
-    is one cache: drafts read the keys and values that the
-    target computed in full, and the verifying forward writes over theirs. A chain ends after a token whose probability
-    is below ``min_p``. A text that fits into the window is not drafted for without ``bits``, for a draft would cost as
-    much as the text.
+    Drafts run with the target's weights rounded to ``bits``, which are kept in addition to its own. They attend to the
+    first ``sinks`` and the last ``window`` cached tokens, and to ``keys`` of those between, chosen for each head. There
+    is one cache: drafts read the keys and values that the target computed in full, and the verifying forward overwrites
+    theirs. A chain ends after a token whose probability is below ``min_p``. Without ``bits``, a text that fits into the
+    window is not drafted for, because a draft would cost as much as the text.
     """
 
     needs = Needs(layers=True, outcomes=False)
@@ -72,7 +71,7 @@ class SelfDraft(FromText):
         return [plan.chain(SOURCE) if plan.tokens else NO_DRAFT for plan in plans]
 
     def is_cheaper(self, view: SequenceView) -> bool:
-        """Whether drafts of this text cost less than the text."""
+        """Whether drafting costs less than decoding, for this text."""
         return self.form.bits > 0 or self.form.hidden(len(view.tokens) - 1) != (0, 0)
 
 

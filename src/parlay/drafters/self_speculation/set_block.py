@@ -1,4 +1,4 @@
-"""TiDAR's way: a model with a mask token drafts for itself on mask rows of the forward that verifies."""
+"""TiDAR: a model with a mask token drafts for itself, on mask rows of the forward that verifies."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from parlay.options import UsageError, user_path
 from parlay.types import Adapter, CanvasSpec, Draft, Needs, Observation, RunnerSpec
 
 USUAL, MOST = 6, 16
-"""Mask rows below the likeliest node, where the options name no number and the model's block is as long: at least, and
-at most where guesses are mostly right."""
+"""Mask rows below the likeliest node, if the options give no number and the model's block is as long: the number at
+first, and the most when guesses are mostly right."""
 
 
 class SetBlock(GuessingAhead):
     """TiDAR (Liu et al. 2025, arXiv:2511.08923) on models of set block decoding (Gat et al. 2025, arXiv:2509.04185).
 
-    Below the ``groups`` nodes at which the walk is likeliest to end stand ``masks`` rows that read the mask token and
-    see each other; without a number, as many as are likely to be read. What the model says there of the tokens to come
-    is the next draft, which its own causal rows then verify. In TiDAR mask rows stand below every node of a chain and
-    each guess is one token; here they stand where they are likeliest to be read, and the guesses make a tree for the
-    acceptance that was measured in this process. Scores are that acceptance. Where a mask's row predicts its own place,
-    sampled drafts are right less often: rows are ranked with the noise of the place after theirs.
+    Below the ``groups`` nodes at which the accepted path is likeliest to end, there are ``masks`` rows each. They read
+    the mask token and see each other; without a number, there are as many as are likely to be read. Their predictions
+    of later tokens are the next draft, which the model's own causal rows then verify. In TiDAR, every node of a chain
+    has mask rows, and each guess is one token; here only likely ends have them, and the guesses make a tree for the
+    acceptance measured in this process. Scores are that acceptance. If a mask's row predicts its own place, sampled
+    drafts are right less often, because rows are ranked with the noise of the place after theirs.
 
-    With an ``adapter`` any causal target drafts so: mask rows alone run with it, as in UNO (K2's unified drafter) and
-    in gated LoRA (Samragh et al. 2025, arXiv:2507.11851), and all that is verified and kept is the target's own.
+    With an ``adapter``, any causal target can draft in this way: only mask rows run with it, as in UNO (K2's unified
+    drafter) and in gated LoRA (Samragh et al. 2025, arXiv:2507.11851). Everything that is verified and kept is the
+    target's own.
     """
 
     def __init__(self, resources: Resources, options: SetBlockOptions) -> None:
@@ -67,7 +68,7 @@ class SetBlock(GuessingAhead):
         return replace(hung, mask_adapter=self._adapter, together=0 if self._ordered else hung.together)
 
     def _see(self, observation: Observation) -> None:
-        """Compare the last guesses with what was committed, as far as they were right and one further."""
+        """Compare the last guesses with the committed tokens, up to the first wrong guess."""
         history, guesses = self._held.get(observation.view.sequence, (History(), []))
         tokens = observation.view.tokens
         if not guesses or history.agree(tokens) < len(history.tokens):
@@ -76,13 +77,16 @@ class SetBlock(GuessingAhead):
             self._record.learn(level, ranked.index(token) if token in ranked else None)
 
     def _guesses(self, observation: Observation) -> list[Sequence[int]]:
-        """A model without shift says of a mask's own place what stands there: its first mask guesses the new root."""
+        """The ranked tokens of each level.
+
+        If a mask's row predicts its own place, the first mask guesses the new root.
+        """
         found = super()._guesses(observation)[self._skipped :]
         return [[token for token in ranked if token != self._mask][: self.needs.top_k - 1] for ranked in found]
 
 
 def _own_canvas(target: RunnerSpec | None) -> CanvasSpec:
-    """How the target fills places itself. Raises UsageError for one that does not, or does nothing else."""
+    """The target's own canvas. Raises UsageError for a target that fills none, or that only fills canvases."""
     if target is None or target.canvas is None or target.fills_only or not target.together:
         called = "there is no target" if target is None else f"{target.name} has not both"
         raise UsageError(
@@ -93,7 +97,7 @@ def _own_canvas(target: RunnerSpec | None) -> CanvasSpec:
 
 
 def _adapted(resources: Resources, folder: Path) -> tuple[CanvasSpec, Adapter]:
-    """How a target fills places with the adapter in a folder. Raises UsageError, or BadAdapter for its files."""
+    """The canvas and the adapter of a folder. Raises UsageError, or BadAdapter for its files."""
     target = resources.target
     if target is None or target.fills_only or resources.read_adapter is None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Drafting with the target itself: which sub-layers to leave out, and writing a chain with the others."""
+"""Drafting with the target itself: choosing the sub-layers to leave out, and writing a chain with the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parlay.types import Draft, DraftForm, Layers, RunnerSpec, SequenceView, Ski
 
 
 def skippable(source: str, resources: Resources) -> RunnerSpec:
-    """The target's description. Raises UsageError if strategy ``source`` can't leave out any of its layers."""
+    """The target's spec. Raises UsageError if strategy ``source`` can't leave out any of its layers."""
     target = resources.target
     if target is None:
         raise UsageError(f"strategy {source} drafts with layers of its target, and there is no target to ask for them")
@@ -26,15 +26,15 @@ def skippable(source: str, resources: Resources) -> RunnerSpec:
 
 
 def inner(target: RunnerSpec) -> tuple[Sublayer, ...]:
-    """The sub-layers of all layers but the first and the last, which no model does well without."""
+    """The sub-layers of all layers except the first and the last, which models need."""
     return tuple(sublayer for sublayer in target.sublayers if 0 < sublayer[1] < target.num_layers - 1)
 
 
 def middle(target: RunnerSpec, ratio: float) -> Skip:
-    """Skip a share of the inner sub-layers, those nearest to the middle of the model; attention goes first in a layer.
+    """A share of the inner sub-layers, those nearest to the middle of the model; in a layer, attention before MLP.
 
-    A rule of thumb for a model on which nothing was searched: layers change their input least in the middle, and of
-    13 B parameters the search of Draft & Verify left out 24 attentions and 10 MLPs.
+    A rule of thumb without a search: the middle layers change their input least, and for 13 B parameters the search of
+    Draft & Verify left out 24 attentions and 10 MLPs.
     """
     centre = (target.num_layers - 1) / 2
     nearest = sorted(inner(target), key=lambda sublayer: (abs(sublayer[1] - centre), sublayer[0], -sublayer[1]))
@@ -42,7 +42,7 @@ def middle(target: RunnerSpec, ratio: float) -> Skip:
 
 
 def named(source: str, target: RunnerSpec, attention: Iterable[str], mlp: Iterable[str]) -> Skip:
-    """The sub-layers whose layers are listed. Raises UsageError for one that is not there."""
+    """The sub-layers of the listed layers. Raises UsageError for a layer that does not exist."""
     wanted: set[Sublayer] = set()
     for half, layers in (("attention", attention), ("mlp", mlp)):
         known = {str(layer): sublayer for sublayer in target.sublayers for layer in sublayer[1:] if sublayer[0] == half}
@@ -63,7 +63,7 @@ def layers_of(view: SequenceView) -> Layers:
 
 @dataclass(slots=True)
 class ChainDraft:
-    """A chain in the making. ``levels`` are the guesses of each step, best first: the first one is the chain's."""
+    """A chain in the making. ``levels``: the guesses of each step, best first; the first one is the chain's token."""
 
     view: SequenceView
     budget: int
@@ -73,7 +73,7 @@ class ChainDraft:
     levels: list[list[Guess]] = field(default_factory=list)
 
     def take(self, guesses: list[Guess], confidence: float) -> bool:
-        """One more step; whether it goes on. A row of which the sampler can make nothing ends the chain."""
+        """Add a step. Returns whether the chain goes on. A row that the sampler can't use ends it."""
         if not guesses:
             return False
         self.levels.append(guesses)
@@ -86,7 +86,7 @@ class ChainDraft:
 
 
 def write_ahead(plans: Sequence[ChainDraft], form: DraftForm, width: int = 1) -> None:
-    """Token by token, all sequences at once, each step with the request's own sampler and noise."""
+    """Write all chains together, token by token, with each request's own sampler and noise."""
     plans = [plan for plan in plans if plan.budget > 0]
     while plans:
         views, paths = [plan.view for plan in plans], [plan.tokens for plan in plans]

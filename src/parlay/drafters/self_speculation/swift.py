@@ -1,4 +1,4 @@
-"""SWIFT (Xia et al. 2024): the target drafts for itself and searches meanwhile for the sub-layers to leave out."""
+"""SWIFT (Xia et al. 2024): the target drafts for itself, and searches for the sub-layers to leave out meanwhile."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class Swift(FromText):
 
 
 def comb(plan: ChainDraft) -> Draft:
-    """The chain and the other guesses beside each of its nodes, as many as the budget holds, likeliest path first."""
+    """The chain with other guesses beside each of its nodes, up to the budget, likeliest path first."""
     path_prob = 1.0
     guesses: list[tuple[float, int, int, int, float]] = []  # -probability of the path, step, rank, token, probability
     for step, level in enumerate(plan.levels):
         guesses += [(-path_prob * chance, step, rank, token, chance) for rank, (token, chance) in enumerate(level)]
         path_prob *= level[0][1]
-    guesses = sorted(guesses)[: plan.budget]  # a chain's node is at least as likely as all below it, and a step earlier
+    guesses = sorted(guesses)[: plan.budget]  # parents sort before their children
     if not guesses:
         return NO_DRAFT
     spine = {-1: -1} | {step: node for node, (_, step, rank, _, _) in enumerate(guesses) if rank == 0}

@@ -30,14 +30,14 @@ class RetrievalOptions(Options):
 class Retrieval(OneByOne):
     """Retrieval-based speculative decoding, REST (He et al. 2023, arXiv:2311.08252).
 
-    Looks in a datastore for the longest end of the sequence, of ``max_match`` down to ``min_match`` tokens, that occurs
-    there; of up to ``matches`` occurrences the next ``branch`` tokens are taken, every prefix of these is counted, and
-    the most frequent prefixes are the draft: a tree, because no prefix is more frequent than a shorter one. Of more
-    occurrences those looked at are spread evenly over all in the order of what follows, so that counts keep their
-    ratios (the reference takes the first).
+    Searches a datastore for the longest suffix of the sequence, of ``max_match`` down to ``min_match`` tokens. The next
+    ``branch`` tokens are taken after up to ``matches`` of its occurrences, every prefix of these continuations is
+    counted, and the most frequent prefixes are the draft. They form a tree, because no prefix is more frequent than a
+    shorter one. If there are more occurrences, a sample is spread evenly over them, sorted by what follows, so that
+    counts keep their ratios (the reference implementation takes the first).
 
-    A node's score is its count over its parent's, both of matches looked at, after a discount on the count that falls
-    with the tokens matched so far: what followed two common tokens once is no certainty. See `_scores`.
+    A node's score is its count over its parent's, after a discount on the count that falls with the number of tokens
+    matched so far: what followed two common tokens once is not certain. See `_scores`.
     """
 
     def __init__(self, resources: Resources, options: RetrievalOptions) -> None:
@@ -62,12 +62,14 @@ class Retrieval(OneByOne):
         places = start + np.arange(looked_at) * found // looked_at
         after = self._store.suffixes[places].astype(np.int64) + length
         ahead = np.arange(min(self._branch, budget))
-        continuations = self._store.tokens.take(after + ahead[:, None], mode="clip")  # the text ends with a border
+        continuations = self._store.tokens.take(
+            after + ahead[:, None], mode="clip"
+        )  # safe, because the text ends with a border
         return _most_frequent(continuations, self._store.header.vocab_size, budget, length)
 
 
 def _open(file: str, resources: Resources) -> Datastore:
-    """The datastore. Raises UsageError if it was built with another vocabulary or tokenizer than the target's."""
+    """Open the datastore. Raises UsageError if its vocabulary or tokenizer is not the target's."""
     store = resources.open_datastore(file) if resources.open_datastore else Datastore.open(user_path(file))
     tokens = "" if resources.tokenizer is None else fingerprint(resources.tokenizer)
     check_tokens(f"strategy {SOURCE}", file, store.header, resources.vocab_size, tokens)
@@ -75,22 +77,22 @@ def _open(file: str, resources: Resources) -> Datastore:
 
 
 def _most_frequent(continuations_DR: Integers, border: int, budget: int, length: int) -> Draft:
-    """The tree of the ``budget`` most frequent prefixes; of equal counts the shorter one, then the one sorted first.
+    """The tree of the ``budget`` most frequent prefixes; if equal, shorter ones first, then in sorted order.
 
-    Column r is the continuation of match r, row d its token at depth d + 1; a border ends it. Columns are sorted, so
-    equal prefixes stand side by side, and a prefix is known by its depth and the first column that has it.
+    Column r is the continuation of match r, and row d its token at depth d + 1; a border ends it. Columns are sorted,
+    so equal prefixes are adjacent, and a prefix is identified by its depth and its first column.
     """
     columns = continuations_DR.shape[1]
     changes_DR = np.ones(continuations_DR.shape, bool)
     np.not_equal(continuations_DR[:, 1:], continuations_DR[:, :-1], out=changes_DR[:, 1:])
     inside_DR = continuations_DR != border
-    for depth in range(1, len(continuations_DR)):  # ufunc.accumulate takes ten times as long
+    for depth in range(1, len(continuations_DR)):  # ufunc.accumulate is ten times slower
         changes_DR[depth] |= changes_DR[depth - 1]
         inside_DR[depth] &= inside_DR[depth - 1]
     firsts = changes_DR.ravel().nonzero()[0]  # prefix -> its depth times columns, plus its first column
     counts = np.diff(firsts, append=changes_DR.size)
     chosen = _largest(counts, inside_DR.ravel()[firsts], budget)
-    # The parent is the last prefix of the depth above that begins no later; every depth begins at column 0.
+    # The parent is the last prefix one level up that begins at or before this column.
     parents = firsts.searchsorted(firsts[chosen] - columns, side="right") - 1
     above = np.where(parents >= 0, counts[parents], columns)
     scores = _scores(counts[chosen], above, length + firsts[chosen] // columns)
@@ -103,19 +105,19 @@ def _most_frequent(continuations_DR: Integers, border: int, budget: int, length:
 
 
 def _scores(counts: Integers, above: Integers, matched: Integers) -> Integers:
-    """Chance of a token that followed ``counts`` of ``above`` times after ``matched`` equal tokens.
+    """The probability of a token that followed ``counts`` of ``above`` times, after ``matched`` equal tokens.
 
-    Absolute discounting (Ney, Essen, Kneser 1994), its discount fitted on held-out books, speeches and technical prose
-    by log-loss: .178 a node, against .201 without regard to the length of the match and .459 without a discount.
+    Absolute discounting (Ney, Essen, Kneser 1994). The discount was fitted by log-loss on held-out books, speeches and
+    technical prose: .178 per node, against .201 without the length of the match and .459 without a discount.
     """
     return (counts - np.minimum(0.95, 4 / (matched + 2))) / above
 
 
 def _largest(counts: Integers, inside: Integers, most: int) -> Integers:
-    """The ones inside with the largest counts, largest first; of equal ones the first."""
+    """The candidates (``inside``) with the largest counts, largest first; if equal, the first ones."""
     among, floor = (inside & (counts > 1)).nonzero()[0], 1
     if among.size < most:
         among = inside.nonzero()[0]
-    while (left := among[counts[among] > floor]).size >= most:  # few are worth sorting
+    while (left := among[counts[among] > floor]).size >= most:  # drop small counts before sorting
         among, floor = left, 2 * floor
     return among[(-counts[among]).argsort(kind="stable")[:most]]

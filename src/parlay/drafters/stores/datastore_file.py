@@ -1,9 +1,9 @@
-"""A datastore: the tokens of a corpus and their suffix array, in one file that is mapped, never loaded.
+"""A datastore: the tokens of a corpus and their suffix array, in one file that is memory-mapped, never loaded.
 
-Layout, little endian: a preamble of 32 bytes (`_PREAMBLE`: magic, version, CRC-32 of all that follows it, length of the
+Layout, little endian: a preamble of 32 bytes (`_PREAMBLE`: magic, version, CRC-32 of everything after it, length of the
 header, size of the file); a JSON header, padded with spaces; the tokens, u16 or u32; the suffix array, u32 or u64. Each
-array begins at a multiple of 8. After each document stands a border, the first id outside the vocabulary, so that no
-match runs over it; the text ends with one. Suffixes that begin with a border are left out.
+array begins at a multiple of 8. Each document is followed by a border, which is the first id outside the vocabulary, so
+that no match crosses documents. Suffixes that begin with a border are left out.
 """
 
 from __future__ import annotations
@@ -29,22 +29,21 @@ from parlay.types import ParlayError, Tokenizer
 VERSION = 1
 MAGIC = b"PARLAYDS"
 _PREAMBLE = struct.Struct("<8sIIQQ")
-_CHECKED_FROM = 16  # what follows the checksum
+_CHECKED_FROM = 16  # offset of the data after the checksum
 _ALIGNMENT = 8
 _TOGETHER = 1 << 24
-"""Tokens that are checked together."""
+"""How many tokens are checked at a time."""
 
 
 class BadDatastore(ParlayError):
-    """A file that is no datastore, or a damaged one."""
+    """The file is not a datastore, or is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatastoreHeader:
-    """Describes a datastore. ``fingerprint`` tells which tokenizer its ids belong to, ``tokenizer`` is a name for it;
-    both are empty where ids came from elsewhere.
+    """Describes a datastore. ``fingerprint`` identifies the tokenizer of its ids, and ``tokenizer`` names it.
 
-    ``tokens`` counts the ids stored, a border for each document included.
+    Both are empty if the ids have another origin. ``tokens`` counts the ids stored, including one border per document.
     """
 
     vocab_size: int
@@ -59,7 +58,7 @@ class DatastoreHeader:
 
     @property
     def token_type(self) -> np.dtype[Any]:
-        """The smallest type that holds every id and the border."""
+        """The smallest type that can hold every id and the border."""
         return np.dtype("<u2" if self.vocab_size <= 0xFFFF else "<u4")
 
     @property
@@ -67,17 +66,17 @@ class DatastoreHeader:
         return np.dtype("<u4" if self.tokens <= 2**32 else "<u8")
 
     def offsets(self, header_bytes: int) -> tuple[int, int, int]:
-        """Where the tokens begin, the suffix array, and where the file ends."""
+        """Offsets of the tokens, of the suffix array, and of the end of the file."""
         tokens_at = _PREAMBLE.size + header_bytes
         suffixes_at = _aligned(tokens_at + self.tokens * self.token_type.itemsize)
         return tokens_at, suffixes_at, suffixes_at + self.suffixes * self.suffix_type.itemsize
 
 
 class Datastore:
-    """Finds where runs of tokens occur in a corpus. Arrays are read-only and may be mapped from a file."""
+    """Finds runs of tokens in a corpus. Arrays are read-only and may be mapped from a file."""
 
     def __init__(self, header: DatastoreHeader, tokens: Integers, suffixes: Integers, checksum: int = 0) -> None:
-        """``checksum`` is that of its file, if it has one."""
+        """``checksum``: that of its file, if it has one."""
         self.header, self.checksum = header, checksum
         self.tokens = tokens
         self.suffixes = suffixes
@@ -94,9 +93,9 @@ class Datastore:
         fingerprint: str = "",
         sorted_more: Callable[[int], object] = bool,
     ) -> Self:
-        """A datastore of documents given as ids; ``sorted_more`` is told how many more suffixes are in place.
+        """Build a datastore from documents of ids. ``sorted_more`` is called with how many more suffixes are sorted.
 
-        Raises ValueError for ids outside the vocabulary, and when there are none at all.
+        Raises ValueError for ids outside the vocabulary, and for an empty corpus.
         """
         documents = [document for document in documents if len(document)]
         if not documents:
@@ -112,7 +111,10 @@ class Datastore:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Maps a file that `write` made, after a check of every byte. Raises BadDatastore with one line otherwise."""
+        """Map a file that `write` made, after checking every byte.
+
+        Raises BadDatastore with one line if it is invalid.
+        """
         try:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -128,7 +130,7 @@ class Datastore:
         return cls(header, tokens, suffixes, checksum=_PREAMBLE.unpack_from(content)[2])
 
     def write(self, path: Path) -> None:
-        """Write it all or, whatever happens, nothing: a file of that name is replaced in the end. Raises OSError."""
+        """Write the whole file or nothing. An existing file is replaced at the end. Raises OSError."""
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         pieces = self._pieces()
         checksum = 0
@@ -146,7 +148,7 @@ class Datastore:
             part.unlink(missing_ok=True)
 
     def _pieces(self) -> list[bytes | memoryview]:
-        """All that follows the checksum."""
+        """All data after the checksum."""
         header = json.dumps(asdict(self.header)).encode()
         header = header.ljust(_aligned(_PREAMBLE.size + len(header)) - _PREAMBLE.size)
         tokens_at, suffixes_at, size = self.header.offsets(len(header))
@@ -155,10 +157,10 @@ class Datastore:
         return [preamble, header, self.tokens.data.cast("B"), padding, self.suffixes.data.cast("B")]
 
     def longest(self, tokens: Sequence[int], shortest: int) -> tuple[int, int, int]:
-        """The longest end of ``tokens`` that occurs here with more after it: its length, and which suffixes begin so.
+        """The longest suffix of ``tokens`` that occurs here with a next token: its length, and the range of suffixes.
 
-        The length is 0 if not even ``shortest`` tokens of the end occur. Where an end occurs, so do all shorter ones:
-        few lengths need a look.
+        The length is 0 if not even the last ``shortest`` tokens occur. If a suffix occurs, all shorter ones do, so a
+        binary search finds it.
         """
         low, high = shortest - 1, len(tokens)
         found = 0, 0, 0
@@ -172,7 +174,7 @@ class Datastore:
         return found
 
     def find(self, query: Sequence[int]) -> tuple[int, int]:
-        """The range of suffixes that begin with ``query`` and go on in the same document; empty where none does."""
+        """The range of suffixes that begin with ``query`` and continue in the same document; may be empty."""
         tokens, suffixes, border = self._token_view, self._suffix_view, self.header.vocab_size
         wanted, length = list(query), len(query)
 
@@ -182,12 +184,12 @@ class Datastore:
         start = bisect_left(suffixes, wanted, key=beginning)
         if start == len(suffixes) or beginning(suffixes[start]) != wanted:
             return start, start
-        length += 1  # those that end with the query come last, because a border is larger than any id
+        length += 1  # suffixes that end with the query sort last, because a border is larger than any id
         return start, bisect_left(suffixes, [*wanted, border], start, key=beginning)
 
 
 class Whose(Protocol):
-    """Describes a file of token ids, and whose they are; see `DatastoreHeader`."""
+    """Describes the tokenizer of a file of token ids; see `DatastoreHeader`."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -198,7 +200,7 @@ class Whose(Protocol):
 
 
 def check_tokens(reader: str, name: str, whose: Whose, vocab_size: int, tokens: str) -> None:
-    """Raises UsageError for a file of other tokens than the target's, whose fingerprint is ``tokens``."""
+    """Raises UsageError for a file with tokens other than the target's, whose fingerprint is ``tokens``."""
     if whose.vocab_size > vocab_size:
         raise UsageError(
             f"{reader}: {name} has a vocabulary of {whose.vocab_size} tokens and the target one of "
@@ -212,7 +214,7 @@ def check_tokens(reader: str, name: str, whose: Whose, vocab_size: int, tokens: 
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """The same for tokenizers that mean the same by every id."""
+    """A digest of the tokenizer's vocabulary; equal for tokenizers whose ids mean the same."""
     digest = hashlib.sha256()
     for token, number in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
         digest.update(f"{number}\t{token}\n".encode())
@@ -220,12 +222,12 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def vocabulary(tokenizer: Tokenizer) -> int:
-    """One more than the largest id of the tokenizer."""
+    """The largest id of the tokenizer plus one."""
     return 1 + max(int(number) for number in tokenizer.get_vocab().values())
 
 
 def _read_header(path: Path, content: mmap.mmap | bytes) -> tuple[DatastoreHeader, int]:
-    """The header and its length, after all checks that a file must pass before anything else in it is believed."""
+    """The header and its length, after all checks that must precede reading the rest."""
     if len(content) < _PREAMBLE.size or content[: len(MAGIC)] != MAGIC:
         raise BadDatastore(f"{path} is no datastore: make one with `parlay datastore build`")
     _, version, checksum, header_bytes, size = _PREAMBLE.unpack_from(content)
@@ -246,7 +248,7 @@ def _read_header(path: Path, content: mmap.mmap | bytes) -> tuple[DatastoreHeade
 
 
 def _parse(text: bytes) -> DatastoreHeader:
-    """Raises ValueError for anything but a header that makes sense."""
+    """The header. Raises ValueError if it is not valid."""
     values = json.loads(text)
     names = {field.name: field.type for field in fields(DatastoreHeader)}
     if not isinstance(values, dict) or values.keys() != names.keys():
@@ -260,7 +262,7 @@ def _parse(text: bytes) -> DatastoreHeader:
 
 
 def _sound(header: DatastoreHeader, tokens: Integers, suffixes: Integers) -> bool:
-    """Whether texts hold tokens of the vocabulary, each ends with a border, and all places are among them."""
+    """Whether all tokens are in the vocabulary, each document ends with a border, and all suffixes are in range."""
     parts = (tokens[start : start + _TOGETHER] for start in range(0, len(tokens), _TOGETHER))
     borders = sum(int((part == header.vocab_size).sum()) for part in parts)
     inside = int(tokens.max()) == tokens[-1] == header.vocab_size and int(suffixes.max(initial=0)) < len(tokens)

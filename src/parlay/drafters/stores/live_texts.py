@@ -1,4 +1,4 @@
-"""The suffixes of each request's own text, which grows, and of which tokens may be taken back."""
+"""The suffixes of each request's own text, which grows, and whose last tokens may be taken back."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from parlay.drafters.stores.suffixes import END, Suffixes
 from parlay.types import SequenceView
 
 MOST_OF_REFERENCES = 65_536
-"""Tokens of a request's references that each of its samples takes in: 10 MB, in 32 steps."""
+"""The most tokens of a request's references that each of its samples indexes: 10 MB, over 32 steps."""
 _TOKEN_BYTES = 150  # 141 in code, 156 in random ids
 _UNDONE = 256
-"""Tokens that can be taken back at once: inside a cascade those drafted by others come and go."""
+"""The most tokens that can be taken back at once: in a cascade, tokens drafted by others come and go."""
 
 
 class LiveText:
     """The suffixes of a sequence and of its references, updated with each committed token.
 
-    ``text`` is all of it that is taken in so far, in the places of `Suffixes.first_copy`. If many tokens were taken
-    back, it is built again.
+    ``text``: all tokens indexed so far, at the places of `Suffixes.first_copy`. If too many tokens are taken back, it
+    is built again.
     """
 
     def __init__(self, depth: int, references: tuple[tuple[int, ...], ...]) -> None:
@@ -54,7 +54,7 @@ class LiveText:
         self.text.append(END)
 
     def follow(self, tokens: Sequence[int], step: StepBudget | None = None) -> Suffixes | None:
-        """The suffixes of references and ``tokens``; None while this step has no room to take them all in."""
+        """The suffixes of references and ``tokens``; None while this step has no time to index all of them."""
         history = self._history
         self._take_back(history.tokens[history.agree(tokens) :])
         wanted = self._left + len(tokens) - len(history.tokens)
@@ -74,7 +74,7 @@ class LiveText:
         return self.suffixes if len(history.tokens) == len(tokens) else None
 
     def _take_back(self, tokens: Sequence[int]) -> None:
-        """Forget the sequence's last tokens."""
+        """Remove the sequence's last tokens."""
         if not tokens:
             return
         if self.suffixes.take_back(tokens):
@@ -91,7 +91,7 @@ class LiveText:
 
 
 class LiveTexts:
-    """The `LiveText` of each sequence, made when it is first asked for. Steps take in what `StepBudget` grants."""
+    """The `LiveText` of each sequence, made on first use. Each step indexes as many tokens as `StepBudget` allows."""
 
     def __init__(self, depth: int, room: StateRoom) -> None:
         self._depth = depth
@@ -100,11 +100,11 @@ class LiveTexts:
         self._step = StepBudget(room, _TOKEN_BYTES)
 
     def begin(self, budgets: Sequence[int]) -> None:
-        """A step begins, in which sequences with a budget draft."""
+        """Begin a step in which the sequences with a budget draft."""
         self._step.begin(sum([budget > 0 for budget in budgets]))
 
     def of(self, view: SequenceView) -> LiveText | None:
-        """The text of a sequence, with all of its tokens; None while it is being taken in."""
+        """The text of a sequence, with all of its tokens; None while it is being indexed."""
         references = view.request.references
         text = self._texts.get(view.sequence)
         if text is None or text.references is not references:

@@ -1,4 +1,4 @@
-"""NEST (Li et al. 2024): the text that follows, in a datastore, where the target's state was most like it is here."""
+"""NEST (Li et al. 2024): drafts what follows in a datastore where the target's state was most like the present one."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class SpanOptions(Options):
 class Spans(Drafter):
     """Span proposals of nearest-neighbour speculative decoding (NEST, Li et al. 2024, arXiv:2405.19325).
 
-    The state that chose the last token is looked up among those of the datastore. Of the neighbours that this token
-    follows there, the nearest gives the draft: what comes after it in its document. Where none does, a draft goes on
-    from where the last one came, if the text agrees. The drafts are good for a target that mixes in the datastore's law
-    and for one that does not.
+    The state that chose the last token is looked up in the datastore. Among the neighbours that are followed by this
+    token there, the nearest one gives the draft: what comes after it in its document. If there is none, the draft
+    continues from the place of the last one, if the text agrees. The drafts suit targets that mix in the datastore's
+    distribution, and others.
     """
 
     def __init__(self, resources: Resources, options: SpanOptions) -> None:
-        """Raises UsageError where there is no datastore, ParlayError for one that can't be used."""
+        """Raises UsageError if there is no datastore, ParlayError for one that can't be used."""
         from parlay.drafters.heads.states import LatestStates  # here, because the catalogue loads no torch
 
         if resources.open_states is None:
@@ -71,7 +71,7 @@ class Spans(Drafter):
         return trees.chain(ahead[:end], SOURCE)
 
     def _place(self, view: SequenceView, state_H: Tensor | None) -> int | None:
-        """Where in the datastore the last token stands, after the same text as here, as far as states tell."""
+        """The place in the datastore of the last token, after the most similar text as far as states tell."""
         token = view.tokens[-1]
         if state_H is not None:
             found = self._store.nearest(state_H.float().cpu().numpy(), self._neighbours)

@@ -18,7 +18,7 @@ from parlay.options import Options, option, user_path
 from parlay.types import Observation, Request, SequenceView
 
 _OVER = object()
-"""Marks the end of a piece of work that is done token by token."""
+"""Marks the end of an iterator that works token by token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,10 @@ class StoreOptions(Options):
 class OutputStore:
     """The outputs of one tenant's past requests, first in, first out, and their suffixes.
 
-    An automaton can't shrink. So once outputs are dropped, new ones are also added to a successor. It replaces the
-    automaton when all outputs that are kept are in it. Nothing is ever rebuilt at once, and memory never exceeds about
-    three times what is kept, at 80 to 100 bytes a token. `add` and `drop_oldest` work as they are iterated over, a
-    token of one automaton at a time; none of them may begin before the last one is over.
+    An automaton can't shrink. So once outputs are dropped, new ones are also added to a successor, which replaces the
+    automaton when it has all kept outputs. Nothing is ever rebuilt at once, and memory stays below about three times
+    what is kept, at 80 to 100 bytes per token. `add` and `drop_oldest` do their work as they are iterated over, one
+    token of one automaton at a time; each must end before the next begins.
     """
 
     def __init__(self, depth: int) -> None:
@@ -46,7 +46,7 @@ class OutputStore:
         self.texts: deque[array[int]] = deque()
         self.tokens = 0
         self._successor: Suffixes | None = None
-        self._young = 0  # texts that the successor holds too
+        self._young = 0  # how many texts the successor has, too
 
     def add(self, text: array[int]) -> Iterator[None]:
         self.texts.append(text)
@@ -57,7 +57,7 @@ class OutputStore:
             self._young += 1
 
     def drop_oldest(self) -> Iterator[None]:
-        """Forget one text."""
+        """Forget the oldest text."""
         text = self.texts.popleft()
         self.tokens -= len(text)
         yield from self.suffixes.removing(text)
@@ -68,13 +68,13 @@ class OutputStore:
 
 
 class OutputStores:
-    """The outputs of each tenant's past requests, together at most ``max_tokens``.
+    """The outputs of each tenant's past requests, at most ``max_tokens`` together.
 
-    An output joins when its request ends and was observed: committed tokens only, `STEP_TOKENS` of them in each step.
-    Where there are too many, the tenant that has most kept loses its oldest. So no tenant's outputs push out those of
-    one that has fewer. Where there are too many tenants (`most_tenants`), the one goes that was longest without a new
-    output. Requests with ``store=False`` are never learned from, and a tenant (the requests of one
-    ``salt``) sees its own outputs only.
+    An output is added when its request ends, if it was observed: only committed tokens, `STEP_TOKENS` of them per step.
+    If there are too many, the tenant with the most loses its oldest output, so no tenant can push out the outputs of
+    one that has fewer. If there are too many tenants (`most_tenants`), the one without a new output for longest is
+    dropped. Nothing is learned from requests with ``store=False``, and a tenant (the requests of one ``salt``) sees
+    only its own outputs.
     """
 
     def __init__(self, depth: int, options: StoreOptions, vocab_size: int, strategy: str) -> None:
@@ -94,19 +94,19 @@ class OutputStores:
             self.advance(sys.maxsize)
 
     def of(self, request: Request) -> Suffixes | None:
-        """The suffixes of what the request's tenant has put out so far; None if that is nothing."""
+        """The suffixes of the outputs of the request's tenant; None if there are none."""
         store = self._stores.get(request.salt)
         return store.suffixes if store is not None else None
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Remembers the views, to learn their outputs when the requests end."""
+        """Remember the views, to learn their outputs when the requests end."""
         for observation in observations:
             view = observation.view
             if view.request.store:
                 self._views[view.sequence] = view
 
     def release(self, sequence: int) -> None:
-        """The request is over: its output, up to its first stop token, joins the store."""
+        """Queue the output of a request that has ended, up to its first stop token."""
         view = self._views.pop(sequence, None)
         if view is None:
             return
@@ -117,15 +117,15 @@ class OutputStores:
         self._saving.changed()
 
     def save(self) -> None:
-        """Write what is new to the file, if one is named."""
+        """Write unsaved outputs to the file, if there is one."""
         self._saving.save()
 
     def _texts(self) -> dict[str, list[array[int]]]:
-        """Any thread may ask: each copy is one operation of the interpreter."""
+        """Copies of all texts, by tenant. Any thread may call this: each copy is one operation of the interpreter."""
         return {salt: list(store.texts) for salt, store in list(self._stores.items())}
 
     def advance(self, most: int = STEP_TOKENS) -> None:
-        """Take in what waits, for up to ``most`` tokens."""
+        """Add queued outputs, up to ``most`` tokens."""
         for _ in range(most):
             while next(self._work, _OVER) is _OVER:
                 if not self._waiting:
@@ -148,9 +148,9 @@ class OutputStores:
 
 
 class KnownTexts:
-    """Finds what a drafter copies from: each request's own text, and the outputs of its tenant's past requests.
+    """The texts that a drafter copies from: each request's own, and the past outputs of its tenant.
 
-    Of both, substrings of up to ``depth`` tokens are counted. The outputs are saved when the resources are closed.
+    In both, substrings of up to ``depth`` tokens are counted. The outputs are saved when the resources are closed.
     """
 
     def __init__(self, depth: int, resources: Resources, options: StoreOptions, strategy: str) -> None:
@@ -159,24 +159,24 @@ class KnownTexts:
         resources.closing.callback(self._stores.save)
 
     def begin(self, budgets: Sequence[int]) -> None:
-        """Begin a step, in which sequences with a budget draft."""
+        """Begin a step in which the sequences with a budget draft."""
         self._live.begin(budgets)
         self._stores.advance()
 
     def own(self, view: SequenceView) -> LiveText | None:
-        """The request's references, prompt and output; None while they are being taken in."""
+        """The request's references, prompt and output; None while they are being indexed."""
         return self._live.of(view)
 
     def past(self, request: Request) -> Suffixes | None:
-        """Return the outputs of the request's tenant so far; None if there are none."""
+        """The past outputs of the request's tenant; None if there are none."""
         return self._stores.of(request)
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Remember whose outputs are learned when they end."""
+        """Remember the views, to learn their outputs when the requests end."""
         self._stores.observe(observations)
 
     def release(self, sequence: int) -> None:
-        """End a sequence, and learn its output."""
+        """Forget a sequence, and learn its output."""
         self._live.release(sequence)
         self._stores.release(sequence)
 

@@ -1,4 +1,4 @@
-"""Runs the texts of a datastore through a model and writes down its states, in blocks, and an index of them."""
+"""Runs the texts of a datastore through a model, and writes its states, in blocks, and an index of them."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from parlay.options import UsageError
 from parlay.types import Runner, RunnerSpec, Segment
 
 WINDOW = 1024
-"""Tokens that are read together. Further windows of a long document begin with a quarter of so many that were read."""
+"""Tokens per window. Each further window of a long document begins with a quarter of a window that was read before."""
 _ROWS = 512
-"""Of one forward."""
+"""Rows per forward."""
 _FLAT = 4096
-"""Up to so many states each is looked at. More are put into lists, learned from a part of them."""
+"""Up to so many states, a search compares all. With more, they are divided into lists, learned from a sample."""
 _POINTS, _FEWEST = 40, 10
-"""States that a list is learned from: so many, or at least so many where all together would take too much memory."""
+"""How many states per list the lists are learned from; if memory is short, at least the second number."""
 _LEARNED = 1 << 29
-"""Bytes of states, as float32, that the lists are learned from at most. The library holds them twice."""
+"""The most bytes of states, as float32, for learning the lists. The library holds them twice."""
 _PROBES = 16
-"""Lists that are looked into."""
+"""How many lists a search looks into."""
 _ADDED = 1 << 16
-"""States that are read into memory at once."""
+"""How many states are read into memory at a time."""
 
 
 _names = itertools.count(1 << 62)  # the engine counts sequences from 0
 
 
 class _Window(NamedTuple):
-    """Tokens that are read together. States of the first ``known`` are not kept; the tokens after the others stand from
-    ``place`` on in the datastore.
+    """Tokens that are read together. States of the first ``known`` tokens are not kept.
+
+    ``place``: where in the datastore the token after the first kept state is.
     """
 
     tokens: tuple[int, ...]
@@ -52,8 +53,9 @@ class _Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A model whose states are written: its ``name``, the fingerprint of its ``weights``, and the ``prefix`` of texts,
-    as its tokenizer begins them.
+    """The model whose states are written: its ``name``, and the fingerprint of its ``weights``.
+
+    ``prefix``: the tokens with which its tokenizer begins texts.
     """
 
     runner: Runner
@@ -63,7 +65,7 @@ class Built:
 
 
 def check_has_states(spec: RunnerSpec) -> None:
-    """Raises UsageError for a model whose states say nothing of the next token."""
+    """Raises UsageError for a model whose states do not predict the next token."""
     if spec.fills_only or spec.encoder is not None:
         raise UsageError(f"{spec.name} does not write token by token from left to right: it has no states to look up")
 
@@ -71,10 +73,11 @@ def check_has_states(spec: RunnerSpec) -> None:
 def write_states(
     path: Path, names: Sequence[str], model: Built, done: Callable[[int], object] = bool
 ) -> state_store.StateHeader:
-    """Write the states of the datastore at ``path``, all or nothing; ``done`` gets how many more tokens have been read.
+    """Write the states of the datastore at ``path``, all or nothing.
 
-    ``names`` are those of its documents. Memory holds a part of the states at a time: up to `_LEARNED` bytes, twice,
-    while the index is learned. Raises BadStates where no token has a successor, OSError.
+    ``done`` is called with how many more tokens were read. ``names``: those of its documents. Only a part of the states
+    is in memory at a time: up to `_LEARNED` bytes, twice, while the index is learned. Raises BadStates if no token has
+    a successor, OSError.
     """
     check_has_states(model.runner.spec)
     faiss = state_store.need_faiss()
@@ -110,14 +113,14 @@ def write_states(
 
 
 def check_place(path: Path) -> None:
-    """Raises ValueError where something else than states lies in their place."""
+    """Raises ValueError if something other than states is in their place."""
     folder = state_store.folder_of(path)
     if folder.exists() and not (folder / state_store.HEADER).is_file():
         raise ValueError(f"{folder} exists and holds no states: remove it, or name another file")
 
 
 def _replace(part: Path, folder: Path) -> None:
-    """Put a folder in the place of another."""
+    """Put the folder ``part`` in the place of ``folder``."""
     old = part.with_suffix(".old")
     with suppress(FileNotFoundError):
         folder.rename(old)
@@ -126,7 +129,7 @@ def _replace(part: Path, folder: Path) -> None:
 
 
 def _write_rows(folder: Path, store: Datastore, model: Built, done: Callable[[int], object]) -> int:
-    """Write states and places; returns how many."""
+    """Write states and places. Returns how many."""
     count = 0
     with (folder / state_store.STATES).open("wb") as states, (folder / state_store.PLACES).open("wb") as places:
         for states_NH, places_N in states_of(store, model.runner, model.prefix):
@@ -140,7 +143,7 @@ def _write_rows(folder: Path, store: Datastore, model: Built, done: Callable[[in
 def states_of(
     store: Datastore, runner: Runner, prefix: tuple[int, ...] = ()
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """The states of all texts, in parts, and where in the datastore the tokens after them stand."""
+    """The states of all texts, in parts, and the places in the datastore of the tokens after them."""
     for batch in _batches(_windows(store, prefix, runner.spec.max_context)):
         for window, rows_TH in zip(batch, _states(batch, runner), strict=True):
             wanted_NH = state_store.normalized(rows_TH[window.known :]).astype(state_store.STATE_TYPE)
@@ -148,7 +151,7 @@ def states_of(
 
 
 def _states(batch: Sequence[_Window], runner: Runner) -> list[NDArray[np.float32]]:
-    """The states that enter the last layer, ``[T, H]`` for each window."""
+    """The states ``[T, H]`` that enter the last layer, for each window."""
     layer, read = runner.spec.num_layers - 1, [0] * len(batch)
     names = [next(_names) for _ in batch]
     found: list[list[NDArray[np.float32]]] = [[] for _ in batch]
@@ -175,13 +178,13 @@ def _states(batch: Sequence[_Window], runner: Runner) -> list[NDArray[np.float32
 
 
 def _windows(store: Datastore, prefix: tuple[int, ...], max_context: int) -> Iterator[_Window]:
-    """All documents, the long ones in parts. The last token of a document has no successor and is not read."""
+    """Windows of all documents; long ones have several. A document's last token has no successor and is not read."""
     ends = (store.tokens == store.header.vocab_size).nonzero()[0]
     overlap = min(WINDOW, max_context) // 4
     step = max(1, min(WINDOW, max_context - len(prefix) - overlap))
     begin = 0
     for end in ends.tolist():
-        first = begin if prefix else begin + 1  # the first token that something stands before
+        first = begin if prefix else begin + 1  # the first token with a token before it
         while first < end:
             stop = min(end, first + step)
             tokens = (*prefix, *store.tokens[max(begin, first - 1 - overlap) : stop - 1].tolist())
@@ -191,7 +194,7 @@ def _windows(store: Datastore, prefix: tuple[int, ...], max_context: int) -> Ite
 
 
 def _batches(windows: Iterator[_Window]) -> Iterator[list[_Window]]:
-    """Short ones together."""
+    """Batches of windows; short ones run together."""
     batch: list[_Window] = []
     for window in windows:
         if batch and sum(len(each.tokens) for each in batch) + len(window.tokens) > _ROWS:
@@ -203,9 +206,9 @@ def _batches(windows: Iterator[_Window]) -> Iterator[list[_Window]]:
 
 
 def _index(faiss: Any, states_NH: NDArray[np.float16], folder: Path, place: Path) -> None:
-    """Write an index of the states, which are read in blocks, into a folder that will lie at ``place``.
+    """Write an index of the states, read in blocks, into a folder that will be moved to ``place``.
 
-    Where there are many, parts of it are merged on disk.
+    If there are many states, parts of the index are merged on disk.
     """
     count, size = states_NH.shape
     if count <= _FLAT:
@@ -216,7 +219,7 @@ def _index(faiss: Any, states_NH: NDArray[np.float16], folder: Path, place: Path
     learned = _LEARNED // (4 * size)
     lists = max(1, min(1 << 16, int(4 * math.sqrt(count)), count // _POINTS, learned // _FEWEST))
     index = faiss.index_factory(size, f"IVF{lists},SQ8")
-    index.nprobe, index.cp.min_points_per_centroid = _PROBES, 1  # which the library would warn of on standard error
+    index.nprobe, index.cp.min_points_per_centroid = _PROBES, 1  # avoids the library's warning on standard error
     sample = np.sort(np.random.default_rng(0).choice(count, min(count, _POINTS * lists, learned), replace=False))
     index.train(states_NH[sample].astype(np.float32))
     parts: list[Path] = []
@@ -234,5 +237,5 @@ def _index(faiss: Any, states_NH: NDArray[np.float16], folder: Path, place: Path
             merge_ondisk(index, [str(part) for part in parts], str(folder / state_store.LISTS))
         for part in parts:
             part.unlink()
-        faiss.downcast_InvertedLists(index.invlists).filename = str(place / state_store.LISTS)  # where it will be
+        faiss.downcast_InvertedLists(index.invlists).filename = str(place / state_store.LISTS)  # after the move
     faiss.write_index(index, str(folder / state_store.INDEX))

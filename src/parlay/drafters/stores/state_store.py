@@ -1,10 +1,10 @@
-"""States of a datastore's texts: what a model's layer reads at each token, and an index that finds those near another.
+"""States of a datastore's texts: what a model's layer reads at each token, and an index that finds similar states.
 
-They lie in a folder beside the datastore, called as it is and ``.states``: ``header.json``; ``states``, one row of
-float16 for each token that has a successor; ``places``, u64, where in the datastore that successor stands;
-``documents.json``, their names; and ``index`` in faiss's own format, which has more states once more in eight bits,
-of very many in ``lists``. All but names and ``index`` are mapped, never loaded. States are divided by their root
-mean square.
+They are in a folder beside the datastore with ``.states`` after its name: ``header.json``; ``states``, one row of
+float16 for each token that has a successor; ``places``, u64, where in the datastore that successor is;
+``documents.json``, the documents' names; and ``index`` in faiss's format. If there are many states, the index has them
+again in eight bits; if there are very many, these are in ``lists``. All but names and ``index`` are memory-mapped,
+never loaded. States are divided by their root mean square.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ HEADER, STATES, PLACES, DOCUMENTS, INDEX, LISTS = (
 STATE_TYPE, PLACE_TYPE = np.dtype("<f2"), np.dtype("<u8")
 _FILES = (STATES, PLACES, DOCUMENTS, INDEX)
 _BLOCK = 1 << 24
-_ROWS = 1 << 20  # places that are checked at once
-_LOOKED_UP = 1024  # states whose neighbours are remembered: a drafter looks up what the target has
-_WIDER = 4  # times as many are found by the index as are wanted, because it knows states roughly
+_ROWS = 1 << 20  # how many places are checked at a time
+_LOOKED_UP = 1024  # how many results are cached: a drafter looks up the same states as the target
+_WIDER = 4  # the index finds so many times the wanted number, because it is approximate
 
 
 class BadStates(ParlayError):
-    """States that can't be used: damaged ones, or those of another model or datastore."""
+    """The states can't be used: they are damaged, or belong to another model or datastore."""
 
 
 class Index(Protocol):
-    """Finds rows by nearness, as those of faiss do."""
+    """Finds nearest rows, with the interface of faiss."""
 
     def search(self, queries_QH: NDArray[np.float32], count: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Distances and numbers ``[Q, count]`` of the rows that seem nearest to each query, -1 for none."""
+        """Distances and numbers ``[Q, count]`` of the rows that seem nearest to each query; -1 for none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StateHeader:
-    """Describes states. ``weights`` is the fingerprint of the model's, empty where that was not in files.
+    """Describes states. ``weights``: the fingerprint of the model's weights, empty if they were not in files.
 
-    ``datastore`` is the checksum of the datastore's file. ``sizes``, in bytes, and ``checksums``, SHA-256, are those of
-    the other files, by name.
+    ``datastore``: the checksum of the datastore's file. ``sizes`` (bytes) and ``checksums`` (SHA-256): those of the
+    other files, by name.
     """
 
     version: int
@@ -76,7 +76,7 @@ class StateHeader:
 
     @property
     def fits(self) -> bool:
-        """Whether the files that hold an entry for each state have as many."""
+        """Whether the files with one entry per state have the right sizes."""
         rows = self.sizes[STATES] == self.states * self.hidden_size * STATE_TYPE.itemsize
         return rows and self.sizes[PLACES] == self.states * PLACE_TYPE.itemsize
 
@@ -107,7 +107,7 @@ class MappedStates:
         return self.header.hidden_size
 
     def nearest(self, state_H: NDArray[Any], count: int) -> Neighbours:
-        """See `StateStore.nearest`. Of equal distances those that stand first come first."""
+        """See `StateStore.nearest`. If distances are equal, the row stored first comes first."""
         key = hashlib.blake2b(state_H.tobytes() + count.to_bytes(4, "little"), digest_size=16).digest()
         if (known := self._known.get(key)) is None:
             known = self._known[key] = self._find(normalized(state_H[None]), min(count, self.header.states))
@@ -116,10 +116,10 @@ class MappedStates:
         return known
 
     def _find(self, query_1H: NDArray[np.float32], count: int) -> Neighbours:
-        """Let the index find some, measure how far off these are, and keep the nearest."""
+        """Let the index find candidates, measure their distances exactly, and keep the nearest."""
         (found,) = self._index.search(query_1H, min(_WIDER * count, self.header.states))[1]
         numbers = np.sort(found[(found >= 0) & (found < self.header.states)])
-        if not len(numbers):  # a text goes on, whatever somebody's index says
+        if not len(numbers):  # a broken index must not end requests
             numbers = np.zeros(1, np.int64)
         apart = self._states_NH[numbers].astype(np.float32) - query_1H
         distances = np.einsum("nh,nh->n", apart, apart, dtype=np.float64)
@@ -135,7 +135,7 @@ class MappedStates:
 
     @cached_property
     def _ends(self) -> Integers:
-        """The places of the borders after the documents."""
+        """The places of the borders after each document."""
         ends: Integers = (self.store.tokens == self.store.header.vocab_size).nonzero()[0]
         return ends
 
@@ -143,7 +143,7 @@ class MappedStates:
     def open(cls, path: Path, model: object, spec: RunnerSpec) -> Self:
         """Map the states of the datastore at ``path`` for a model that is loaded already.
 
-        Raises BadDatastore or BadStates with one line where they can't be used, ParlayError where faiss is missing.
+        Raises BadDatastore or BadStates with one line if they can't be used, ParlayError if faiss is missing.
         """
         faiss = need_faiss()
         store, folder = Datastore.open(path), folder_of(path)
@@ -170,12 +170,12 @@ class MappedStates:
             raise BadStates(f"the states in {folder} do not fit each other: build them again")
         if not all(_in_texts(places[start : start + _ROWS], store) for start in range(0, header.states, _ROWS)):
             raise BadStates(f"{folder / PLACES} is damaged (it names places outside the texts): build the states again")
-        faiss.omp_set_num_threads(1)  # what is found among equals must not depend on how many threads look
+        faiss.omp_set_num_threads(1)  # results among equals must not depend on the number of threads
         return cls(store, header, states, places, names=names, index=index)
 
 
 def folder_of(path: Path) -> Path:
-    """Where the states of a datastore are."""
+    """The folder with the states of a datastore."""
     return path.with_name(f"{path.name}.states")
 
 
@@ -188,7 +188,7 @@ def normalized(states_NH: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def need_faiss() -> Any:
-    """The library. Raises ParlayError where it is missing."""
+    """The faiss library. Raises ParlayError if it is missing."""
     if find_spec("faiss") is None:
         raise ParlayError("states of a datastore need the package faiss-cpu: pip install 'parlay[nest]'")
     import faiss
@@ -198,7 +198,7 @@ def need_faiss() -> Any:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Drop what a library in C prints on standard output, which belongs to the program's user."""
+    """Suppress what a C library prints on standard output, which belongs to the user's program."""
     kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     try:
@@ -211,7 +211,7 @@ def silent() -> Iterator[None]:
 
 
 def read_header(path: Path) -> StateHeader:
-    """The header of the states of the datastore at ``path``, if it makes sense. Raises BadStates."""
+    """The header of the states of the datastore at ``path``. Raises BadStates if it is missing or invalid."""
     folder = folder_of(path)
     try:
         values = json.loads((folder / HEADER).read_text(encoding="utf-8"))
@@ -240,14 +240,14 @@ def read_header(path: Path) -> StateHeader:
 
 
 def verify(folder: Path, header: StateHeader) -> None:
-    """Compare every byte with the checksums. Raises BadStates."""
+    """Check every byte against the checksums. Raises BadStates."""
     for name, checksum in header.checksums.items():
         if sha256_of(folder / name) != checksum:
             raise BadStates(f"{folder / name} is damaged (its checksum does not match): build the states again")
 
 
 def sha256_of(path: Path) -> str:
-    """Raises BadStates where it can't be read."""
+    """The file's SHA-256. Raises BadStates if it can't be read."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -263,7 +263,7 @@ def dump(header: StateHeader) -> str:
 
 
 def _check(folder: Path, header: StateHeader, store: Datastore, path: Path) -> None:
-    """Raises BadStates for files that are cut short or belong to another datastore, and for a damaged index."""
+    """Raises BadStates for files that are truncated or belong to another datastore, and for a damaged index."""
     if header.datastore != store.checksum:
         raise BadStates(f"the states in {folder} are not those of {path}, which was built anew: build them again")
     if not header.fits:
@@ -274,19 +274,19 @@ def _check(folder: Path, header: StateHeader, store: Datastore, path: Path) -> N
         if there != size:
             what = "cut short" if there < size else "too long"
             raise BadStates(f"{file} is {what} ({there:,} of {size:,} bytes): copy it or build the states again")
-    for name in (INDEX, DOCUMENTS):  # whose readers believe what they read
+    for name in (INDEX, DOCUMENTS):  # their readers do not check what they read
         if sha256_of(folder / name) != header.checksums[name]:
             raise BadStates(f"{folder / name} is cut short or damaged: copy it or build the states again")
 
 
 def _in_texts(places: Integers, store: Datastore) -> bool:
-    """Whether a token of a text stands at each of these places: anything else would end a forward that looks it up."""
+    """Whether a token of a text is at each of these places; if not, looking it up would end a forward."""
     inside = bool((places < len(store.tokens)).all())
     return inside and bool((store.tokens[places] < store.header.vocab_size).all())
 
 
 def _check_model(folder: Path, header: StateHeader, model: object, spec: RunnerSpec) -> None:
-    """Raises BadStates for states of another model."""
+    """Raises BadStates if the states are another model's."""
     own, there = (spec.hidden_size, spec.num_layers), (header.hidden_size, header.num_layers)
     if own != there:
         raise BadStates(

@@ -25,10 +25,10 @@ from parlay.options import UsageError
 logger = logging.getLogger(__name__)
 
 Lists = dict[str, list["array[int]"]]
-"""Lists of whole numbers by tenant."""
+"""Lists of integers by tenant."""
 
 STORE_WRITER = "parlay-store"
-"""Name of the threads that write files."""
+"""The name of threads that write files."""
 
 _HEADER = struct.Struct("<8sH10sQQI")
 _MAGIC = b"PARLAYST"
@@ -39,9 +39,9 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class StoreFile:
-    """A file that holds one ``kind`` of store for one vocabulary; two drafters that write to one file undo each other.
+    """A file with one ``kind`` of store for one vocabulary.
 
-    ``strategy`` is named in errors about the file.
+    If two drafters write to the same file, each overwrites the other's. ``strategy`` is named in errors about the file.
     """
 
     path: Path
@@ -50,9 +50,9 @@ class StoreFile:
     strategy: str
 
     def load(self) -> Lists:
-        """Read the file; nothing if there is none. A damaged one is set aside, with a warning.
+        """Read the file; empty if there is none. A damaged one is renamed, with a warning.
 
-        Raises UsageError for one that holds something else.
+        Raises UsageError for a file that holds something else.
         """
         try:
             data = self.path.read_bytes()
@@ -74,7 +74,7 @@ class StoreFile:
         return lists
 
     def save(self, lists: Mapping[str, Sequence[array[int]]]) -> None:
-        """Replace the file in one go, so that a crash leaves the old one or the new. Raises OSError."""
+        """Replace the file atomically, so that a crash leaves the old or the new one. Raises OSError."""
         payload = _encode(lists)
         kind = self.kind.encode()
         header = _HEADER.pack(_MAGIC, _VERSION, kind, self.vocab_size, len(payload), zlib.crc32(payload))
@@ -105,7 +105,7 @@ class StoreFile:
         return payload
 
     def _set_aside(self) -> Lists:
-        """Start afresh, and keep the file under another name for whoever wants to look at it."""
+        """Start with an empty store, and keep the damaged file under another name."""
         aside = self.path.with_name(f"{self.path.name}.damaged")
         try:
             os.replace(self.path, aside)
@@ -121,10 +121,10 @@ class StoreFile:
 
 
 class Saving:
-    """When a file is written: after every ``every`` requests that changed its store, and on `save` at the end.
+    """Decides when a file is written: after every ``every`` requests that changed its store, and by `save` at the end.
 
-    ``lists`` gives what the store holds now, in lists that never change. It is called in the thread that writes, while
-    the store goes on to change. Without a file nothing is ever written.
+    ``lists`` returns the store's content, in lists that never change. The writing thread calls it while the store goes
+    on changing. Without a file nothing is written.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Saving:
         self._writer: threading.Thread | None = None
 
     def changed(self) -> None:
-        """Count a request that has changed the store. The file is written in a thread: no step waits for it."""
+        """Count a request that has changed the store. If due, a thread writes the file, so no step waits for it."""
         self._unsaved += 1
         writes = self._writer is not None and self._writer.is_alive()
         if self._file is None or self._unsaved < self._every or writes:
@@ -147,7 +147,7 @@ class Saving:
         self._writer.start()
 
     def save(self) -> None:
-        """Write what is new, and return when the file holds it."""
+        """Write unsaved changes, and return when the file has them."""
         if self._writer is not None:
             self._writer.join()
         if self._file is not None and self._unsaved:
@@ -156,7 +156,7 @@ class Saving:
 
 
 def _save(file: StoreFile, lists: Callable[[], Mapping[str, Sequence[array[int]]]]) -> None:
-    """Write the file; one that can't be written costs a warning, and is not tried again at once."""
+    """Write the file. If that fails, log a warning; it is not tried again at once."""
     try:
         file.save(lists())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The suffix array of a token text, by prefix doubling: every suffix's place in the order of them all."""
+"""Builds the suffix array of a token text by prefix doubling."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _KEY_BITS = 63
 
 
 def suffix_array(tokens: Integers, sorted_more: Callable[[int], object] = bool) -> NDArray[np.int64]:
-    """Where the suffixes of ``tokens`` begin, smallest suffix first; one that ends is smaller than one that goes on.
+    """Where the suffixes of ``tokens`` begin, in sorted order; a suffix sorts before its own extensions.
 
-    Prefix doubling (Manber and Myers 1993), in which suffixes that stand alone are not sorted again (Larsson and
-    Sadakane 2007). Takes about 60 bytes of memory per token. ``sorted_more`` is told how many more suffixes have
-    found their place.
+    Prefix doubling (Manber and Myers 1993), without sorting suffixes again whose rank is unique (Larsson and Sadakane
+    2007). It takes about 60 bytes of memory per token. ``sorted_more`` is called with how many more suffixes have their
+    final rank.
     """
     size = len(tokens)
     keys, known = _first_keys(tokens)
     order = np.argsort(keys, kind="stable")
-    ranks = np.empty(size, np.int64)  # place of the first suffix that is equal as far as is known
-    places = np.arange(size)  # those of suffixes whose place is not known yet
+    ranks = np.empty(size, np.int64)  # rank of the first suffix with the same known prefix
+    places = np.arange(size)  # ranks that are not final yet
     places = _rank(ranks, order, places, keys[order])
     sorted_more(size - len(places))
     while len(places):
@@ -41,7 +41,7 @@ def suffix_array(tokens: Integers, sorted_more: Callable[[int], object] = bool) 
 
 
 def _first_keys(tokens: Integers) -> tuple[Integers, int]:
-    """A number per suffix that sorts it by as many first tokens as one number holds, and how many these are."""
+    """A sort key per suffix, from as many of its first tokens as fit into one integer, and how many these are."""
     bits = (int(tokens.max(initial=0)) + 1).bit_length()  # 0 stands for the end
     known = max(1, _KEY_BITS // bits)
     keys = np.zeros(len(tokens), np.int64)
@@ -52,7 +52,7 @@ def _first_keys(tokens: Integers) -> tuple[Integers, int]:
 
 
 def _rank(ranks: Integers, order: Integers, places: Integers, keys: Integers) -> Integers:
-    """Rank the suffixes at ``places`` by their sorted keys; returns the places of those that still share a key."""
+    """Rank the suffixes at ``places`` by their sorted keys. Returns the places of those that share a key."""
     first = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
     starts = np.maximum.accumulate(np.where(first, places, 0))
     ranks[order[places]] = starts

@@ -16,12 +16,12 @@ from parlay.types import NO_DRAFT, Draft, Observation, SequenceView, trees
 
 SOURCE = "suffix-automaton"
 
-_DEPTH = 64  # matches and drafts in past outputs have at most so many tokens together
+_DEPTH = 64  # the most tokens of match and draft together in past outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuffixAutomatonOptions(StoreOptions):
-    """Which matches count, and what drafts where none does."""
+    """Which matches count, and what drafts if none does."""
 
     min_match: int = option(5, "where matches are shorter, the fallback drafts", low=1, high=64)
     bias: int = option(5, "tokens by which a match in past outputs must be longer", low=0, high=64)
@@ -69,7 +69,7 @@ class SuffixAutomaton:
         return drafts
 
     def _copy(self, view: SequenceView, budget: int) -> tuple[int, Draft]:
-        """The length of the match that counts, the bias taken off, and what followed it."""
+        """The length of the match that counts, less the bias, and a draft of what followed it."""
         text = self._texts.own(view)
         place, length = text.suffixes.first_copy() if text is not None else (-1, 0)
         past = self._texts.past(view.request)
@@ -90,7 +90,7 @@ class SuffixAutomaton:
 
 
 def _verbatim(text: LiveText, place: int, length: int, budget: int, view: SequenceView) -> Draft:
-    """A draft of what stands at ``place``, up to the end of that text or the first stop token."""
+    """A draft of the text from ``place`` on, up to its end or the first stop token."""
     if length == 0:
         return NO_DRAFT
     tokens: list[int] = []
@@ -104,7 +104,7 @@ def _verbatim(text: LiveText, place: int, length: int, budget: int, view: Sequen
 
 
 def _likeliest(past: Suffixes, state: int, length: int, budget: int, view: SequenceView) -> Draft:
-    """Along the most frequent tokens, from the longest end of the match that anything followed."""
+    """A draft along the most frequent tokens, from the longest suffix of the match that has a follower."""
     growth = SuffixGrowth(budget, 0.0, float(budget), 0.0, False, view.request.stop_ids)
     for end, shortest, longest in past.ends(state, length):
         found = grow(past, end, growth.match_length(shortest, longest, past.depth), growth, NOTHING.score)

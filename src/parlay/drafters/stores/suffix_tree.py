@@ -1,4 +1,4 @@
-"""Drafts out of a counted suffix tree: the likeliest continuations of each end of the text that occurred before."""
+"""Drafts from a counted suffix tree: the likeliest continuations of each suffix of the text that occurred before."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from parlay.types import NO_DRAFT, Draft, Tree
 
 @dataclass(frozen=True, slots=True)
 class SuffixDraft:
-    """A tree of continuations. ``shares`` are each node's count over that of all its siblings, proposed or not,
-    ``lengths`` how many tokens before it matched.
+    """A tree of continuations.
 
-    ``score`` is the sum of the nodes' path probabilities, which are products of shares: the tokens that would be
-    accepted on average if the text went on as it did before.
+    ``shares``: each node's count over the sum of its siblings' and its own, whether proposed or not. ``lengths``: how
+    many tokens before each node matched. ``score``: the sum of the nodes' path probabilities, which are products of
+    shares: the tokens that would be accepted on average if the text continued as it did before.
     """
 
     tokens: tuple[int, ...] = ()
@@ -37,8 +37,10 @@ NOTHING = SuffixDraft()
 
 @dataclass(frozen=True, slots=True)
 class SuffixGrowth:
-    """How drafts grow: at most ``min(k, factor * match length + offset)`` nodes, each of at least ``min_prob``
-    path probability; ``branching`` or only the likeliest child of each node. Nothing grows below ``stops``.
+    """How drafts grow: to at most ``min(k, factor * match length + offset)`` nodes.
+
+    Each has a path probability of at least ``min_prob``. With ``branching``, a node may have several children,
+    otherwise only the likeliest. Nothing grows below ``stops``.
     """
 
     k: int
@@ -52,19 +54,20 @@ class SuffixGrowth:
         return min(self.k, int(self.factor * match_length + self.offset))
 
     def match_length(self, shortest: int, longest: int, depth: int) -> int:
-        """The longest of the ends followed by the same texts that leaves a chain of its budget room in the depth."""
+        """The longest match length from ``shortest`` to ``longest`` whose draft still fits into ``depth``."""
         while longest > shortest and longest + self.budget(longest) > depth:
             longest -= 1
         return longest
 
 
 def speculate(suffixes: Suffixes, state: int, length: int, growth: SuffixGrowth, best: SuffixDraft) -> SuffixDraft:
-    """The speculation of highest score after the state's substring of that length or one of its ends, if it beats
-    ``best``; ties go to the longer.
+    """The draft with the highest score after the state's substring of this length or one of its suffixes.
+
+    ``best`` if none beats it; if scores are equal, the longer match wins.
     """
     for end, shortest, longest in suffixes.ends(state, length):
         if growth.budget(longest) <= best.score:
-            break  # no path probability is above 1, and shorter matches have smaller budgets
+            break  # scores are at most the budget, and shorter matches have smaller budgets
         match_length = growth.match_length(shortest, longest, suffixes.depth)
         found = grow(suffixes, end, match_length, growth, best.score)
         if found is not None:
@@ -73,7 +76,7 @@ def speculate(suffixes: Suffixes, state: int, length: int, growth: SuffixGrowth,
 
 
 def grow(suffixes: Suffixes, state: int, length: int, growth: SuffixGrowth, floor: float) -> SuffixDraft | None:
-    """Best first from ``state``, whose ``length`` latest tokens match; None as soon as ``floor`` can't be exceeded."""
+    """Grow a draft best first from ``state``, whose last ``length`` tokens match. None if it can't exceed ``floor``."""
     budget = growth.budget(length)
     plant = _GrowingDraft(suffixes, growth)
     plant.offer(state, length, 1.0, -1)
@@ -88,7 +91,7 @@ def grow(suffixes: Suffixes, state: int, length: int, growth: SuffixGrowth, floo
 
 
 class _GrowingDraft:
-    """A draft that grows: its nodes so far, and the continuations of them that may become nodes."""
+    """A draft that grows: its nodes so far, and the continuations that may become nodes."""
 
     def __init__(self, suffixes: Suffixes, growth: SuffixGrowth) -> None:
         self.tokens: list[int] = []
@@ -102,7 +105,7 @@ class _GrowingDraft:
         self._offered = 0
 
     def offer(self, state: int, length: int, path_prob: float, parent: int) -> None:
-        """The children of a state whose path has probability ``path_prob``. Of equal ones the first seen wins."""
+        """Add the children of a state as continuations; ``path_prob`` is the state's. Among equals, the first wins."""
         total, children = self._suffixes.frequent(state)
         if not self._growth.branching and children:
             children = [max(children, key=lambda child: child[1])]
@@ -115,7 +118,7 @@ class _GrowingDraft:
                 heapq.heappush(self.frontier, offer)
 
     def grow(self) -> None:
-        """The likeliest continuation becomes a node, and its children are offered."""
+        """Make the likeliest continuation a node, and add its children as continuations."""
         path_prob, _, parent, token, share, state, length = heapq.heappop(self.frontier)
         self.score -= path_prob
         self.tokens.append(token)

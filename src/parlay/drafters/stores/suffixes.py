@@ -1,4 +1,4 @@
-"""Every substring of some texts and how often it occurs, for drafters that copy by statistics."""
+"""Counts all substrings of some texts, for drafters that copy by frequency."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-_MANY = 24  # children of one state; after a common token there are thousands
-_FIRST, _LAST = 192, 64  # of which so many are looked at
-END = -1  # stands between texts: never in a query, never proposed
+_MANY = 24  # up to so many children of a state are all examined; a common token has thousands
+_FIRST, _LAST = 192, 64  # of more children, so many are examined
+END = -1  # separates texts; never in a query, never proposed
 
 
 class _Before(NamedTuple):
-    """An automaton before a token was appended: how many states there were, the whole text's and the window's.
+    """An automaton before a token was appended: the number of states, and the states of the whole text and the window.
 
-    ``moved``: the state from which on transitions were moved to a new one, and the state that they led to.
+    ``moved``: the state from which on transitions were moved to a new state, and the state they had led to.
     """
 
     states: int
@@ -44,27 +44,29 @@ class Suffixes:
     )  # fmt: skip
 
     def __init__(self, depth: int, undone: int = 0) -> None:
-        """``undone``: how many of the tokens appended last can be taken back."""
+        """``undone``: how many of the last appended tokens can be taken back."""
         self.depth = depth
         self._before: deque[_Before] = deque(maxlen=undone)
-        self._moved: tuple[int, int] | None = None  # by the latest token
+        self._moved: tuple[int, int] | None = None  # by the last appended token
         self.counts = array("i", [0])
-        self.window = 0  # state of the last ``window_length`` tokens of the text, ``depth`` of them at most
+        self.window = 0  # state of the text's last ``window_length`` tokens, at most ``depth``
         self.window_length = 0
-        self._lengths = array("i", [0])  # of the longest substring of each state
+        self._lengths = array("i", [0])  # length of each state's longest substring
         self._parents = array("i", [-1])
         self._ends = array("i", [-1])  # where the state's substrings end first
         self._tokens = array("i", [END])  # the first child's token
         self._targets = array("i", [0])
         self._more: dict[int, dict[int, int]] = {}  # all further children
-        self._frequent: dict[int, tuple[int, tuple[int, ...]]] = {}  # of states with many: their count then, tokens
+        self._frequent: dict[
+            int, tuple[int, tuple[int, ...]]
+        ] = {}  # for states with many children: their count at that time, and tokens
         self._last = 0
         self._place = -1
 
     # ----------------------------------------------------------------------------------------------------- reading
 
     def follow(self, state: int, token: int) -> int:
-        """The state of the substring with one more token, or -1. Its count may be 0 where texts were removed."""
+        """The state of the substring with one more token, or -1. Its count may be 0 if texts were removed."""
         if self._tokens[state] == token:
             return self._targets[state]
         more = self._more.get(state)
@@ -80,20 +82,20 @@ class Suffixes:
         return found
 
     def frequent(self, state: int) -> tuple[int, list[tuple[int, int, int]]]:
-        """How often something followed the state's substrings, and the children, or the most frequent of very many.
+        """How often any token followed the state's substrings, and the children: all, or the most frequent of many.
 
-        Of very many children only those seen first and last are searched: a token that is frequent was seen early or
+        If there are many children, only those seen first and last are examined: a frequent token was seen early or
         lately.
         """
         more = self._more.get(state)
-        if more is None:  # nearly all states
+        if more is None:  # true of nearly all states
             token, target = self._tokens[state], self._targets[state]
             count = self.counts[target] if token >= 0 else 0
             return count, [(token, count, target)] if count else []
         if len(more) < _MANY:
             children = self.children(state)
             return sum([count for _, count, _ in children]), children
-        counts, total = self.counts, self.counts[state]  # ends of texts among them
+        counts, total = self.counts, self.counts[state]  # includes ends of texts
         asked_at, tokens = self._frequent.get(state, (0, ()))
         if not 0.9 * total < asked_at < 1.1 * total:
             looked_at = {self._tokens[state], *islice(more, _FIRST), *islice(reversed(more), _LAST)}
@@ -105,7 +107,7 @@ class Suffixes:
         return total, [(token, counts[target], target) for token, target in pairs if counts[target]]
 
     def match(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """State and length of the longest end of ``tokens``, at most ``depth`` of them, that occurs in the texts."""
+        """State and length of the longest suffix of ``tokens``, of at most ``depth``, that occurs in the texts."""
         state = length = 0
         counts, lengths, parents = self.counts, self._lengths, self._parents
         for token in tokens[-self.depth :]:
@@ -119,7 +121,7 @@ class Suffixes:
         return state, length
 
     def ends(self, state: int, length: int) -> Iterator[tuple[int, int, int]]:
-        """The state's substring of that length and all its ends: state by state, the shortest and the longest there.
+        """The suffixes of the state's substring of this length: for each state, its shortest and longest one.
 
         None is longer than ``depth - 1``, so that what follows it is counted.
         """
@@ -131,9 +133,9 @@ class Suffixes:
             state, length = above, shortest - 1
 
     def first_copy(self) -> tuple[int, int]:
-        """Place after the first occurrence of the longest end of the text that occurs earlier, and its length.
+        """The place after the first occurrence of the text's longest suffix that occurs earlier, and its length.
 
-        Places count all tokens appended and one `END` before each text. (-1, 0): there is none.
+        Places count all appended tokens and one `END` before each text. (-1, 0): there is none.
         """
         state, length = self.window, self.window_length
         while state > 0 and self._ends[state] == self._place:
@@ -144,7 +146,7 @@ class Suffixes:
     # ----------------------------------------------------------------------------------------------------- writing
 
     def begin(self) -> None:
-        """A new text begins: no substring reaches across."""
+        """Begin a new text; no substring spans two texts."""
         self._last = self.window = self.window_length = 0
         self._place += 1
         self._before.clear()
@@ -167,7 +169,7 @@ class Suffixes:
             pass
 
     def adding(self, text: Sequence[int]) -> Iterator[None]:
-        """`add`, a token at a time."""
+        """Like `add`, one token at a time."""
         self.begin()
         for token in text:
             self.append(token)
@@ -179,7 +181,7 @@ class Suffixes:
             pass
 
     def removing(self, text: Sequence[int]) -> Iterator[None]:
-        """`remove`, a token at a time."""
+        """Like `remove`, one token at a time."""
         self.begin()
         counts, parents = self.counts, self._parents
         for token in text:
@@ -191,7 +193,7 @@ class Suffixes:
             yield
 
     def take_back(self, tokens: Sequence[int]) -> bool:
-        """Undo the appending of the text's last ``tokens``. False if these are more than can be taken back."""
+        """Undo appending the text's last ``tokens``. False if these are more than can be undone."""
         if len(tokens) > len(self._before):
             return False
         for token in reversed(tokens):
@@ -221,9 +223,9 @@ class Suffixes:
             del column[before.states :]
 
     def _slide(self, token: int) -> None:
-        """Move the window over a token that is in the automaton already."""
+        """Move the window over a token that the automaton has already."""
         state, length, lengths, parents = self.window, self.window_length, self._lengths, self._parents
-        while length and lengths[parents[state]] >= length:  # it was split since
+        while length and lengths[parents[state]] >= length:  # the state was split since
             state = parents[state]
         state = self.follow(state, token)
         length = min(length + 1, self.depth)
@@ -232,10 +234,10 @@ class Suffixes:
         self.window, self.window_length = state, length
 
     def _extend(self, last: int, token: int) -> int:
-        """The state of the whole text so far, once ``token`` is appended."""
+        """Append ``token``. Returns the state of the whole text."""
         lengths, parents = self._lengths, self._parents
         target = self.follow(last, token)
-        if target >= 0:  # another text has it already
+        if target >= 0:  # another text has this substring already
             return target if lengths[target] == lengths[last] + 1 else self._split(last, token, target)
         new = self._new(lengths[last] + 1, self._place)
         state = last
@@ -253,7 +255,7 @@ class Suffixes:
         return new
 
     def _split(self, state: int, token: int, target: int) -> int:
-        """The shorter substrings of ``target``, which now end at more places, get a state of their own."""
+        """Give the shorter substrings of ``target``, which now end at more places, a state of their own."""
         lengths, parents = self._lengths, self._parents
         clone = self._new(lengths[state] + 1, self._ends[target])
         self.counts[clone] = self.counts[target]
@@ -268,7 +270,7 @@ class Suffixes:
         return clone
 
     def _move(self, state: int, token: int, old: int, new: int) -> None:
-        """From a state upwards the token leads to ``new``, as far as it led to ``old``."""
+        """From ``state`` upwards, let transitions by the token that led to ``old`` lead to ``new``."""
         while state >= 0 and self.follow(state, token) == old:
             if self._tokens[state] == token:
                 self._targets[state] = new
@@ -304,9 +306,9 @@ class Suffixes:
 
 
 def chance(share: float, length: int) -> float:
-    """Acceptance of a token that followed in ``share`` of the cases in which ``length`` tokens were as they are now.
+    """Probability that a token is accepted that followed in ``share`` of the cases after ``length`` equal tokens.
 
-    The frequency alone is 1 for what was seen once. How well a copy goes on depends on how long it has been right:
-    length / (length + 2) is what prompt lookup's copies measure.
+    The share alone is 1 for a token that followed once. How well a copy continues depends on how long it has been
+    right: length / (length + 2) was measured on prompt lookup's copies.
     """
     return share * length / (length + 2)

@@ -20,11 +20,12 @@ from parlay.options import Options, option, user_path
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, Request, SequenceView, Tree
 
 SOURCE = "token-recycling"
-WIDTH = 8  # candidates kept per token
-_ROW_BYTES = 500  # of a token that a private dictionary has: the row, its tokens and the entry
+WIDTH = 8  # how many candidates are kept per token
+_ROW_BYTES = 500  # bytes per token in a private dictionary: the row, its tokens and the entry
 
 _RATES = (0.4, 0.12, 0.072, 0.043, 0.026, 0.016, 0.009, 0.006)
-"""How often each candidate is right: under these the best tree of 80 nodes is 6 deep, like the authors'."""
+"""How often the candidate of each rank is right. With these the best tree of 80 nodes has depth 6, like the authors'.
+"""
 
 Row = tuple[int, ...]
 
@@ -65,7 +66,9 @@ class TokenRecycling(OneByOne):
         file = StoreFile(user_path(options.store), "choices", self._vocab_size, SOURCE) if options.store else None
         self._saving = Saving(file, options.save_every, partial(_lists, self._matrices))
         if file is not None:
-            for salt, (tokens, candidates) in list(file.load().items())[-self._tenants :]:  # the latest used are last
+            for salt, (tokens, candidates) in list(file.load().items())[
+                -self._tenants :
+            ]:  # the most recently used are last
                 self._matrices[salt] = _Matrix(self._vocab_size, tokens, candidates)
         resources.closing.callback(self._saving.save)
 
@@ -102,7 +105,7 @@ class TokenRecycling(OneByOne):
             self._saving.changed()
 
     def _matrix(self, request: Request) -> _Matrix:
-        """The tenant's matrix, now the latest used. The oldest one is dropped if there are too many."""
+        """The tenant's matrix, marked as the most recently used. If there are too many, the oldest one is dropped."""
         if request.salt not in self._matrices:
             self._matrices[request.salt] = _Matrix(self._vocab_size)
         self._matrices.move_to_end(request.salt)
@@ -112,7 +115,7 @@ class TokenRecycling(OneByOne):
 
 
 class _Matrix:
-    """Rows of candidates by token; entries are token + 1, so that untouched memory says unknown."""
+    """Rows of candidates by token. Entries are token + 1, so 0 in untouched memory means unknown."""
 
     def __init__(self, vocab_size: int, tokens: Sequence[int] = (), candidates: Sequence[int] = ()) -> None:
         self._rows_VK: NDArray[np.int32] = np.zeros((vocab_size, WIDTH), np.int32)
@@ -128,7 +131,7 @@ class _Matrix:
         self._rows_VK[token] = entries + [0] * (WIDTH - len(entries))
 
     def lists(self) -> list[array[int]]:
-        """The token of every entry, and its candidate, row by row and best first."""
+        """The token and the candidate of every entry, row by row and best first."""
         rows_VK = self._rows_VK.copy()
         tokens, ranks = np.nonzero(rows_VK)
         candidates = rows_VK[tokens, ranks] - 1
@@ -136,12 +139,15 @@ class _Matrix:
 
 
 def _lists(matrices: Mapping[str, _Matrix]) -> dict[str, list[array[int]]]:
-    """Any thread may ask: a row that changes meanwhile is read as it was, as it will be, or as a mix of both."""
+    """The content of all matrices. Any thread may call this: a row that changes meanwhile may be read as a mix."""
     return {salt: matrix.lists() for salt, matrix in list(matrices.items())}
 
 
 def _seen(observation: Observation) -> Iterator[tuple[int, Row]]:
-    """Tokens of the verified rows with what the target preferred after each. Rows of the accepted path come last."""
+    """Tokens of the verified rows, with what the target ranked highest after each.
+
+    Rows of the accepted path come last.
+    """
     if not observation.top_k:
         return
     tokens, sampled = observation.view.tokens, observation.verdict.sampled
@@ -149,7 +155,7 @@ def _seen(observation: Observation) -> Iterator[tuple[int, Row]]:
     nodes = zip(range(len(tree)), tree.tokens, observation.top_k[1:], strict=True)
     known = [(node in path, token, choices) for node, token, choices in nodes if choices]
     yield from ((token, choices) for accepted, token, choices in known if not accepted)
-    # A stop may have cut what was sampled; the root's token can't be told then, and nothing follows any more.
+    # If a stop has cut the sampled tokens, the root's token is unknown, and the text has ended anyway.
     if observation.top_k[0] and len(tokens) > len(sampled) and tuple(tokens[-len(sampled) :]) == sampled:
         yield tokens[-len(sampled) - 1], observation.top_k[0]
     yield from ((token, choices) for accepted, token, choices in known if accepted)
@@ -157,7 +163,7 @@ def _seen(observation: Observation) -> Iterator[tuple[int, Row]]:
 
 @lru_cache(maxsize=64)
 def template(size: int) -> tuple[tuple[int, int], ...]:
-    """The tree of that many nodes with the most accepted tokens under `_RATES`, breadth first: parent and rank."""
+    """The tree of that many nodes with the most accepted tokens under `_RATES`, breadth first: (parent, rank)."""
     frontier: list[tuple[float, tuple[int, ...]]] = [(-rate, (rank,)) for rank, rate in enumerate(_RATES)]
     heapq.heapify(frontier)
     paths: list[tuple[int, ...]] = []
@@ -172,7 +178,7 @@ def template(size: int) -> tuple[tuple[int, int], ...]:
 
 
 def _fill(shape: Sequence[tuple[int, int]], root: int, choices: Callable[[int], Row]) -> Draft:
-    """The shape with tokens in it, without the nodes for which there is no candidate and what would hang below them."""
+    """The shape filled with tokens, without nodes that have no candidate, and their descendants."""
     rows = {-1: choices(root)}  # by place in the shape
     nodes = {-1: -1}
     tokens: list[int] = []

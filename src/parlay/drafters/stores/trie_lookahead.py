@@ -1,4 +1,4 @@
-"""Lookahead of alipay (Zhao et al. 2023): the branches that most often followed the last few tokens, in one tree."""
+"""Lookahead by Alipay (Zhao et al. 2023): the branches that most often followed the last few tokens, as one tree."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TrieLookahead(OneByOne):
 
 
 _Candidate = tuple[float, float, int, int, int, float, int, int]
-"""Two keys to rank it by (smaller is better), its order, parent, token, share, and states in request and store."""
+"""Two sort keys (smaller is better), order, parent, token, share, and the states in request and store."""
 
 
 class _Crop:
@@ -111,7 +111,10 @@ class _Crop:
                     heapq.heappush(frontier, candidate)
 
     def _children(self, parent: int, own: int, past: int) -> list[_Candidate]:
-        """All that followed a node in request and past outputs; of equally frequent ones the first found wins."""
+        """All tokens that followed a node in request or past outputs.
+
+        Among equally frequent ones, the first found wins.
+        """
         total, inputs = self._own.frequent(own) if own >= 0 and self._own is not None else (0, [])
         more, outputs = self._past.frequent(past) if past >= 0 and self._past is not None else (0, [])
         total += more
@@ -143,7 +146,7 @@ class _Crop:
 def _merged(
     inputs: list[tuple[int, int, int]], outputs: list[tuple[int, int, int]]
 ) -> list[tuple[int, int, int, int, int]]:
-    """Token, input and output frequency, and both states, of what stands in either list."""
+    """Token, input and output frequency, and both states, of each entry in either list."""
     if not outputs:
         return [(token, count, 0, state, -1) for token, count, state in inputs]
     if not inputs:
@@ -159,7 +162,7 @@ _NEVER = (0, 0, 0, -1, -1)
 
 
 def _find(suffixes: Suffixes | None, query: Sequence[int]) -> int:
-    """The state of the query, or -1 where it never occurs."""
+    """The state of the query, or -1 if it never occurs."""
     state = 0
     for token in query:
         state = suffixes.follow(state, token) if suffixes is not None and state >= 0 else -1
