@@ -1,4 +1,4 @@
-"""The accept rules by name: what a strategy's ``rule`` can be, and the rules' own options, written ``RULE.OPTION``."""
+"""The accept rules by name: the values of a strategy's ``rule``, and their own options, written ``RULE.OPTION``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BY_KIND = "by_kind"
 
 @dataclass(frozen=True, slots=True)
 class RuleEntry:
-    """One accept rule. ``factory`` is ``module:Class``, imported on first use and called with its own options."""
+    """One accept rule. ``factory``: ``module:Class``, imported on first use and called with the rule's own options."""
 
     name: str
     kind: DraftKind
@@ -33,7 +33,7 @@ class RuleEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossyOptions(Options):
-    """Options of all lossy rules. The engine reads them, not the rule: see `Escape`."""
+    """Options of all lossy rules. The engine reads them, not the rule; see `Escape`."""
 
     escape: float = option(0.0, "mean of p / max p of the text below which it goes on exactly; 0: never", low=0, high=1)
 
@@ -159,7 +159,7 @@ UNVERIFIED = RuleEntry(
     factory="lossy:Unverified",
     options=LossyOptions,
 )
-"""No drafter takes it that does not say so itself."""
+"""Only for drafters whose entries name it."""
 STEP = RuleEntry(
     name="step",
     kind="point",
@@ -173,19 +173,19 @@ STEP = RuleEntry(
 RULES: Mapping[str, RuleEntry] = MappingProxyType({entry.name: entry for entry in (*_RULES, UNVERIFIED, STEP)})
 
 GUESSED = tuple(entry.name for entry in _RULES if entry.kind == "point")
-"""The rules that judge fixed guesses, and so go with every drafter; plain decoding's own comes first."""
+"""The rules that judge fixed guesses, and so work with every drafter; plain decoding's own comes first."""
 DRAWN = tuple(entry.name for entry in _RULES if entry.kind != "point")
-"""The rules that need drafts drawn from a distribution, whose probabilities the drafter gives."""
+"""The rules that need drafts drawn from a distribution, with the drafter's probabilities."""
 
 
 _DRAFTED_FOR: Mapping[DraftKind, str] = MappingProxyType(
     {"point": GUESSED[0], "iid": "multi-candidate", "without_replacement": "without-replacement"}
 )
-"""For which of the rules here drafters make drafts of each kind."""
+"""For each kind of drafts, the built-in rule that drafters make them for."""
 
 
 def find(name: str) -> RuleEntry:
-    """The rule of that name, or the one that ``package.module:NAME`` names. Raises UsageError where there is none."""
+    """The rule of that name, or of the path ``package.module:NAME``. Raises UsageError if there is none."""
     if ":" not in name:
         return RULES[name]
     made = imported.rule(name)
@@ -194,14 +194,13 @@ def find(name: str) -> RuleEntry:
 
 
 def drafted_for(settings: Mapping[str, Value]) -> str:
-    """The rule whose kind of drafts a strategy's drafter makes: its own, or of one from elsewhere the nearest here."""
+    """The rule that a strategy's drafter makes drafts for: its own, or for an imported one the built-in of its kind."""
     name = name_in(settings)
     return _DRAFTED_FOR[find(name).kind] if ":" in name else name
 
 
 def parameters(names: Sequence[str]) -> dict[str, Option]:
-    """The parameters of a strategy that goes with these rules: ``rule``, by default the first, and the rules' own
-    options."""
+    """The parameters of a strategy with these rules: ``rule``, by default the first, and the rules' own options."""
     rule = Option(RULE, str, names[0], f"accept rule: {', '.join(names)}", choices=tuple(names), imports=True)
     own = {f"{name}.{key}": option for name in names for key, option in options_of(RULES[name].options).items()}
     return {RULE: rule, **own}
@@ -223,19 +222,19 @@ def check(strategy: str, given: Mapping[str, str], known: Mapping[str, Option]) 
 
 
 def _judges(rule: str, choices: Sequence[str]) -> bool:
-    """Whether a rule is one of the choices; one from elsewhere: whether it judges what one of them judges."""
+    """Whether the rule is one of the choices; for an imported one, whether it judges the same kind as one of them."""
     return rule in choices or (":" in rule and find(rule).kind in {RULES[each].kind for each in choices})
 
 
 def name_in(settings: Mapping[str, Value]) -> str:
-    """The rule that a strategy's settings ask for; plain decoding's own where they name none."""
+    """The name of the rule in a strategy's settings; plain decoding's own if there is none."""
     name = settings.get(RULE, GUESSED[0])
     assert isinstance(name, str)
     return name
 
 
 def build(settings: Mapping[str, Value]) -> AcceptRule:
-    """The rule that a strategy's settings ask for. Raises UsageError for kinds of requests that there are not."""
+    """Make the rule in a strategy's settings. Raises UsageError for unknown kinds of requests."""
     name = name_in(settings)
     if ":" in name:
         return imported.rule(name)
@@ -249,13 +248,13 @@ def build(settings: Mapping[str, Value]) -> AcceptRule:
 
 
 def escape_floor(settings: Mapping[str, Value]) -> float:
-    """The running score below which the strategy's texts go on exactly; 0 where they never do."""
+    """The running score below which the strategy's texts continue exactly; 0: never."""
     floor = _own(settings).get(ESCAPE, 0.0)
     assert isinstance(floor, int | float)
     return floor
 
 
 def _own(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """The own options of the rule that a strategy's settings ask for."""
+    """The settings of the rule's own options."""
     name = name_in(settings)
     return {key: settings.get(f"{name}.{key}", each.default) for key, each in options_of(find(name).options).items()}

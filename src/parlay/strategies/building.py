@@ -1,4 +1,4 @@
-"""Build the drafter and the accept rule of a strategy, and say which strategies work for a target as they stand."""
+"""Builds the drafter and the accept rule of a strategy, and tells which strategies a target can use as they are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from parlay.types import ONE_CANVAS, AcceptRule, CanvasLayout, Cooling, Drafter,
 
 
 def build(spec: StrategySpec, resources: Resources) -> Drafter | None:
-    """A new drafter as the spec asks for it, or None for plain decoding. Raises UsageError where it can't be had."""
+    """Build a new drafter for the spec; None for plain decoding. Raises UsageError if it can't be built."""
     entry = find(spec.name)
     if not entry.factory:
         return None
@@ -36,18 +36,18 @@ def build(spec: StrategySpec, resources: Resources) -> Drafter | None:
 
 
 def options(spec: StrategySpec) -> Options:
-    """The drafter's own options as the spec sets them."""
+    """The drafter's own options in the spec."""
     entry, settings = find(spec.name), spec.settings
     return entry.options(**{key: settings[key] for key in options_of(entry.options)})
 
 
 def build_rule(spec: StrategySpec) -> AcceptRule:
-    """The accept rule that the spec names."""
+    """Make the accept rule that the spec names."""
     return accept_rules.build(spec.settings)
 
 
 def build_selector(spec: StrategySpec) -> Selector | None:
-    """Build the selector that the spec asks for; None where texts are written token by token.
+    """Make the spec's selector; None if texts are written token by token.
 
     Raises UsageError for an option of another selector.
     """
@@ -68,7 +68,7 @@ def build_selector(spec: StrategySpec) -> Selector | None:
 
 
 def build_layout(spec: StrategySpec) -> CanvasLayout:
-    """Read off the spec how canvases are laid out."""
+    """The layout of canvases that the spec asks for."""
     asked = options(spec)
     if not isinstance(asked, DenoiseOptions):
         return ONE_CANVAS
@@ -79,13 +79,13 @@ def build_layout(spec: StrategySpec) -> CanvasLayout:
 
 
 def build_escape(spec: StrategySpec) -> Escape | None:
-    """When the strategy's texts go on under plain decoding's own rule, if they ever do."""
+    """When the strategy's texts change to plain decoding's own rule; None if never."""
     floor = accept_rules.escape_floor(spec.settings)
     return Escape(floor, accept_rules.build({})) if floor > 0 else None
 
 
 def resolve(factory: str) -> Callable[..., Drafter]:
-    """The class that ``module:Class`` names."""
+    """Import the class that ``module:Class`` names."""
     module, _, attribute = factory.partition(":")
     return cast(Callable[..., Drafter], importlib.import_module(module).__dict__[attribute])
 
@@ -97,20 +97,20 @@ def _nested(spec: StrategySpec, resources: Resources) -> NestedStrategy:
 
 
 class _Found(Exception):
-    """Raised when a drafter is about to load the target's default draft model or head."""
+    """Raised where a drafter would load the target's default draft model or head."""
 
 
 def offered(resources: Resources, check: Callable[[str, Needs], None]) -> tuple[str, ...]:
-    """The names of those that need no parameter, file or model beyond what the target has, in the catalogue's order.
+    """The names of strategies that need no parameter, file or model beyond the target's own, in catalogue order.
 
-    ``check`` raises ValueError for needs that the target can't meet. A draft model of the wrong vocabulary is not
+    ``check`` raises ValueError for needs that the target can't meet. A draft model with the wrong vocabulary is not
     noticed, because that shows only when it is loaded.
     """
     return tuple(name for name in catalogue() if works(name, resources, check))
 
 
 def works(name: str, resources: Resources, check: Callable[[str, Needs], None] = lambda name, needs: None) -> bool:
-    """Whether the strategy is one of those: builds its drafter as far as its first model."""
+    """Whether the strategy is one of those: starts to build its drafter, and stops at its first model."""
     target, entry = resources.target, find(parse(name).name)
     if entry.selects or (target is not None and target.fills_only):
         return target is not None and target.canvas is not None and (entry.selects or entry.routes)

@@ -29,13 +29,13 @@ from parlay.types import Cost, Drafter, Policy, PowerModel, Runner, RunnerSpec, 
 NO_MEMORY = NoMemory()
 
 KEPT = 64
-"""Strategies that are kept. Clients of a server choose parameters freely, and each setting is another strategy."""
+"""The most strategies kept. A server's clients choose parameters freely, and each setting is a strategy of its own."""
 
 
 def for_target(spec: StrategySpec, target: RunnerSpec | None) -> StrategySpec:
-    """The spec; `denoise` where it is left to us how to decode, and the target can only fill canvases.
+    """The spec, or `denoise` if the spec leaves the choice open and the target can only fill canvases.
 
-    Its selector is one that reads the target's canvases.
+    Its selector then is one that reads the target's canvases.
     """
     free = find(spec.name).routes and not spec.members
     if not free or target is None or target.canvas is None or not target.fills_only:
@@ -49,13 +49,13 @@ def for_target(spec: StrategySpec, target: RunnerSpec | None) -> StrategySpec:
 
 
 def _mask_adapter(spec: StrategySpec) -> str:
-    """The adapter for mask rows that a strategy names, or one inside it; empty: none does."""
+    """The adapter for mask rows in a strategy or its members; empty if none is named."""
     own = str(spec.settings[ADAPTER]) if spec.name == SET_BLOCK else ""
     return own or next(filter(None, map(_mask_adapter, spec.members)), "")
 
 
 def unknown_power() -> PowerModel:
-    """Where nobody says what the machine draws. Raises UsageError."""
+    """Raises UsageError: the stand-in where the machine's power is not measured."""
     raise UsageError("nobody measures here what is drawn, as LLM and the commands do: leave out goal=energy and power")
 
 
@@ -63,8 +63,8 @@ def unknown_power() -> PowerModel:
 class _Built:
     """A strategy, and the calls that its drafter registered for its end.
 
-    ``arms`` are what it chooses from, if it does. ``apart``: the same with a policy of its own for each owner of
-    requests, the least recently used first.
+    ``arms``: the drafters that it chooses from, if it does. ``apart``: the strategy with a policy of its own for each
+    owner of requests, least recently used first.
     """
 
     strategy: Strategy
@@ -75,10 +75,10 @@ class _Built:
 
 @dataclass(slots=True)
 class UnbuiltStrategy:
-    """A strategy whose drafters are not there yet: `build` makes them, and `StrategyCache.take` the rest.
+    """A strategy whose drafters are not built yet: `build` builds them, and `StrategyCache.take` does the rest.
 
-    Drafters may take long to build: they open models, and pack weights. ``proofs`` of their heads run the target, so
-    they wait for `StrategyCache.take`, too.
+    Building may take long, because it opens models and packs weights. ``proofs`` of heads run the target, so they wait
+    for `StrategyCache.take`, too.
     """
 
     spec: StrategySpec
@@ -89,7 +89,7 @@ class UnbuiltStrategy:
     drafters: tuple[Drafter, ...] = ()
 
     def build(self) -> None:
-        """Build the drafters, in any thread. Raises UsageError or ParlayError, and then leaves nothing behind."""
+        """Build the drafters, in any thread. Raises UsageError or ParlayError; then nothing is left behind."""
         with ExitStack() as failing:
             failing.enter_context(self.resources.closing)
             self.wanted = drafters_of(self.spec, self.resources)
@@ -97,22 +97,22 @@ class UnbuiltStrategy:
             failing.pop_all()
 
     def close(self) -> None:
-        """Drop the drafters: nobody takes them."""
+        """Drop the drafters, which are not needed any more."""
         self.resources.closing.close()
 
 
 class StrategyCache:
-    """Strategies, each built at its first request and then shared by all that name it.
+    """Strategies, each built at its first request and then shared by all requests that name it.
 
-    If there are more than ``kept``, the one that was longest without a request is dropped. What it has learned is lost,
-    except for what it keeps in files. Those whose names are ``in_use`` stay, and so does the one that `own` was told
-    of: no client's strange strategies take what that has learned of all.
+    If there are more than ``kept``, the one without a request for longest is dropped. What it has learned is lost,
+    except for what it keeps in files. Strategies whose names are ``in_use`` stay, and so does the one given to `own`:
+    clients' unusual strategies must not push out what that has learned from all requests.
 
-    What routers learn is handed to ``memory`` after each request. If owners are apart there, each has routers of its
-    own; drafters, which go by tenants, are shared.
+    What routers learn is handed to ``memory`` after each request. If ``memory`` keeps owners apart, each has routers of
+    its own; drafters, which separate tenants, are shared.
 
-    ``power`` says what the machine draws. It is asked when a strategy first needs it, and may take seconds; its answer
-    is kept.
+    ``power`` tells what the machine draws. It is called when a strategy first needs it, may take seconds, and its
+    result is kept.
     """
 
     def __init__(
@@ -137,14 +137,14 @@ class StrategyCache:
 
     @property
     def resources(self) -> Resources:
-        """Return what strategies are built from."""
+        """The resources that strategies are built from."""
         return self._resources
 
     def own(self, asked: str | StrategySpec) -> StrategySpec:
-        """Build what whoever loaded the target decodes with, and return it as it was read.
+        """Build the default strategy, and return its spec.
 
-        The adapter for mask rows that it names is from now on that of each `set-block` that names none, so requests
-        may set other options of it, and `auto` tries it. Raises UsageError as `get` does.
+        The adapter for mask rows that it names becomes that of each `set-block` that names none, so requests may change
+        other options, and `auto` may try it. Raises UsageError as `get` does.
         """
         spec = self._read_for_target(asked)
         self._resources = replace(self._resources, mask_adapter=_mask_adapter(spec))
@@ -153,11 +153,10 @@ class StrategyCache:
         return spec
 
     def get(self, asked: str | StrategySpec, owner: str = "") -> Strategy:
-        """The strategy that is asked for, as text ``NAME[:key=value,...]`` or already read.
+        """The strategy for a text ``NAME[:key=value,...]`` or a spec, built if necessary.
 
-        ``owner`` says whose request it is, which counts if owners are apart.
-
-        Raises UsageError for a name or parameter that does not exist, or a drafter that can't be built.
+        ``owner``: who sent the request, which matters if owners are kept apart. Raises UsageError for an unknown name
+        or parameter, or a drafter that can't be built.
         """
         spec = self._read_for_target(asked)
         if spec not in self._built:
@@ -183,15 +182,15 @@ class StrategyCache:
         return built.apart[owner]
 
     def close(self) -> None:
-        """Drops all strategies; they write what they keep in files."""
-        with ExitStack() as closing:  # all of them, whatever one raises
+        """Drop all strategies. They write what they keep in files."""
+        with ExitStack() as closing:  # closes all of them, even if one raises
             closing.callback(self._memory.write)
             for built in self._built.values():
                 closing.push(built.closing)
         self._built.clear()
 
     def unbuilt(self, asked: str | StrategySpec) -> UnbuiltStrategy | None:
-        """Begin a strategy for another thread to build; None: it is there, or has no drafters.
+        """Begin a strategy for another thread to build; None if it exists, or has no drafters.
 
         Raises UsageError as `get` does.
         """
@@ -200,9 +199,9 @@ class StrategyCache:
         return self._begin(spec) if spec not in self._built and (entry.factory or entry.routes) else None
 
     def take(self, unbuilt: UnbuiltStrategy) -> None:
-        """Make a strategy of drafters that are built, and keep it, unless there is one by now.
+        """Complete a strategy whose drafters are built, and keep it, unless it exists by now.
 
-        Raises UsageError where it can't be made, and then leaves nothing behind.
+        Raises UsageError if it can't be completed; then nothing is left behind.
         """
         if unbuilt.spec in self._built:
             unbuilt.close()
@@ -215,7 +214,7 @@ class StrategyCache:
             failing.pop_all()
 
     def _begin(self, spec: StrategySpec) -> UnbuiltStrategy:
-        aim = self._aim(spec) if find(spec.name).routes else None  # first, because drafters may take long to build
+        aim = self._aim(spec) if find(spec.name).routes else None  # before the drafters, which may take long to build
         proofs: list[Callable[[], None]] = []
         return UnbuiltStrategy(spec, aim, replace(self._resources, closing=ExitStack(), prove=proofs.append), proofs)
 
@@ -224,7 +223,9 @@ class StrategyCache:
         arms = () if aim is None else as_arms(unbuilt.wanted, drafters, aim.effort.size)
         rule = build_rule(spec)
         known = (built.strategy.rule for built in self._built.values())
-        rule = next((each for each in known if each == rule), rule)  # one rule judges all its sequences at once
+        rule = next(
+            (each for each in known if each == rule), rule
+        )  # share equal rules, so that one call judges all sequences
         policy = self._policy(spec, drafters, arms)
         strategy = Strategy(
             str(spec), drafters, rule, policy, build_escape(spec), build_selector(spec), build_layout(spec)
@@ -232,7 +233,7 @@ class StrategyCache:
         return _Built(strategy, unbuilt.resources.closing, arms)
 
     def _forget(self, in_use: Collection[str]) -> None:
-        """Drops the oldest until no more than ``kept`` are left, or the others are in use; the newest stays."""
+        """Drop the oldest strategies until at most ``kept`` are left; those in use and the newest stay."""
         *older, _ = self._built
         idle = [spec for spec in older if self._built[spec].strategy.name not in in_use and spec != self._owners]
         for spec in idle[: len(self._built) - self._kept]:
@@ -256,7 +257,7 @@ class StrategyCache:
         return RememberingRouter(self._memory, owner, self._cost, arms, self._aim(spec))
 
     def _aim(self, spec: StrategySpec) -> Aim:
-        """Goal of a strategy that chooses among drafters. Raises UsageError where the machine's power isn't known."""
+        """The aim of a strategy that chooses among drafters. Raises UsageError if it needs the machine's power."""
         settings = spec.settings
         goal, watts = GOALS[str(settings[GOAL])], settings[POWER]
         assert isinstance(watts, float)
@@ -265,7 +266,7 @@ class StrategyCache:
 
 
 class RunnerCache:
-    """Loads each draft model once, one at a time. Any thread may ask."""
+    """Loads each draft model once, one at a time. Any thread may call it."""
 
     def __init__(self, load: Callable[[str], Runner]) -> None:
         self._load, self._lock = load, threading.Lock()

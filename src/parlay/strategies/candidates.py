@@ -1,4 +1,4 @@
-"""The drafters of a strategy: none, one, or those that it chooses from."""
+"""The drafters of a strategy: none, one, or several to choose from."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ HEAD = "head"
 
 
 def drafters_of(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
-    """The strategies whose drafters it has: what it chooses from, or itself."""
+    """The strategies whose drafters this one uses: those it chooses from, or itself."""
     return arms(spec, resources) if find(spec.name).routes else (spec,)
 
 
 def build_all(wanted: Iterable[StrategySpec], resources: Resources) -> tuple[Drafter, ...]:
-    """Build the candidates' drafters. Raises UsageError where one that is named can't be had."""
+    """Build the drafters of these strategies. Raises UsageError if one can't be built."""
     built = [build(each, resources) for each in wanted]
     return tuple([drafter for drafter in built if drafter is not None])
 
 
 def arms(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
-    """Candidates of a strategy: those that its option names, or those that exist for the target.
+    """The strategies to choose from: those that the option names, or those that the target can use.
 
-    Of each family of the catalogue that is the strategy of the highest ``arm`` that works there; with trained heads
-    also one for each kind of requests for which there is a head. A draft model is left out where there is a head: it
-    costs more and is right less often, so only the trials would be felt. Where threads are to spare, it may draft
-    during forwards, and does so as far as that is quicker. Raises UsageError for a strategy that drafts
-    nothing, and for one that is named twice.
+    From each family of the catalogue it is the usable strategy with the highest ``arm``; for trained heads, also one
+    for each kind of requests with a head of its own. A draft model is left out if there is a head: it costs more and is
+    right less often, so only its trials would be noticed. If there are spare threads, it drafts during forwards where
+    that is faster. Raises UsageError for a strategy without a drafter, and for one that is named twice.
     """
     for member in spec.members:
         if not find(member.name).factory:
@@ -57,20 +56,21 @@ def arms(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
 
 
 def _for_kinds(general: StrategySpec, resources: Resources) -> Iterator[StrategySpec]:
-    """The same strategy with heads that were trained on texts of one kind."""
+    """The same strategy with each head that was trained on texts of one kind."""
     if HEAD in general.settings:
         specials = [general.changed(head=kind) for kind in KINDS if kind in resources.domains()]
         yield from [each for each in specials if works(str(each), resources)]
 
 
 def as_arms(wanted: Sequence[StrategySpec], drafters: Sequence[Drafter], size: float) -> tuple[Arm, ...]:
-    """Strategies and their drafters, as `as_arm` tells of each."""
+    """An arm for each strategy and its drafter; see `as_arm`."""
     return tuple([as_arm(spec, drafter.needs, size) for spec, drafter in zip(wanted, drafters, strict=True)])
 
 
 def as_arm(spec: StrategySpec, needs: Needs, size: float = 1.0) -> Arm:
-    """The drafter of these needs as a router is told of it, with ``size`` times the most nodes unless the spec sets
-    them.
+    """Describe a drafter with these needs to a router.
+
+    ``size``: a factor on its most nodes, unless the spec sets them.
     """
     most = spec.settings[K]
     assert isinstance(most, int)

@@ -1,7 +1,7 @@
-"""The catalogue: every strategy by name. A strategy is its drafter's own file, and its entry in `entries`.
+"""The catalogue: every strategy by name. A strategy has a file for its drafter, and an entry in `entries`.
 
-Every strategy that drafts takes ``k``, ``policy`` and ``rule``; the other parameters are its drafter's own options.
-Third parties: see `plugins`.
+Every strategy that drafts has ``k``, ``policy`` and ``rule``; its other parameters are its drafter's own options. For
+third parties see `plugins`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _BY_NAME = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 
 
 def catalogue() -> Mapping[str, StrategyEntry]:
-    """The built-in strategies by name, in the order of the list."""
+    """The built-in strategies by name, in catalogue order."""
     return _BY_NAME
 
 
 def for_any_target(*, without: Collection[str]) -> list[str]:
-    """List those that every model has which writes token by token, if they take no parameter of these names."""
+    """The strategies that work for every autoregressive model and have no parameter of these names."""
     return [
         name
         for name, entry in _BY_NAME.items()
@@ -43,9 +43,9 @@ def for_any_target(*, without: Collection[str]) -> list[str]:
 
 
 def find(name: str) -> StrategyEntry:
-    """The entry of that name: built in, an entry point of the group `plugins.GROUP`, or ``package.module:Class``.
+    """The entry of that name: built-in, an entry point of the group `plugins.GROUP`, or ``package.module:Class``.
 
-    Raises UsageError for a name that none of them has.
+    Raises UsageError for an unknown name.
     """
     if name in _BY_NAME:
         return _BY_NAME[name]
@@ -58,7 +58,7 @@ def find(name: str) -> StrategyEntry:
 
 
 def listing() -> list[dict[str, Any]]:
-    """The built-in strategies as plain data that JSON can carry."""
+    """The built-in strategies as plain data for JSON."""
     return [
         {
             "name": entry.name,

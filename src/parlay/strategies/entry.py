@@ -1,4 +1,4 @@
-"""Entries of the catalogue, one for each strategy, and the options that all of them share."""
+"""Entries of the catalogue, one per strategy, and the options that all strategies share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parlay.strategies import accept_rules
 from parlay.types import Exactness
 
 DEFAULT_STRATEGY = "auto"
-"""What decodes where nobody names a strategy."""
+"""The strategy of requests that name none."""
 
 K, POLICY, GOAL, EFFORT, POWER = "k", "policy", "goal", "effort", "power"
 
@@ -33,7 +33,7 @@ class BudgetOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingOptions(Options):
-    """Which drafters there are to choose from, and what for. The router reads these options."""
+    """Which drafters to choose from, and by which goal. The router reads these options."""
 
     of: tuple[str, ...] = option(
         (), "the drafters to choose from, joined by +; empty: those that exist for the target", strategies=True
@@ -61,18 +61,18 @@ class RoutingOptions(Options):
 class StrategyEntry:
     """One strategy of the catalogue.
 
-    ``factory`` is ``module:Class``, imported on first use; empty: nothing drafts. It is called with `Resources` and, if
-    the strategy has ``options`` of its own, an instance of that class. ``k`` is its default budget, ``policy`` its
-    default policy, and ``rules`` are the accept rules that can judge its drafts, its default first. ``exactness`` is
-    what that rule promises on a runner that can give it. ``when`` ends the sentence "use it where". ``toys`` are
-    settings, written as in a spec, under which the conformance kit runs the entry with toy resources. ``vllm``: what
-    vLLM's ``speculative_config`` calls it.
+    ``factory``: ``module:Class``, imported on first use; empty if nothing drafts. It is called with `Resources` and, if
+    the strategy has ``options`` of its own, an instance of that class. ``k``: its default budget; ``policy``: its
+    default policy; ``rules``: the accept rules that can judge its drafts, its default first. ``exactness``: what that
+    rule guarantees on a runner that can give it. ``when`` ends the sentence "use it where". ``toys``: settings, written
+    as in a spec, with which the conformance kit runs the entry on toy resources. ``vllm``: its names in vLLM's
+    ``speculative_config``.
 
-    ``replayable``: what it proposes follows from the committed text alone and costs little, as `Arm` says. ``arm``: of
-    each family the strategy of the highest number that works for a target is one that ``auto`` chooses from; 0: only
-    if it is named. ``routes``: has no drafter of its own, but chooses among those of its option ``of``. ``selects``:
-    fills canvases, as its ``options`` say. ``beside``: drafts on threads that the target spares; ``auto`` leaves it out
-    where there are none. ``fills``: drafts on masked places of the target, which must fill them.
+    ``replayable``: its proposals follow from the committed text alone and cost little; see `Arm`. ``arm``: ``auto``
+    chooses from the usable strategy with the highest number in each family; 0: only if it is named. ``routes``: it has
+    no drafter of its own, but chooses among those of its option ``of``. ``selects``: it fills canvases, as its
+    ``options`` say. ``beside``: it drafts on threads that the target spares; ``auto`` leaves it out if there are none.
+    ``fills``: it drafts on masked places of the target, which must be able to fill them.
     """
 
     name: str
@@ -99,7 +99,7 @@ class StrategyEntry:
 
     @property
     def parameters(self) -> Mapping[str, Option]:
-        """All that a user can set, by name: the drafter's own options, then those of policy and accept rule."""
+        """All parameters by name: the drafter's own options, then those of policy and accept rule."""
         if self.routes:
             return {**options_of(self.options), **accept_rules.parameters(self.rules)}
         if not self.factory:

@@ -1,6 +1,6 @@
-"""Import what a strategy names as ``package.module:NAME``: a drafter, a budget policy or an accept rule.
+"""Imports a drafter, a budget policy or an accept rule that a strategy names as ``package.module:NAME``.
 
-A name that is not installed is looked for in the current folder. A request to a server can't import anything.
+A module that is not installed is looked for in the current folder. A request to a server can't import anything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RULE = ("exactness", "kinds", "matches", "accept")
 
 
 def load(path: str) -> object:
-    """Import what ``package.module:NAME`` names. Raises UsageError where there is no such thing."""
+    """Import the object that ``package.module:NAME`` names. Raises UsageError if there is none."""
     module_name, _, attribute = path.partition(":")
     if not all(map(str.isidentifier, module_name.split("."))):
         raise UsageError(f"strategy {path}: {module_name!r} is no name of a module; write package.module:Class")
@@ -37,16 +37,16 @@ def load(path: str) -> object:
 def policy(path: str, budget: int, cost: Cost) -> Policy:
     """Make the budget policy of class ``path``, which is called with ``budget`` and ``cost``.
 
-    Raises UsageError for a class that is none.
+    Raises UsageError if the class is not a policy.
     """
     made = _called(path, "budget policy", _POLICY, budget, cost)
     return cast(Policy, made)
 
 
 def rule(path: str) -> AcceptRule:
-    """Make the accept rule of class ``path``, which is called without arguments, or take the one that ``path`` names.
+    """Make the accept rule of class ``path``, which is called without arguments, or take the rule that ``path`` names.
 
-    Raises UsageError for anything else, and for a rule of several kinds of drafts.
+    Raises UsageError for anything else, and for a rule that judges several kinds of drafts.
     """
     made = cast(AcceptRule, _called(path, "accept rule", _RULE))
     if len(made.kinds) != 1:
@@ -70,7 +70,7 @@ def _called(path: str, purpose: str, names: tuple[str, ...], *arguments: object)
 
 
 def _imported(name: str) -> ModuleType:
-    """The module; one that is not installed is looked for in the current folder, where an installed command doesn't."""
+    """Import a module, also from the current folder, which an installed command does not search."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

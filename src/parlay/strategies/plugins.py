@@ -1,9 +1,9 @@
-"""Drafters from elsewhere: entry points of the group `GROUP`, or ``package.module:Class`` on the command line.
+"""Drafters of third parties: entry points of the group `GROUP`, or ``package.module:Class`` on the command line.
 
-What such a class offers: the `Drafter` protocol; a constructor ``(resources)``, or ``(resources, options: MyOptions)``
+Such a class must have: the `Drafter` protocol; a constructor ``(resources)``, or ``(resources, options: MyOptions)``
 where ``MyOptions`` is a frozen dataclass derived from `parlay.options.Options`, whose fields become the strategy's
-parameters; a docstring, whose first line is its summary. A `StrategyEntry` can be named in its place, to say more.
-It is imported when it is named.
+parameters; and a docstring, whose first line is its summary. A `StrategyEntry` may be named instead, to say more. It is
+imported when it is named.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PROTOCOL = ("needs", "propose", "observe", "release")
 
 
 def installed() -> dict[str, EntryPoint]:
-    """Entry points by name; none of them is loaded by this."""
+    """Entry points by name, without loading them."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def from_entry_point(point: EntryPoint) -> StrategyEntry:
-    """The entry that an installed package offers under ``point.name``."""
+    """The entry that an installed package offers as ``point.name``."""
     return replace(from_path(point.value), name=point.name)
 
 
@@ -64,7 +64,7 @@ def _described(path: str, found: type) -> StrategyEntry:
 
 
 def _options(path: str, found: type) -> type[Options]:
-    """The class of the constructor's second argument, ``options``; without one the drafter has no options."""
+    """The class of the constructor's second argument, ``options``; `Options` if there is none."""
     _, *others = inspect.signature(found).parameters or ("",)
     if not others:
         return Options

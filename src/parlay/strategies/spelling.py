@@ -1,6 +1,6 @@
 """Strategies as text: ``NAME[:key=value,...]``, and ``NAME(key=value,...)`` inside another one.
 
-This is the one place that reads such a text. Lists are joined by ``+``.
+Only this module reads such texts. Lists are joined by ``+``.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from parlay.strategies.catalogue import find
 from parlay.strategies.entry import EFFORT, POLICY
 
 DEPTH = 8
-"""How deep strategies may stand inside one another."""
+"""How deep strategies may be nested."""
 _TOO_DEEP = f"more than {DEPTH} strategies stand inside one another"
 _SHOWN = 200
-"""Characters of a text that its error repeats."""
+"""The most characters of a text that its error repeats."""
 _WHOLE = (POLICY, accept_rules.RULE)
-"""Options of a whole strategy, which strategies inside it do not have."""
+"""Options of a whole strategy, which nested strategies do not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class StrategySpec:
     """A strategy as it was asked for; `parse` makes it.
 
-    ``parameters`` are those that differ from their defaults, sorted, so that equal specs mean equal strategies.
-    ``members`` are the strategies that stand directly inside it.
+    ``parameters``: those that differ from their defaults, sorted, so that equal specs mean equal strategies.
+    ``members``: the strategies directly inside it.
     """
 
     name: str
@@ -48,12 +48,12 @@ class StrategySpec:
 
     @property
     def settings(self) -> dict[str, Value]:
-        """Every parameter of the strategy, defaults filled in."""
+        """All parameters of the strategy, with defaults filled in."""
         parameters = catalogue.find(self.name).parameters
         return {key: option.default for key, option in parameters.items()} | dict(self.parameters)
 
     def changed(self, **values: Value) -> StrategySpec:
-        """The same strategy with other values for some parameters; none of them may name a strategy."""
+        """The strategy with other values for some parameters, which must not name strategies."""
         parameters = catalogue.find(self.name).parameters
         merged = {**dict(self.parameters), **values}
         unusual = {key: value for key, value in merged.items() if value != parameters[key].default}
@@ -65,7 +65,7 @@ def _spell(value: Value) -> str:
 
 
 def parse(text: str) -> StrategySpec:
-    """Reads ``NAME[:key=value,...]``. Raises UsageError, which says what is wrong and what would be right."""
+    """Read ``NAME[:key=value,...]``. Raises UsageError that says what is wrong and what would be right."""
     complaint = _complaint(text)
     if complaint:
         raise UsageError(f"strategy {' '.join(text.split()):.{_SHOWN}}: {complaint}")
@@ -78,7 +78,7 @@ def name_of(text: str) -> str:
 
 
 def _read(text: str, depth: int = 1) -> StrategySpec:
-    """``depth`` counts from 1, which is the whole strategy."""
+    """Read a strategy. ``depth``: 1 for the whole strategy, 2 for its members and so on."""
     name, rest = _head(text.strip())
     if depth > DEPTH:
         raise UsageError(f"strategy {name}: {_TOO_DEEP}")
@@ -96,7 +96,7 @@ def _read(text: str, depth: int = 1) -> StrategySpec:
 
 
 def _given(name: str, rest: str, parameters: Mapping[str, Option], *, inside: bool) -> dict[str, str]:
-    """The settings as text, by key."""
+    """The settings as texts by key."""
     given: dict[str, str] = {}
     for part in split(rest, ","):
         key, equals, value = (word.strip() for word in part.partition("="))
@@ -114,7 +114,7 @@ def _given(name: str, rest: str, parameters: Mapping[str, Option], *, inside: bo
 
 
 def _head(text: str) -> tuple[str, str]:
-    """Name and settings."""
+    """The name and the settings of a strategy's text."""
     called = _call(text)
     if called is not None:
         return called
@@ -126,7 +126,7 @@ def _head(text: str) -> tuple[str, str]:
 
 
 def _call(text: str) -> tuple[str, str] | None:
-    """Name and settings of ``NAME(settings)``; None for a text of another form."""
+    """The name and the settings of ``NAME(settings)``; None if the text has another form."""
     name, bracket, rest = text.partition("(")
     if not bracket or "=" in name or not rest.endswith(")") or _complaint(rest[:-1]):
         return None
@@ -134,7 +134,7 @@ def _call(text: str) -> tuple[str, str] | None:
 
 
 def _complaint(text: str) -> str | None:
-    """Say what is wrong with the parentheses of ``text``, if anything."""
+    """An error about the parentheses of ``text``, if they do not match."""
     depth = 0
     for character in text:
         depth += (character == "(") - (character == ")")
@@ -149,7 +149,7 @@ _FOR_WHOM = "is for strategies that choose among drafters, as auto does"
 
 
 def with_effort(spec: StrategySpec, effort: str) -> StrategySpec:
-    """The same strategy with this effort. Raises UsageError where it has none, or another one already."""
+    """The strategy with this effort. Raises UsageError if it has no such option, or another effort already."""
     if not find(spec.name).routes:
         raise UsageError(f"--effort {effort} {_FOR_WHOM}: strategy {spec} does not")
     given = dict(spec.parameters).get(EFFORT, effort)
@@ -159,9 +159,9 @@ def with_effort(spec: StrategySpec, effort: str) -> StrategySpec:
 
 
 def all_with_effort(strategies: Sequence[str], effort: str) -> tuple[str, ...]:
-    """The same strategies, those that choose among drafters with this effort.
+    """The strategies, with this effort for those that choose among drafters.
 
-    Raises UsageError where there is none, or one has another effort already.
+    Raises UsageError if none of them does, or one has another effort already.
     """
     specs = [parse(each) for each in strategies]
     if not any(find(spec.name).routes for spec in specs):

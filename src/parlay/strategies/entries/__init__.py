@@ -1,1 +1,1 @@
-"""The entries of the catalogue, a module for each family of strategies. Nothing heavy is imported here."""
+"""The entries of the catalogue, one module per family of strategies. They import no heavy modules."""

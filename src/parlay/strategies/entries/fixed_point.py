@@ -1,4 +1,4 @@
-"""Plain decoding, and strategies that guess tokens and correct them until they stand."""
+"""Plain decoding, and strategies that guess tokens and correct them until they no longer change."""
 
 from __future__ import annotations
 
