@@ -1,1 +1,1 @@
-"""From logits to tokens: noise, processors, the sampler, accept rules. Pure functions."""
+"""Turns logits into tokens: noise, processors, the sampler, accept rules. All are pure functions."""

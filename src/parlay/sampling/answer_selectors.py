@@ -1,6 +1,7 @@
-"""Selectors of models that write an answer in one pass: CTC's frames, and paths through DA-Transformer's graph.
+"""Selectors for models that write an answer in one pass: CTC frames, and paths through DA-Transformer's graph.
 
-All decide in one step. Suffixes: P places, C places of a batch's canvases, J distances, V the vocabulary, B answers.
+All of them decide in one step. Suffixes: P places, C places of a batch's canvases, J distances, V the vocabulary, B
+answers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from parlay.types.model_forms import link_size
 def jumps(scores_BCJ: Tensor, vertices_B: Tensor) -> Tensor:
     """Log-probability ``[B, C, C]`` of going from a vertex (row) to another, from scores of distances 0 to J - 1.
 
-    Each vertex but the last of an answer's ``vertices_B`` goes to a later one of them. Other entries are -inf.
+    Of an answer's ``vertices_B`` vertices, each but the last goes to a later one. Other entries are -inf.
     """
     count, distances = scores_BCJ.shape[1:]
     place = torch.arange(count, device=scores_BCJ.device)
@@ -37,15 +38,15 @@ def ways_on(numbers_BCJ: Tensor, vertices_B: Tensor, heads: int) -> Tensor:
 
 
 _TURN = 100.0
-"""The slowest of the rotations that tell a link how far it goes takes so many vertices, to the power of almost 1."""
+"""Wavelength, in vertices, that the slowest rotation of positions approaches."""
 
 
 def links(numbers_BCJ: Tensor, vertices_B: Tensor, heads: int) -> Tensor:
-    """Log-probability ``[B, C, C]`` of going from a vertex (row) to another, by attention from that to all later ones.
+    """Log-probability ``[B, C, C]`` of going from a vertex (row) to another, by attention to all later vertices.
 
-    Of its numbers each vertex has a weight, a query and a key for every head. The probability is the sum over heads,
-    of the softmax of their weights times that of their products (Huang et al. 2022, arXiv:2205.07459). Queries and keys
-    are rotated by their places, where the paper adds embeddings of them. -inf as in `jumps`.
+    The numbers of a vertex are a weight, a query and a key for each head. The probability is the sum over heads of the
+    softmax of weights times the softmax of products of query and key (Huang et al. 2022, arXiv:2205.07459). Queries and
+    keys are rotated by their places; the paper adds position embeddings instead. Other entries are -inf as in `jumps`.
     """
     size = link_size(numbers_BCJ.shape[2], heads)
     sizes = [heads, heads * size, heads * size]
@@ -67,11 +68,11 @@ def links(numbers_BCJ: Tensor, vertices_B: Tensor, heads: int) -> Tensor:
 
 
 _NEVER = -1e30
-"""A log-probability whose gradient is 0 where all are alike, which that of -inf is not."""
+"""A log-probability that stands for -inf. If all entries are equal to it, the gradient is 0, not NaN."""
 
 
 def _rotated(states_BCDS: Tensor, place_C: Tensor) -> Tensor:
-    """Turn pairs of numbers by angles that grow with the place, ``[B, D, C, S]``."""
+    """Rotate pairs of numbers by angles that grow with the place, ``[B, D, C, S]``."""
     half = states_BCDS.shape[-1] // 2
     rates_S = _TURN ** -(torch.arange(half, dtype=states_BCDS.dtype, device=states_BCDS.device) / half)
     angles_CS = place_C[:, None].to(states_BCDS.dtype) * rates_S
@@ -82,7 +83,7 @@ def _rotated(states_BCDS: Tensor, place_C: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class CtcFrames:
-    """The sampler's token in each frame; the greedy text is the likeliest alignment's (Graves et al. 2006)."""
+    """Decides each frame by the sampler's token; greedy, this is the likeliest alignment (Graves et al. 2006)."""
 
     exactness = Exactness.LOSSY
     revokes = False
@@ -92,7 +93,7 @@ class CtcFrames:
 
 
 class _Path:
-    """Decides the vertices of one path of each graph; the sampler's tokens stand there."""
+    """Decides the vertices of one path through each graph, with the sampler's tokens."""
 
     exactness = Exactness.LOSSY
     revokes = False
@@ -109,15 +110,15 @@ class _Path:
         return Fill(tuple([guess.places[at] for at in path]), tuple([guess.tokens[at] for at in path]))
 
     def path(self, jumps_PP: Tensor, tokens_P: Tensor) -> list[int]:
-        """The vertices of a path from the first to the last.
+        """The vertices of a path from the first vertex to the last.
 
-        ``tokens_P`` is the log-probability of each vertex's likeliest token.
+        ``tokens_P``: the log-probability of each vertex's likeliest token.
         """
         raise NotImplementedError
 
 
 def _followed(next_P: Tensor) -> list[int]:
-    """The path from vertex 0 on along the next vertex of each."""
+    """The path from vertex 0 that follows each vertex's next one."""
     path, last = [0], len(next_P) - 1
     while path[-1] < last:
         path.append(int(next_P[path[-1]]))
@@ -126,7 +127,7 @@ def _followed(next_P: Tensor) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class GreedyPath(_Path):
-    """From each vertex to the likeliest next one (Huang et al. 2022, arXiv:2205.07459)."""
+    """Goes from each vertex to the likeliest next one (Huang et al. 2022, arXiv:2205.07459)."""
 
     def path(self, jumps_PP: Tensor, tokens_P: Tensor) -> list[int]:
         return _followed(jumps_PP.argmax(-1))
@@ -134,9 +135,9 @@ class GreedyPath(_Path):
 
 @dataclass(frozen=True, slots=True)
 class Lookahead(_Path):
-    """From each vertex to that for which the way there and its likeliest token are likeliest together.
+    """Goes from each vertex to the next one with the highest joint probability of link and likeliest token.
 
-    Log-probabilities of tokens count ``beta`` times (Huang et al. 2022, arXiv:2205.07459).
+    Log-probabilities of tokens are multiplied by ``beta`` (Huang et al. 2022, arXiv:2205.07459).
     """
 
     beta: float = 1.0
@@ -147,9 +148,9 @@ class Lookahead(_Path):
 
 @dataclass(frozen=True, slots=True)
 class Viterbi(_Path):
-    """The path whose ways and likeliest tokens are likeliest together, over its vertices to the power of ``penalty``.
+    """Finds the path with the highest log-probability of links and likeliest tokens over its length to the ``penalty``.
 
-    Shao et al. 2022, arXiv:2210.05193. With a penalty of 0 short answers win, with more longer ones do.
+    Shao et al. 2022, arXiv:2210.05193. With a penalty of 0 short answers win; higher ones favour longer answers.
     """
 
     penalty: float = 1.0

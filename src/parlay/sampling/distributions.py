@@ -1,4 +1,4 @@
-"""Distributions of the next token, for rules and drafters that compare or draw, and log-probabilities for users."""
+"""Next-token distributions, for rules and drafters that compare or draw, and log-probabilities for users."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parlay.sampling.processors import process
 from parlay.types import SequenceView, TokenLogprobs
 
 Vector: TypeAlias = "np.ndarray[Any, Any]"
-"""``[V]`` probabilities or weights: float64, or `fractions.Fraction` in tests that enumerate every outcome."""
+"""``[V]`` probabilities or weights: float64, or `fractions.Fraction` in tests that enumerate all outcomes."""
 
 
 def distribution(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> Tensor:
@@ -31,26 +31,26 @@ def distribution(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> T
 
 
 def soft_distribution(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> Tensor:
-    """Like `distribution`, but for greedy requests too the softmax of the processed logits."""
+    """Like `distribution`, but also for greedy requests the softmax of the processed logits."""
     return process(logits_V, view, path).double().softmax(-1)
 
 
 def pick(weights: Vector, uniform: float) -> int:
-    """The token at which the running sum of weights, by id, passes the share ``uniform`` of the total.
+    """The token at which the running sum of weights, by id, exceeds the share ``uniform`` of their total.
 
-    Never a token without weight. At least one token must have some.
+    It never has weight 0. At least one weight must be positive.
     """
     reached = weights.cumsum()
     place = int(reached.searchsorted(uniform * reached[-1], side="right"))
     if place < len(weights):
         return place
-    return int(np.flatnonzero(weights)[-1])  # rounding made the product the total
+    return int(np.flatnonzero(weights)[-1])  # rounding made the product equal to the total
 
 
 def token_logprobs(logits_V: Tensor, token: int, top: int) -> TokenLogprobs:
     """Log-probability and rank of ``token``, and the ``top`` most likely tokens. Ties rank by id, lowest first.
 
-    It is the natural logarithm of the softmax, in float32.
+    Log-probabilities are natural logarithms of the softmax, in float32.
     """
     logprobs_V = torch.log_softmax(logits_V, -1, dtype=torch.float32)
     logit = logits_V[token]
@@ -61,16 +61,16 @@ def token_logprobs(logits_V: Tensor, token: int, top: int) -> TokenLogprobs:
 
 
 def prompt_token_logprobs(logits_RV: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
-    """`token_logprobs` of prompt tokens: row r, at the token before, predicts ``tokens[r]``."""
+    """`token_logprobs` of prompt tokens: row r, of the token before, predicts ``tokens[r]``."""
     return [token_logprobs(row_V, token, top) for row_V, token in zip(logits_RV, tokens, strict=True)]
 
 
 def row_logprobs(
     logits_RV: Tensor, view: SequenceView, paths: Sequence[Sequence[int]], tokens: Sequence[int], top: int
 ) -> list[TokenLogprobs]:
-    """`token_logprobs` of tokens that were chosen: row r follows ``view.tokens`` and then ``paths[r]``.
+    """`token_logprobs` of chosen tokens: row r follows ``view.tokens`` and then ``paths[r]``.
 
-    They are those of the raw logits or, if the request says so, of the processed ones.
+    They come from the raw logits or, if the request says so, from the processed ones.
     """
     if view.request.params.logprobs_mode == "processed":
         rows = [process(row_V, view, path) for row_V, path in zip(logits_RV, paths, strict=True)]

@@ -1,7 +1,7 @@
-"""The walk of the shared noise on the device that has the logits: one launch, two transfers a step.
+"""The shared-noise accept rule on the device that has the logits: one kernel launch and two transfers per step.
 
-Token ids and trees go there, accepted paths and next tokens come back; logits stay. Requests with penalties, biases,
-masks, typical-p or processors of their own, and rows that the kernel is not sure of, are left to the sampler.
+Token ids and trees are sent there; accepted paths and next tokens come back; logits stay. The sampler handles requests
+with penalties, biases, masks, typical-p or processors, and rows that the kernel is not sure of.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from parlay.types.requests import FixedText
 _log = logging.getLogger(__name__)
 
 _FIELDS = 9
-"""Numbers of a sequence: its root's row, how many nodes its tree has, where this and the streams of noise by depth
-begin, whether it is greedy, top-k, and as bits of float64 temperature, top-p and the logarithm of min-p."""
+"""Numbers per sequence: its root's row, the number of nodes in its tree, where the tree and its streams of noise by
+depth begin, whether it is greedy, top-k, and, as bits of float64, temperature, top-p and the logarithm of min-p."""
 _BLOCK = 1024
 _TRIED = (
     SamplingParams(temperature=0),
@@ -36,19 +36,19 @@ _TRIED = (
 
 
 def runs_on(logits_RV: Tensor) -> bool:
-    """Whether walks over such logits are taken here."""
+    """Whether the kernel can read such logits, on their device."""
     return triton_here.asked_for(logits_RV.device) and logits_RV.dtype == torch.float32 and _works(logits_RV.device)
 
 
 def takes(view: SequenceView) -> bool:
-    """Whether the kernel knows all that happens to this request's logits."""
+    """Whether the kernel can do everything that this request does to logits."""
     return view.request.params.typical_p == 1 and not edits(view, ())
 
 
 def follow(
     views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
 ) -> list[Verdict | None]:
-    """Find the verdicts of sequences that `takes` holds for; None where the sampler must decide."""
+    """The verdicts of sequences for which `takes` is true; None where the sampler must decide."""
     from parlay.sampling import walk_kernels  # here, because it needs Triton
 
     numbers, room = _numbers(views, drafts, roots)
@@ -60,7 +60,7 @@ def follow(
 
 
 def _numbers(views: Sequence[SequenceView], drafts: Sequence[Draft], roots: Sequence[int]) -> tuple[list[int], int]:
-    """All that the kernel reads besides logits, and how many tokens a walk may choose."""
+    """Everything that the kernel reads besides logits, and the most tokens that a path may have."""
     fields, rest = list[int](), list[int]()
     most, behind = 1, _FIELDS * len(views)
     for view, draft, root in zip(views, drafts, roots, strict=True):
@@ -79,25 +79,25 @@ def _numbers(views: Sequence[SequenceView], drafts: Sequence[Draft], roots: Sequ
 
 
 def _verdict(line: np.ndarray[tuple[int], np.dtype[np.int64]], room: int) -> Verdict | None:
-    """The kernel's output for one sequence."""
+    """The verdict in the kernel's output for one sequence."""
     unsure, count, *found = line.tolist()
     tokens, nodes = found[:count], found[room : room + count - 1]
     return None if unsure else Verdict(tuple(nodes), tuple(tokens))
 
 
 def _send(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """Bring whole numbers to the device, in one transfer."""
+    """Copy integers to the device in one transfer."""
     return torch.tensor(numbers, dtype=torch.int64).to(device)
 
 
 def _fetch(out: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Bring ``out`` ``[n]`` from the device, in one transfer."""
+    """Copy ``out`` ``[n]`` from the device in one transfer."""
     return out.cpu().numpy()
 
 
 @lru_cache
 def _works(device: torch.device) -> bool:
-    """Whether the kernel compiles, and draws a few tokens as the sampler does. If not, one line says why."""
+    """Whether the kernel compiles, and draws a few tokens as the sampler does. If not, the log says why."""
     logits_RV = torch.randn(len(_TRIED), 2 * _BLOCK, generator=torch.Generator().manual_seed(0)).mul_(3).to(device)
     requests = [Request(id="trial", prompt=(1,), params=params, key=NoiseKey(7)) for params in _TRIED]
     views = [FixedText(0, request, request.prompt, 1) for request in requests]

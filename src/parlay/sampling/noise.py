@@ -1,11 +1,11 @@
-"""Counter-based Gumbel noise: what is added to a token's score, as a pure function of key, position and token id.
+"""Counter-based Gumbel noise: a pure function of key, position and token id, which is added to token scores.
 
 ``argmax(logits + gumbel)`` is a draw from ``softmax(logits)``. The noise depends on nothing else, so every way of
-decoding that looks at the same logits draws the same token.
+decoding that sees the same logits draws the same token.
 
 The SplitMix64 generator (Steele, Lea, Flood 2014) gives the bits. Its state is the `stream` of seed, sample index and
-position, and output number ``t`` of it belongs to token ``t``. The integers are equal on every device. The two
-logarithms differ by at most one unit in the last place of float64: devices may disagree in about one draw of 1e13.
+position, and its output number ``t`` belongs to token ``t``. The integers are equal on every device. The two logarithms
+may differ by one unit in the last place of float64: devices may disagree in about one draw of 1e13.
 
 Suffixes: S streams, N ids, R rows, C candidates of a row, V the vocabulary.
 """
@@ -33,14 +33,14 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
 
-_WHOLE_ROW = 1 << 13  # up to this vocabulary size all noise is computed; above it, only what can matter
-_RUN = 1 << 15  # noise bits computed at a time
-_NEAR = 128  # logits whose noise is computed first
+_WHOLE_ROW = 1 << 13  # up to this vocabulary size, all noise is computed; above it, only noise that can matter
+_RUN = 1 << 15  # how many noise bits are computed at a time
+_NEAR = 128  # how many of the largest logits get their noise first
 _MAX_GUMBEL = 53 * math.log(2) + 1e-9
 
 
 class Purpose(enum.IntEnum):
-    """The use of a random number. Each purpose has its own streams, so that no outcome depends on another."""
+    """The use of a random number. Each purpose has streams of its own, so that no outcome depends on another."""
 
     SHARED = 0
     """The Gumbel noise of plain decoding, which target and drafters share."""
@@ -53,7 +53,7 @@ class Purpose(enum.IntEnum):
     ORDER = 4
     """The place of a canvas that is decided next."""
     NOISE = 5
-    """What an open place of a canvas reads, where there is no mask."""
+    """The tokens that open places of a canvas read, for models without a mask."""
 
 
 def mix(value: int) -> int:
@@ -67,7 +67,7 @@ def mix(value: int) -> int:
 def stream(key: NoiseKey, position: int, purpose: int = Purpose.SHARED, *draw: int) -> int:
     """The 64-bit generator state for an absolute position.
 
-    Purposes other than the shared one add the ``draw``: the step (the length of the text before it) and the number of
+    For purposes other than the shared one, ``draw`` adds the step (the length of the text before it) and the number of
     the draw within the step. A rejected position is drafted again in a later step. If that step drew the same numbers
     again, its outcome would depend on the earlier verdict, and the text would have another distribution.
     """
@@ -78,7 +78,7 @@ def stream(key: NoiseKey, position: int, purpose: int = Purpose.SHARED, *draw: i
 
 
 def bits(streams: Sequence[int], ids: Tensor) -> Tensor:
-    """The outputs of each stream that belong to ``ids``: ``[S, N]`` int64, the bit patterns of unsigned values.
+    """Outputs of each stream for ``ids``: ``[S, N]`` int64, the bit patterns of unsigned values.
 
     ``ids`` is ``[S, N]``, or ``[N]`` for the same ids in all streams.
     """
@@ -110,7 +110,7 @@ def _signed_hash(z_SN: Tensor) -> Tensor:
 
 
 def _signed(value: int) -> int:
-    """The int64 that has the bits of this unsigned 64-bit integer."""
+    """The int64 with the bits of this unsigned 64-bit integer."""
     value &= _MASK
     return value - (1 << 64) if value >> 63 else value
 
@@ -151,9 +151,9 @@ def draw(logits_RV: Tensor, streams: Sequence[int]) -> list[int]:
 
 
 def best(logits_RV: Tensor, streams: Sequence[int], count: int) -> list[list[int]]:
-    """Per row the ``count`` tokens of largest ``float64(logits) + noise``, the largest first; what is -inf is left out.
+    """For each row, the ``count`` tokens with the largest ``float64(logits) + noise``, largest first, without -inf.
 
-    The first is what `draw` gives. Rows are as for `draw`.
+    The first is the one that `draw` returns. Rows are as for `draw`.
     """
     size = logits_RV.shape[-1]
     if logits_RV.is_cpu and (size > _WHOLE_ROW or compiled() is not None):
@@ -162,26 +162,26 @@ def best(logits_RV: Tensor, streams: Sequence[int], count: int) -> list[list[int
 
 
 def _best_of_rows(logits_RV: Tensor, streams: Sequence[int], count: int) -> list[list[int]]:
-    """`best` by the noise of all tokens."""
+    """`best`, computed from the noise of all tokens."""
     ids = torch.arange(logits_RV.shape[-1], device=logits_RV.device)
     scores_RV = gumbel(bits(streams, ids)).add_(logits_RV)
     return [select.leading_finite(scores_V, count) for scores_V in scores_RV]
 
 
 def draw_among(logits_V: Tensor, ids_N: Tensor, state: int) -> int:
-    """One of the rising ``ids_N``: the token that `draw` would choose if all others were -inf."""
+    """One of the rising ``ids_N``: the token that `draw` would return if all other logits were -inf."""
     return _best(logits_V, ids_N, bits([state], ids_N)[0])[1]
 
 
 def draw_among_rows(logits_RV: Tensor, ids_RC: Tensor, stay_RC: Tensor, streams: Sequence[int]) -> list[int]:
-    """`draw_among` for several rows, each among those of its rising ids that stay."""
+    """`draw_among` for several rows, each among those of its rising ids that ``stay_RC`` marks."""
     scores_RC = gumbel(bits(streams, ids_RC)).add_(logits_RV.gather(1, ids_RC))
     places_R = select.argmax(scores_RC.masked_fill_(~stay_RC, -torch.inf))[1]
     return ids_RC.gather(1, places_R[:, None])[:, 0].tolist()
 
 
 def _best_of_row(logits_V: Tensor, state: int, count: int) -> list[int]:
-    """`best` for one row. The compiled library finds it, unless scores are too near for its logarithms."""
+    """`best` for one row, by the compiled library unless scores are too close for its logarithms."""
     core = compiled()
     plain = logits_V.dtype == torch.float32 and logits_V.is_contiguous()
     if core is not None and count <= structs.MOST_BEST and plain:
@@ -195,13 +195,13 @@ def _best_of_row(logits_V: Tensor, state: int, count: int) -> list[int]:
 
 
 def compiled() -> structs.Core | None:
-    """The compiled library, or None where torch has to do."""
+    """The compiled library, or None if it is not available."""
     return _loaded(os.environ.get(library.SWITCH))
 
 
 @lru_cache
 def _loaded(_switch: str | None) -> structs.Core | None:
-    """Looked for once for each value of the switch."""
+    """Load the library, once for each value of the switch."""
     try:
         return library.load()
     except library.NotLoaded:
@@ -211,7 +211,7 @@ def _loaded(_switch: str | None) -> structs.Core | None:
 def _best_by_bound(logits_V: Tensor, state: int, count: int) -> list[int]:
     """`best` for one row, with few logarithms.
 
-    A token below the best logits can only win with much noise, and the bits alone show whether it has that much.
+    A token below the best logits can only win with large noise, and the bits alone tell whether its noise is large.
     """
     maxima_B = select.block_maxima(logits_V[None])[0]
     bound = max(
@@ -230,7 +230,10 @@ def _best_by_bound(logits_V: Tensor, state: int, count: int) -> list[int]:
 
 
 def _noisy(state: int, size: int, floor: int) -> tuple[Tensor, Tensor]:
-    """Ids whose bits reach ``floor``, rising, and their bits, ``[N]`` each. Hashed in runs that fit the CPU's cache."""
+    """Ids whose bits reach ``floor``, rising, and their bits, ``[N]`` each.
+
+    Hashed in runs that fit into the CPU's cache.
+    """
     ids, found = [], []
     run = torch.arange(min(_RUN, size))
     for start in range(0, size, _RUN):
@@ -248,6 +251,6 @@ def _best(logits_V: Tensor, ids_N: Tensor, bits_N: Tensor) -> tuple[float, int]:
 
 
 def _bits_of(noise: float) -> int:
-    """Noise whose signed bits are lower is certainly less than this, whatever the logarithms round to."""
+    """A threshold: noise with lower signed bits is certainly less than ``noise``, however logarithms are rounded."""
     cell = math.floor(math.exp(-math.exp(min(-noise, 100.0))) * 2.0**52) - 4
     return max(cell - (1 << 51), -(1 << 51)) << 12

@@ -1,8 +1,10 @@
-"""Edits of a row of logits before a token is drawn, in this order: repetition, presence and frequency penalties,
-logit bias, masks (allowed ids, stop ids before ``min_tokens``), custom processors, the request's constraint,
-temperature, truncation. The constraint comes after custom processors, so none of them can allow again what it forbids.
+"""Edits a row of logits before a token is drawn.
 
-A row follows a text: the view's tokens and then a path, the ids of drafted nodes. Everything works on a float32 copy.
+In this order: repetition, presence and frequency penalties, logit bias, masks (allowed ids, stop ids before
+``min_tokens``), custom processors, the request's constraint, temperature, truncation. The constraint comes after custom
+processors, so none of them can allow again what it forbids.
+
+A row follows a text: the view's tokens and then a path, the ids of drafted nodes. All edits are made on a float32 copy.
 A row that nothing changes is returned as it is.
 """
 
@@ -21,15 +23,15 @@ from parlay.sampling import truncation
 from parlay.types import Constraint, LogitsProcessor, ParlayError, SamplingParams, SequenceView, Tokenizer
 
 ALL_MASKED = "every token is masked"
-"""How the reason begins why a request ends whose own parameters leave no token."""
+"""The beginning of the error if a request's own parameters leave no token."""
 
 
 class BadWords:
-    """Masks the last token of each word where the output ends with the tokens before it.
+    """Masks the last token of each word where the output ends with the word's other tokens.
 
-    A word is its tokens, with and without a space before it; a text that spells it in other tokens is not seen, as in
-    vLLM. White space alone, such as a line break, is barred as it stands. ``prompt_length`` tokens come before the
-    output.
+    A word stands for its tokens, with and without a space before it; as in vLLM, the same text in other tokens is not
+    recognised. Whitespace alone, such as a line break, is barred as it is. The first ``prompt_length`` tokens are the
+    prompt.
     """
 
     def __init__(self, words: Sequence[str], tokenizer: Tokenizer, prompt_length: int) -> None:
@@ -52,7 +54,7 @@ class BadWords:
 
 
 def validate(params: SamplingParams, vocab_size: int) -> None:
-    """Raises ValueError if a parameter names a token that the vocabulary lacks, and for a bias that is no number."""
+    """Raises ValueError if a parameter names a token outside the vocabulary, and for a bias that is not a number."""
     named = {
         "logit_bias": params.logit_bias,
         "allowed_token_ids": params.allowed_token_ids,
@@ -63,14 +65,14 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
             token = next(token for token in ids if not 0 <= token < vocab_size)
             raise ValueError(f"{name} names token {token}, but this model's ids are 0 to {vocab_size - 1}")
     for token, bias in (params.logit_bias or {}).items():
-        if not isinstance(bias, Real) or not bias < math.inf:  # -inf bars a token
+        if not isinstance(bias, Real) or not bias < math.inf:  # -inf is allowed: it bars the token
             raise ValueError(f"logit_bias of token {token} is {bias!r:.40}: give a number, 100 to have it in any case")
 
 
 def packed(ids: Sequence[int] | None) -> Sequence[int] | None:
-    """Ids as an array, of which the index for a row is made without reading one after another: they may be many.
+    """Ids as an array, from which the index for a row is made without reading them one by one.
 
-    Those that no vocabulary has stay as they are, for `validate`.
+    Ids that fit into no vocabulary stay as they are, for `validate`.
     """
     try:
         return None if ids is None else array("q", ids)
@@ -94,7 +96,7 @@ def edits(view: SequenceView, path: Sequence[int]) -> bool:
 
 
 def _stops_masked(view: SequenceView, path: Sequence[int]) -> bool:
-    """Whether ``min_tokens`` forbids the sample to end after ``path``."""
+    """Whether ``min_tokens`` forbids that the sample ends after ``path``."""
     request = view.request
     if request.params.min_tokens == 0 or not request.stop_ids:
         return False
@@ -105,7 +107,7 @@ def process(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> Tensor
     """The float32 logits ``[V]`` whose softmax the next token is drawn from. Tokens that can't be drawn have -inf.
 
     Greedy rows skip temperature and truncation, which do not move the maximum. Raises ParlayError if a custom processor
-    raises or returns another shape, and for a row that is NaN, infinite or masked altogether.
+    raises or returns another shape, and for a row that is NaN, infinite or completely masked.
     """
     params = view.request.params
     scores_V = temper(edit(on_float64_device(logits_V), view, path), params)
@@ -116,7 +118,7 @@ def process(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> Tensor
 
 
 def temper(scores_V: Tensor, params: SamplingParams) -> Tensor:
-    """Logits divided by temperature, in float32; greedy rows as they are. Raises ParlayError for an unusable row."""
+    """Logits divided by the temperature, in float32; greedy rows unchanged. Raises ParlayError for an unusable row."""
     if not params.greedy:
         scores_V = divide(scores_V[None].float(), [params.temperature])[0]
     complaint = unusable(scores_V.amax().item())
@@ -126,19 +128,19 @@ def temper(scores_V: Tensor, params: SamplingParams) -> Tensor:
 
 
 def divide(scores_RV: Tensor, temperatures: Sequence[float]) -> Tensor:
-    """Rows divided by their temperatures. By a tensor, because CUDA turns division by a number into multiplication."""
+    """Rows divided by their temperatures, as a tensor: CUDA would turn division by a number into multiplication."""
     if all(temperature == 1 for temperature in temperatures):
         return scores_RV
     return scores_RV / scores_RV.new_tensor(temperatures)[:, None]
 
 
 def on_float64_device(logits: Tensor) -> Tensor:
-    """``logits`` of any shape, moved off MPS: it has no float64, which noise and running sums need."""
+    """``logits`` of any shape, moved off MPS, which has no float64 for noise and running sums."""
     return logits.cpu() if logits.is_mps else logits
 
 
 def unusable(top: float) -> str | None:
-    """Why no token can be drawn from a row with this maximum, or None. (The maximum is NaN if any value is.)"""
+    """Why no token can be drawn from a row with this maximum; None if one can. (The maximum is NaN if any value is.)"""
     if math.isnan(top):
         return "logits are NaN: the model's weights or dtype are broken for this text"
     if top == torch.inf:
@@ -150,7 +152,7 @@ def unusable(top: float) -> str | None:
 
 
 def edit(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> Tensor:
-    """Penalties, bias, masks, custom processors and the constraint, on a float32 copy."""
+    """Apply penalties, bias, masks, custom processors and the constraint to a float32 copy."""
     if not edits(view, path):
         return logits_V
     params = view.request.params
@@ -171,7 +173,7 @@ def edit(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> Tensor:
 
 
 def _constrain(scores_V: Tensor, constraint: Constraint, view: SequenceView, path: Sequence[int]) -> Tensor:
-    """Mask what the constraint forbids. The view of a drafter may be shorter or longer than the committed text."""
+    """Mask tokens that the constraint forbids. A drafter's view may be shorter or longer than the committed text."""
     start = min(constraint.committed, len(view.tokens) - view.prompt_length)
     allowed_V = constraint.allowed(start, [*view.tokens[view.prompt_length + start :], *path])
     return scores_V if allowed_V is None else scores_V.masked_fill(~allowed_V.to(scores_V.device), -torch.inf)
@@ -181,7 +183,7 @@ def _penalise(scores_V: Tensor, params: SamplingParams, view: SequenceView, path
     if params.repetition_penalty != 1:
         seen = _ids({*view.tokens[view.request.source :], *path}, scores_V)
         scores = scores_V[seen]
-        penalty = float(params.repetition_penalty)  # torch takes no whole number of more than 64 bits
+        penalty = float(params.repetition_penalty)  # torch takes no integer of more than 64 bits
         scores_V[seen] = torch.where(scores > 0, scores / penalty, scores * penalty)
     if params.presence_penalty or params.frequency_penalty:
         counts = Counter([*view.tokens[view.prompt_length :], *path])
@@ -190,7 +192,7 @@ def _penalise(scores_V: Tensor, params: SamplingParams, view: SequenceView, path
 
 
 def _ids(tokens: Collection[int], scores_V: Tensor) -> Tensor:
-    """The tokens as an index ``[N]`` on the device of the scores."""
+    """The tokens as an index tensor ``[N]`` on the device of the scores."""
     if isinstance(tokens, array) and tokens:
         return torch.frombuffer(tokens, dtype=torch.int64).to(scores_V.device)
     return torch.tensor(list(tokens), dtype=torch.int64, device=scores_V.device)

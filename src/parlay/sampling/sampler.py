@@ -1,4 +1,4 @@
-"""The one sampler: a token as a pure function of a row of logits, the row's own path, and the request's key."""
+"""The one sampler: a token is a pure function of a row of logits, the row's own path, and the request's key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parlay.sampling import noise, select, truncation
 from parlay.sampling.processors import divide, edit, edits, on_float64_device, temper, unusable
 from parlay.types import Fault, ParlayError, SamplingParams, SequenceView
 
-_TRIES = 8  # tokens of which one mostly stays after top-p
+_TRIES = 8  # among so many best tokens, top-p mostly keeps one
 
 
 def sample(
@@ -25,9 +25,9 @@ def sample(
 ) -> list[int | Fault]:
     """One token per row: row r comes after the tokens of ``views[r]`` and then the token ids ``paths[r]``.
 
-    ``positions`` are the absolute positions of the tokens, which key their noise; None: right after the paths. Ties go
-    to the lowest id. A row that no token can be drawn from (NaN, everything masked, a processor that raises) gets a
-    Fault, and the other rows their tokens.
+    ``positions``: the absolute positions of the tokens, which key their noise; None: right after the paths. Ties go to
+    the lowest id. A row that no token can be drawn from (NaN, completely masked, a processor that raises) gets a Fault,
+    and the other rows get their tokens.
     """
     plain: list[int] = []
     tempered: dict[int, int] = {}  # rows and their streams
@@ -57,9 +57,10 @@ def sample(
 def ranked(
     logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], count: int
 ) -> list[tuple[int, ...]]:
-    """Per row up to ``count`` tokens, in the order in which `sample` prefers them, noise included; its choice first.
+    """For each row, up to ``count`` tokens in the order in which `sample` prefers them, noise included.
 
-    Fewer if fewer can be chosen at all, and none for a row that would be a Fault.
+    The first is the one that `sample` returns. There are fewer if fewer can be drawn, and none for a row that would be
+    a Fault.
     """
     if count == 1:
         return [() if isinstance(token, Fault) else (token,) for token in sample(logits_RV, views, paths)]
@@ -79,14 +80,14 @@ def ranked(
 
 
 def _in_one_order(params: SamplingParams) -> bool:
-    """Whether a token keeps its score when better ones are masked."""
+    """Whether a token's score stays the same when better tokens are masked."""
     return not params.logits_processors and (params.greedy or not truncation.truncates(params))
 
 
 def _by_score(
     logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], count: int
 ) -> list[list[int]]:
-    """`ranked` for rows that have one order."""
+    """`ranked` for rows whose scores do not depend on each other."""
     best: list[list[int]] = [[] for _ in views]
     sampled: list[tuple[int, Tensor]] = []
     for row, (view, path) in enumerate(zip(views, paths, strict=True)):
@@ -109,7 +110,10 @@ def _by_score(
 def _one_by_one(
     logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], count: int
 ) -> list[list[int]]:
-    """`ranked` by drawing ``count`` times. What is drawn is masked in ``logits_RV``, so that others move up."""
+    """`ranked` by drawing ``count`` times.
+
+    Each drawn token is masked in ``logits_RV``, so that the next one moves up.
+    """
     best: list[list[int]] = [[] for _ in views]
     for _ in range(count):
         for row, token in enumerate(sample(logits_RV, views, paths)):
@@ -120,24 +124,27 @@ def _one_by_one(
 
 
 def _leading(logits_RV: Tensor, count: int) -> list[list[int]]:
-    """The ids of each row's ``count`` largest logits, largest first, equal ones by rising id; none of a bad row."""
+    """Ids of each row's ``count`` largest logits, largest first, ties by rising id; empty for an unusable row."""
     ids_RC, sure_R = select.leading_rows(logits_RV, min(count, logits_RV.shape[-1]))
     best_RC, order_RC = logits_RV.gather(1, ids_RC).sort(dim=1, descending=True, stable=True)
     leading = ids_RC.gather(1, order_RC).tolist()
     for row, (top, sure) in enumerate(zip(best_RC[:, 0].tolist(), sure_R.tolist(), strict=True)):
-        if not (sure and math.isfinite(top)):  # equal logits compete, or the row is bad
+        if not (sure and math.isfinite(top)):  # equal logits compete for the last place, or the row is unusable
             usable = unusable(float(select.argmax(logits_RV[row, None])[0])) is None
             leading[row] = select.leading(logits_RV[row], count).tolist() if usable else []
     return leading
 
 
 def is_plain_greedy(view: SequenceView, path: Sequence[int]) -> bool:
-    """Whether the token with the largest raw logit is the one."""
+    """Whether the sampler returns the token with the largest raw logit."""
     return view.request.params.temperature == 0 and not edits(view, path)
 
 
 def all_plain_greedy(views: Sequence[SequenceView], paths: Sequence[Sequence[int]]) -> bool:
-    """`is_plain_greedy` of all rows; neighbours of one text are looked at once, unless it must not end early."""
+    """Whether `is_plain_greedy` holds for all rows.
+
+    Neighbouring rows of one text are checked once, unless ``min_tokens`` is set.
+    """
     before: SequenceView | None = None
     for view, path in zip(views, paths, strict=True):
         if view is not before or view.request.params.min_tokens:
@@ -148,26 +155,26 @@ def all_plain_greedy(views: Sequence[SequenceView], paths: Sequence[Sequence[int
 
 
 def goes_together(view: SequenceView, path: Sequence[int]) -> bool:
-    """Whether the row can be truncated together with others, which is cheaper than alone."""
+    """Whether the row can be truncated together with other rows, which is cheaper than alone."""
     return (
         truncation.goes_together(view.request.params) and view.request.params.temperature > 0 and not edits(view, path)
     )
 
 
 def greedy(logits_RV: Tensor) -> list[int | Fault]:
-    """The most likely token of each row, or what is wrong with it."""
+    """The most likely token of each row, or why it is unusable."""
     if (found := likeliest_in_one_pass(logits_RV)) is not None:
         return [*found]
     values_R, ids_R = select.argmax(logits_RV)
     values: list[float] = values_R.tolist()
     ids: list[int | Fault] = ids_R.tolist()
-    if math.isfinite(sum(values)):  # then all are; if the sum overflows, each is looked at
+    if math.isfinite(sum(values)):  # then all are finite; if only the sum overflows, each is checked
         return ids
     return [_or_fault(top, token) for top, token in zip(values, ids, strict=True)]
 
 
 def rows(logits_RV: Tensor, wanted: Sequence[int]) -> Tensor:
-    """The wanted rows in their order. Neighbours are not copied."""
+    """The wanted rows in their order. Consecutive rows are not copied."""
     first, count = wanted[0], len(wanted)
     if count == 1 or list(wanted) == list(range(first, first + count)):
         return logits_RV[first : first + count]
@@ -185,7 +192,7 @@ def _or_fault(top: float, token: int | Fault) -> int | Fault:
 
 
 def _tempered(logits_RV: Tensor, params: Sequence[SamplingParams], streams: Sequence[int]) -> list[int | Fault]:
-    """The tokens of rows that need only temperature, noise and perhaps truncation."""
+    """Tokens of rows that need only temperature, noise and perhaps truncation."""
     scores_RV = divide(logits_RV.float(), [own.temperature for own in params])
     tokens = [_or_fault(top, 0) for top in select.block_maxima(scores_RV).amax(-1).tolist()]
     good = [row for row, token in enumerate(tokens) if not isinstance(token, Fault)]
@@ -198,7 +205,7 @@ def _tempered(logits_RV: Tensor, params: Sequence[SamplingParams], streams: Sequ
 
 
 def _drawn(scores_RV: Tensor, params: SamplingParams, streams: Sequence[int]) -> list[int]:
-    """A token of each row. All have the same truncation."""
+    """A token for each row. All rows have the same truncation."""
     if not truncation.truncates(params):
         return noise.draw(scores_RV, streams)
     if params.top_k == 0 and scores_RV.is_cpu:
@@ -214,8 +221,8 @@ def _drawn(scores_RV: Tensor, params: SamplingParams, streams: Sequence[int]) ->
 def _by_top_p(scores_V: Tensor, params: SamplingParams, state: int) -> int:
     """The token of a row that only top-p truncates.
 
-    Of all tokens, noise included, the best that stays is the one. That is mostly the first, so no order of the row and
-    no other noise is needed.
+    It is the best token, noise included, that top-p keeps. This is usually the first, so neither the row's order nor
+    other noise is needed.
     """
     (leading,) = noise.best(scores_V[None], [state], _TRIES)
     token = truncation.first_kept(scores_V, leading, params.top_p)
@@ -223,7 +230,7 @@ def _by_top_p(scores_V: Tensor, params: SamplingParams, state: int) -> int:
 
 
 def _processed(logits_V: Tensor, view: SequenceView, path: Sequence[int], state: int) -> int | Fault:
-    """The token of a row that takes every step of `processors`, with the noise of a stream."""
+    """The token of a row that needs every step of `processors`, with the noise of a stream."""
     params = view.request.params
     try:
         edited_V = edit(logits_V, view, path)
@@ -240,7 +247,7 @@ def _processed(logits_V: Tensor, view: SequenceView, path: Sequence[int], state:
 
 
 def _stream(view: SequenceView, path: Sequence[int]) -> int:
-    """The noise of the position right after a path."""
+    """The noise stream of the position right after a path."""
     return noise.stream(view.request.key, len(view.tokens) + len(path))
 
 
@@ -248,10 +255,10 @@ def _stream(view: SequenceView, path: Sequence[int]) -> int:
 
 
 def draw_in_one_pass(logits_V: Tensor, params: SamplingParams, state: int) -> int | None:
-    """The token of a row of logits that no more is done to: temperature above 0, truncation, the noise of a stream.
+    """The token of a row of logits that needs only temperature (above 0), truncation and noise.
 
-    None where the library can't say, so that the steps one by one must decide: it isn't there, or does not read such a
-    row; something depends on how numbers are rounded; the request has typical-p; or no token can be drawn.
+    None if the library can't tell, so that the single steps must decide: it is not available or can't read the row; the
+    result depends on rounding; the request has typical-p; or no token can be drawn.
     """
     core = _reader(logits_V)
     if core is None or params.typical_p < 1:
@@ -265,10 +272,10 @@ def draw_in_one_pass(logits_V: Tensor, params: SamplingParams, state: int) -> in
 def leading_in_one_pass(
     logits_RV: Tensor, count: int, wanted: Sequence[int] | None = None, barred: Sequence[int] = ()
 ) -> list[list[tuple[int, float]]] | None:
-    """The tokens of each row's ``count`` largest logits, largest first, equal ones by rising id; none of a bad row.
+    """Each row's tokens with the ``count`` largest logits, largest first, ties by rising id; empty for an unusable row.
 
-    With each comes its probability by the row's softmax. ``wanted`` are rows that follow each other; None: all. The
-    logits of ``barred`` tokens become -inf before. None where the library isn't there, or does not read the rows.
+    Each comes with its probability by the row's softmax. ``wanted``: consecutive rows; None: all. The logits of
+    ``barred`` tokens are first set to -inf. None if the library is not available or can't read the rows.
     """
     core = _reader(logits_RV)
     if core is None:
@@ -283,9 +290,9 @@ def leading_in_one_pass(
 
 
 def likeliest_in_one_pass(logits_RV: Tensor) -> list[int] | None:
-    """The token of each row's largest logit, of equal ones the lowest id.
+    """The token of each row's largest logit; of equal ones the lowest id.
 
-    None where a row is bad, the library isn't there, or does not read the rows.
+    None if a row is unusable, or the library is not available or can't read the rows.
     """
     core = _reader(logits_RV)
     if core is None:
@@ -297,16 +304,16 @@ def likeliest_in_one_pass(logits_RV: Tensor) -> list[int] | None:
 
 
 def _int32s(count: int) -> ctypes.Array[ctypes.c_int32]:
-    """Room for so many numbers."""
+    """An array of ``count`` int32."""
     return (ctypes.c_int32 * count)()
 
 
 def is_read_in_one_pass(logits: Tensor) -> bool:
-    """Whether the library reads such ``logits`` ``[..., V]``, so that rows gain nothing by being sampled together."""
+    """Whether the library reads such ``logits`` ``[..., V]``, so that sampling rows together gains nothing."""
     return _reader(logits) is not None
 
 
 def _reader(logits: Tensor) -> structs.Core | None:
-    """The library, where it is there and reads such ``logits`` ``[..., V]``."""
+    """The library, if it is available and reads such ``logits`` ``[..., V]``."""
     is_plain = logits.is_cpu and logits.dtype == torch.float32 and logits.is_contiguous()
     return noise.compiled() if is_plain else None

@@ -1,9 +1,9 @@
-"""Picking a few entries out of a row as long as the vocabulary, without sorting it.
+"""Picks a few entries out of a row as long as the vocabulary, without sorting it.
 
 To find several, a row is cut into blocks of 128 and the maximum of each block is taken first, which is fast on every
-device. What follows looks only at blocks that can matter. Ties always go to the lowest index. Only `argmax` takes NaN.
+device. Later steps look only at blocks that can matter. Ties always go to the lowest index. Only `argmax` accepts NaN.
 
-Suffixes: R rows, V the vocabulary, B blocks of a row, C entries that were chosen, N entries that were looked at.
+Suffixes: R rows, V the vocabulary, B blocks of a row, C chosen entries, N examined entries.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 
 _BLOCK = 128
 _SMALL = 1 << 13  # up to this size a plain pass over all values is as fast
-_LARGE = 1 << 22  # from this many values on, it pays to let all threads read them
+_LARGE = 1 << 22  # from this many values on, several threads are faster
 _NUMPY = (torch.float16, torch.float32, torch.float64)  # NumPy has no bfloat16
 
 
 def block_maxima(values_RV: Tensor) -> Tensor:
-    """Largest value of each run of 128 neighbours, ``[R, ceil(V / 128)]``."""
+    """The largest value of each run of 128 neighbours, ``[R, ceil(V / 128)]``."""
     size = values_RV.shape[-1]
     whole = size - size % _BLOCK
     maxima_RB = values_RV.unfold(-1, _BLOCK, _BLOCK).amax(-1) if whole else values_RV[:, :0]
@@ -29,7 +29,7 @@ def block_maxima(values_RV: Tensor) -> Tensor:
 
 
 def argmax(values_RV: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest value of each row and its first index, ``[R]`` each. The largest value of a row with a NaN is NaN."""
+    """The largest value of each row and its first index, ``[R]`` each. For a row with a NaN, the value is NaN."""
     if not (values_RV.is_cpu and values_RV.dtype in _NUMPY):
         top = values_RV.max(-1)
         return top.values, top.indices
@@ -49,7 +49,10 @@ def _argmax_by_blocks(values_RV: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def at_least(values_V: Tensor, threshold: float, maxima_B: Tensor | None = None) -> Tensor:
-    """Indices ``[N]`` of the values that reach ``threshold``, rising. ``maxima_B``: its block maxima, if known."""
+    """Indices ``[N]`` of the values that reach ``threshold``, rising.
+
+    ``maxima_B``: the row's block maxima, if known.
+    """
     if values_V.numel() <= _SMALL:
         return _true(values_V >= threshold)
     maxima_B = block_maxima(values_V[None])[0] if maxima_B is None else maxima_B
@@ -61,7 +64,7 @@ def at_least(values_V: Tensor, threshold: float, maxima_B: Tensor | None = None)
 
 
 def _true(mask_N: Tensor) -> Tensor:
-    """Indices at which a mask holds, rising. NumPy finds them many times faster on CPUs."""
+    """Indices where a mask is true, rising. NumPy finds them many times faster on CPUs."""
     return torch.from_numpy(np.flatnonzero(mask_N.numpy())) if mask_N.is_cpu else mask_N.nonzero()[:, 0]
 
 
@@ -83,13 +86,13 @@ def leading_rows(values_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _largest(values_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`leading_rows` by looking at every value."""
+    """`leading_rows` by examining every value."""
     top = values_RV.topk(count)
     return top.indices.sort(1).values, (values_RV >= top.values[:, -1:]).sum(1) == count
 
 
 def leading_finite(values_V: Tensor, count: int) -> list[int]:
-    """`leading`, without values of -inf: fewer where fewer are left."""
+    """`leading` without values of -inf, so perhaps fewer."""
     ids = leading(values_V, min(count, values_V.numel()))
     return ids[values_V[ids] > -torch.inf].tolist()
 

@@ -1,10 +1,10 @@
-"""Selectors: which places of a canvas are decided in a step, each under the name that its paper gives it.
+"""Selectors: choose which places of a canvas are decided in a step, under the names that papers give them.
 
 A selector is pure, so the same seed gives the same text. It ranks places by their distributions, never by the
-probability of the token that was drawn there, which would change how often tokens are drawn. Tokens that are decided in
-one step do not see each other: only one place per step draws from the model's own distribution.
+probability of the token drawn there, which would change how often tokens are drawn. Tokens decided in one step do not
+see each other: only one place per step draws from the model's own distribution.
 
-Suffixes: P places that were guessed, V the vocabulary.
+Suffixes: P guessed places, V the vocabulary.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def _sureness(probs_PV: Tensor) -> list[float]:
 
 
 def best(scores: Sequence[float], count: int) -> list[int]:
-    """The ``count`` highest scores, the highest first; of equal ones the first in the text."""
+    """Indices of the ``count`` highest scores, highest first; if equal, the first in the text."""
     return sorted(range(len(scores)), key=lambda at: (-scores[at], at))[:count]
 
 
 def above(scores: Sequence[float], threshold: float) -> list[int]:
-    """All scores of at least ``threshold``, or else the highest (Fast-dLLM, Wu et al. 2025, arXiv:2505.22618).
+    """Indices of all scores of at least ``threshold``, or else of the highest.
 
-    With 1 only places that are certain are decided, with 0 all of them.
+    Fast-dLLM (Wu et al. 2025, arXiv:2505.22618). With 1 only certain places are decided, with 0 all places.
     """
     return [at for at, score in enumerate(scores) if score >= threshold] or best(scores, 1)
 
@@ -67,8 +67,8 @@ def above(scores: Sequence[float], threshold: float) -> list[int]:
 def within_factor(scores: Sequence[float], factor: float) -> list[int]:
     """The most places n, the surest first, with (n + 1) * (1 - score of the n-th) < ``factor``; at least one.
 
-    With a factor of 1 that is Fast-dLLM's condition (arXiv:2505.22618) under which the likeliest tokens of all places
-    are the likeliest together.
+    With a factor of 1 this is Fast-dLLM's condition (arXiv:2505.22618) under which each place's likeliest token is also
+    its token in the likeliest combination.
     """
     order = best(scores, len(scores))
     counts = [n for n, at in enumerate(order, start=1) if (n + 1) * (1 - scores[at]) < factor]
@@ -76,9 +76,9 @@ def within_factor(scores: Sequence[float], factor: float) -> list[int]:
 
 
 def within_entropy(entropies: Sequence[float], bound: float) -> list[int]:
-    """The most places, of lowest entropy first, whose entropies but the largest sum to at most ``bound`` nats.
+    """The most places, of lowest entropy first, whose entropies without the largest sum to at most ``bound`` nats.
 
-    That bounds what the tokens tell of each other (EB-Sampler, Ben-Hamu et al. 2025, arXiv:2505.24857).
+    This bounds the mutual information of the tokens (EB-Sampler, Ben-Hamu et al. 2025, arXiv:2505.24857).
     """
     order = best([-each for each in entropies], len(entropies))
     chosen, spent = order[:1], 0.0
@@ -91,7 +91,7 @@ def within_entropy(entropies: Sequence[float], bound: float) -> list[int]:
 
 
 def below_entropy(entropies: Sequence[float], places: Sequence[int], bound: float, distance: float) -> list[int]:
-    """All places whose entropy is below ``bound`` nats, or else the lowest; later places count as less sure.
+    """All places whose entropy is below ``bound`` nats, or else the lowest. Later places count as less sure.
 
     Each place after the first one adds ``distance`` nats (WeDLM, Liu et al. 2025, arXiv:2512.22737).
     """
@@ -112,7 +112,7 @@ def still_masked(size: int, steps: int, step: int) -> int:
 
 
 class _PerCanvas:
-    """Fills each canvas by itself. The text is the model's own, so there is no plain decoding for it to be equal to."""
+    """Fills each canvas separately. No plain decoding exists that the text could equal, so it is lossy."""
 
     exactness = Exactness.LOSSY
     revokes = False
@@ -125,7 +125,7 @@ class _PerCanvas:
 
 
 def _decide(guesses: Guesses, chosen: Sequence[int]) -> Fill:
-    """Decide these of the guessed places by the sampler's tokens."""
+    """Decide these guessed places with the sampler's tokens."""
     return Fill(tuple([guesses.places[at] for at in chosen]), tuple([guesses.tokens[at] for at in chosen]))
 
 
@@ -140,7 +140,7 @@ def _by(score: Callable[[Tensor], list[float]]) -> _Rank:
 
 
 def _at_random(view: SequenceView, guesses: Guesses) -> list[float]:
-    """An order that follows from the seed alone (Dream's origin, MDLM's own order)."""
+    """An order that depends only on the seed (Dream's origin, MDLM's own order)."""
     key, length = view.request.key, len(view.tokens)
     return [uniform_of(stream(key, length + place, Purpose.ORDER)) for place in guesses.places]
 
@@ -156,12 +156,12 @@ ORDERS: dict[str, _Rank] = {
     "random": _at_random,
     "left-to-right": _left_to_right,
 }
-"""Orders of selectors that decide a fixed number of places."""
+"""Orders for selectors that decide a fixed number of places."""
 
 
 @dataclass(frozen=True, slots=True)
 class FixedCount(_PerCanvas):
-    """The first ``k`` open places of an order. With one place per step nothing is lost to parallelism."""
+    """Decides the first ``k`` open places of an order. With one place per step, parallelism loses nothing."""
 
     order: str = "confidence"
     k: int = 1
@@ -172,7 +172,7 @@ class FixedCount(_PerCanvas):
 
 @dataclass(frozen=True, slots=True)
 class Threshold(_PerCanvas):
-    """Every place whose likeliest token has this probability; see `above`."""
+    """Decides every place whose likeliest token has this probability; see `above`."""
 
     threshold: float = 0.9
 
@@ -182,7 +182,7 @@ class Threshold(_PerCanvas):
 
 @dataclass(frozen=True, slots=True)
 class Factor(_PerCanvas):
-    """Decide as many as `within_factor` allows."""
+    """Decides as many places as `within_factor` allows."""
 
     factor: float = 1.0
 
@@ -192,7 +192,7 @@ class Factor(_PerCanvas):
 
 @dataclass(frozen=True, slots=True)
 class EntropyBound(_PerCanvas):
-    """Decide as many as `within_entropy` allows."""
+    """Decides as many places as `within_entropy` allows."""
 
     bound: float = 0.1
 
@@ -202,7 +202,7 @@ class EntropyBound(_PerCanvas):
 
 @dataclass(frozen=True, slots=True)
 class EntropyDistance(_PerCanvas):
-    """Decide what `below_entropy` says."""
+    """Decides the places that `below_entropy` returns."""
 
     bound: float = 0.1
     distance: float = 0.02
@@ -213,10 +213,10 @@ class EntropyDistance(_PerCanvas):
 
 @dataclass(frozen=True, slots=True)
 class KLStability(_PerCanvas):
-    """Places whose likeliest token has this probability and whose distribution has settled; or else the surest.
+    """Decides places whose likeliest token has this probability and whose distribution is stable; else the surest.
 
-    KLASS (Kim et al. 2025, arXiv:2511.05664): in each of the last ``history`` steps the distribution moved less than
-    ``kl`` nats from the one before. A place remembers its last distribution, and for how many steps it was settled.
+    KLASS (Kim et al. 2025, arXiv:2511.05664): stable means that in each of the last ``history`` steps the distribution
+    moved less than ``kl`` nats. A place's memory is its last distribution, and for how many steps it was stable.
     """
 
     threshold: float = 0.9
@@ -236,17 +236,17 @@ class KLStability(_PerCanvas):
 
 
 def divergence(p_V: Tensor, q_V: Tensor) -> float:
-    """KL(p || q) in nats: the sum of p * log(p / q) over the tokens that p has."""
+    """KL(p || q) in nats: the sum of p * log(p / q) over the tokens with p > 0."""
     some = p_V > 0
     return float((p_V[some] * (p_V[some] / q_V[some]).log()).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class Credit(_PerCanvas):
-    """`Threshold` on distributions that earlier guesses have sharpened (CreditDecoding, 2025, arXiv:2510.06133).
+    """`Threshold` on distributions sharpened by earlier guesses (CreditDecoding, 2025, arXiv:2510.06133).
 
-    Each step a token's credit C shrinks to ``decay`` times itself, and the likeliest token gains its p ** ``gamma``.
-    Logits gain ``alpha`` * log(1 + C). A greedy request takes the likeliest token of that; others keep the token that
+    In each step a token's credit C is multiplied by ``decay``, and the likeliest token gains its p ** ``gamma``. Logits
+    gain ``alpha`` * log(1 + C). A greedy request takes the likeliest token by these logits; others keep the token that
     was drawn, so the seed decides it as before.
     """
 
@@ -276,10 +276,10 @@ class Credit(_PerCanvas):
 
 @dataclass(frozen=True, slots=True)
 class MaskPredict(_PerCanvas):
-    """Decide all places, then open the least likely ones again, fewer in each of ``steps`` forwards.
+    """Decides all places, then opens the least likely ones again, fewer in each of ``steps`` forwards.
 
-    See `still_masked`. A token that stays keeps the log-probability with which it was chosen. Nothing joins the text
-    before the last of the forwards.
+    See `still_masked`. A token that stays keeps the log-probability with which it was chosen. No token joins the text
+    before the last forward.
     """
 
     steps: int = 10
@@ -295,7 +295,7 @@ class MaskPredict(_PerCanvas):
             else:
                 scores[place] = decided.score
         masked = still_masked(len(canvas.places), self.steps, canvas.forwards + 1)
-        hidden = len(canvas.places) - len(scores)  # no token can be drawn there yet
+        hidden = len(canvas.places) - len(scores)  # places where no token can be drawn yet
         order = sorted(scores, key=lambda place: (scores[place], -place))
         again = set(order[: max(0, masked - hidden)])
         if new.keys() <= again:
@@ -306,11 +306,11 @@ class MaskPredict(_PerCanvas):
 
 @dataclass(frozen=True, slots=True)
 class JointThreshold(_PerCanvas):
-    """`Threshold` for open places; decided ones get another token where one has the probability ``edit_threshold``.
+    """`Threshold` for open places; a decided place changes if another token has the probability ``edit_threshold``.
 
-    LLaDA 2.1 (Bie et al. 2026, arXiv:2602.08676). When all are decided the canvas is looked at again, in at most
+    LLaDA 2.1 (Bie et al. 2026, arXiv:2602.08676). When all places are decided, the canvas runs again, in at most
     ``edit_steps`` forwards, until nothing changes. With an ``edit_threshold`` of 0 every token that is not the
-    likeliest is replaced, with 1 only by one that is certain.
+    likeliest is replaced, with 1 only by a certain one.
     """
 
     threshold: float = 0.9
@@ -334,12 +334,12 @@ class JointThreshold(_PerCanvas):
 
 @dataclass(frozen=True, slots=True)
 class Renoise(_PerCanvas):
-    """Places that `within_entropy` allows read the sampler's tokens in the next forward, all others random ones again.
+    """Lets places that `within_entropy` allows read the sampler's tokens in the next forward, and others random ones.
 
-    DiffusionGemma's way (transformers' EntropyBoundSampler). A canvas is done when its likeliest tokens have stayed the
-    same for ``stability_threshold`` forwards and its mean entropy is below ``confidence_threshold`` nats, or after
-    ``max_denoising_steps``. Then its likeliest tokens join the text. Of a place the last distribution is noted, for how
-    many forwards its likeliest token stayed, and which that is.
+    DiffusionGemma's method (transformers' EntropyBoundSampler). A canvas is done when its likeliest tokens have stayed
+    the same for ``stability_threshold`` forwards and its mean entropy is below ``confidence_threshold`` nats, or after
+    ``max_denoising_steps``. Then its likeliest tokens join the text. A place's memory is its last distribution, for how
+    many forwards its likeliest token has stayed, and that token.
     """
 
     bound: float = 0.1
@@ -381,9 +381,9 @@ BY_NAME: dict[str, Callable[..., Selector]] = {
     "lookahead-path": Lookahead,
     "viterbi-path": Viterbi,
 }
-"""Selectors that decide by themselves how many places are decided. Options have the names of their fields."""
+"""Selectors that decide the number of places themselves. Their fields are the names of options."""
 
 
 def make(name: str, options: Mapping[str, object]) -> Selector:
-    """Build a selector of `ORDERS` or `BY_NAME` with these of its options."""
+    """Make the selector of this name in `ORDERS` or `BY_NAME` with these options."""
     return BY_NAME[name](**options) if name in BY_NAME else FixedCount(name, **options)  # type: ignore[arg-type]

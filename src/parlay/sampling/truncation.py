@@ -1,7 +1,7 @@
-"""Which tokens may be sampled: top-k, then top-p, min-p and typical-p, each on what the one before left.
+"""Tells which tokens may be sampled: top-k, then top-p, min-p and typical-p, each on what the one before left.
 
 Every filter takes the remaining logits ``[N]``, in rising order of token id, and returns the indices of those that
-stay, rising too. Other suffixes: R rows, C candidates of a row, V the vocabulary.
+stay, also rising. Other suffixes: R rows, C candidates of a row, V the vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from parlay.types import SamplingParams
 
 _FIRST_GUESS = 64
 _GROWTH = 8
-_ROUNDING = 1e-9  # far more than what sums of weights in two orders differ by, as a share of them
+_ROUNDING = 1e-9  # relative; far more than the rounding error of sums in different orders
 
 
 def truncates(params: SamplingParams) -> bool:
@@ -27,7 +27,7 @@ def truncates(params: SamplingParams) -> bool:
 
 
 def eligible(logits_V: Tensor, params: SamplingParams) -> Tensor:
-    """Ids ``[N]`` that may still be sampled, rising. Logits are finite or -inf, with at least one finite."""
+    """Ids ``[N]`` that may still be sampled, rising. Logits are finite or -inf, and at least one is finite."""
     ids: Tensor | None = None
     for keep in _filters(params):
         places = keep(logits_V if ids is None else logits_V[ids])
@@ -36,7 +36,7 @@ def eligible(logits_V: Tensor, params: SamplingParams) -> Tensor:
 
 
 def goes_together(params: SamplingParams) -> bool:
-    """Whether `eligible_rows` can take rows of this request."""
+    """Whether `eligible_rows` can handle rows of this request."""
     return (params.top_k > 0 or params.top_p < 1) and params.min_p == 0 and params.typical_p == 1
 
 
@@ -65,10 +65,10 @@ def eligible_rows(logits_RV: Tensor, params: SamplingParams) -> tuple[Tensor, Te
 
 
 def first_kept(logits_V: Tensor, tokens: Sequence[int], top_p: float) -> int | None:
-    """The first of the tokens that top-p alone keeps, without ordering the row, on a CPU. Logits are as for `eligible`.
+    """The first of the tokens that top-p alone keeps, without sorting the row, on a CPU. Logits are as for `eligible`.
 
-    None if it keeps none of them, or if it depends on rounding whether it does; `eligible` must then decide. A token
-    stays if those that come before it weigh less than ``top_p`` of all.
+    None if it keeps none of them, or if rounding decides; `eligible` must then decide. A token stays if the tokens
+    before it weigh less than ``top_p`` of the total.
     """
     if tokens[0] == int(select.argmax(logits_V[None])[1]):
         return tokens[0]
@@ -101,20 +101,23 @@ def _filters(params: SamplingParams) -> Iterator[Callable[[Tensor], Tensor]]:
 
 
 def _weights(logits_N: Tensor) -> Tensor:
-    """Float64 probabilities up to a factor: the likeliest token has 1."""
+    """Probabilities up to a factor, in float64: the likeliest token has 1."""
     return _exp(logits_N - logits_N.amax())
 
 
 def _exp(logits_RN: Tensor) -> Tensor:
-    """In float64. At low temperatures most results are subnormal in float32, which takes ten times as long."""
+    """The exponential in float64.
+
+    At low temperatures most results are subnormal in float32, which is ten times slower.
+    """
     return logits_RN.double().exp_()
 
 
 def _smallest_set(preference_N: Tensor, weights_N: Tensor, mass: float) -> Tensor:
-    """The fewest of the most preferred tokens that reach the share ``mass`` of all weight, at least one.
+    """The fewest of the most preferred tokens that reach the share ``mass`` of the total weight, at least one.
 
     Ties go to the lower index. The running sum is in float64 and starts at the most preferred token, so it does not
-    depend on how many candidates were looked at.
+    depend on how many candidates were examined.
     """
     goal = mass * weights_N.sum().item()
     count = _FIRST_GUESS
@@ -128,9 +131,9 @@ def _smallest_set(preference_N: Tensor, weights_N: Tensor, mass: float) -> Tenso
 
 
 def _typical(logits_N: Tensor, mass: float) -> Tensor:
-    """Locally typical sampling (Meister et al. 2023): prefer tokens whose surprise is near the row's entropy."""
+    """Locally typical sampling (Meister et al. 2023): prefers tokens whose surprise is near the row's entropy."""
     weights_N = _weights(logits_N)
     total = weights_N.sum()
-    surprise_N = total.log() - weights_N.log()  # infinite where the weight is 0: never preferred
+    surprise_N = total.log() - weights_N.log()  # infinite where the weight is 0, so never preferred
     entropy = torch.where(weights_N > 0, weights_N * surprise_N, 0.0).sum() / total
     return _smallest_set(-(surprise_N - entropy).abs(), weights_N, mass)

@@ -1,10 +1,10 @@
-"""Triton kernels of a walk: tokens drawn with the shared noise, and the way down a tree, in one launch.
+"""Triton kernels of the shared-noise accept rule: draw tokens and walk down a tree, in one launch.
 
 A program walks one sequence's tree and computes the rows that it visits, as `parlay.sampling.rules.shared_noise` does.
-It draws the tokens of `parlay.sampling.sampler`, or says that it is not sure: where a number is not finite, or rounding
-decides what top-p keeps.
+It draws the same tokens as `parlay.sampling.sampler`, or reports that it is not sure: if a number is not finite, or
+rounding decides what top-p keeps.
 
-Shapes: V the vocabulary, read in blocks of ``BLOCK``. It is no constant, so that one trial compiles for all models.
+Shapes: V the vocabulary, read in blocks of ``BLOCK``. It is not a constant, so that one trial compiles for all models.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TEMPERATURE = tl.constexpr(6)
 TOP_P = tl.constexpr(7)
 LEAST = tl.constexpr(8)
 FIELDS = tl.constexpr(9)
-"""Numbers of a sequence, in the order of `parlay.sampling.fused_walk`."""
+"""Numbers per sequence, in the order of `parlay.sampling.fused_walk`."""
 
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 MIX1 = tl.constexpr(0xBF58476D1CE4E5B9)
@@ -33,10 +33,10 @@ NONE = tl.constexpr(1 << 40)
 
 @triton.jit(do_not_specialize=["stride", "room", "V"], do_not_specialize_on_alignment=["logits", "numbers", "out"])
 def walk(logits, numbers, out, stride, room, V, BLOCK: tl.constexpr):
-    """Walk each sequence's tree over ``logits`` ``[R, V]``, whose rows lie ``stride`` numbers apart.
+    """Walk each sequence's tree over ``logits`` ``[R, V]``, whose rows are ``stride`` numbers apart.
 
-    ``numbers`` int64: `FIELDS` of each sequence, then what these point to. Writes ``[S, 2 + 2 * room]`` to ``out``:
-    whether somebody else must decide, how many tokens were chosen, these tokens, and the nodes that carry them.
+    ``numbers`` int64: `FIELDS` of each sequence, then the data that these point to. Writes ``[S, 2 + 2 * room]`` to
+    ``out``: whether the sampler must decide, how many tokens were chosen, these tokens, and the nodes that have them.
     """
     sequence = tl.program_id(0)
     own, to = numbers + sequence * FIELDS, out + sequence.to(tl.int64) * (2 + 2 * room)
@@ -58,7 +58,7 @@ def walk(logits, numbers, out, stride, room, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def _child(tree, nodes, node, token):
-    """The node below another that carries the token, or -1. A tree is its parents, then its tokens."""
+    """The child of a node with this token, or -1. ``tree`` has the parents, then the tokens."""
     found = node * 0 - 1
     for first in range(0, nodes, 16):
         number = first + tl.arange(0, 16)
@@ -72,7 +72,7 @@ def _child(tree, nodes, node, token):
 
 @triton.jit
 def _token(row, own, state, V, BLOCK: tl.constexpr):
-    """The token of a row, and whether somebody else must decide."""
+    """The token of a row, and whether the sampler must decide."""
     temperature = tl.load(own + TEMPERATURE).to(tl.float64, bitcast=True).to(tl.float32)
     token, top, bad = _top(row, temperature, V, BLOCK)
     unsure = bad
@@ -86,7 +86,7 @@ def _token(row, own, state, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def _read(row, first, temperature, V, BLOCK: tl.constexpr):
-    """Ids of a block, which of them there are, and their scores."""
+    """Ids of a block, which of them exist, and their scores."""
     ids = first + tl.arange(0, BLOCK)
     there = ids < V
     numbers = tl.load(row + ids, mask=there, other=float("-inf")).to(tl.float32)
@@ -95,7 +95,7 @@ def _read(row, first, temperature, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def _top(row, temperature, V, BLOCK: tl.constexpr):
-    """The first id of the largest score, that score, and whether a number is NaN or the largest is not finite."""
+    """The first id of the largest score, that score, and whether any number is NaN or the largest is not finite."""
     token, top = tl.program_id(0).to(tl.int64) * 0, temperature * 0 - float("inf")
     bad = token > 0
     for first in range(0, V, BLOCK):
@@ -111,14 +111,14 @@ def _top(row, temperature, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def _key(scores):
-    """Whole numbers from 0 to 2**32 in the order of the scores; both zeros have one."""
+    """Integers from 0 to 2**32 in the order of the scores; both zeros have the same."""
     bits = tl.where(scores == 0, 0.0, scores).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
 
 
 @triton.jit
 def _floor(row, own, temperature, top, V, BLOCK: tl.constexpr):
-    """Find what top-k and then top-p keep: keys above a floor, so many of the first ones on it; and if that is unsure.
+    """Keys that top-k and then top-p keep: those above a floor, and how many of the first ones on it; or unsure.
 
     A floor is the largest key from which on there is enough: tokens for top-k, probability for top-p.
     """
@@ -141,7 +141,7 @@ def _floor(row, own, temperature, top, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def _weights(keys, scores, top, bound, WEIGHED: tl.constexpr):
-    """Weigh scores of keys above a bound: their probability up to a factor, or 1."""
+    """Weights of scores whose keys are above a bound: their probability up to a factor, or 1."""
     if WEIGHED:
         return tl.where(keys > bound, tl.exp((scores - top).to(tl.float64)), 0.0)
     else:
@@ -150,9 +150,9 @@ def _weights(keys, scores, top, bound, WEIGHED: tl.constexpr):
 
 @triton.jit
 def _mass(row, temperature, top, than, bound, equal, WEIGHED: tl.constexpr, V, BLOCK: tl.constexpr):
-    """The weight of keys above ``than``, of those that are left: above ``bound``, and ``equal`` ones on it.
+    """The weight of keys above ``than`` among those left: above ``bound``, and ``equal`` ones on it.
 
-    And the weight of one token on ``than``.
+    Also returns the weight of one token on ``than``.
     """
     whole = top.to(tl.float64) * 0
     weight, on_bound = whole, whole
@@ -170,7 +170,7 @@ def _mass(row, temperature, top, than, bound, equal, WEIGHED: tl.constexpr, V, B
 def _lowest(row, temperature, top, goal, bound, equal, WEIGHED: tl.constexpr, V, BLOCK: tl.constexpr):
     """The largest key from which on the weight reaches a goal, the weight above it, and that of one token on it.
 
-    Of what is left, as in `_mass`. Four bits of the key are found in each pass.
+    Keys are those left, as in `_mass`. Each pass finds four bits of the key.
     """
     found, digit = bound * 0, tl.arange(0, 16).to(tl.int64)
     for turn in range(8):
@@ -192,9 +192,9 @@ def _lowest(row, temperature, top, goal, bound, equal, WEIGHED: tl.constexpr, V,
 
 @triton.jit
 def _draw(row, temperature, state, floor, equal, lowest, V, BLOCK: tl.constexpr):
-    """The first id of the largest score with noise, of those that are kept.
+    """The first id of the largest score with noise, among the kept keys.
 
-    A block is looked at if the bits of its noise say that its best could win; see `noise._best_by_bound`.
+    A block is examined if the bits of its noise say that its best could win; see `noise._best_by_bound`.
     """
     token, rank = floor * 0, floor * 0
     best = temperature.to(tl.float64) * 0 - float("inf")

@@ -1,6 +1,6 @@
-"""Accept rules: from a draft and the target's logits to the tokens that are committed. One file a family.
+"""Accept rules: turn a draft and the target's logits into committed tokens. One file per family.
 
-Rules of one's own derive from `DistributionRule`; `descend` and `longest` walk a tree for them.
+Rules of third parties derive from `DistributionRule`; `descend` and `longest` walk a tree for them.
 """
 
 from __future__ import annotations

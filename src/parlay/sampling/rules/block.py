@@ -34,7 +34,7 @@ class BlockVerification(DistributionRule):
             weights.append(_weight(weights[-1], targets[-1], inputs.drafted(node), tree.tokens[node]))
             try:
                 targets.append(inputs.target(node))
-            except ParlayError:  # nothing can be drawn after this node, so the chain ends here
+            except ParlayError:  # no token can be drawn after this node, so the chain ends here
                 end = node + 1
                 break
         return _decide(inputs, weights, targets, end)
@@ -45,7 +45,7 @@ def _weight(before: Any, target: Vector, drafted: Vector, token: int) -> Any:
 
 
 def _decide(inputs: RuleInput, weights: list[Any], targets: list[Vector], end: int) -> Verdict:
-    """``weights[i]`` belongs to the first i of ``end`` nodes, ``targets[i]`` is the target's distribution after them.
+    """``weights[i]`` belongs to the first i of ``end`` nodes; ``targets[i]`` is the target's distribution after them.
 
     The last target may be missing.
     """
@@ -59,7 +59,7 @@ def _decide(inputs: RuleInput, weights: list[Any], targets: list[Vector], end: i
         return inputs.rng.coin(weight, length - 1, 0)
 
     taken = next((length for length in range(end, 0, -1) if holds(length)), 0)
-    if taken == len(targets):  # nothing can be drawn after it, so the last token ends the step
+    if taken == len(targets):  # no token can be drawn after it, so the last token ends the step
         return Verdict(tuple(range(taken - 1)), tokens[:taken])
     probs_V = targets[taken]
     if taken < end:

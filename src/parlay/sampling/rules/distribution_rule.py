@@ -1,4 +1,4 @@
-"""The base of all rules that compare distributions: one sequence at a time, greedy requests by exact match."""
+"""The base of all rules that compare distributions: one sequence at a time, exact match for greedy requests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from parlay.types import Draft, DraftKind, Exactness, Fault, ParlayError, Sequen
 
 @dataclass(frozen=True, slots=True)
 class DistributionRule:
-    """A rule that looks at distributions. Subclasses decide what is committed in one case.
+    """A rule that compares distributions. Subclasses judge one sequence.
 
-    ``matches_greedy``: greedy requests have only one text, which exact match finds however their drafts were chosen.
+    ``matches_greedy``: greedy requests have only one text, which exact match finds, however their drafts were chosen.
     """
 
     exactness: ClassVar[Exactness] = Exactness.DISTRIBUTION
@@ -25,7 +25,7 @@ class DistributionRule:
     matches_greedy: ClassVar[bool] = True
 
     def verdict(self, inputs: RuleInput) -> Verdict:
-        """Decide what is committed. Raises ParlayError if not even the first token can be drawn."""
+        """Judge one sequence. Raises ParlayError if not even the first token can be drawn."""
         raise NotImplementedError
 
     def accept(

@@ -1,4 +1,4 @@
-"""K-SEQ: a choice among several independent draws."""
+"""K-SEQ: accepts one of several independent draws."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class KSeq(DistributionRule):
 
 
 def any_of(target: Vector, candidates: Sequence[Candidate], rng: LevelRng) -> int:
-    """Try the candidates in order, all with the same r; without success, draw from what remains of the target's."""
+    """Try the candidates in order, all with the same r. If none is accepted, draw from the residual distribution."""
     if not candidates:
         return rng.draw(target)
     drafted = candidates[0][1]
@@ -46,7 +46,7 @@ def any_of(target: Vector, candidates: Sequence[Candidate], rng: LevelRng) -> in
 
 
 def ratio(target: Vector, drafted: Vector, count: int) -> Any:
-    """Nearly the least r with 1 - (1 - beta(r))^k <= r beta(r). With any such r the text has the right distribution."""
+    """Nearly the smallest r with 1 - (1 - beta(r))^k <= r beta(r). Any such r gives the text the right distribution."""
     both = (target > 0) & (drafted > 0)
     target, drafted = target[both], drafted[both]
 
@@ -64,6 +64,6 @@ def ratio(target: Vector, drafted: Vector, count: int) -> Any:
 
 
 def _accepted_mass(target: Vector, drafted: Vector, r: Any) -> Vector:
-    """The probability of each token to be drawn and accepted: min(q, p / r)."""
+    """The probability that each token is drawn and accepted: min(q, p / r)."""
     result: Vector = np.minimum(drafted, target / r)
     return result

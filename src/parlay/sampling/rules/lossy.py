@@ -1,4 +1,4 @@
-"""Lossy rules: they accept tokens that are good enough, or all."""
+"""Lossy rules, which accept tokens that are good enough, or all."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from parlay.sampling.rules.rule_input import RuleInput
 from parlay.types import DraftKind, Exactness, ParlayError, SequenceView, Verdict, trees
 
 GoodEnough = Callable[[Vector], Callable[[int], bool]]
-"""From a distribution to a test of its tokens: which of them pass."""
+"""Makes a test of tokens from a distribution: whether each passes."""
 
 
 def longest(inputs: RuleInput, good_enough: GoodEnough, last_token: Callable[[Vector, int], int]) -> Verdict:
-    """The longest path on which all tokens pass, the likeliest of several; then ``last_token(distribution, level)``."""
+    """Accept the longest path on which all tokens pass (the likeliest if several), then ``last_token``'s choice.
+
+    ``last_token(distribution, level)`` returns the token after the path.
+    """
     tree = inputs.draft.tree
     families = trees.children(tree)
     real = len(tree) - inputs.draft.probes
@@ -31,7 +34,7 @@ def longest(inputs: RuleInput, good_enough: GoodEnough, last_token: Callable[[Ve
         except ParlayError:
             if node == -1:
                 raise
-            continue  # nothing can be drawn after this node, so no path may end or go on there
+            continue  # no token can be drawn after this node, so no path may end or continue there
         if (depth, logprob) > best_rank:
             best, best_rank, best_V = node, (depth, logprob), probs_V
         passes = good_enough(probs_V)
@@ -46,13 +49,13 @@ def longest(inputs: RuleInput, good_enough: GoodEnough, last_token: Callable[[Ve
 
 @dataclass(frozen=True, slots=True)
 class Threshold(DistributionRule):
-    """Relaxed verification of blockwise drafts (GAD++, Xia et al. 2022, arXiv:2203.16487; Stern et al. 2018,
-    arXiv:1811.03115, section 5: top-k and distance).
+    """Relaxed verification of blockwise drafts, by rank and distance.
 
-    A token passes if it is among the ``beta`` best and its logit is at most ``tau`` below the best one. ``beta=1`` is
-    exact match for greedy requests. An infinite ``tau`` accepts by rank alone, and a very large ``beta`` by the ratio
-    p(x) / max p >= exp(-tau). The rule was made for greedy requests, which it judges by logits before temperature.
-    After the path comes a draw from p, or the best token for a greedy request.
+    GAD++ (Xia et al. 2022, arXiv:2203.16487; Stern et al. 2018, arXiv:1811.03115, section 5). A token passes if it is
+    among the ``beta`` best and its logit is at most ``tau`` below the best one. ``beta=1`` is exact match for greedy
+    requests. An infinite ``tau`` accepts by rank alone, and a very large ``beta`` by the ratio p(x) / max p >=
+    exp(-tau). The rule was made for greedy requests, which it judges by logits before temperature. The token after the
+    path is drawn from p, or is the best token for a greedy request.
     """
 
     exactness: ClassVar[Exactness] = Exactness.LOSSY
@@ -82,8 +85,9 @@ class Rollback(DistributionRule):
     """The rollback of big-little decoding (BiLD, Kim et al. 2023, arXiv:2302.07863).
 
     A token passes if its cross-entropy under the target, -log p(x), is at most ``nats``, or if it is the target's best
-    one: with ``nats=0`` a greedy request gets exact match, and an infinite number never rolls back. After the path
-    comes a draw from p, or the best token for a greedy request. ``by_kind`` has other nats for kinds of requests.
+    token. With ``nats=0`` greedy requests get exact match, and with infinity nothing is rolled back. The token after
+    the path is drawn from p, or is the best token for a greedy request. ``by_kind``: other limits for some kinds of
+    requests.
     """
 
     exactness: ClassVar[Exactness] = Exactness.LOSSY
@@ -114,8 +118,8 @@ class Rollback(DistributionRule):
 class Typical(DistributionRule):
     """Typical acceptance (Medusa, Cai et al. 2024, arXiv:2401.10774).
 
-    A token passes if p(x) > min(eps, delta exp(-H(p))): the less certain the target, the less likely it may be. The
-    rule takes the longest path that passes, the likeliest if there are several, and then draws from p. Greedy requests
+    A token passes if p(x) > min(eps, delta exp(-H(p))): the less certain the target is, the lower the threshold. The
+    longest path that passes is accepted (the likeliest if several), and the next token is drawn from p. Greedy requests
     get exact match.
     """
 
@@ -140,12 +144,13 @@ def entropy(probs_V: Vector) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Step(DistributionRule):
-    """Acceptance of whole steps of reasoning (SpecReason, Pan et al. 2025, arXiv:2504.07891).
+    """Accepts whole steps of reasoning (SpecReason, Pan et al. 2025, arXiv:2504.07891).
 
-    The target's score of a step is the mean log-probability of its tokens, which the forward that verifies them gives.
-    (The paper has the target grade a step from 0 to 9, for which it reads one prompt more.) A step of at least
-    -``nats`` is accepted as a whole. Of any other one the target keeps what it would have written itself, and goes on
-    from there. So nats=0 is exact match, for greedy requests the text of plain decoding.
+    The target's score of a step is the mean log-probability of its tokens, which the verifying forward computes. (In
+    the paper the target grades a step from 0 to 9, which takes another prompt.) A step with a score of at least
+    -``nats`` is accepted as a whole. From any other step, the target keeps the tokens that it would have written
+    itself, and continues from there. So ``nats=0`` is exact match, which for greedy requests gives the text of plain
+    decoding.
     """
 
     exactness: ClassVar[Exactness] = Exactness.LOSSY
@@ -172,9 +177,9 @@ class Step(DistributionRule):
 
 
 def _first_path(inputs: RuleInput) -> tuple[list[int], list[Vector]]:
-    """The path of first children up to a token that the request rules out, and the distributions before its tokens.
+    """The path of first children, up to a token that the request forbids, and the distribution before each token.
 
-    One more follows, that after the path, if anything may follow.
+    If anything may follow the path, the distribution after it comes last.
     """
     tree, real = inputs.draft.tree, len(inputs.draft) - inputs.draft.probes
     path: list[int] = []
@@ -192,7 +197,7 @@ def _first_path(inputs: RuleInput) -> tuple[list[int], list[Vector]]:
 
 
 def _whole(inputs: RuleInput, path: Sequence[int], laws: Sequence[Vector]) -> Verdict:
-    """All tokens of the path and one after it; where nothing may follow, the last token of the path ends the text."""
+    """Accept the whole path and one token after it. If nothing may follow, the path's last token ends the text."""
     tokens = tuple(inputs.draft.tree.tokens[node] for node in path)
     if len(laws) == len(path):
         return Verdict(tuple(path[:-1]), tokens)
@@ -205,9 +210,9 @@ def _next(inputs: RuleInput, probs_V: Vector, level: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Unverified(DistributionRule):
-    """The drafter's own text (DynaMo, Tuli et al. 2024, arXiv:2405.00888): the target draws only the token after it.
+    """Accepts the drafter's text (DynaMo, Tuli et al. 2024, arXiv:2405.00888): the target draws only the next token.
 
-    Of a tree the path of first children is taken, up to a token that the request rules out: by a mask, a schema or its
+    In a tree, the path of first children is accepted, up to a token that the request forbids by a mask, a schema or
     truncation.
     """
 

@@ -1,4 +1,4 @@
-"""Rejection of drawn tokens: speculative sampling, and its forms for several candidates."""
+"""Rejection of drawn tokens: speculative sampling, and its variants for several candidates."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from parlay.types import DraftKind, Verdict
 class Rejection(DistributionRule):
     """Speculative sampling (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318).
 
-    A token x drawn from q is accepted with probability min(1, p(x) / q(x)), and else replaced by a draw from
-    norm((p - q)+). If a node has several children, each that is rejected leaves that distribution as p to the next:
+    A token x drawn from q is accepted with probability min(1, p(x) / q(x)), and otherwise replaced by a draw from
+    norm((p - q)+). If a node has several children, that distribution becomes p for the next child after a rejection:
     multi-step speculative sampling (SpecInfer, Miao et al. 2024, arXiv:2305.09781). Siblings may be drawn from
-    different distributions, each independent of the others.
+    different distributions, if independently.
     """
 
     kinds = frozenset[DraftKind]({"iid"})
@@ -26,7 +26,7 @@ class Rejection(DistributionRule):
 
 
 def one_by_one(target: Vector, candidates: Sequence[Candidate], rng: LevelRng) -> int:
-    """Try the candidates in order; without success, draw from what remains of the target's distribution."""
+    """Try the candidates in order. If none is accepted, draw from the residual distribution."""
     for token, drafted in candidates:
         if drafted[token] > 0:  # otherwise it can't have been drawn
             if rng.coin(min(1, target[token] / drafted[token])):
@@ -36,12 +36,11 @@ def one_by_one(target: Vector, candidates: Sequence[Candidate], rng: LevelRng) -
 
 
 class WithoutReplacement(DistributionRule):
-    """Recursive rejection sampling (RSD, Jeon et al. 2024, arXiv:2402.14160; Sequoia, Chen et al. 2024,
-    arXiv:2402.12374).
+    """Recursive rejection sampling, for draws without replacement.
 
-    Siblings are tried in the order in which they were drawn. One that is rejected leaves norm((p - q)+) as p to the
-    next, and q without its token as q. Whether a further sibling is drawn may depend on those before it, but not on
-    itself.
+    RSD (Jeon et al. 2024, arXiv:2402.14160); Sequoia (Chen et al. 2024, arXiv:2402.12374). Siblings are tried in the
+    order in which they were drawn. After a rejection, norm((p - q)+) becomes p for the next sibling, and q without the
+    rejected token becomes q. Whether a further sibling is drawn may depend on earlier siblings, but not on itself.
     """
 
     kinds = frozenset[DraftKind]({"without_replacement"})
@@ -51,7 +50,10 @@ class WithoutReplacement(DistributionRule):
 
 
 def in_drawing_order(target: Vector, candidates: Sequence[Candidate], rng: LevelRng) -> int:
-    """Every candidate names the distribution of the first draw. The later draws came from what was left of it."""
+    """Try the candidates in order.
+
+    Each one names the distribution of the first draw; later draws came from its rest.
+    """
     left = candidates[0][1].copy() if candidates else target
     for token, _ in candidates:
         if left[token] > 0:

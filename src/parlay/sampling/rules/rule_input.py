@@ -1,7 +1,7 @@
-"""One sequence as a rule sees it: its draft, the distributions at the nodes, and random numbers.
+"""One sequence as a rule sees it: its draft, the distributions at its nodes, and random numbers.
 
-The code here and in the rules works on floats and on fractions alike. So tests run it on exact rationals, over every
-outcome that the random numbers can have.
+The code here and in the rules works on floats and on fractions alike. So tests can run it on exact rationals, over all
+outcomes of the random numbers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Rng(Protocol):
     """The randomness of one step. ``level`` 0 is the first token that the step commits."""
 
     def coin(self, probability: Any, level: int, number: int) -> bool:
-        """True with this probability. Each ``number`` is a coin of its own."""
+        """True with this probability. Each ``number`` is an independent coin."""
         ...
 
     def draw(self, weights: Vector, level: int) -> int:
-        """A token, each with a probability in proportion to its weight."""
+        """A token, with a probability proportional to its weight."""
         ...
 
 
@@ -52,12 +52,12 @@ class StepRng:
 
 @dataclass(frozen=True, slots=True)
 class RuleInput:
-    """One sequence's draft and what decides on it.
+    """One sequence's draft, and everything that a rule needs to judge it.
 
-    ``target(node)`` is the target's distribution of the token after ``node`` (-1: the root), processed on the node's
-    own path; it may raise ParlayError. ``drafted(node)`` is the distribution that the node itself was drawn from.
-    ``greedy``: the request wants the best token, and the target's distribution tells how much better that one is.
-    ``kind`` is what it asks for, where that is known.
+    ``target(node)``: the target's distribution of the token after ``node`` (-1: the root), processed on the node's own
+    path; may raise ParlayError. ``drafted(node)``: the distribution that the node was drawn from. ``greedy``: the
+    request wants the best token; the target's distribution then tells how much better that is. ``kind``: the kind of
+    task of the request, if known.
     """
 
     draft: Draft
@@ -69,7 +69,7 @@ class RuleInput:
 
 
 def rule_input(view: SequenceView, draft: Draft, logits_RV: Tensor, root: int) -> RuleInput:
-    """The case of a sequence whose rows of logits begin with the root's, row ``root``."""
+    """The input for a sequence whose root is row ``root`` of the logits."""
     tree, probs = draft.tree, draft.probs
 
     def target(node: int) -> Vector:
@@ -87,7 +87,7 @@ def rule_input(view: SequenceView, draft: Draft, logits_RV: Tensor, root: int) -
 
 
 class LevelRng:
-    """The random numbers of one level, each coin a new one."""
+    """The random numbers of one level. Each coin is a new one."""
 
     def __init__(self, rng: Rng, level: int) -> None:
         self._rng = rng
@@ -103,11 +103,11 @@ class LevelRng:
 
 
 Choose = Callable[[Vector, Sequence[Candidate], LevelRng], int]
-"""Chooses a token that has the first argument as its distribution, and is a candidate as often as possible."""
+"""Chooses a token that is distributed as the first argument says, and is a candidate as often as possible."""
 
 
 def descend(inputs: RuleInput, choose: Choose) -> Verdict:
-    """From the root down: choose a token, and go on below the nodes that have it, as long as there are any.
+    """Walk down from the root: choose a token, and continue below the nodes that have it, as long as there are any.
 
     Equal siblings (independent draws may be equal) count as one node: the children of all of them are candidates.
     """
@@ -123,7 +123,7 @@ def descend(inputs: RuleInput, choose: Choose) -> Verdict:
         except ParlayError:
             if not sampled:
                 raise
-            break  # tokens chosen before stand, and the next step meets the fault at its root
+            break  # earlier tokens stay valid; the next step meets the fault at its root
         below = [child for node in here for child in families[node] if child < real]
         candidates = [(tree.tokens[child], inputs.drafted(child)) for child in below]
         sampled.append(choose(target, candidates, LevelRng(inputs.rng, len(sampled))))
@@ -132,7 +132,7 @@ def descend(inputs: RuleInput, choose: Choose) -> Verdict:
 
 
 def residual(target: Vector, drafted: Vector) -> Vector:
-    """norm((p - q)+): the distribution that remains of the target's when a draw from ``drafted`` was rejected."""
+    """norm((p - q)+): the target's distribution after a draw from ``drafted`` was rejected."""
     rest = np.maximum(target - drafted, 0)
     total = rest.sum()
-    return rest / total if total > 0 else target  # equal up to rounding, and so was the rejection
+    return rest / total if total > 0 else target  # p and q are equal up to rounding, which also caused the rejection

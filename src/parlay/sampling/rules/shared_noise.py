@@ -1,4 +1,4 @@
-"""The exact accept rule: sample each token as plain decoding does, and follow the tree as long as it has that token."""
+"""The exact accept rule: samples each token as plain decoding does, and follows the tree while it has that token."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SharedNoise:
 def follow(
     views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
 ) -> list[Verdict | Fault]:
-    """Plain decoding's tokens as far as the drafts have them, however the drafts were chosen."""
+    """The tokens of plain decoding, as far as the drafts have them, however the drafts were chosen."""
     if not fused_walk.runs_on(logits_RV):
         return _by_sampler(views, drafts, logits_RV, roots)
     verdicts: dict[int, Verdict | Fault] = {}
@@ -62,7 +62,7 @@ def _of(
 def _by_sampler(
     views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
 ) -> list[Verdict | Fault]:
-    """`follow` by the sampler, row by row or several together."""
+    """`follow` with the sampler, one row or several rows at a time."""
     greedily = [is_plain_greedy(view, ()) for view in views]
     if all(greedily):
         return _greedily(drafts, logits_RV, roots)
@@ -91,7 +91,7 @@ def check_kind(rule: AcceptRule, draft: Draft) -> None:
 
 
 def _greedily(drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]) -> list[Verdict | Fault]:
-    """Greedy requests: one argmax over all rows costs less than one for each visited row."""
+    """Verdicts of greedy requests: one argmax over all rows costs less than one for each visited row."""
     tokens = tuple(greedy(logits_RV))
     return [
         _verdict(draft, tokens[root : root + 1 + len(draft) - draft.probes])
@@ -100,7 +100,7 @@ def _greedily(drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]) 
 
 
 def _verdict(draft: Draft, tokens: tuple[int | Fault, ...]) -> Verdict | Fault:
-    """Follow the tree by ``tokens``, those chosen at the root and then at each node, probes left out."""
+    """Follow the tree by ``tokens``: those chosen at the root and at each node except probes."""
     if trees.is_chain(draft.tree):
         taken = [*map(operator.eq, draft.tree.tokens, tokens[:-1]), False].index(False)
         path, sampled = tuple(range(taken)), tokens[: taken + 1]
@@ -110,12 +110,12 @@ def _verdict(draft: Draft, tokens: tuple[int | Fault, ...]) -> Verdict | Fault:
     last = sampled[-1]
     if not isinstance(last, Fault):
         return Verdict(path, cast("tuple[int, ...]", sampled))
-    # Tokens chosen before the fault stand, as in plain decoding. The next step meets the fault at its root.
+    # Earlier tokens stay valid, as in plain decoding. The next step meets the fault at its root.
     return Verdict(path[:-1], cast("tuple[int, ...]", sampled[:-1])) if path else last
 
 
 def _path(tree: Tree, tokens: Sequence[int | Fault]) -> tuple[int, ...]:
-    """The nodes whose tokens were chosen, from below the root."""
+    """The nodes whose tokens were chosen, from the root down."""
     nodes = range(len(tokens) - 1)
     children: dict[tuple[int, int | Fault], int] = {(tree.parents[node], tree.tokens[node]): node for node in nodes}
     path: list[int] = []
@@ -127,7 +127,7 @@ def _path(tree: Tree, tokens: Sequence[int | Fault]) -> tuple[int, ...]:
 
 
 class _Walk:
-    """One sequence's walk down its tree, probes left out."""
+    """One sequence's walk down its tree, without probes."""
 
     __slots__ = ("_chain", "_children", "_fault", "_most", "_node", "_path", "open", "root", "sampled", "view")
 
@@ -146,10 +146,10 @@ class _Walk:
         self._most = 1 + max(1, _likely(draft.scores[:real]))
 
     def ahead(self, *, alone: bool) -> list[tuple[int, list[int]]]:
-        """The row of logits to sample next, and its path; then rows below it, as long as the tree has no branches.
+        """The row of logits to sample next, with its path; then rows below it, as long as the tree has no branches.
 
-        Only one row if sampling several together is no cheaper (``alone``). Else as many as the drafter's scores make
-        likely, and twice as many with each call.
+        With ``alone``, which means that sampling rows together is not cheaper, only one row. Otherwise as many as the
+        drafter's scores make likely, and twice as many with each call.
         """
         path, first = list(self.sampled), self.root + 1 + self._node
         below = self._chain[self._node + 1 :][: self._most - 1] if not alone and goes_together(self.view, path) else ()
@@ -161,9 +161,9 @@ class _Walk:
         return self._fault or Verdict(tuple(self._path), tuple(self.sampled))
 
     def take(self, token: int | Fault) -> None:
-        """Descend to the child with this token. If there is none, the walk ends and the token is its last."""
+        """Go down to the child with this token. If there is none, the token is the walk's last."""
         if isinstance(token, Fault):
-            # Tokens chosen before the fault stand, as in plain decoding. The next step meets the fault at its root.
+            # Earlier tokens stay valid, as in plain decoding. The next step meets the fault at its root.
             if self._path:
                 self._path.pop()
             else:
@@ -182,7 +182,7 @@ class _Walk:
 def _walk_in_lockstep(walks: list[_Walk], logits_RV: Tensor) -> None:
     """Walk all sequences together, one or several levels at a time; see `_Walk.ahead`.
 
-    Only rows that are visited, or likely to be, are processed.
+    Only rows that are visited, or are likely to be, are processed.
     """
     alone = is_read_in_one_pass(logits_RV)
     while walks:
@@ -198,5 +198,5 @@ def _walk_in_lockstep(walks: list[_Walk], logits_RV: Tensor) -> None:
 
 
 def _likely(scores: Sequence[float]) -> int:
-    """How many levels of a chain are reached with a chance of at least one half."""
+    """How many levels of a chain are reached with a probability of at least one half."""
     return sum(reach >= 0.5 for reach in accumulate(scores, operator.mul))
