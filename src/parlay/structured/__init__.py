@@ -1,1 +1,1 @@
-"""Structured output: text that keeps to a JSON schema, a regular expression, a list of choices, or a grammar."""
+"""Structured output: text that follows a JSON schema, a regular expression, a list of choices, or a grammar."""

@@ -1,4 +1,4 @@
-"""A constraint that holds from the end of a model's reasoning on."""
+"""A constraint that applies from the end of a model's reasoning on."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from parlay.text.reasoning import Marks
 
 
 class AfterReasoning:
-    """Implements `Constraint`: the reasoning is free, but it does not end the text; ``answer`` holds for what follows.
+    """A `Constraint` that allows any reasoning, except tokens that end the text, and applies ``answer`` after it.
 
-    Where the prompt does not begin the reasoning, the first token decides: its mark, or the beginning of the answer.
+    If the prompt does not begin the reasoning, the first token decides: it is the mark of reasoning, or begins the
+    answer.
     """
 
     def __init__(self, answer: GrammarConstraint, marks: Marks) -> None:
@@ -70,7 +71,7 @@ class AfterReasoning:
         return place == 0 and self._marks.begin is not None
 
     def _reasoning(self, start: int, path: Sequence[int]) -> int | None:
-        """How many tokens are reasoning, marks included, of ``start`` committed ones and ``path``; None: all so far."""
+        """How many tokens of ``start`` committed ones and ``path`` are reasoning, marks included; None: all so far."""
         if start and self._length is not None and self._length <= start:
             return self._length
         if self._may_begin(start) and (not path or path[0] != self._marks.begin):

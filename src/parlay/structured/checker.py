@@ -1,7 +1,7 @@
-"""The program that compiles a constraint first, in a process of its own, where it can do no harm.
+"""The program that first compiles a constraint in a process of its own, where a crash does no harm.
 
-It is started with the number of a socket. The first message it reads is the vocabulary; each further one is what is
-asked of a text, answered by the definition to compile or by the reason why there is none. All messages are JSON.
+It is started with the number of a socket. The first message it reads is the vocabulary. Each further one asks for a
+constraint; the answer is the definition to compile, or why there is none. All messages are JSON.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from parlay.system.bounded_process import Answer, serve
 from parlay.types import StructuredOutputsParams
 
 STACK = 64 << 20
-"""Bytes; whoever compiles the same definition afterwards has several times as much."""
+"""Bytes. The later compilation of the same definition has several times as much."""
 MEMORY = 1 << 30
-"""Bytes above what the vocabulary takes."""
+"""Bytes in addition to those of the vocabulary."""
 CALL_SECONDS = 0.025
-"""Computing time of one call of the compiled form. It holds Python's lock, and so everybody else, meanwhile."""
+"""Computing time for one call of the compiled grammar. The call holds Python's lock, so all threads wait."""
 _SLOW_CALLS = 3
-"""So many calls above it are the form's doing, fewer the machine's."""
+"""This many slow calls are the grammar's fault; fewer may be the machine's."""
 _WALKS = 4
 _STEPS = 12
 
@@ -65,7 +65,7 @@ def _answer(vocabulary: LLTokenizer, wanted: StructuredOutputsParams) -> dict[st
 
 
 def _check_beginning(compiled: LLMatcher, vocabulary: LLTokenizer) -> None:
-    """Raises ValueError where no text can begin."""
+    """Raises ValueError if no text can begin."""
     may_end = compiled.is_accepting()
     if len(_following(compiled.deep_copy(), vocabulary)):
         return
@@ -75,13 +75,13 @@ def _check_beginning(compiled: LLMatcher, vocabulary: LLTokenizer) -> None:
 
 
 class _CallTimer:
-    """Makes calls and counts those that take long."""
+    """Makes calls, and counts slow ones."""
 
     def __init__(self) -> None:
         self._slow = 0
 
     def timed(self, call: Callable[[], T]) -> T:
-        """Return the call's result. Raises ValueError where too many calls have taken longer than `CALL_SECONDS`."""
+        """Return the call's result. Raises ValueError once too many calls took longer than `CALL_SECONDS`."""
         began = time.thread_time()
         result = call()
         self._slow += time.thread_time() - began > CALL_SECONDS
@@ -92,9 +92,9 @@ class _CallTimer:
 
 
 def _walk(at: LLMatcher, vocabulary: LLTokenizer, choose: random.Random, pace: _CallTimer) -> None:
-    """Some steps into a text. Raises ValueError where they take long, or a limit of the library ends them.
+    """Take some steps into a text. Raises ValueError if they are slow, or exceed a limit of the library.
 
-    A dead end is no error.
+    A dead end is not an error.
     """
     for _ in range(_STEPS):
         pace.timed(at.compute_bitmask)
@@ -109,7 +109,7 @@ def _walk(at: LLMatcher, vocabulary: LLTokenizer, choose: random.Random, pace: _
 
 
 def _following(at: LLMatcher, vocabulary: LLTokenizer) -> NDArray[np.intp]:
-    """Ids that may come next, those that end the text left out."""
+    """Ids that may come next, without those that end the text."""
     allowed_V = np.unpackbits(np.frombuffer(at.compute_bitmask(), np.uint8), bitorder="little")
     allowed_V[vocabulary.eos_tokens] = 0
     return np.flatnonzero(allowed_V)

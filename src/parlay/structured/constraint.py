@@ -1,4 +1,4 @@
-"""A compiled grammar at the committed output of one sample."""
+"""A compiled grammar's state at the committed output of one sample."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ T = TypeVar("T")
 
 
 class GrammarConstraint:
-    """Implements `Constraint` by a matcher that stands at the committed tokens, and is put back there after each look.
+    """A `Constraint` with a matcher that is at the committed tokens, and is rolled back there after looking ahead.
 
-    ``begin`` makes matchers at the beginning. ``ends`` are special ids that end the sample: they may come wherever the
-    text may end. ``barred`` ids never come: they say that a text ends, and the request goes on after them.
-
-    A matcher of some grammars can't be put back (those that count the tokens of a part). Then copies look ahead.
+    ``begin`` makes a matcher at the beginning. ``ends``: special ids that end the sample; allowed wherever the text may
+    end. ``barred``: ids that are never allowed, because they mean that a text ends, but do not end the request.
+    Matchers of some grammars (those that count the tokens of a part) can't be rolled back; then copies look ahead.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class GrammarConstraint:
         return mask_V
 
     def _only_tokens(self) -> list[int]:
-        """The tokens without an alternative; the text's end is none of them."""
+        """The tokens without an alternative. Ending the text counts as an alternative."""
         tokens = [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()
         if not tokens and not self._matcher.is_stopped():
             mask_V = self._mask()
@@ -104,7 +103,7 @@ class GrammarConstraint:
         return tokens[: self._plain(tokens)]
 
     def _over(self) -> bool:
-        """Whether nothing but an end can follow the committed tokens, which may be a whole text."""
+        """Whether only an end can follow the committed tokens, which may be a whole text."""
         if self._matcher.is_stopped():
             return True
         following_V = self._look((), self._mask)
@@ -116,7 +115,7 @@ class GrammarConstraint:
     # --------------------------------------------------------------------------------------------- getting there, back
 
     def _plain(self, tokens: Sequence[int]) -> int:
-        """How many tokens come before the first that ends the text."""
+        """How many tokens come before the first one that ends the text."""
         return next((n for n, token in enumerate(tokens) if token in self.ending), len(tokens))
 
     def _fail(self, reason: str) -> ParlayError:
@@ -124,14 +123,14 @@ class GrammarConstraint:
         return ParlayError(self.failure)
 
     def _look(self, path: Sequence[int], look: Callable[[], T]) -> T | None:
-        """`_after` the committed tokens; None for a failure too, which `allowed` will report if it matters."""
+        """`_after` the committed tokens; None also after a failure, which `allowed` will report if it matters."""
         try:
             return self._after(len(self._tokens), path, look)
         except ParlayError:
             return None
 
     def _reached(self, tokens: list[int]) -> int:
-        """How many of the tokens the grammar allows one after another."""
+        """How many of the tokens the grammar allows, one after another."""
         if not self._by_copy:
             reached = self._matcher.validate_tokens(tokens)
             if not self._matcher.is_error():
@@ -143,13 +142,13 @@ class GrammarConstraint:
         return reached
 
     def _at(self, length: int) -> LLMatcher:
-        """A matcher after so many of the committed tokens."""
+        """A matcher after the first ``length`` committed tokens."""
         matcher = self._begin()
         matcher.try_consume_tokens(self._tokens[:length])
         return matcher
 
     def _after(self, start: int, path: Sequence[int], look: Callable[[], T]) -> T | None:
-        """Look after ``start`` committed tokens and ``path``; None where the grammar does not allow these."""
+        """Call ``look`` after ``start`` committed tokens and ``path``; None if the grammar does not allow these."""
         if not self._by_copy:
             matcher = self._matcher
             matcher.rollback(len(self._tokens) - start)
@@ -160,11 +159,11 @@ class GrammarConstraint:
                 matcher.try_consume_tokens(self._tokens[start:])
             if not matcher.is_error():
                 return found
-            self._matcher = self._at(len(self._tokens))  # its error lasts, and a draft must not cost the text anything
+            self._matcher = self._at(len(self._tokens))  # its error is permanent, but a draft must not affect the text
         return self._in_copy(start, path, look)
 
     def _in_copy(self, start: int, path: Sequence[int], look: Callable[[], T]) -> T | None:
-        """`_after`, without putting anything back."""
+        """`_after` with a copy, so that nothing must be rolled back."""
         kept = self._matcher
         copied = self._matcher = kept.deep_copy() if start == len(self._tokens) else self._at(start)
         try:
@@ -179,6 +178,6 @@ class GrammarConstraint:
 
 
 def unpacked(bits: bytes, vocab_size: int) -> Tensor:
-    """Bool ``[vocab_size]`` of one bit per token, lowest first."""
+    """Bool ``[vocab_size]`` from one bit per token, lowest first."""
     mask_V = np.unpackbits(np.frombuffer(bits, np.uint8), count=vocab_size, bitorder="little")
     return torch.from_numpy(mask_V.view(np.bool_))

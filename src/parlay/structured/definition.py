@@ -1,4 +1,4 @@
-"""From what a user asks of a text to the definition that llguidance compiles."""
+"""Turns a request's structured output into the definition that llguidance compiles."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _SPACED: JsonCompileOptions = {"whitespace_pattern": SPACE}
 _COMPACT: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 _ROW_ITEMS = 10_000
-"""How many ways of going on may be open at one place of a text; by default llguidance takes 2,000."""
+"""The most alternatives that may be open at one place of a text; llguidance's default is 2,000."""
 
 
 def definition(wanted: StructuredOutputsParams) -> str:
-    """Raises ValueError for what is not valid."""
+    """The definition to compile. Raises ValueError if the request's is not valid."""
     if wanted.json_object or wanted.json is not None:
         schema: dict[str, object] = {"type": "object"} if wanted.json is None else schema_of(wanted.json)
         return _json(schema, _COMPACT if wanted.disable_any_whitespace else _SPACED)
     if wanted.regex is not None:
         return LLMatcher.grammar_from_regex(wanted.regex)
-    if wanted.choice is not None:  # one terminal: alternatives of a rule would all stand side by side while they match
+    if wanted.choice is not None:  # one terminal, because alternatives of a rule would all stay open while they match
         texts = " | ".join(json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f") for text in wanted.choice)
         return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")
     assert wanted.grammar is not None
@@ -39,7 +39,7 @@ def definition(wanted: StructuredOutputsParams) -> str:
 
 
 def _json(schema: dict[str, object], between: JsonCompileOptions) -> str:
-    """``between``: what may stand between the parts."""
+    """The definition for a schema. ``between``: what may separate the parts."""
     try:
         return LLMatcher.grammar_from_json_schema(json.dumps(restated(schema)), defaults=between)
     except ValueError as error:
@@ -47,7 +47,7 @@ def _json(schema: dict[str, object], between: JsonCompileOptions) -> str:
 
 
 def matcher(vocabulary: LLTokenizer, text: str) -> LLMatcher:
-    """A matcher at the beginning. Raises ValueError for a definition that is not valid.
+    """A matcher at the beginning. Raises ValueError for an invalid definition.
 
     Compiling is recursive in machine code: only a thread with a large stack may call this.
     """

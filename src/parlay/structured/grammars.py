@@ -1,4 +1,4 @@
-"""From what a user asks of a text to a compiled grammar over one vocabulary."""
+"""Compiles requests' structured output to grammars over one vocabulary, and caches them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _Key = tuple[str, str]
-"""Owner, and digest of what is asked."""
+"""The owner, and a digest of what was asked for."""
 
-_KEPT = 128  # compiled grammars and refusals
+_KEPT = 128  # how many compiled grammars and refusals are kept
 _STACK = 256 << 20
-"""Bytes for compiling, four times what was enough for the checker. Only what is used of it takes memory."""
+"""Bytes for compiling, four times what sufficed for the checker. Only the used part takes memory."""
 _stack_lock = threading.Lock()
 CPU_SECONDS = 2.0
 """Computing time for one constraint."""
@@ -36,7 +36,7 @@ CPU_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A compiled grammar, from which each sample gets a constraint of its own."""
+    """A compiled grammar, which makes a constraint for each sample."""
 
     tokenizer: LLTokenizer
     matcher: LLMatcher
@@ -44,22 +44,25 @@ class Grammar:
     lock: threading.Lock
 
     def constraint(self, stop_ids: Collection[int]) -> GrammarConstraint:
-        """``stop_ids`` are those of the request: special ones among them may come where the text may end."""
+        """Make a constraint.
+
+        ``stop_ids``: those of the request; special ones among them are allowed where the text may end.
+        """
         ends = frozenset(token for token in stop_ids if self.tokenizer.is_special_token(token))
         barred = frozenset(self.tokenizer.eos_tokens) - ends
         return GrammarConstraint(self.copy, self.vocab_size, ends=ends, barred=barred)
 
     def copy(self) -> LLMatcher:
-        """A matcher at the beginning. Any thread may ask."""
+        """A matcher at the beginning. Any thread may call this."""
         with self.lock:
             return self.matcher.deep_copy()
 
 
 class Checker:
-    """Has constraints compiled in a process of their own, `parlay.structured.checker`, before this one compiles them.
+    """Has constraints compiled in a separate process, `parlay.structured.checker`, before this process compiles them.
 
-    A definition can exhaust the compiler's stack, which ends the process that compiles it. ``vocabulary`` is as
-    `LLTokenizer` takes it. Any thread may use it.
+    A definition can exhaust the compiler's stack, which ends the process that compiles it. ``vocabulary``: arguments of
+    `LLTokenizer`. Any thread may use it.
     """
 
     def __init__(self, vocabulary: dict[str, object]) -> None:
@@ -67,13 +70,13 @@ class Checker:
         self._process = BoundedProcess("parlay.structured.checker", first, "structured output")
 
     def end(self) -> None:
-        """End the process, if it runs."""
+        """End the process, if it is running."""
         self._process.end()
 
     def check(self, question: bytes) -> str:
-        """The definition for what `spelled` gave, which has been compiled once.
+        """The definition for a question made by `spelled`, after compiling it once.
 
-        Raises MachineBusy where the process got no time to answer, and ValueError for what is not valid or is too
+        Raises MachineBusy if the process got no time to answer, and ValueError for a definition that is invalid or too
         large.
         """
         try:
@@ -89,7 +92,7 @@ class Checker:
 
 
 def spelled(wanted: StructuredOutputsParams) -> bytes:
-    """Write what is asked as JSON; a schema given as text and one given as data are the same."""
+    """Write the structured output as JSON; a schema as text and the same schema as data give the same."""
     schema = None if wanted.json is None else schema_of(wanted.json)
     others = {"regex": wanted.regex, "choice": wanted.choice, "grammar": wanted.grammar}
     spaces = {"disable_any_whitespace": wanted.disable_any_whitespace}
@@ -103,10 +106,10 @@ class _Compiler:
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer and keeps those used last. Any thread may use it.
+    """Compiles grammars for one tokenizer, and keeps those used last. Any thread may use it.
 
-    ``owner`` is whose request it is. Owners do not share what is kept or under way, so that no answer comes sooner
-    because another has asked the same; and who has most kept gives way first.
+    ``owner``: who sent the request. Owners do not share compiled grammars, nor compilations under way, so that no
+    answer comes sooner because another owner asked the same. The owner with the most entries loses one first.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_ids: Sequence[int]) -> None:
@@ -119,8 +122,11 @@ class Grammars:
         self._lock = threading.Lock()
 
     def compile(self, wanted: StructuredOutputsParams, owner: str = "") -> Grammar:
-        """Raises ValueError with the reason for what is not valid, is too large, or can't be written with this
-        vocabulary, ParlayError where the package that does this is missing, and MachineBusy where it got no time."""
+        """Compile a grammar.
+
+        Raises ValueError if it is invalid, too large, or can't be written with this vocabulary; ParlayError if the
+        package for it is missing; MachineBusy if compiling got no time.
+        """
         if find_spec("llguidance") is None:
             raise ParlayError("structured output needs the package llguidance: pip install 'parlay[structured]'")
         check_size(wanted)
@@ -144,16 +150,16 @@ class Grammars:
         return found
 
     def prepare(self) -> None:
-        """Read the vocabulary now, which the first to ask for a form would wait for, and all other threads with it.
+        """Read the vocabulary now, so that the first structured request, and all other threads, need not wait for it.
 
-        What is wrong with it is told to whoever asks.
+        An error is reported to the first such request.
         """
         if find_spec("llguidance") is not None:
             with suppress(ValueError):
                 self._read_once()
 
     def rest(self) -> None:
-        """Forget what was compiled, and end the second process. What comes next is compiled as before."""
+        """Forget compiled grammars, and end the second process. Later requests compile as before."""
         with self._lock:
             self._kept.clear()
             compiler = self._compiler
@@ -161,7 +167,7 @@ class Grammars:
             compiler.checker.end()
 
     def _settle(self, key: _Key, question: bytes, work: Future[Grammar | str]) -> None:
-        """Compile for everyone of this owner who asks for the same meanwhile."""
+        """Compile once for all requests of this owner that ask for the same meanwhile."""
         try:
             found = self._compiled_or_refused(question)
         except BaseException as error:
@@ -226,7 +232,7 @@ class Grammars:
 
 
 def _with_large_stack(function: Callable[[], T]) -> T:
-    """Return or raise what the function does, called in a thread of its own."""
+    """Call the function in a thread with a large stack, and return or raise what it does."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -235,7 +241,7 @@ def _with_large_stack(function: Callable[[], T]) -> T:
         except BaseException as error:
             future.set_exception(error)
 
-    with _stack_lock:  # the size is one setting for the whole process
+    with _stack_lock:  # the stack size is a setting of the whole process
         before = threading.stack_size(_STACK)
         try:
             threading.Thread(target=run, name="parlay-compile").start()

@@ -1,4 +1,4 @@
-"""How large a constraint may be, checked before anything compiles it, and the compiler's own limits in words."""
+"""Limits on the size of a constraint, checked before it is compiled, and the compiler's own limits in words."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _SHOWN = 300
 _RULE = re.compile(r"^\s*[?!]?[\w.-]+\s*(?:::=|[:\[])", re.MULTILINE)
 
 _PICTURE = re.compile(r"\s*(\d+ \||\|?\s*\^+\s*$)")
-"""A line that quotes what was written, or points into it."""
+"""Matches a line that quotes the definition, or points into it."""
 
 
 def check_size(wanted: StructuredOutputsParams) -> None:
-    """Raises ValueError that gives the number, and the limit that it is above."""
+    """Raises ValueError that names the number and the limit it exceeds."""
     if wanted.choice is not None:
         _check("choice", len(wanted.choice), CHOICES, "texts")
         _check_bytes("choice", "".join(wanted.choice))
@@ -41,7 +41,7 @@ def check_size(wanted: StructuredOutputsParams) -> None:
 
 
 def schema_of(given: str | Mapping[str, Any]) -> dict[str, Any]:
-    """The schema as data. Raises ValueError for what is not JSON, or no object."""
+    """The schema as data. Raises ValueError if it is not JSON, or not an object."""
     try:
         schema = json.loads(given) if isinstance(given, str) else dict(given)
     except (ValueError, RecursionError) as error:
@@ -52,7 +52,7 @@ def schema_of(given: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_schema(schema: dict[str, Any]) -> None:
-    """Level by level, so that no depth is too much for this function."""
+    """Check sizes level by level, so that a deep schema can't exhaust the stack."""
     references = names = depth = 0
     level: list[Any] = [schema]
     while level:
@@ -87,7 +87,7 @@ def _check(field: str, count: int, most: int, what: str) -> None:
 
 
 def in_one_line(reason: str) -> str:
-    """Without its dump of the parser's state, its picture of the place, and what it says of a fault of its own."""
+    """The error in one line, without the parser's state, the quoted definition, and details of an internal fault."""
     lines = reason.partition("<state>")[0].splitlines()
     told = " ".join(" ".join(line for line in lines if not _PICTURE.match(line)).split())
     if "panic" in told.partition(":")[0]:
@@ -96,6 +96,6 @@ def in_one_line(reason: str) -> str:
 
 
 def limit_reached(matcher: LLMatcher) -> str | None:
-    """Which limit of the library a matcher has failed at; None for one that goes on, has ended, or is at a dead end."""
+    """The library's limit at which a matcher failed; None if it is not failed, has ended, or is at a dead end."""
     reason = matcher.get_error() if matcher.is_error() else ""
     return None if not reason or reason.startswith("NoExtension") else in_one_line(reason)

@@ -1,4 +1,4 @@
-"""`oneOf` in JSON schemas: no grammar counts which parts a text fits, so it must be plain that it fits one at most."""
+"""`oneOf` in JSON schemas: a grammar can't count the parts that a text fits, so parts must be provably disjoint."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Schema = dict[str, Any]
 
 _KINDS = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _MOST = 50_000
-"""Comparisons, about a tenth of a second. What is not compared is not known to be apart."""
+"""The most comparisons, about a tenth of a second. Parts that were not compared do not count as disjoint."""
 _DEEPEST = 32
 _UNREAD = frozenset({"patternProperties", "propertyNames", "unevaluatedProperties"})
-"""Words that say of fields that are not listed what this module does not read."""
+"""Keywords that say something about unlisted fields, which this module does not read."""
 
 
 class OneOf:
-    """Finds out whether the parts of each ``oneOf`` are apart: by types, constants, and the fields of objects.
+    """Finds out whether the parts of each ``oneOf`` are disjoint: by types, constants, and the fields of objects.
 
-    ``root`` is the document that references lead into. ``closed`` is how a text's objects are held to a schema, where
-    that is closer than the schema itself; ``follow`` looks up a reference.
+    ``root``: the document that references point into. ``closed``: the schema that a text's objects really follow, if
+    that is stricter than the given one. ``follow`` resolves a reference.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class OneOf:
         """Whether a ``oneOf`` has been left as it was."""
 
     def told_as_any(self, schema: Schema) -> Schema:
-        """Write ``anyOf`` where no text can fit two parts: it is the same then."""
+        """Replace ``oneOf`` by ``anyOf`` if no text can fit two parts, so that both mean the same."""
         parts = schema.get("oneOf")
         if not isinstance(parts, list) or not parts:
             return schema
@@ -48,7 +48,7 @@ class OneOf:
         return {("anyOf" if word == "oneOf" else word): value for word, value in schema.items()}
 
     def _apart(self, text: Any, other: Any, depth: int) -> bool:
-        """Whether a text that is held to the schema ``text`` never fits ``other``. False where that is not plain."""
+        """Whether a text that follows the schema ``text`` never fits ``other``. False if that is not certain."""
         self._left -= 1
         if text is False or other is False:
             return True
@@ -61,7 +61,7 @@ class OneOf:
         )
 
     def _readings(self, schema: Schema) -> Iterator[list[Any]]:
-        """Lists of schemas, of each of which one holds for whatever fits the schema."""
+        """Lists of schemas. For each list, any value that fits the schema fits at least one member."""
         followed = self._follow(schema, self._root)
         if followed is not schema:
             yield [followed]
@@ -80,7 +80,7 @@ class OneOf:
         return not common or (common == {"object"} and self._apart_by_a_field(text, other, depth))
 
     def _apart_by_a_field(self, text: Schema, other: Schema, depth: int) -> bool:
-        """Whether a field that one of two objects must have can't be in both."""
+        """Whether some required field of one object can't have a value that fits both."""
         text = self._closed(text)
         names = [*_required(text), *_required(other)]
         return any(self._apart(_field(text, name), _field(other, name), depth) for name in names)
@@ -99,7 +99,7 @@ def _spelled(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The same with whole numbers spelled in one way: 1.0 is 1 in JSON Schema."""
+    """The value with integral floats as integers: 1.0 is 1 in JSON Schema."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
@@ -133,7 +133,7 @@ def _required(schema: Schema) -> list[str]:
 
 
 def _field(schema: Schema, name: str) -> Any:
-    """The schema of a field's value; True where that may be anything, False where there is no such field."""
+    """The schema of a field's value; True if anything is allowed, False if there is no such field."""
     fields = schema.get("properties")
     if isinstance(fields, dict) and name in fields:
         return fields[name]

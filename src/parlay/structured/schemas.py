@@ -1,4 +1,4 @@
-"""JSON schemas in the words that their compiler knows, and its refusals in plain ones."""
+"""Rewrites JSON schemas for their compiler, and explains its refusals in plain words."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from parlay.structured.one_of import OneOf
 Schema = dict[str, Any]
 
 SPACE = r" |\n[ \t]{0,20}"
-"""What may stand between the parts of JSON: a space, or a line's indentation. Small models fill all that they may."""
+"""What may separate the parts of JSON: a space, or a line break and indentation. Small models use all that they may."""
 
 _DATA = frozenset({"const", "default", "enum", "examples"})
-"""Words whose values are no schemas."""
+"""Keywords whose values are not schemas."""
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-"""Words whose values hold schemas under names of their own, which are no words."""
+"""Keywords whose values map names to schemas; the names are not keywords."""
 _REMARKS = frozenset({"title", "description", "deprecated", "$comment"})
 _FORMATS = re.compile(
     r"date-time|date|time|duration|(idn-)?email|(idn-)?hostname|ipv4|ipv6|[ui]ri(-reference)?|uuid|uri-template|"
     r"(relative-)?json-pointer|regex"
 )
-"""What JSON Schema defines (2020-12, validation, section 7.3). Any other format is a remark."""
+"""Formats that JSON Schema defines (2020-12, validation, section 7.3). Any other format is only a remark."""
 
 
 def rewritten(part: Any, change: Callable[[Schema], Schema]) -> Any:
-    """Make a change to a schema and to all schemas in it, the innermost first."""
+    """Apply a change to a schema and to all schemas in it, innermost first."""
     if isinstance(part, list):
         return [rewritten(item, change) for item in part]
     if not isinstance(part, dict):
@@ -46,12 +46,12 @@ def _inner(key: str, value: Any, change: Callable[[Schema], Schema]) -> Any:
 
 
 def restated(schema: Mapping[str, Any]) -> Schema:
-    """Say the same without words that the compiler refuses: those that ask for nothing, and names in a list.
+    """The same schema without keywords that the compiler refuses: those without effect, and lists of names.
 
     pydantic writes such schemas for ``bytes``, ``Path``, ``SecretStr`` and a dict whose keys are an enum, zod for each
-    record. Objects that list their fields have no others, unless the schema says so or puts objects together: small
-    models add fields until something stops them, and other servers read schemas in that way, too. A ``oneOf`` whose
-    parts may overlap is left to the compiler together with all fields, so that it is judged, and refused, as it is.
+    record. Objects that list their fields get no other fields, unless the schema says so or combines objects: small
+    models add fields until something stops them, and other servers read schemas in this way, too. A ``oneOf`` whose
+    parts may overlap is passed to the compiler unchanged, with all fields, which then refuses it.
     """
     told: Schema = rewritten(dict(schema), partial(_restated, root=schema))
     joined: list[Schema] = []
@@ -66,7 +66,7 @@ def _as_it_is(schema: Schema) -> Schema:
 
 
 def _noted(schema: Schema, joined: list[Schema]) -> Schema:
-    """Add to ``joined`` what is an object and something else at once: which fields it has stands in several places."""
+    """Add to ``joined`` schemas that combine several, so that an object's fields are listed in several places."""
     parts, joins = schema.get("allOf"), schema.keys() & _JOINS
     several = len(joins) > 1 or (isinstance(parts, list) and len(parts) > 1)
     if several or (joins and schema.keys() & {"properties", "patternProperties", "required"}):
@@ -87,7 +87,7 @@ def _closed(schema: Schema) -> Schema:
 
 
 def within_grammar(schema: Mapping[str, Any]) -> str:
-    """Say in a grammar of llguidance that a text keeps to the schema."""
+    """A grammar for llguidance that follows the schema."""
     return f"%json {json.dumps({**restated(schema), 'x-guidance': {'whitespace_pattern': SPACE}})}"
 
 
@@ -101,16 +101,16 @@ _ASKS: Mapping[str, Callable[[Any], bool]] = {
     "format": lambda value: not isinstance(value, str) or _FORMATS.fullmatch(value) is not None,
     "uniqueItems": lambda value: value is not False,
 }
-"""Whether a word asks for something, given its value."""
+"""Whether a keyword has an effect, given its value."""
 
 
 _NEAR, _MOST = 1e-6, 1e300
 
 
 def _with_bounds_apart(schema: Schema) -> Schema:
-    """The same with an exclusive bound moved by a millionth, where the compiler would allow the bound itself.
+    """The schema with an exclusive bound moved by a millionth if the compiler would allow the bound itself.
 
-    It does so for a whole number, such as 0, if no other one is up to the other bound, as in ``0 < x <= 0.5``.
+    It does so for an integer, such as 0, if no other integer is below the other bound, as in ``0 < x <= 0.5``.
     """
     low = max(_numbers(schema, "minimum", "exclusiveMinimum"), default=-math.inf)
     high = min(_numbers(schema, "maximum", "exclusiveMaximum"), default=math.inf)
@@ -125,14 +125,14 @@ def _with_bounds_apart(schema: Schema) -> Schema:
 
 
 def _numbers(schema: Schema, *words: str) -> list[float]:
-    """The values of those words that have a number."""
+    """The values of those keywords that are numbers."""
     found = [schema.get(word) for word in words]
     plain = (value for value in found if isinstance(value, int | float) and not isinstance(value, bool))
     return [float(value) for value in plain if abs(value) < _MOST]
 
 
 def _without_property_names(schema: Schema, root: Mapping[str, Any]) -> Schema:
-    """The schema itself where ``propertyNames`` is more than any text or a list of names."""
+    """The schema without ``propertyNames``, if that is any text or a list of names; otherwise unchanged."""
     rest = dict(schema)
     names = _followed(rest.pop("propertyNames"), root)
     if names is True:
@@ -153,7 +153,7 @@ def _without_property_names(schema: Schema, root: Mapping[str, Any]) -> Schema:
 
 
 def _followed(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Look up what a reference into the same document leads to; anything else stays."""
+    """The target of a reference into the same document; anything else is returned unchanged."""
     if not isinstance(schema, dict) or schema.keys() - _REMARKS != {"$ref"}:
         return schema
     found: Any = root
@@ -179,6 +179,6 @@ _REFUSALS = (
 
 
 def in_plain_words(reason: str) -> str | None:
-    """Say what the compiler lacks, to go behind the field's name; None: it is another fault."""
+    """Explain what the compiler does not support, to follow the field's name; None if the error is another one."""
     found = ((pattern.search(reason), words) for pattern, words in _REFUSALS)
     return next((words.format(match[1].replace("look-around", "lookaround")) for match, words in found if match), None)

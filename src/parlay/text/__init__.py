@@ -1,1 +1,1 @@
-"""Text at the edge of the engine: tokenizing, detokenizing, chat templates, prompts and documents."""
+"""Text at the edge of the engine: tokenising, detokenising, chat templates, prompts and documents."""

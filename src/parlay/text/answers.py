@@ -1,7 +1,7 @@
-r"""Finds the answer in a text that reasons before it: the last number, the last ``\boxed{}``, or what a pattern finds.
+r"""Finds the answer in a text with reasoning: the last number, the last ``\boxed{}``, or a pattern's last match.
 
-A pattern is a user's, and some take for ever. So it runs in a process of its own, which is ended where it takes too
-much time or memory.
+A pattern comes from a user and may run forever. So it runs in a process of its own, which is ended if it takes too much
+time or memory.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from parlay.system.bounded_process import Answer, BoundedProcess, LimitMet, serv
 
 NUMBER, BOXED = "number", "boxed"
 LONGEST_PATTERN = 1024
-"""Characters."""
+"""The most characters of a pattern."""
 LONGEST_TEXT = 1 << 18
-"""Characters at the end of a text in which a pattern looks."""
+"""A pattern is searched for in this many characters at the end of a text."""
 LONGEST_ANSWER = 1024
-"""Characters; what is longer is no answer."""
+"""The most characters of an answer; anything longer is not an answer."""
 CPU_SECONDS = 0.05
-"""Computing time of one search. The engine waits for it."""
+"""Computing time for one search. The engine waits for it."""
 MEMORY = 256 << 20
 STACK = 16 << 20
 
@@ -30,13 +30,13 @@ _BOX = "\\boxed{"
 
 
 class PatternFailed(Exception):
-    """A pattern took more than there is for it. The text says so in one line."""
+    """A pattern took too much time or memory; the message says so in one line."""
 
 
 def check_rule(rule: str) -> None:
-    """Check how answers are found, and start what finding them would wait for.
+    """Check the rule that finds answers, and start the process that searching needs.
 
-    Raises ValueError for a pattern that is too long or not valid, or that takes too long on no text at all.
+    Raises ValueError for a pattern that is too long or invalid, or too slow even on an empty text.
     """
     if rule in (NUMBER, BOXED):
         return
@@ -52,10 +52,10 @@ def check_rule(rule: str) -> None:
 
 
 def find_answer(rule: str, text: str) -> str | None:
-    """Find the answer as texts that agree have it; None where there is none.
+    """Find the answer, in a form in which equal answers are equal texts. None if there is none.
 
-    Numbers of one value are one answer: 1,000 and 1000.0. A pattern's answer is its first group, or all that it
-    matches. All rules take the last match. Raises PatternFailed for a pattern that takes too much.
+    Numbers with the same value are the same answer: 1,000 and 1000.0. A pattern's answer is its first group, or the
+    whole match. All rules take the last match. Raises PatternFailed for a pattern that takes too much.
     """
     if rule == NUMBER:
         return _last_number(text)
@@ -70,13 +70,13 @@ def _last_number(text: str) -> str | None:
 
 
 def _as_number(text: str) -> str | None:
-    """The value, where the text is a number and nothing else but marks of money, percent or mathematics."""
+    """The value, if the text is only a number with marks of currency, percent or mathematics."""
     match = _NUMBER.fullmatch(text.strip("$%.! "))
     return None if match is None else _value(match)
 
 
 def _value(match: re.Match[str]) -> str:
-    """One spelling of each value, without signs of thousands and zeros that say nothing."""
+    """A unique spelling of the value, without thousands separators and trailing zeros."""
     number = Decimal(match[1].replace(",", "") + (match[2] or ""))
     whole = f"{number:f}"
     plain = whole.rstrip("0").rstrip(".") if "." in whole else whole

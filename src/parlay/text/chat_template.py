@@ -1,7 +1,7 @@
-"""Chat templates: the text that a model expects of a conversation, as its tokenizer's template writes it.
+"""Chat templates: render a conversation as the text that the model's tokenizer template writes.
 
-A template is a program that came with a model. It runs in a sandbox with bounds (`template_sandbox`) and sees plain
-values alone. What it is given, and what is added to jinja2's language, is as in transformers' ``apply_chat_template``.
+A template is a program that came with a model. It runs in a sandbox with limits (`template_sandbox`), and sees only
+plain values. Its variables, and extensions of jinja2's language, are those of transformers' ``apply_chat_template``.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from parlay.text.control_tokens import cut, cut_messages, pieces
 from parlay.types import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
-"""A conversation: {"role": ..., "content": ...} each. Content is a text, or a list of {"type": "text", "text": ...}."""
+"""A conversation: messages {"role": ..., "content": ...}. Content is a text, or a list of {"type": "text", "text":
+...}."""
 
 Tools = Sequence[Mapping[str, Any]]
-"""Functions that the model may call: {"type": "function", "function": {"name": ..., "parameters": ...}} each."""
+"""Functions that the model may call: a list of {"type": "function", "function": {"name": ..., "parameters": ...}}."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """How a conversation becomes a prompt. ``variables`` are for templates that know of them.
+    """How a conversation becomes a prompt.
 
-    ``template`` takes the place of the model's own. One that knows no ``tools`` gets them as a system message.
-    ``begin_answer``: the prompt ends where the assistant's turn begins. ``continue_final``: it ends with the last
-    message, which the answer goes on with. ``parse_special``: control tokens that messages, tools or variables spell
-    are read as such, and not as text.
+    ``variables`` are passed to the template. ``template`` replaces the model's own. If the template does not know
+    ``tools``, they are described in a system message. ``begin_answer``: the prompt ends where the assistant's turn
+    begins. ``continue_final``: the prompt ends with the last message, which the answer continues. ``parse_special``:
+    control tokens spelled in messages, tools or variables are read as control tokens, not as text.
     """
 
     tools: Tools = ()
@@ -43,7 +44,7 @@ class ChatOptions:
 
 
 SAMPLING: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.95}
-"""How chats sample where the model's makers recommend nothing."""
+"""How chats are sampled if the model's makers recommend nothing."""
 
 SET_HERE = frozenset(
     {
@@ -52,13 +53,13 @@ SET_HERE = frozenset(
         *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
     }
 )
-"""Names that no variable of a request may have: those that `render` gives a template, and transformers' own."""
+"""Names that no variable of a request may have: those that `render` sets, and transformers' own."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Fields under which a message tells its reasoning. Templates read the first, or the second."""
+"""Fields in which a message may have its reasoning. Templates read the first or the second."""
 
 _MARK = "[[the answer goes on here]] "
-"""Stands after the message that is to be continued. Its space shows whether the template cut spaces away there."""
+"""Put after the message to be continued. Its trailing space shows whether the template strips spaces there."""
 
 
 def render(
@@ -71,12 +72,11 @@ def render(
     begin_answer: bool = True,
     continue_final: bool = False,
 ) -> str:
-    """The text of ``messages``. ``tools`` and ``variables`` are for templates that know of them.
+    """The text of ``messages``. ``tools`` and ``variables`` are passed to the template.
 
-    ``template`` takes the place of the model's own.
-    ``begin_answer``: it ends where the assistant's turn begins. ``continue_final``: it ends with the last message,
-    which the answer goes on with. Raises ValueError for what can't be rendered, and TemplateError for what the template
-    refuses or fails at.
+    ``template`` replaces the model's own. ``begin_answer``: the text ends where the assistant's turn begins.
+    ``continue_final``: it ends with the last message, which the answer continues. Raises ValueError for a conversation
+    that can't be rendered, and TemplateError if the template refuses or fails.
     """
     if not messages:
         raise ValueError("the conversation is empty: give one message at least")
@@ -106,9 +106,9 @@ def render_pieces(
     begin_answer: bool = True,
     continue_final: bool = False,
 ) -> list[str]:
-    """`render` in pieces to be encoded one by one (`tokenize.encode_pieces`).
+    """`render` in pieces, to be encoded one by one (`tokenize.encode_pieces`).
 
-    So the control tokens are those of the template, and none that a message, a tool or a variable spells.
+    So control tokens come only from the template, never from the text of a message, a tool or a variable.
     """
     text = render(
         tokenizer,
@@ -123,7 +123,7 @@ def render_pieces(
 
 
 _TOOLS_OF_SYSTEM = re.compile(r"""message\[['"]tools['"]\]""")
-"""In templates that read tools from the system message, as JSON: Phi-4-mini's."""
+"""Matches templates that read tools from the system message, as JSON: Phi-4-mini's."""
 
 
 def takes_tools(template: str) -> bool:
@@ -133,7 +133,7 @@ def takes_tools(template: str) -> bool:
 def told_of_tools(
     tokenizer: Tokenizer, messages: Messages, tools: Tools, template: str | None = None
 ) -> tuple[Messages, Tools]:
-    """Messages and tools to `render`. A template that knows no tools gets them in the first system message."""
+    """Messages and tools for `render`. If the template does not know tools, the first system message describes them."""
     chosen = template or _chosen(tokenizer, with_tools=True) if tools and messages else ""
     if not chosen:
         return messages, tools
@@ -151,7 +151,7 @@ def told_of_tools(
 
 
 def _chosen(tokenizer: Tokenizer, *, with_tools: bool) -> str:
-    """The model's template; of several the one for tools where there are some, else the default."""
+    """The model's template; if it has several, the one for tools if there are tools, else the default."""
     found = tokenizer.chat_template
     if not found:
         raise ValueError("this model has no chat template")
@@ -164,13 +164,13 @@ def _chosen(tokenizer: Tokenizer, *, with_tools: bool) -> str:
 
 
 _ASKS_FOR_NO_CONTENT = re.compile(r"""\bcontent(['"]\])? is (not )?none""")
-"""In templates that write calls, or no text beside them, only where content is none: those of DeepSeek R1."""
+"""Matches templates that write calls (or only calls) only if content is none: those of DeepSeek R1."""
 _JOINS_ARGUMENTS = re.compile(r"""\barguments(['"]\])?\s*\+""")
-"""In templates that join a call's arguments to other texts, and so want them as a text of JSON: DeepSeek's."""
+"""Matches templates that concatenate a call's arguments, and so need them as JSON text: DeepSeek's."""
 
 
 def _turn(message: Mapping[str, Any], template: str) -> dict[str, Any]:
-    """A message with what it says alone, and its reasoning under the names that templates read."""
+    """A message without empty fields, with its reasoning under the names that templates read."""
     turn = {name: _plain(value) for name, value in message.items() if value is not None}
     calls = turn.get("tool_calls")
     if calls and not turn.get("content") and _ASKS_FOR_NO_CONTENT.search(template):
@@ -183,7 +183,7 @@ def _turn(message: Mapping[str, Any], template: str) -> dict[str, Any]:
 
 
 def _with_arguments(call: Any, *, as_text: bool) -> Any:
-    """A call with its arguments as JSON in a text, or else as an object, in whichever way they were given."""
+    """A call with its arguments as JSON text, or else as an object, in whichever form they were given."""
     if not isinstance(call, dict):
         return call
     if "function" in call:
@@ -199,7 +199,7 @@ def _with_arguments(call: Any, *, as_text: bool) -> Any:
 
 
 def _plain(value: object) -> Any:
-    """The same as values of JSON: the sandbox knows nothing of what the methods of other objects do."""
+    """The value as plain JSON values, because the sandbox can't control methods of other objects."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -207,7 +207,7 @@ def _plain(value: object) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return str.__str__(value)  # not what a class of its own makes of it
+        return str.__str__(value)  # not the string of a subclass
     if isinstance(value, int):
         return int.__int__(value)
     if isinstance(value, float):
@@ -216,7 +216,7 @@ def _plain(value: object) -> Any:
 
 
 def _mark(turn: dict[str, Any], template: str) -> None:
-    """Marks the end of the content, so that it can be found in the text."""
+    """Mark the end of the content, so that it can be found in the rendered text."""
     content = turn.get("content")
     if not isinstance(content, str):
         raise ValueError("the last message has no content to continue")
@@ -234,21 +234,21 @@ def _cut(text: str, content: str) -> str:
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:
-    """Raises ValueError for a variable that a template can't be given."""
+    """Raises ValueError for a variable that can't be passed to a template."""
     for name in variables:
         if name in SET_HERE:
             raise ValueError(f"chat_template_kwargs can't hold {name}, which has a value already: leave it out")
 
 
 def with_system(messages: Messages, text: str) -> Messages:
-    """The conversation with this system message in place of its own."""
+    """The conversation with this system message instead of its own."""
     own = ("system", "developer")
     others = [each for each in messages if not isinstance(each, Mapping) or each.get("role") not in own]
     return [{"role": "system", "content": text}, *others]
 
 
 def plain_messages(messages: Messages) -> list[dict[str, Any]]:
-    """The messages with the parts of each content joined to one text. Raises ValueError for a part that is no text."""
+    """The messages with the parts of each content joined to one text. Raises ValueError for a part that is not text."""
     return [{**message, "content": _joined(message.get("content"), place)} for place, message in enumerate(messages)]
 
 

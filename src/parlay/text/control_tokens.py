@@ -1,8 +1,8 @@
-"""Keeps what a conversation says from being read as control tokens, by which a user could speak as the system.
+"""Keeps texts of a conversation from being read as control tokens, by which a user could speak as the system.
 
-The spelling of a control token inside a message is cut after its first character, by a mark that the template carries
-into its text. There the text is cut into pieces that are encoded one by one, and none of them spells that token. A
-conversation without such spellings is one piece, so its ids are those that transformers gives it.
+In messages, the spelling of a control token is cut after its first character, by a mark that the template copies into
+its text. There the text is split at the marks into pieces, which are encoded one by one, so no piece spells the token.
+A conversation without such spellings is one piece, so its ids are the same as in transformers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from parlay.text.end_tokens import KNOWN_ENDS
 from parlay.types import Tokenizer
 
 CUT = "\U0010fffd"
-"""The mark: a private character, which no tokenizer gives a meaning. It is lost from texts that hold it themselves."""
+"""The mark: a private-use character, to which no tokenizer gives a meaning. Texts that contain it lose it."""
 
 _LOOKS_LIKE_CONTROL = re.compile(r"[<\[{].+[>\]}]", re.DOTALL)
 _AROUND_ROLES = ("<|{}|>", "<{}>", "[{}]", "<|{}>", "<{}|>")
 
 
 def spellings(tokenizer: Tokenizer, *, assistant: bool) -> frozenset[str]:
-    """Texts that may not become tokens in what a message says.
+    """Texts that must not become tokens in a message.
 
     An ``assistant`` may have written tokens that are not special, such as the marks of a call or of reasoning.
     """
@@ -36,9 +36,9 @@ def spellings(tokenizer: Tokenizer, *, assistant: bool) -> frozenset[str]:
 
 
 def cut_messages(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with control tokens in what they say cut apart.
+    """The messages, with spellings of control tokens cut apart in their texts.
 
-    Raises ValueError for a role that a template could make the end of a message of.
+    Raises ValueError for a role that a template could turn into the end of a message.
     """
     for message in messages:
         _check_role(message.get("role"))
@@ -49,7 +49,7 @@ def cut_messages(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) ->
 
 
 def cut(tokenizer: Tokenizer, value: Any, *, assistant: bool = False) -> Any:
-    """The same value, with control tokens cut apart in each of its texts."""
+    """The value, with spellings of control tokens cut apart in all its texts."""
     if isinstance(value, Mapping):
         return {cut(tokenizer, key): cut(tokenizer, item, assistant=assistant) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -61,13 +61,13 @@ def cut(tokenizer: Tokenizer, value: Any, *, assistant: bool = False) -> Any:
 
 
 def pieces(text: str) -> list[str]:
-    """The parts of a rendered text that are encoded one by one."""
+    """The pieces of a rendered text, to be encoded one by one."""
     return [piece for piece in text.split(CUT) if piece]
 
 
 @lru_cache(maxsize=16)
 def _pattern(texts: frozenset[str]) -> re.Pattern[str] | None:
-    """Finds the places after the first character of each spelling, overlapping ones too."""
+    """Matches the places after the first character of each spelling, also where spellings overlap."""
     by_first: dict[str, list[str]] = {}
     for text in sorted(texts):
         by_first.setdefault(text[0], []).append(re.escape(text[1:]))

@@ -18,17 +18,17 @@ from parlay.text.tokenize import encode_all
 from parlay.types import Tokenizer
 
 FIELDS = ("text", "output", "content")
-"""Where a JSON line keeps its text; the first that is there is taken."""
+"""Fields of a JSON line that may have its text; the first that exists is used."""
 STDIN = Path("-")
 
-_PIECE = 100_000  # characters that are tokenised at once; a longer document is parted at line ends
-_BATCH = 1_000_000  # bytes that are tokenised together
-_LONGEST_LINE = 64 * _BATCH  # of a text that is read in pieces
+_PIECE = 100_000  # characters tokenised at once; longer documents are split at line ends
+_BATCH = 1_000_000  # bytes tokenised together
+_LONGEST_LINE = 64 * _BATCH  # bytes, of a text that is read in pieces
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusSource:
-    """One file to read, or standard input. ``named``: the user asked for this very file, so it must be text."""
+    """One file to read, or standard input. ``named``: the user named this very file, so it must be text."""
 
     path: Path
     named: bool
@@ -39,7 +39,7 @@ class CorpusSource:
 
 
 def sources(names: Sequence[str]) -> list[CorpusSource]:
-    """The files, those of folders included, hidden ones left out. Raises ValueError for what is not there."""
+    """The files, including those in folders, without hidden ones. Raises ValueError for a path that does not exist."""
     found: list[CorpusSource] = []
     for path in map(Path, names):
         if path.is_dir():
@@ -60,9 +60,9 @@ Document = tuple[str, int]
 
 
 def documents(source: CorpusSource) -> Iterator[Document] | None:
-    """One for each line of a .jsonl file, else one in all. None: no text, and not asked for by name.
+    """One document per line of a .jsonl file, otherwise one per file. None: not text, and not named by the user.
 
-    Raises ValueError for a file that was asked for and is not UTF-8, and for lines that hold no text.
+    Raises ValueError for a named file that is not UTF-8, and for lines without a text.
     """
     text = _content(source)
     if text is None:
@@ -73,11 +73,11 @@ def documents(source: CorpusSource) -> Iterator[Document] | None:
 
 
 def streams(source: CorpusSource, skipped: list[CorpusSource] | None = None) -> Iterator[Iterator[str]]:
-    """The same documents, each in pieces of about a million characters that end at a line's end, or between words.
+    """The same documents, each in pieces of about a million characters that end at a line's end or between words.
 
-    However large the file is, little of it is in memory. Each document must be read to its end before the next.
-    Raises ValueError as `documents` does, and for JSON lines above 64 MB. A file of a folder
-    whose first megabyte is not UTF-8 holds no text, and joins ``skipped``.
+    Only a small part of a file is in memory. Each document must be read to its end before the next. Raises ValueError
+    as `documents` does, and for JSON lines above 64 MB. A file in a folder whose first megabyte is not UTF-8 counts as
+    not text, and is added to ``skipped``.
     """
     pieces = _whole_lines(source, [] if skipped is None else skipped)
     if source.path.suffix != ".jsonl":
@@ -123,7 +123,7 @@ def _whole_lines(source: CorpusSource, skipped: list[CorpusSource]) -> Iterator[
 
 
 def lines(source: CorpusSource) -> Iterator[tuple[int, str]]:
-    """The lines of a file that are not empty, with their numbers; errors as in `documents`."""
+    """The non-empty lines of a file with their numbers. Raises what `documents` raises."""
     return _numbered(_content(source) or "")
 
 
@@ -132,7 +132,7 @@ def _numbered(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _content(source: CorpusSource) -> str | None:
-    """None: no UTF-8, and not asked for by name."""
+    """The text of a source. None: not UTF-8, and not named by the user."""
     try:
         return (sys.stdin.buffer.read() if source.path == STDIN else source.path.read_bytes()).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -145,7 +145,7 @@ def _content(source: CorpusSource) -> str | None:
 
 
 def text_of(line: str, where: str) -> str:
-    """The text of a JSON line. Raises ValueError, which says ``where`` it stands, where there is none."""
+    """The text of a JSON line. Raises ValueError, which begins with ``where``, if there is none."""
     try:
         record: Any = json.loads(line)
     except ValueError:
@@ -162,7 +162,7 @@ def text_of(line: str, where: str) -> str:
 def encode(
     texts: Iterator[Document], tokenizer: Tokenizer, done: Callable[[int], object] = bool
 ) -> Iterator[NDArray[np.uint32]]:
-    """The ids of each text, without special tokens; ``done`` gets the number of bytes just finished."""
+    """The ids of each text, without special tokens. ``done`` is called with the number of bytes just finished."""
     batch: list[Document] = []
     waiting = 0
     for text, size in texts:
@@ -177,7 +177,7 @@ def encode(
 
 
 def _encode(texts: Sequence[Document], tokenizer: Tokenizer) -> Iterator[NDArray[np.uint32]]:
-    """Pieces of all the texts, put together again."""
+    """The ids of each text, joined from the ids of its pieces."""
     pieces = [list(cut(text)) for text, _ in texts]
     flat = [piece for parts in pieces for piece in parts]
     encoded = (ids for some in _some(flat) for ids in encode_all(tokenizer, some, special=False))
@@ -186,7 +186,7 @@ def _encode(texts: Sequence[Document], tokenizer: Tokenizer) -> Iterator[NDArray
 
 
 def _some(pieces: Sequence[str]) -> Iterator[list[str]]:
-    """Give as many at once as keep all threads busy: nobody can interrupt a call that tokenizes them."""
+    """Groups of as many pieces as keep all threads busy; a call that tokenises a group can't be interrupted."""
     some: list[str] = []
     size = 0
     for piece in pieces:
@@ -199,7 +199,7 @@ def _some(pieces: Sequence[str]) -> Iterator[list[str]]:
 
 
 def cut(text: str) -> Iterator[str]:
-    """Part a text for the tokenizer, at line ends where that can be."""
+    """Split a text for the tokenizer, at line ends if possible."""
     start = 0
     while start < len(text):
         end = text.rfind("\n", start, start + _PIECE) + 1 or start + _PIECE

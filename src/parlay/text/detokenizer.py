@@ -1,4 +1,4 @@
-"""The edge between ids and text: incremental detokenising, and stop strings that may straddle tokens."""
+"""Incremental detokenising, and stop strings that may span tokens."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from parlay.types import SamplingParams, Tokenizer
 
 class Detokenizer(Protocol):
     def push(self, token: int) -> str:
-        """The text that one more token completes; empty while it ends inside a character."""
+        """The text that one more token completes; empty while the text ends inside a character."""
         ...
 
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
-"""Stands for bytes that are no character."""
+"""Stands for bytes that are not a character."""
 _UNFIT = "Invalid prefix encountered"
-"""How the library's error begins where tokens change the text of those before them."""
+"""Beginning of the library's error if a token changes the text of earlier ones."""
 
 
 class _FastDetokenizer:
@@ -34,7 +34,7 @@ class _FastDetokenizer:
         self._kept_back.append(token)
         try:
             piece = self._stream.step(self._tokenizer, token) or ""
-        except Exception as error:  # the library has no narrower kind
+        except Exception as error:  # the library raises no narrower type
             if not str(error).startswith(_UNFIT):
                 raise
             piece = self._begin_again()
@@ -43,17 +43,17 @@ class _FastDetokenizer:
         return piece
 
     def _begin_again(self) -> str:
-        """Give the text of what was kept back alone.
+        """Decode only the tokens that were kept back.
 
-        Tokens of single bytes are decoded together. If some of them are no character, all of the run is broken, also
-        those before whose text is given out already. That text stands.
+        Tokens of single bytes are decoded together. If some of them are not a character, all of the run is broken, also
+        earlier ones whose text was released already. That text stays.
         """
         self._stream = DecodeStream(skip_special_tokens=self._skip)
         return "".join([self._stream.step(self._tokenizer, token) or "" for token in self._kept_back])
 
 
 class _SlowDetokenizer:
-    """For tokenizers without a compiled backend: decodes everything again, which is quadratic but right."""
+    """For tokenizers without a compiled backend: decodes all tokens each time, which is quadratic but correct."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -78,15 +78,16 @@ def make_detokenizer(tokenizer: Tokenizer, skip_special_tokens: bool) -> Detoken
 
 
 _READ_BEFORE = 16
-"""How many tokens of the prompt, the last ones, are read before a text. Some tokenizers leave out the space of the very
+"""How many of the prompt's last tokens are decoded before a text. Some tokenizers leave out the space before the very
 first word, and a character may begin in the prompt."""
 
 
 class TextStream:
-    """The text of one sample as its tokens are committed; the engine's stop checker for it.
+    """The text of one sample as its tokens are committed; also the engine's stop checker for it.
 
-    Text is released late enough that no part of a stop string ever is, unless that is asked for. It goes on from the
-    tokens ``before`` it. Where special tokens are skipped, so are ``ends``, special or not; with ``marks`` only these.
+    Text is held back so that no part of a stop string is released, unless the request wants that. The text continues
+    after the tokens ``before``. If special tokens are skipped, so are ``ends``, special or not; with ``marks``, only
+    ``ends`` are skipped.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class TextStream:
         self._min_tokens = params.min_tokens
         self._hold = max((len(stop) for stop in self._stops), default=1) - 1
         self.ends: list[int] = []  # length of the text after each token
-        self._next = 0  # first token whose text is not wholly released
+        self._next = 0  # the first token whose text is not completely released
         self._released = 0
         self.text = ""
         self.stop_reason: str | None = None
@@ -145,7 +146,7 @@ class TextStream:
         return True
 
     def release(self, final: bool) -> list[tuple[int, str]]:
-        """Text not yet given out, as (index of the output token it came with, piece); all of it when ``final``."""
+        """Text not released yet, as (index of the output token it came with, piece); all of it if ``final``."""
         safe = len(self.text) if final else max(self._released, len(self.text) - self._hold)
         pieces: list[tuple[int, str]] = []
         while self._next < len(self.ends) and self._released < safe:

@@ -1,4 +1,4 @@
-"""Which tokens end a text: those that a model names, and those whose text is a known end."""
+"""Finds the tokens that end a text: those that a model names, and those whose text is a known end."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ KNOWN_ENDS = frozenset(
         *("<|file_sep|>", "<file_sep>"),
     }
 )
-"""Texts of control tokens that end a text, a message or the middle of a file, as llama.cpp's vocabulary has them."""
+"""Texts of control tokens that end a text, a message or the middle of a file, as in llama.cpp's vocabulary."""
 
 _INNER_END = "<|end|>"
 _OUTER_ENDS = frozenset({"<|return|>", "<|call|>"})
-"""Where a vocabulary has both, `_INNER_END` ends a part of the answer only (gpt-oss)."""
+"""If a vocabulary has both of these, `_INNER_END` ends only a part of the answer (gpt-oss)."""
 
 
 def end_tokens(tokenizer: Tokenizer | None, named: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    """Ids of the tokens that end a model's texts: the ``named`` ones first, then those that its tokenizer has.
+    """Ids of the tokens that end a model's texts: the ``named`` ones first, then those in its tokenizer.
 
-    A token that is not added (so one of plain text) never counts by its text alone.
+    A token that is not an added token never counts because of its text.
     """
     if tokenizer is None:
         return tuple(dict.fromkeys(token for token in named if 0 <= token < vocab_size))
@@ -38,9 +38,9 @@ def end_tokens(tokenizer: Tokenizer | None, named: Sequence[int], vocab_size: in
 
 
 def read_end_tokens(spelled: str, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:
-    """Ids of the tokens that a user names instead of the model's own: ids or texts, separated by commas.
+    """Ids of end tokens that a user names instead of the model's own: ids or texts, separated by commas.
 
-    Raises ParlayError for a name that is no single token of the model.
+    Raises ParlayError for a name that is not a single token of the model.
     """
     return tuple(dict.fromkeys(_one_token(name.strip(), tokenizer, vocab_size) for name in spelled.split(",")))
 

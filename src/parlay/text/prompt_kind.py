@@ -1,4 +1,4 @@
-"""Tells what a request asks for, by a few cheap rules that can be read: it says which drafters are likely to pay."""
+"""Tells what kind of task a prompt asks for, by a few cheap, readable rules. It hints which drafters will pay."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from parlay.types import SamplingParams, Tokenizer
 
 PROSE = "prose"
 FORM = "form"
-"""The kind of answers that are held to a form, whatever their prompt says."""
+"""The kind of requests with structured output, whatever their prompts say."""
 
-_HEAD, _TAIL = 240, 240  # characters of the beginning and the end of a prompt that are read: there stands what is asked
-_CODE_LOOK = 1600  # characters in which code is looked for
-_LONG = 600  # characters from which on a prompt brings a text along
+_HEAD, _TAIL = 240, 240  # characters read at the beginning and the end of a prompt, where the task is
+_CODE_LOOK = 1600  # characters searched for code
+_LONG = 600  # characters from which on a prompt includes a text
 _TEXT = 200  # characters from which on there is something to edit
 _LANGUAGES = (
     "arabic|chinese|czech|danish|dutch|english|finnish|french|german|greek|hindi|italian|japanese|korean|latin|"
@@ -28,7 +28,7 @@ def _rule(*patterns: str) -> re.Pattern[str]:
     return re.compile("|".join(patterns), re.MULTILINE)
 
 
-_GIVEN = _rule(  # a text to be read: what it is about says nothing of the answer
+_GIVEN = _rule(  # a text to be read, whose topic says nothing about the answer
     _POLITE + r"(?:summari[sz]e|tl;dr|extract|passage|text|document|article|context|references?)\b",
     _POLITE + r"(?:answer the|use this|use the|read the)\b.{0,40}\b(?:text|question|passage|article|context)",
 )
@@ -90,12 +90,12 @@ _DIALOGUE = _rule(
 
 
 def kind_of(text: str) -> str:
-    """The kind of what a prompt asks for: one of `parlay.types.KINDS`, `PROSE` where no rule applies."""
+    """The kind of task that a prompt asks for: one of `parlay.types.KINDS`; `PROSE` if no rule applies."""
     return next(_kinds(text), PROSE)
 
 
 def _kinds(text: str) -> Iterator[str]:
-    """In the order in which rules hold: who edits code edits, whatever else the code is."""
+    """The kinds whose rules apply, in order of precedence: editing code is an edit, not code."""
     asked = (text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]}\n{text[-_TAIL:]}").lower()
     if _GIVEN.search(asked):
         yield "extraction"
@@ -120,11 +120,11 @@ def _kinds(text: str) -> Iterator[str]:
 
 _ROLES = frozenset({"system", "user", "assistant", "model", "tool", "human", "bot"})
 _READ = 128
-"""Tokens of a text's beginning, and of its end, that are read."""
+"""Tokens read at the beginning of a text, and at its end."""
 
 
 class PromptClassifier:
-    """Tells the kind of requests by the last text of their prompts: what stands between special tokens."""
+    """Tells the kind of requests by the last text of their prompts, which is the one between special tokens."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -132,7 +132,7 @@ class PromptClassifier:
         self._special = frozenset(token for token, each in added.items() if each.special)
 
     def of(self, prompt: Sequence[int], params: SamplingParams) -> str:
-        """Tell the kind of the request with this prompt; empty where there is no text."""
+        """The kind of the request with this prompt; empty if it has no text."""
         if params.form is not None:
             return FORM
         if self._tokenizer is None:
@@ -151,6 +151,6 @@ class PromptClassifier:
 
 
 def _without_role(text: str) -> str:
-    """A turn of a conversation without the line that says whose it is."""
+    """A turn of a conversation without the line that names its role."""
     role, _, said = text.strip().partition("\n")
     return said.strip() if role.strip().lower() in _ROLES else text.strip()

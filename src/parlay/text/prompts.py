@@ -1,7 +1,7 @@
-"""Prompts, documents and predictions: from the values users give to texts and ids for each prompt.
+"""Prompts, documents and predictions: turns users' values into texts and ids for each prompt.
 
-A prompt is a text, token ids, or a dict of either, as vLLM takes them. Documents, which a request may copy from, and
-predictions of its output are no part of it: drafters may copy from them, and the text does not depend on them.
+A prompt is a text, token ids, or a dict of either, as in vLLM. Documents and predictions of the output are not part of
+the prompt: drafters may copy from them, and the text does not depend on them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 
 class TokensPrompt(TypedDict):
-    """A prompt given as token ids. ``thoughts``: whether the answer has reasoning, to which no form applies.
-    ``begins``: the answer is a text of its own, as in a chat, and does not go on from the prompt's.
+    """A prompt given as token ids. ``thoughts``: whether the answer has reasoning, which is exempt from any form.
+
+    ``begins``: the answer is a text of its own, as in a chat, and does not continue the prompt.
     """
 
     prompt_token_ids: Sequence[int]
@@ -37,7 +38,7 @@ class TextPrompt(TypedDict):
 
 
 Prompt = str | TextPrompt | TokensPrompt | Sequence[int]
-"""One prompt. A list of numbers is one, too: token ids."""
+"""One prompt. A list of numbers is one prompt, given as token ids."""
 
 Prompts = Prompt | Sequence[Prompt]
 
@@ -64,12 +65,12 @@ def is_prompt(asked: Prompts | Messages) -> TypeIs[Prompt]:
 
 
 def listed(prompts: Prompts) -> list[Prompt]:
-    """Each of them: one prompt is a list of one."""
+    """A list of prompts; one prompt becomes a list of one."""
     return [prompts] if is_prompt(prompts) else list(prompts)
 
 
 def conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
-    """Each of them: one conversation is a list of one. Raises ValueError for a single message."""
+    """A list of conversations; one conversation becomes a list of one. Raises ValueError for a single message."""
     if isinstance(messages, Mapping):
         raise ValueError("a conversation is a list of messages: put a single message in brackets")
     one = bool(messages) and isinstance(messages[0], Mapping)
@@ -77,7 +78,7 @@ def conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]
 
 
 def one_each(value: T | Sequence[T] | None, default: T, count: int, name: str) -> list[T]:
-    """One value per prompt. Raises ValueError when a list has another length than the prompts."""
+    """One value per prompt. Raises ValueError if a list's length is not the number of prompts."""
     if value is None:
         return [default] * count
     if isinstance(value, str) or not isinstance(value, Sequence):
@@ -88,7 +89,10 @@ def one_each(value: T | Sequence[T] | None, default: T, count: int, name: str) -
 
 
 def text_or_ids(prompt: Prompt) -> tuple[str | tuple[int, ...], Thoughts]:
-    """Split a prompt into what it says and whether its answer reasons. Raises ValueError for what is no prompt."""
+    """A prompt's text or ids, and whether its answer has reasoning.
+
+    Raises ValueError for a value that is not a prompt.
+    """
     if isinstance(prompt, str):
         return prompt, "none"
     if not isinstance(prompt, Mapping):
@@ -105,7 +109,7 @@ def text_or_ids(prompt: Prompt) -> tuple[str | tuple[int, ...], Thoughts]:
 
 
 def begins_anew(prompt: Prompt) -> bool:
-    """Whether the answer is a text of its own."""
+    """Whether the answer is a text of its own, not a continuation of the prompt."""
     return isinstance(prompt, Mapping) and prompt.get("begins") is True
 
 
@@ -118,7 +122,7 @@ def _ids(tokens: Iterable[SupportsIndex]) -> tuple[int, ...]:
 
 
 def check_known(ids: Ids, vocab_size: int) -> None:
-    """Raises ValueError for a prompt with an id that a vocabulary of this size lacks."""
+    """Raises ValueError for a prompt with an id outside a vocabulary of this size."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise ValueError(f"the prompt has a token id outside the vocabulary of {vocab_size}")
 
@@ -126,10 +130,10 @@ def check_known(ids: Ids, vocab_size: int) -> None:
 def references(
     documents: Documents | None, prompts: int, tokenizer: Tokenizer | None, vocab_size: int
 ) -> list[tuple[Ids, ...]]:
-    """For each prompt the ids of its documents, without special tokens; empty ones are left out.
+    """For each prompt, the ids of its documents, without special tokens; empty documents are left out.
 
-    Equal texts are tokenised once. Raises ValueError for what is neither text nor ids of the vocabulary, and for a
-    list per prompt that has another length than the prompts.
+    Equal texts are tokenised once. Raises ValueError for a document that is neither text nor ids of the vocabulary, and
+    for a list per prompt of another length than the prompts.
     """
     known: dict[str, Ids] = {}
 
@@ -141,16 +145,16 @@ def references(
         return known[document]
 
     lists = per_prompt(documents, prompts)
-    if all(each is lists[0] for each in lists):  # so that prompts share what they have in common
+    if all(each is lists[0] for each in lists):  # so that prompts share equal documents
         return [tuple(filter(None, map(ids_of, each))) for each in lists[:1]] * prompts
     return [tuple(filter(None, map(ids_of, each))) for each in lists]
 
 
 def predictions(given: Predictions | None, prompts: int, tokenizer: Tokenizer | None, vocab_size: int) -> list[Ids]:
-    """For each prompt the ids of its prediction, without special tokens; none of them where there is none.
+    """For each prompt, the ids of its prediction, without special tokens; empty if there is none.
 
-    A list of token ids is one prediction; a list of texts, of such lists and of None has one for each prompt. Raises
-    ValueError as `references` does.
+    A list of token ids is one prediction; a list of texts, of such lists and of None has one prediction per prompt.
+    Raises ValueError as `references` does.
     """
     if given is None or _is_one(given):
         each: list[Document | None] = [given] * prompts  # type: ignore[list-item]
@@ -164,21 +168,21 @@ def predictions(given: Predictions | None, prompts: int, tokenizer: Tokenizer | 
 
 
 def prediction_ids(given: Document | None, tokenizer: Tokenizer | None, vocab_size: int) -> Ids:
-    """The ids of one prediction; none of None. Raises ValueError for what is neither text nor ids of the vocabulary."""
+    """The ids of one prediction; empty for None. Raises ValueError for a value that is neither text nor ids."""
     if isinstance(given, str):
         return _encode(given, tokenizer, _PREDICTION)
     return () if given is None else _checked(given, vocab_size, _PREDICTION)
 
 
 def _is_one(given: object) -> bool:
-    """Whether this is a single prediction, or something that is none at all."""
+    """Whether this is a single prediction, or an invalid value."""
     if isinstance(given, str | bytes) or not isinstance(given, Sequence) or not given:
         return True
     return not any(one is None or isinstance(one, Sequence) for one in given)
 
 
 def per_prompt(documents: Documents | None, prompts: int) -> list[Sequence[Document]]:
-    """The documents of each prompt. A list in which anything is a text or a list of ids is one for all."""
+    """The documents of each prompt. A list that contains a text or a list of ids is one list for all prompts."""
     if documents is None:
         return [()] * prompts
     if isinstance(documents, str | bytes) or not isinstance(documents, Sequence):
@@ -193,9 +197,9 @@ def per_prompt(documents: Documents | None, prompts: int) -> list[Sequence[Docum
 
 
 def _is_document(value: object) -> bool:
-    """An empty list is none: it may be that of a prompt which has no documents."""
+    """Whether the value counts as a document. An empty list does not: it may belong to a prompt without documents."""
     if isinstance(value, str) or not isinstance(value, Sequence):
-        return True  # what is neither text nor list is refused as a document
+        return True  # values that are neither text nor list are refused later
     return len(value) > 0 and not isinstance(value[0], str | Sequence)
 
 

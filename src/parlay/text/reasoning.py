@@ -1,4 +1,4 @@
-"""Reasoning that models write before an answer: between which marks, and where it begins and ends."""
+"""Reasoning that models write before an answer: its marks, and where it begins and ends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from parlay.types import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The texts around reasoning. ``label`` follows ``begin`` and is none of it; ``answer`` may stand around what
-    follows."""
+    """The texts around reasoning. ``label`` follows ``begin``, and is not part of the reasoning.
+
+    ``answer``: texts that may surround the answer after it.
+    """
 
     begin: str
     end: str
@@ -29,38 +31,38 @@ _KNOWN = (
     THINK,
 )
 _RESPONSE = ("<response>", "</response>")
-"""Around the answers of Granite 3.3 and ERNIE."""
+"""Texts around the answers of Granite 3.3 and ERNIE."""
 
 Thoughts = Literal["none", "maybe", "begun"]
-"""Whether an answer has reasoning; ``begun``: the prompt holds the mark that begins it."""
+"""Whether an answer has reasoning; ``begun``: the prompt ends inside it."""
 
 _LAST = 8
-"""Tokens at the end of a prompt in which reasoning may begin or end."""
+"""Tokens at the end of a prompt that may begin or end reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The ids of both marks. ``begin`` None: the prompt holds it already."""
+    """The ids of both marks. ``begin`` None: the prompt has it already."""
 
     begin: int | None
     end: int
 
 
 def tags_of(template: str) -> Tags | None:
-    """The marks that a chat template speaks of; None where its family does not reason."""
+    """The marks in a chat template; None if models with such templates do not reason."""
     found = next((tags for tags in _KNOWN if tags.end in template), None)
     return replace(found, answer=_RESPONSE) if found is not None and _RESPONSE[1] in template else found
 
 
 def thoughts_after(prompt_end: str, tags: Tags = THINK) -> Thoughts:
-    """Whether the answer to a prompt of such a family has reasoning. The end of the prompt tells."""
+    """Whether the answer has reasoning, by the end of its prompt."""
     if prompt_end.rstrip().endswith(tags.begin):
         return "begun"
     return "none" if tags.end in prompt_end.rpartition(tags.begin)[2] else "maybe"
 
 
 def expected_thoughts(tokenizer: Tokenizer, prompt: Sequence[int]) -> Thoughts:
-    """Whether the answer to a conversation, whose ids these are, has reasoning."""
+    """Whether the answer to a conversation with these ids has reasoning."""
     tags = tags_of(template_text(tokenizer))
     if tags is None:
         return "none"
@@ -68,13 +70,13 @@ def expected_thoughts(tokenizer: Tokenizer, prompt: Sequence[int]) -> Thoughts:
 
 
 def template_text(tokenizer: Tokenizer) -> str:
-    """The chat templates as one text, to see what they know of; empty where there is none."""
+    """All chat templates as one text, to search in; empty if there are none."""
     templates = tokenizer.chat_template
     return "\n".join(templates.values()) if isinstance(templates, dict) else templates or ""
 
 
 def marks(tokenizer: Tokenizer, thoughts: Thoughts) -> Marks | None:
-    """The marks of reasoning that may come; None where none can, or where a mark is not one token."""
+    """The marks of reasoning that may come; None if none can, or if a mark is not one token."""
     vocabulary = {token.content: id for id, token in tokenizer.added_tokens_decoder.items()}
     tags = tags_of(template_text(tokenizer)) or THINK
     if thoughts == "none" or tags.end not in vocabulary or (thoughts == "maybe" and tags.begin not in vocabulary):

@@ -1,8 +1,8 @@
 """Renders chat templates, which are programs that came with a model.
 
-Templates run in jinja2's sandbox, which keeps them from Python's workings and here offers what chat templates use. No
-count of a template's work holds against all ways to work. So every template that is not known runs in a process of its
-own, which is ended where it takes too much time or memory.
+Templates run in jinja2's sandbox, which keeps them away from Python's internals and offers what chat templates use. A
+limit on a template's operations can't cover all ways to waste time. So every unknown template runs in a process of its
+own, which is ended if it takes too much time or memory.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ KNOWN = frozenset(
         "d5495a1e5db0611132a97e46a65dbb64a642a499421228b9c8b93229097fa9a4",  # Qwen2.5-Coder
     }
 )
-"""SHA-256 of templates that were read and found harmless: they render in this process."""
+"""SHA-256 of templates that were reviewed and found harmless; they are rendered in this process."""
 
 CPU_SECONDS = 2.0
-"""Computing time of one rendering; a conversation of 10 million characters takes a tenth of it."""
+"""Computing time for one rendering; a conversation of 10 million characters takes a tenth of it."""
 MEMORY = 512 << 20
-"""Bytes of one rendering."""
+"""Bytes for one rendering."""
 STACK = 16 << 20
 MOST_TEXT = 64 << 20
-"""Characters that a template may write."""
+"""The most characters that a template may write."""
 
 _FILTERS = frozenset(
     {
@@ -53,10 +53,10 @@ _FILTERS = frozenset(
 
 
 def render(template: str, variables: dict[str, Any]) -> str:
-    """The text that a template writes. ``variables`` are values of JSON.
+    """The text that a template writes. ``variables`` are JSON values.
 
-    Raises TemplateError for what the template refuses or fails at, and for one that takes too much, and MachineBusy
-    where its process got no time to answer.
+    Raises TemplateError if the template refuses, fails, or takes too much, and MachineBusy if its process got no time
+    to answer.
     """
     if hashlib.sha256(template.encode(errors="replace")).hexdigest() in KNOWN:
         return _compiled(template).render(variables)
@@ -73,7 +73,7 @@ def render(template: str, variables: dict[str, Any]) -> str:
 
 
 def prepare(template: str) -> None:
-    """Start now what the first rendering of a template would wait for."""
+    """Start what the first rendering of a template would have to wait for."""
     if hashlib.sha256(template.encode(errors="replace")).hexdigest() not in KNOWN:
         _process().start()
 
@@ -101,7 +101,7 @@ def _answer(question: bytes) -> bytes:
 
 
 class _Generation(Extension):
-    """``{% generation %}``, which marks what the assistant wrote, for training. The text is what stands inside."""
+    """``{% generation %}``, which marks the assistant's text for training. It renders its content unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 (the type that jinja2 declares)
 
@@ -112,7 +112,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """jinja2's, less names that begin with an underscore, by which Python's own workings could be had."""
+    """jinja2's namespace without names that begin with an underscore, which could give access to Python's internals."""
 
     def __init__(*args: Any, **attributes: Any) -> None:
         self, *given = args
@@ -131,7 +131,7 @@ def _refuse_private(name: object) -> None:
 
 
 class _Dict:
-    """Lets templates call ``dict``: the class itself would show them more."""
+    """Lets templates call ``dict`` without access to the class itself."""
 
     def __call__(self, *given: Any, **items: Any) -> dict[str, Any]:
         return dict(*given, **items)
@@ -167,7 +167,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """jinja2's own writes for HTML."""
+    """A filter for JSON; jinja2's own escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""From text to token ids, without holding up other threads, and never for a text that is certainly too long."""
+"""Turns text into token ids without blocking other threads, and refuses texts that are certainly too long."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from parlay.models.tokenizers.plain import PlainTokenizer, raise_panic
 from parlay.types import Tokenizer
 
 _CUT = 8
-"""How many times as long as the model's context a text may be that will be cut."""
+"""A text that will be cut may be this many times longer than the model's context."""
 _MANY = 1024
-"""Pieces that are encoded at once."""
+"""How many pieces are encoded at once."""
 _MOST_BYTES = 4
-"""Of a character in UTF-8."""
+"""The most bytes of a character in UTF-8."""
 _COMPOSED = 4
-"""By how much Unicode's NFC shortens a text at most, in bytes."""
+"""The largest factor by which Unicode's NFC shortens a text, in bytes."""
 
 
 class PromptTooLong(ValueError):
-    """A text that the model's context can't hold, whatever its exact number of tokens."""
+    """The model's context can't hold the text, whatever its exact number of tokens."""
 
 
 class Encoder:
@@ -31,33 +31,33 @@ class Encoder:
         self._tokenizer = tokenizer
 
     def prepare(self) -> None:
-        """Look through the vocabulary now, and not when the first text comes."""
+        """Examine the vocabulary now, so that the first text need not wait for it."""
         _ = self._longest
 
     def encode(
         self, text: str | Sequence[str], most: int, *, special: bool = True, cut: bool = False
     ) -> tuple[int, ...]:
-        """The ids, with the tokens that the tokenizer puts around every text if ``special``.
+        """The ids of a text; with ``special``, also the tokens that the tokenizer adds to every text.
 
-        Pieces of a text are encoded one by one, so that no token reaches from one into the next.
-        Raises PromptTooLong for a text that is certainly longer than the ``most`` tokens that the model holds. One
-        whose ids will be ``cut`` may be longer, within bounds. Raises ValueError for what is no Unicode.
+        Pieces of a text are encoded one by one, so that no token spans two pieces. Raises PromptTooLong for a text that
+        is certainly longer than ``most`` tokens, the model's context; a text whose ids will be ``cut`` may be longer,
+        within limits. Raises ValueError for invalid Unicode.
         """
         parts = [text] if isinstance(text, str) else text
         check_unicode("".join(parts), "the prompt is")
         whole, room = "".join(parts), most * (_CUT if cut else 1)
-        # A token stands for a byte at least: short texts need no look through the vocabulary.
+        # Each token stands for at least one byte, so short texts need no check against the vocabulary.
         if len(whole) * _MOST_BYTES > room and (least := self._least_tokens(whole)) > room:
             raise PromptTooLong(f"the prompt has {least} tokens or more, and this model holds {most}: shorten it")
         return tuple(encode_pieces(self._tokenizer, parts, special=special))
 
     def _least_tokens(self, text: str) -> int:
-        """How few tokens the text can have, from its length alone; 0 where that can't be told."""
+        """The fewest tokens that the text can have, by its length alone; 0 if unknown."""
         return -(-len(text.encode(errors="replace")) // self._longest) if self._longest else 0
 
     @cached_property
     def _longest(self) -> int:
-        """Bytes of text that one token stands for at most; 0 for tokenizers that may drop or merge what they read."""
+        """The most bytes of text that one token stands for; 0 for tokenizers that may drop or merge their input."""
         if not self._tokenizer.is_fast:
             return 0
         backend = self._tokenizer.backend_tokenizer
@@ -69,7 +69,7 @@ class Encoder:
 
 
 def check_unicode(text: str, what: str) -> None:
-    """Raises ValueError for a text with half of a surrogate pair, as undecodable bytes leave it: it has no tokens."""
+    """Raises ValueError for a text with half of a surrogate pair, as undecodable bytes leave it. It has no tokens."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -77,12 +77,12 @@ def check_unicode(text: str, what: str) -> None:
 
 
 def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:
-    """The ids of a text, with the tokens that the tokenizer puts around every text if ``special``."""
+    """The ids of a text; with ``special``, also the tokens that the tokenizer adds to every text."""
     return encode_all(tokenizer, [text], special=special)[0]
 
 
 def encode_pieces(tokenizer: Tokenizer, parts: Sequence[str], *, special: bool) -> list[int]:
-    """The ids of a text that is encoded piece by piece. ``special``: the first piece as `encode` has it."""
+    """The ids of a text that is encoded piece by piece. ``special`` applies to the first piece, as in `encode`."""
     ids = encode(tokenizer, parts[0], special=special)
     for start in range(1, len(parts), _MANY):  # other threads can run in between
         for each in encode_all(tokenizer, parts[start : start + _MANY], special=False):
@@ -91,7 +91,7 @@ def encode_pieces(tokenizer: Tokenizer, parts: Sequence[str], *, special: bool) 
 
 
 def encode_all(tokenizer: Tokenizer, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-    """`encode` for several texts. A compiled tokenizer runs beside other threads, and skips what is not used.
+    """`encode` for several texts. A compiled tokenizer runs in parallel with other threads, and skips unused outputs.
 
     Raises ValueError for a text at which the tokenizer fails.
     """
@@ -106,7 +106,7 @@ def encode_all(tokenizer: Tokenizer, texts: Sequence[str], *, special: bool) -> 
 
 
 def _backend(tokenizer: Tokenizer) -> Backend | None:
-    """The compiled tokenizer, where encoding is all that ``tokenizer.encode`` does."""
+    """The compiled tokenizer, if ``tokenizer.encode`` does nothing but call it."""
     if isinstance(tokenizer, PlainTokenizer):
         return tokenizer.backend_tokenizer
     if not tokenizer.is_fast:
