@@ -1,4 +1,4 @@
-"""Adapters that requests name like models: which there are, and the model beneath each."""
+"""LoRA adapters that requests name in place of a model, each with its base model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from parlay.serve.hosted import Served
 from parlay.types import ParlayError
 
 MOST_ADAPTERS = 256
-"""That one server has by name at most, for each takes memory."""
+"""The most named adapters of one server, as each takes memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedAdapter:
-    """An adapter in a folder, for the model called ``base``. Clients may know the folder as ``shown``."""
+    """An adapter in a folder, for the model named ``base``. Replies show ``shown`` in place of the folder's path."""
 
     name: str
     base: str
@@ -26,7 +26,8 @@ class NamedAdapter:
     shown: str = ""
 
     def on(self, served: Served) -> Served:
-        """The model with the adapter, loaded if it is not. Raises ApiError for one that can't be. Blocks."""
+        """The base model with the adapter; the model is loaded first if necessary. Raises ApiError if the adapter can't
+        be loaded. This blocks."""
         try:
             adapter = served.llm.llm.adapters.load(self.name, self.folder)
         except (ParlayError, ValueError) as error:
@@ -36,7 +37,7 @@ class NamedAdapter:
 
 
 class NamedAdapters:
-    """By name. Lives in one event loop."""
+    """The adapters that requests may name. All calls belong to one event loop."""
 
     def __init__(self) -> None:
         self._named: dict[str, NamedAdapter] = {}
@@ -45,20 +46,20 @@ class NamedAdapters:
         return iter(list(self._named.values()))
 
     def get(self, name: str | None) -> NamedAdapter | None:
-        """The adapter of that name, if there is one."""
+        """The adapter of that name; None if there is none."""
         return self._named.get(name) if name is not None else None
 
     def add(self, adapter: NamedAdapter) -> None:
-        """Let requests name it."""
+        """Let requests name this adapter."""
         self._named[adapter.name] = adapter
 
     def remove(self, adapter: NamedAdapter) -> None:
-        """Let requests name it no more; those under way go on with it."""
+        """Let no further request name it; those under way keep it."""
         if self._named.get(adapter.name) is adapter:
             del self._named[adapter.name]
 
     def check_free(self, name: str) -> None:
-        """Raises ApiError for a name that is taken, and where there is no room for another adapter."""
+        """Raises ApiError if the name is taken, or if there are `MOST_ADAPTERS` already."""
         if name in self._named:
             raise ApiError(400, f"the adapter {name!r:.100} is loaded already: unload it first", "lora_name")
         if len(self._named) >= MOST_ADAPTERS:

@@ -1,4 +1,4 @@
-"""`create_app`: the application that serves some models."""
+"""Makes the ASGI application that serves models."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _RELEASE_SECONDS = 10.0
 
 
 class Application(FastAPI):
-    """Documents what it does: nothing here answers 422, which FastAPI takes for granted."""
+    """A FastAPI application whose OpenAPI document lists no 422, which nothing here answers."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -61,7 +61,7 @@ def _drop_422(document: dict[str, Any]) -> None:
 
 
 def operation_id(route: APIRoute) -> str:
-    """The function's name."""
+    """Name an operation after its function."""
     return route.name
 
 
@@ -72,14 +72,13 @@ def create_app(
     pulled: Callable[[str], Loader] | None = None,
     cascades: Mapping[str, Link] | None = None,
 ) -> FastAPI:
-    """An ASGI application for the models by their names, which it closes when it shuts down.
+    """Make an ASGI application that serves models under the names in ``hosted``, and closes them at shutdown.
 
-    A model that comes as a `Loader` is loaded when a request first names it. ``observers`` are called with each
-    finished request. ``pulled`` loads models that requests download to this machine; None: requests may not.
-    ``cascades`` say by a model's name which other one may answer for it in ``/v1/chat/completions``
-    and ``/v1/completions``.
-    ``app.state`` holds ``registry``, ``settings``, ``recorder``, ``observers``, ``limiter``, ``cascades`` and
-    ``workers``. Raises ValueError for no models.
+    A model given as a `Loader` is loaded when a request first names it. Each of ``observers`` is called with each
+    finished request. ``pulled`` loads models that requests download; None: requests may not download any. ``cascades``
+    name, for a large model, the small one that may answer in its place in ``/v1/chat/completions`` and
+    ``/v1/completions``. ``app.state`` holds ``registry``, ``settings``, ``recorder``, ``observers``, ``limiter``,
+    ``cascades`` and ``workers``. Raises ValueError if ``hosted`` is empty.
     """
     settings = settings or Settings()
     registry = Registry(
@@ -110,7 +109,7 @@ def _application() -> Application:
         summary="Parallel decoding for LLMs behind the APIs of OpenAI, Anthropic and Ollama.",
         version=__version__,
         lifespan=_lifespan,
-        docs_url=None,  # those pages load scripts from elsewhere
+        docs_url=None,  # these pages load scripts from other hosts
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=operation_id,
@@ -121,14 +120,14 @@ def _application() -> Application:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(app.state.registry.sweep()), asyncio.create_task(_release_memory(app.state.limiter))]
     yield
-    if not app.state.limiter.shut:  # a server that drains has done it
+    if not app.state.limiter.shut:  # a draining server has shut down already
         await shut_down(app)
     for task in tasks:
         task.cancel()
 
 
 async def _release_memory(limiter: Limiter) -> None:
-    """Give what ended requests took back to the system, now and then."""
+    """Now and then, return memory of finished requests to the system."""
     released = limiter.entered
     while True:
         await asyncio.sleep(_RELEASE_SECONDS)
@@ -138,16 +137,16 @@ async def _release_memory(limiter: Limiter) -> None:
 
 
 async def shut_down(app: FastAPI, *, at_once: bool = False) -> None:
-    """Take no new requests, let those under way finish as long as the settings allow, then close the models.
+    """Refuse new requests, let those under way finish within ``drain_seconds`` of the settings, then close the models.
 
-    May be called again: ``at_once`` ends what is still under way.
+    A second call with ``at_once`` ends the requests still under way.
     """
     app.state.limiter.shut = True
     await app.state.registry.close(0 if at_once else app.state.settings.drain_seconds)
 
 
 def _add_routes(app: FastAPI, puller: Puller | None) -> None:
-    """Add the operations, the ones with most requests first, because paths are tried in this order."""
+    """Add the routes, the busiest first, because paths are matched in this order."""
     registry, settings = app.state.registry, app.state.settings
     lock = [Depends(HTTPBearer(auto_error=False, description="an API key"))] if settings.keys else []
     statuses = [500, *([403] if settings.hosts else []), *([401] if settings.keys else [])]
@@ -176,7 +175,7 @@ def _add_routes(app: FastAPI, puller: Puller | None) -> None:
 
 
 def _add_middleware(app: FastAPI, settings: Settings) -> None:
-    """From the inside out: the last one sees a request first."""
+    """Add middleware, innermost first: the last one added sees a request first."""
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(Leases)
     app.add_middleware(Admission, limiter=app.state.limiter)
@@ -187,6 +186,6 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],  # official clients send a dozen of their own
+            allow_headers=["*"],  # official clients send a dozen headers of their own
             expose_headers=["Retry-After", HEADER],
         )

@@ -1,4 +1,4 @@
-"""Two models in one server: a prompt that the small one is sure of is answered by it, if the request allows that."""
+"""Cascades of two models: if the request allows it, a small model answers the prompts that it is sure of."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Question(Protocol):
-    """A request of either protocol, read, which may be put to any model."""
+    """A parsed request of either protocol that can be given to any model."""
 
     @property
     def params(self) -> SamplingParams: ...
@@ -39,15 +39,15 @@ class Question(Protocol):
 
     @property
     def plain(self) -> bool:
-        """Whether it has one prompt, which any model can read, and asks for nothing but text."""
+        """Whether it has one text prompt, and asks for plain text only."""
         ...
 
     def but(self, params: SamplingParams, options: RequestOptions) -> Self:
-        """The same with these in place of its own."""
+        """The same request with other parameters and options."""
         ...
 
     def job(self, served: Served) -> Job:
-        """Made ready to run. Raises ApiError for what the model can't take."""
+        """Make the job for a model. Raises ApiError if the model can't run it."""
         ...
 
 
@@ -56,7 +56,7 @@ Q = TypeVar("Q", bound=Question)
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The model that may answer for another one, by its name here, and the certificate's file."""
+    """The name of the small model that may answer for another, and the path of the cascade's certificate."""
 
     small: str
     path: Path
@@ -64,7 +64,8 @@ class Link:
 
 
 class Cascades:
-    """``links`` by the large model's name. Lives in one event loop. Raises ParlayError for a file of another kind."""
+    """Chooses between a large model and its small one; ``links`` are by the large model's name. All calls belong to one
+    event loop. Raises ParlayError for a file that is not a cascade's certificate."""
 
     def __init__(self, registry: Registry, links: Mapping[str, Link]) -> None:
         self._registry = registry
@@ -73,7 +74,7 @@ class Cascades:
         self._audits = Background()
 
     def audited(self) -> dict[str, Audited]:
-        """By the large model's name what is certified of its cascade."""
+        """The certified claims of all cascades, by the large model's name."""
         certificates = {large: (small, held.certificate) for large, (small, held) in self._links.items()}
         return {
             large: Audited(f"cascade:{small}", cascade.claim, cascade.threshold)
@@ -81,9 +82,9 @@ class Cascades:
         }
 
     async def choose(self, large: Served, question: Q, request: Request) -> tuple[Served, Q]:
-        """The model that answers, and what it is asked. Raises ApiError for a request that can't be used.
+        """Choose the model that answers; returns it, and the request for it. Raises ApiError for an invalid request.
 
-        Nothing has been sent until then, so nothing is taken back.
+        Nothing is sent to the client before this returns.
         """
         if large.name not in self._links:
             return large, question
@@ -100,7 +101,7 @@ class Cascades:
         return chosen, exactly
 
     async def _is_meant(self, cascade: HeldCascade, small: Served, large: Served) -> bool:
-        """Whether the models are those of the calibration. Their weights are read when this is first asked."""
+        """Whether the two models are those of the calibration. The first call reads their weights."""
         pairs = ((small, cascade.certificate.small), (large, cascade.certificate.large))
         for served, binding in pairs:
             own = await asyncio.to_thread(served.gate.binding)
@@ -110,7 +111,7 @@ class Cascades:
         return True
 
     async def _sure(self, small: Served, question: Question) -> float:
-        """How sure the small model is of the beginning of its answer; 0 where it can't take the prompt."""
+        """The small model's confidence in the beginning of its answer; 0 if it can't take the prompt."""
         begun = replace(question.params, max_tokens=min(PROBE, question.params.max_tokens or PROBE), logprobs=0)
         try:
             answer = await self._answer(small, question.but(begun, question.options))
@@ -124,7 +125,7 @@ class Cascades:
         return (await (await served.llm.submit(job, whole=True)).wait()).outputs[0]
 
     async def _audit(self, cascade: HeldCascade, chosen: Served, large: Served, question: Question) -> None:
-        """Compare the answer that was given with the large model's. Not where there is no room."""
+        """Compare the answer that was sent with the large model's own. Skipped if there is no room."""
         options = question.options
         later = question.but(question.params, replace(options, priority=options.priority + 1, store=False))
         try:
@@ -140,6 +141,6 @@ class Cascades:
 
 
 def cascades_of(request: Request) -> Cascades:
-    """The server's."""
+    """The server's cascades."""
     cascades: Cascades = request.app.state.cascades
     return cascades

@@ -1,4 +1,4 @@
-"""Answer exceptions in the words of the API: a body that pydantic refuses, a busy engine, a fault."""
+"""Turns exceptions into API errors: a body that pydantic refuses, a busy engine, a bug."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from parlay.serve.errors import ApiError, too_many, unavailable
 from parlay.serve.field_spelling import as_sent, read_leniently
 from parlay.types import ParlayError, show_number
 
-_SHOWN = 200  # characters of a name that the client sent and that its error repeats
+_SHOWN = 200  # most characters of a client's name for a field that an error repeats
 
 
 def from_validation(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong with a body, its field named."""
+    """The error for the first mistake in a body; it names the field."""
     wrong = error.errors()
     first = wrong[0]
     if isinstance(error.body, bytes) and first["type"] != "json_invalid":
@@ -40,7 +40,7 @@ def from_validation(error: RequestValidationError) -> ApiError:
 
 
 def _wrong_value(wrong: Sequence[Mapping[str, Any]], body: object, field: str | None) -> ApiError:
-    """All that is said of one field."""
+    """The error that joins all complaints about one field."""
     if wrong[0]["type"] == "missing":
         return ApiError(400, f"{field or 'the body'} is missing", field, "missing_field")
     reasons = dict.fromkeys(_reason(each) for each in wrong if _field(each, body) == field)
@@ -48,7 +48,8 @@ def _wrong_value(wrong: Sequence[Mapping[str, Any]], body: object, field: str | 
 
 
 def _field(wrong: Mapping[str, Any], body: object) -> str | None:
-    """``messages[0].role``; None for the whole body. The names that pydantic gives members of a union are left out."""
+    """The path of the wrong field, as in ``messages[0].role``; None for the whole body. Names that pydantic gives to
+    members of a union are left out."""
     location = wrong["loc"][1:]
     path, here = "", body
     paths: Mapping[str, str] = {}
@@ -96,7 +97,7 @@ _PLAIN = {
     "bool_type": "must be true or false",
     "union_tag_invalid": "has a wrong {discriminator}: choose one of {expected_tags}",
 }
-"""What is said in place of the words of pydantic, which are those of Python."""
+"""Messages that replace pydantic's, which use Python's terms."""
 
 _BOUNDS = {
     "less_than_equal": ("le", "at most"),
@@ -112,7 +113,7 @@ def _shorten(text: str) -> str:
 
 
 def install(app: FastAPI, retry_after: int) -> None:
-    """Answer every exception in one shape. What is a bug keeps its traceback for the log and out of the answer."""
+    """Answer every exception in the shape of the API. A bug's traceback is logged and not sent."""
 
     async def answer(request: Request, error: Exception) -> Response:
         paths: Mapping[str, str] = request.scope.get("state", {}).get("spelled", {})
@@ -125,7 +126,7 @@ def install(app: FastAPI, retry_after: int) -> None:
 
 
 def _not_there(request: Request) -> ApiError:
-    """Name the address that was meant where the client's base URL has ``/v1`` once too often, or not at all."""
+    """The 404 error; it names the likely address if the client's base URL has ``/v1`` twice or not at all."""
     rest = _PREFIXES.sub("", request.url.path)
     likely = [path for path in (f"/v1{rest}", rest, f"/api{rest}") if path not in ("/", request.url.path)]
     near = next((path for path in likely if _is_there(path, request)), None)
@@ -141,7 +142,7 @@ _PREFIXES = re.compile(r"^(/(v1|api))+(?=/)")
 
 
 def convert(error: Exception, retry_after: int = 1) -> ApiError:
-    """The answer to the client for an exception."""
+    """The error that the client gets for an exception."""
     return error if isinstance(error, ApiError) else _convert(error, retry_after)
 
 

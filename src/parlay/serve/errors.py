@@ -1,4 +1,4 @@
-"""Every failure in the shape of the API that was spoken: OpenAI's, Anthropic's or Ollama's."""
+"""Errors in the shape of the API that the client used: OpenAI's, Anthropic's or Ollama's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 
 class ErrorDetail(BaseModel):
-    """A failure: its message in one line, the field that is to blame, and a word for programs."""
+    """An error: a message in one line, the field at fault, and a code for programs."""
 
     message: str
     type: str
@@ -28,7 +28,7 @@ class ErrorBody(BaseModel):
 
 
 class MessageErrorDetail(BaseModel):
-    """``details`` has the word for programs, where Anthropic's client looks for one."""
+    """``details`` has the code, where Anthropic's client expects it."""
 
     type: str
     message: str
@@ -36,20 +36,20 @@ class MessageErrorDetail(BaseModel):
 
 
 class MessageErrorBody(BaseModel):
-    """Anthropic's shape."""
+    """An error in Anthropic's shape."""
 
     type: Literal["error"]
     error: MessageErrorDetail
 
 
 class OllamaErrorBody(BaseModel):
-    """Ollama's shape."""
+    """An error in Ollama's shape."""
 
     error: str
 
 
 class ApiError(Exception):
-    """A failure with an answer to the client. ``type`` follows from the status if none is given."""
+    """Raised to answer a request with an error. ``type`` defaults to the one that belongs to the status."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def as_sent(self, paths: Mapping[str, str]) -> ApiError:
-        """The same with the field under the name by which the client called it."""
+        """The same error, with the field under the name that the client used."""
         param = None if self.param is None else as_sent(self.param, paths)
         if param is None or param == self.param:
             return self
@@ -83,24 +83,24 @@ class ApiError(Exception):
         return {"error": detail}
 
     def as_message(self) -> dict[str, Any]:
-        """In Anthropic's shape."""
+        """The error in Anthropic's shape."""
         kind = _MESSAGE_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         details = {"details": {"error_code": self.code}} if self.code == NO_THREADS else {}
         return {"type": "error", "error": {"type": kind, "message": self.message, **details}}
 
     def response(self, path: str) -> Response:
-        """In the shape of the API that the path belongs to."""
+        """The error in the shape of the API that the path belongs to."""
         body = self.body
         if path.startswith(MESSAGES):
             body = self.as_message()
         elif path.startswith(OLLAMA):
             body = {"error": self.message}
-        content = json.dumps(body)  # ASCII: a name that the client sent may hold what UTF-8 can't
+        content = json.dumps(body)  # ASCII, as a name that the client sent may not be valid UTF-8
         return Response(content, self.status, self.headers, media_type="application/json")
 
 
 NO_THREADS = "thread_unsupported_request"
-"""The code on which Anthropic's client sends the whole conversation."""
+"""The code at which Anthropic's client sends the whole conversation."""
 MESSAGES = "/v1/messages"
 OLLAMA = "/api/"
 _MESSAGE_TYPES = {
@@ -115,10 +115,9 @@ _MESSAGE_TYPES = {
 
 
 def responses(*statuses: int, body: type[BaseModel] = ErrorBody) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI entry of each failure that an operation may answer with. `add_schemas` describes the bodies.
+    """OpenAPI entries of the errors that an operation may answer. `add_schemas` adds the schemas of their bodies.
 
-    Where an entry names the model itself, FastAPI makes a serializer of it for every operation and status, which is
-    never used.
+    If an entry named the model itself, FastAPI would build an unused serializer for each operation and status.
     """
     return {
         status: {
@@ -130,7 +129,7 @@ def responses(*statuses: int, body: type[BaseModel] = ErrorBody) -> dict[int | s
 
 
 def add_schemas(document: dict[str, Any]) -> None:
-    """Describe the bodies of failures to which the operations of an OpenAPI document refer."""
+    """Add the schemas of error bodies to an OpenAPI document."""
     paths = json.dumps(document["paths"])
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for body in (ErrorBody, MessageErrorBody, OllamaErrorBody):

@@ -1,4 +1,4 @@
-"""Fields that other servers spell differently: what they are called here."""
+"""Names of fields that other servers spell differently, and their names here."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ FORMS: Mapping[str, str] = {
     "regex": "regex",  # SGLang
     "ebnf": "grammar",
 }
-"""Spellings of the members of ``structured_outputs``."""
+"""Other servers' names of members of ``structured_outputs``."""
 _UNLIMITED = {"n_predict": -1, "num_predict": -1}
 _FORM = "structured_outputs"
 OPTIONS = "options"
-"""Where Ollama keeps what others have at the top."""
+"""The object in which Ollama keeps fields that others have at the top level."""
 MOST_FIELDS = 256
-"""Most fields of any object that has fields of ours, because all of them are looked at."""
+"""Most fields of an object whose fields are looked up, as each look-up takes time."""
 
 
 Paths = dict[str, str]
-"""How a body calls what has another name here, by our path of it."""
+"""Paths in the body as sent, by our paths of the same fields."""
 
 
 def respelled(data: Mapping[str, Any], known: Container[str]) -> tuple[dict[str, Any], Paths]:
-    """The body with its fields under the names that they have here, which are ``known``; and how it calls them.
+    """Rename a body's fields to the ``known`` names; the second result maps our paths to those in the body.
 
-    What ``options`` holds and nobody knows stays under its path. Raises PydanticCustomError for a field that is there
-    twice, under two names and with two values, and for ``options`` that hold too many.
+    Unknown fields of ``options`` keep their path. Raises PydanticCustomError if a field comes twice with different
+    values, and if ``options`` has too many fields.
     """
     result, paths = {name: value for name, value in data.items() if not _moves(name, value)}, Paths()
     for name, value in data.items():
@@ -97,7 +97,7 @@ class _Everything:
 
 
 def read_leniently(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], Paths]:
-    """`respelled` for a body that is wrong in some way, of which nobody knows what fields it has."""
+    """Rename the fields of an invalid body, whose known fields can't be told."""
     try:
         return respelled(data, _Everything())
     except PydanticCustomError:
@@ -105,7 +105,7 @@ def read_leniently(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], Paths]:
 
 
 def as_sent(path: str, paths: Mapping[str, str]) -> str:
-    """How the body itself calls the field that has this path here."""
+    """The path in the body as sent of the field that has this path here."""
     for ours in sorted(paths, key=len, reverse=True):
         rest = path.removeprefix(ours)
         if path.startswith(ours) and (not rest or rest[0] in ".["):

@@ -1,4 +1,4 @@
-"""The facts of a finished request, for metrics, log and traces."""
+"""The facts of a finished request, for metrics, logs and traces."""
 
 from __future__ import annotations
 
@@ -12,55 +12,55 @@ from parlay.types import SamplingParams, Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """One prompt with its samples, whatever their end. Seconds are from the moment it went to the engine."""
+    """One prompt with all its samples, however it ended. Seconds count from when the engine got it."""
 
     model: str
     output: RequestOutput
     params: SamplingParams
     seconds: float
     seconds_to_first: float
-    """Until the first token."""
+    """Seconds until the first token."""
     client_id: str | None = None
-    """The client's name for the request, in the header ``X-Request-Id``."""
+    """The client's id of the request, from the header ``X-Request-Id``."""
     trace_parent: str | None = None
-    """The client's place in a trace, in the header ``traceparent``."""
+    """The client's trace context, from the header ``traceparent``."""
     owner: str = ""
-    """The digest of its key; empty where the server has none."""
+    """The hash of the client's API key; empty if the server has no keys."""
     store: bool = True
-    """Whether others may learn from it."""
+    """Whether drafters and recordings may learn from it."""
     tokenizer: Tokenizer | None = None
-    """The model's."""
+    """The model's tokenizer."""
     ended: float = field(default_factory=time.time)
-    """Unix seconds."""
+    """When it ended, in Unix seconds."""
 
     @property
     def prefill_seconds(self) -> float:
-        """Steps until the first one that committed a token of the slowest sample."""
+        """Seconds of the steps until the slowest sample's first token."""
         return max(sample.metrics.prefill_seconds for sample in self.output.outputs)
 
     @property
     def decode_seconds(self) -> float:
-        """Steps after those."""
+        """Seconds of the steps after the first token."""
         return max(sample.metrics.seconds - sample.metrics.prefill_seconds for sample in self.output.outputs)
 
     @property
     def queue_seconds(self) -> float:
-        """The rest of the time: the request was with the engine, but in no step."""
+        """Seconds that the request was with the engine, but in no step."""
         return max(0.0, self.seconds - self.prefill_seconds - self.decode_seconds)
 
     @property
     def tokens(self) -> int:
-        """Tokens of all samples that were decoded here."""
+        """Tokens of all samples decoded by this server."""
         return sum(sample.metrics.completion_tokens for sample in self.output.outputs)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sample, as far as they were decoded here."""
+        """Tokens of the longest sample, as far as this server decoded them."""
         return max(sample.metrics.completion_tokens for sample in self.output.outputs)
 
     @property
     def seconds_per_token(self) -> float | None:
-        """Mean time between two tokens after the first; None where there are fewer than two."""
+        """Mean seconds between two tokens after the first; None for fewer than two."""
         if self.longest < 2:
             return None
         return max(0.0, self.seconds - self.seconds_to_first) / (self.longest - 1)

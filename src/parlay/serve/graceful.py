@@ -1,4 +1,4 @@
-"""Runs an application under uvicorn until a signal ends it, gently."""
+"""Runs an application under uvicorn until a signal shuts it down gracefully."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from uvicorn.server import HANDLED_SIGNALS
 from parlay.serve.guard.connection import Connection
 from parlay.serve.middleware import PROBES
 
-_LAST_WORDS = 5  # seconds for answers that were cut off to reach their clients
+_LAST_WORDS = 5  # seconds for error answers to reach their clients
 _NEVER = 1 << 30  # seconds
 _QUERY_VALUE = re.compile(r"(?<==)[^&]+")
 
 
 def is_access_of_note(record: logging.LogRecord) -> bool:
-    """Keep what a client wrote into a URL, which may be a key, out of the access log; and probes, unless it debugs."""
+    """Filter the access log: mask values in URLs, which may be keys, and log probes only at level debug."""
     if isinstance(record.args, tuple):
         record.args = tuple(_without_values(part) if isinstance(part, str) else part for part in record.args)
         if any(str(part).partition("?")[0] in PROBES for part in record.args):
@@ -41,27 +41,27 @@ def _without_values(path: str) -> str:
 
 
 class ShutDown(Protocol):
-    """Takes no new requests, waits for those under way or ends them ``at_once``, and returns when none is left."""
+    """Refuses new requests, waits for those under way (or ends them ``at_once``), and returns when none is left."""
 
     def __call__(self, *, at_once: bool = False) -> Coroutine[Any, Any, None]: ...
 
 
 class GracefulServer(uvicorn.Server):
-    """uvicorn, but it keeps listening while it drains, so that latecomers hear why they are turned away.
+    """uvicorn that keeps listening while it drains, so that late clients are told why they are refused.
 
-    The first SIGINT, SIGTERM or SIGHUP lets running requests finish, as long as the settings allow, while new ones are
-    told to come back later. A second one ends them now, with an error that says so. A third one waits for nobody.
-    Several SIGHUPs are one, for a terminal that closes sends them. ``ready`` is called when requests are taken.
+    The first SIGINT, SIGTERM or SIGHUP lets running requests finish within the settings' limit; new ones are told to
+    come back later. A second signal ends them now with an error. A third one exits at once. Several SIGHUPs count as
+    one, as a closing terminal sends several. ``ready`` is called when requests are accepted.
     """
 
     def __init__(self, app: ASGIApp, ready: Callable[[], None], shut_down: ShutDown, *, access_log: bool) -> None:
         config = uvicorn.Config(
             app,
-            log_config=None,  # whoever runs it sets up logging
+            log_config=None,  # the caller sets up logging
             access_log=access_log,
             lifespan="on",
             timeout_graceful_shutdown=_LAST_WORDS,
-            timeout_keep_alive=_NEVER,  # the connection itself ends the wait for the next request
+            timeout_keep_alive=_NEVER,  # `Connection` itself ends the wait for the next request
             server_header=False,
             ws="none",
             http=Connection,
@@ -78,12 +78,13 @@ class GracefulServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         gc.collect()
-        gc.freeze()  # what is loaded stays: to look through it again and again would hold up every request
+        gc.freeze()  # loaded objects stay, and looking through them at each collection would delay requests
         self._ready()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take signals as uvicorn does, but without effect afterwards: at a process's end one adds a traceback."""
+        """Handle signals as uvicorn does, but do not raise them again afterwards, which would print a traceback at
+        exit."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -102,7 +103,8 @@ class GracefulServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     def _is_news(self, record: logging.LogRecord) -> bool:
-        """Not the tracebacks of answers that were cut off because the server ends: uvicorn says how many these are."""
+        """Whether to log a record: not the tracebacks of answers cut off by the shutdown, which uvicorn counts
+        anyway."""
         cut_off = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
         return not self.force_exit and not cut_off
 

@@ -1,4 +1,4 @@
-"""One model of a server: here now, or loaded when a request first names it."""
+"""One model of a server: loaded, or to be loaded when a request first names it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from parlay.serve.errors import ApiError
 from parlay.types import Adapter, RunnerSpec, SamplingParams, Tokenizer
 
 Loader = Callable[[], AsyncLLM]
-"""Loads a model and returns when it is ready. Called in a thread."""
+"""Loads a model and returns when it is ready; a thread calls it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLoader:
-    """A `Loader` that says which model it loads: a name or path."""
+    """A `Loader` with the name or path of the model that it loads."""
 
     source: str
     load: Loader
@@ -38,7 +38,7 @@ class Served:
     name: str
     llm: AsyncLLM
     adapter: Adapter | None = None
-    """What its products are changed by for this request; the name is then the adapter's."""
+    """The adapter that this request uses; ``name`` is then the adapter's."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -54,12 +54,12 @@ class Served:
 
     @property
     def max_model_len(self) -> int:
-        """How many tokens of prompt and output it holds together."""
+        """The most tokens of prompt and output together."""
         return self.llm.llm.engine.max_context
 
     @property
     def usual(self) -> SamplingParams:
-        """The sampling that a request takes where neither it nor its protocol names a value."""
+        """The sampling parameters that apply if neither the request nor its protocol sets them."""
         return self.llm.llm.get_default_sampling_params()
 
     @property
@@ -68,20 +68,20 @@ class Served:
 
     @property
     def draft_models(self) -> tuple[str, ...]:
-        """Names or paths of the models that draft for it."""
+        """Names or paths of its draft models."""
         return self.llm.llm.draft_models
 
     @property
     def strategies(self) -> frozenset[str]:
-        """Names of those that a request may name without parameters."""
+        """Strategies that a request may name without parameters."""
         return frozenset(self.llm.llm.offered())
 
 
 class HostedModel:
-    """A model under its name. Whoever has no ``loader`` is here from the start and stays.
+    """A model under its name; one without a ``loader`` is loaded from the start and stays.
 
-    ``users`` are requests that have the model and have not handed it their jobs yet; it is not closed under them.
-    ``task`` is what loads or unloads it now. Lives in one event loop.
+    ``users`` are requests that have the model but have not submitted their jobs yet; it is not closed meanwhile.
+    ``task`` is the task that is loading or unloading it. All calls belong to one event loop.
     """
 
     def __init__(self, name: str, loader: Loader | None) -> None:
@@ -90,19 +90,19 @@ class HostedModel:
         self.created = int(time.time())
         self.served: Served | None = None
         self.max_model_len: int | None = None
-        """Known once it has been loaded."""
+        """Set once the model has been loaded."""
         self.users = 0
         self.used = time.monotonic()
-        """When a request last named it, or was last seen under way."""
+        """When a request last named it or was under way."""
         self.keep_alive: float | None = None
-        """Seconds without a request after which it is unloaded; None: as the server says."""
+        """Idle seconds after which it is unloaded; None: the server's setting."""
         self.leaving = False
         self.task: asyncio.Task[None] | None = None
         self._loss = ""
         self._failure: tuple[float, ApiError] | None = None
         self._arrivals: deque[asyncio.Future[Served]] = deque()
         self._left = asyncio.Event()
-        """Set when its last user leaves."""
+        """Set when the last user leaves."""
 
     @property
     def status(self) -> Literal["loaded", "loading", "unloaded"]:
@@ -112,14 +112,14 @@ class HostedModel:
 
     @property
     def source(self) -> str | None:
-        """The name or path that it is loaded from, as far as that is known."""
+        """The name or path from which it is loaded, if known."""
         if isinstance(self.loader, ModelLoader):
             return self.loader.source
         return self.served.spec.name if self.served is not None else None
 
     @property
     def unloadable(self) -> bool:
-        """Whether it takes memory that it could give back."""
+        """Whether it is loaded and may be unloaded."""
         return self.served is not None and self.loader is not None
 
     @property
@@ -129,32 +129,32 @@ class HostedModel:
 
     @property
     def loss(self) -> str:
-        """Why a part of the model is lost; empty while none is, and once it has been loaded again."""
+        """Why a part of the model is lost; empty if none is, and after it has been loaded again."""
         if self.served is not None and not self.leaving:
             self._loss = self.served.llm.llm.loss() or self._loss
         return self._loss
 
     @property
     def returns(self) -> bool:
-        """Whether it is to be loaded again now, because it was lost. After a failure that waits a while."""
+        """Whether it should be loaded again now because it was lost. After a failed attempt this waits a while."""
         failed = self._failure is not None and time.monotonic() < self._failure[0]
         return bool(self.loss) and self.served is None and self.loader is not None and not failed
 
     @property
     def wanted(self) -> bool:
-        """Whether requests wait until it is loaded."""
+        """Whether requests wait for it to be loaded."""
         return bool(self._arrivals)
 
     @property
     def busy(self) -> bool:
-        """Whether a request has it, or is under way in its engine."""
+        """Whether a request uses it or is under way in its engine."""
         if self.users or self.wanted:
             return True
         stats = self.served.llm.stats() if self.served is not None else None
         return stats is not None and stats.waiting + stats.running > 0
 
     def arrive(self, llm: AsyncLLM) -> None:
-        """Note that it has been loaded, and give it to waiting requests."""
+        """Give the loaded model to the waiting requests."""
         self.served, self._loss = Served(self.name, llm), ""
         self.max_model_len = self.served.max_model_len
         self.used = time.monotonic()
@@ -165,7 +165,7 @@ class HostedModel:
                 arrival.set_result(self.served)
 
     def fail(self, error: ApiError, seconds: float) -> None:
-        """Note that loading failed. Requests in the next ``seconds`` get the same error without another attempt."""
+        """Record that loading failed. Requests in the next ``seconds`` get the same error without another attempt."""
         self._failure = (time.monotonic() + seconds, error)
         while self._arrivals:
             arrival = self._arrivals.popleft()
@@ -173,7 +173,7 @@ class HostedModel:
                 arrival.set_exception(error)
 
     def take(self) -> Served | None:
-        """The model, if it can be had at once. Raises ApiError if it could not be loaded a moment ago."""
+        """The model if it is loaded, else None. Raises ApiError if loading failed a moment ago."""
         self.used = time.monotonic()
         if self._failure is not None and time.monotonic() < self._failure[0]:
             raise self._failure[1]
@@ -183,20 +183,22 @@ class HostedModel:
         return self.served
 
     def arrival(self) -> asyncio.Future[Served]:
-        """Done once it is loaded; whoever loads it calls `arrive` or `fail`. From then on the caller is a user."""
+        """A future for the loaded model; the task that loads it calls `arrive` or `fail`. When it is done, the caller
+        counts as a user."""
         arrival: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
         self._arrivals.append(arrival)
         return arrival
 
     def leave(self) -> None:
-        """A request that had the model has handed over its jobs, or needs it no more."""
+        """Release the model: the request has submitted its jobs, or no longer needs it."""
         self.users -= 1
         self.used = time.monotonic()
         if not self.users:
             self._left.set()
 
     async def retire(self, drain_seconds: float | None = None) -> None:
-        """Let no further request have it, let those under way finish (for so long), and free its memory."""
+        """Give the model to no further request, let those under way finish within ``drain_seconds``, and free its
+        memory."""
         self._loss, self.leaving, began = self.loss, True, time.monotonic()
         try:
             with suppress(TimeoutError):

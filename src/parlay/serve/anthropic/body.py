@@ -28,11 +28,11 @@ Texts = Annotated[
     Annotated[str, Tag("text")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("parts")],
     Discriminator(shape_of),
 ]
-"""A text, or a list of text blocks."""
+"""A string, or a list of text blocks."""
 
 
 class ToolUse(Body):
-    """A call that the assistant made."""
+    """A tool call in an earlier answer."""
 
     type: Literal["tool_use"]
     id: str
@@ -41,7 +41,7 @@ class ToolUse(Body):
 
 
 class ToolResult(Body):
-    """A tool's answer; with ``is_error`` the model reads that it failed."""
+    """A tool's result; with ``is_error`` the model is told that the tool failed."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -50,14 +50,14 @@ class ToolResult(Body):
 
 
 class Thinking(Body):
-    """Reasoning of an earlier answer."""
+    """The reasoning of an earlier answer."""
 
     type: Literal["thinking"]
     thinking: str
 
 
 class RedactedThinking(Body):
-    """Reasoning that nobody can read: it is left out."""
+    """Encrypted reasoning, which is left out of the prompt."""
 
     type: Literal["redacted_thinking"]
 
@@ -73,14 +73,14 @@ Block = Annotated[
 
 
 class SystemParam(Body):
-    """Instructions amid the conversation."""
+    """Instructions within the conversation."""
 
     role: Literal["system"]
     content: Texts
 
 
 class TurnParam(Body):
-    """Text of one side of the conversation."""
+    """A message of the user or the assistant."""
 
     role: Literal["user", "assistant"]
     content: Annotated[
@@ -97,7 +97,7 @@ MessageParam = Annotated[SystemParam | TurnParam, Field(discriminator="role")]
 
 
 class CustomTool(Body):
-    """A function of the client's. Tools that Anthropic runs are not there."""
+    """A function of the client; tools that Anthropic's servers run do not exist here."""
 
     type: Literal["custom"] | None = None
     name: Name
@@ -106,7 +106,7 @@ class CustomTool(Body):
 
 
 class ToolChoice(Body):
-    """``name`` goes with the type ``tool``."""
+    """``name`` is used with the type ``tool`` only."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
@@ -114,7 +114,7 @@ class ToolChoice(Body):
 
 
 class ThinkingConfig(Body):
-    """Whether the model reasons first, where its chat template knows of that."""
+    """Whether the model reasons first, if its chat template has a switch for that."""
 
     type: Literal["enabled", "disabled", "adaptive"]
 
@@ -130,7 +130,7 @@ class OutputConfig(Body):
 
 
 class CountBody(Body):
-    """The fields that decide how many tokens a prompt has. Null is as good as absent."""
+    """The fields that determine the tokens of a prompt. Null means the same as leaving a field out."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"container": (), "mcp_servers": ([],)}
 
@@ -144,7 +144,7 @@ class CountBody(Body):
     output_format: SchemaFormat | None = None
 
     def check(self) -> None:
-        """Check rules that no schema can say. Raises ApiError for fields that don't go together."""
+        """Check rules that the schema can't express. Raises ApiError for fields that contradict each other."""
         names = [tool.name for tool in self.tools or ()]
         for place, tool in enumerate(self.tools or ()):
             if tool.input_schema.get("type", "object") != "object":
@@ -163,7 +163,7 @@ class CountBody(Body):
 
     @property
     def callable_tools(self) -> dict[str, CustomTool]:
-        """The tools that the answer may call, by where their schemas stand."""
+        """The tools that the answer may call, by the path of their schema in the body."""
         kind = self.tool_choice.type if self.tool_choice is not None else "auto"
         name = self.tool_choice.name if self.tool_choice is not None and kind == "tool" else None
         each = enumerate(self.tools or () if kind != "none" else ())
@@ -171,7 +171,7 @@ class CountBody(Body):
 
     @property
     def answer_schema(self) -> dict[str, Any] | None:
-        """The schema that the answer must keep to."""
+        """The JSON schema that the answer must match; None if any answer will do."""
         own = self.output_config.format if self.output_config is not None else None
         wanted = own or self.output_format
         return wanted.schema_ if wanted is not None else None

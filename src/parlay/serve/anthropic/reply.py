@@ -1,4 +1,4 @@
-"""Replies of `/v1/messages`, whole and as events."""
+"""Replies of `/v1/messages`, whole and as a stream of events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class MessagesUsage(TypedDict):
-    """``input_tokens`` are those of the prompt that were not in the cache."""
+    """``input_tokens`` are the prompt's tokens that were not cached."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -43,7 +43,7 @@ class MessageReply(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageShape:
-    """Facts that all events of one answer share."""
+    """The fields that all events of one answer share."""
 
     model: str
     answers: AnswerShape
@@ -89,7 +89,7 @@ def _usage(output: RequestOutput) -> MessagesUsage:
 
 
 class _Blocks:
-    """Content blocks of an answer: as events while it is written, and ``whole`` when it is over."""
+    """The content blocks of an answer: as events while it is decoded, and ``whole`` at the end."""
 
     def __init__(self) -> None:
         self.whole: list[dict[str, object]] = []
@@ -113,7 +113,7 @@ class _Blocks:
                 return [self._delta({"type": "input_json_delta", "partial_json": text})]
 
     def close(self) -> list[Chunk]:
-        """Ends the open block."""
+        """End the open block."""
         if not self._open:
             return []
         if self._open == "tool_use":
@@ -138,7 +138,7 @@ class _Blocks:
 
 
 def _arguments(text: str) -> object:
-    """A call's arguments as an object; empty if the call was cut off, or holds what is no character or number."""
+    """A call's arguments as an object; empty if they are cut off or not valid JSON."""
     try:
         return read_value(text)
     except ValueError:
@@ -146,7 +146,7 @@ def _arguments(text: str) -> object:
 
 
 class MessageChunks:
-    """Makes the events of a stream from what each step adds."""
+    """Turns what each step adds into the events of a stream."""
 
     frames = NamedFrames()
 
@@ -178,7 +178,7 @@ class MessageChunks:
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
     def add(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
-        del place  # there is one job
+        del place  # there is only one job
         deltas = self._reader.feed(event.text)
         if event.finish_reason is not None:
             deltas += self._reader.finish()

@@ -1,4 +1,4 @@
-"""`/v1/messages`: from its body to a chat request."""
+"""Translates the body of `/v1/messages` to a `ChatRequest`."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ NAMES = FieldNames(
     },
 )
 _EFFORTS = {"xhigh": "high", "max": "high"}
-"""Efforts that chat templates do not know, and the nearest that they do."""
+"""Effort levels that chat templates do not know, each with the nearest that they do."""
 
 
 def messages_request(body: MessagesBody, request: Request, settings: Settings, usual: SamplingParams) -> ChatRequest:
-    """``usual`` has the sampling that the body does not name. Raises ApiError for a body that can't be used."""
+    """Translate the body; ``usual`` has the sampling parameters that it leaves out. Raises ApiError for an invalid
+    body."""
     _refuse_threads(body)
     check_extras(body, request, settings)
     body.check()
@@ -48,14 +49,15 @@ def messages_request(body: MessagesBody, request: Request, settings: Settings, u
 
 
 def count_request(body: CountBody, request: Request, settings: Settings) -> ChatRequest:
-    """The same for a prompt that is only counted."""
+    """Translate the body of a request that only counts the prompt's tokens."""
     check_extras(body, request, settings)
     body.check()
     return _chat(body, SamplingParams(max_tokens=1), request_options(request))
 
 
 def _refuse_threads(body: MessagesBody) -> None:
-    """Raises ApiError for a turn of a thread: it has the new messages alone, and no server here holds the others."""
+    """Raises ApiError for a message of a thread: it has only the new messages, and the server does not keep the
+    others."""
     if (body.model_extra or {}).get("thread") is not None:
         message = "thread is not supported by this server: leave it out and send the whole conversation"
         raise ApiError(400, message, "thread", NO_THREADS)
@@ -90,7 +92,7 @@ def _chat(body: CountBody, params: SamplingParams, options: RequestOptions) -> C
 
 
 def _effort(body: CountBody) -> str | None:
-    """None leaves it to the model."""
+    """The effort level; None leaves it to the model."""
     if body.thinking is not None and body.thinking.type == "disabled":
         return "none"
     effort = body.output_config.effort if body.output_config is not None else None
@@ -110,7 +112,7 @@ def _messages(body: CountBody) -> Iterator[ChatMessage]:
 
 
 def _side(turn: TurnParam) -> Iterator[ChatMessage]:
-    """Results of tools stand before what is said beside them."""
+    """Tool results come before the text of the same message."""
     blocks = turn.blocks
     results = [block for block in blocks if isinstance(block, ToolResult)]
     for result in results:

@@ -1,1 +1,1 @@
-"""A conversation, whatever the protocol: prompt and form go in, text, reasoning and calls come out."""
+"""Chat for all protocols: makes prompts and forms, and reads text, reasoning and calls out of answers."""

@@ -17,7 +17,7 @@ __all__ = ["AnswerReader", "AnswerShape", "Arguments", "Begin", "Delta", "Text",
 
 
 def thought_length(text: str, thoughts: Thoughts, tags: Tags = THINK) -> int:
-    """How many characters of a whole answer are reasoning, marks included."""
+    """How many characters of a whole answer are reasoning, including its marks."""
     if thoughts == "none" or (thoughts == "maybe" and not text.lstrip().startswith(tags.begin)):
         return 0
     end = text.find(tags.end)
@@ -25,26 +25,27 @@ def thought_length(text: str, thoughts: Thoughts, tags: Tags = THINK) -> int:
 
 
 class ThoughtReader:
-    """Splits an answer into its reasoning and the rest; ``begun``: the prompt holds the mark that begins it.
+    """Splits an answer into its reasoning and the rest; ``begun``: the prompt already ends in the mark that begins
+    reasoning.
 
-    An answer that begins with something else has no reasoning. White space around either part is dropped. The result
-    does not depend on where pieces end, but for how it is cut.
+    An answer that does not begin with that mark has no reasoning. White space around both parts is dropped. The parts
+    do not depend on how the text is cut into pieces.
     """
 
     def __init__(self, tags: Tags = THINK, *, begun: bool) -> None:
         self._tags, self._buffer = tags, ""
         self._state = self._think if begun else self._begin
-        self._awaited = tags.label  # what may begin the present part, and is none of it
-        self._written = False  # whether the present part has begun
-        self._closes = False  # whether a mark may end the answer
+        self._awaited = tags.label  # text that may begin the current part and is not part of it
+        self._written = False  # whether the current part has text
+        self._closes = False  # whether a closing mark may end the answer
 
     @property
     def over(self) -> bool:
-        """Whether all that follows is answer."""
+        """Whether the reasoning is over."""
         return self._state == self._answer
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Reasoning and answer that are certain now."""
+        """Read more text; returns the reasoning and the answer that are certain by now."""
         self._buffer += text
         if self._state == self._begin:
             self._begin()
@@ -52,25 +53,25 @@ class ThoughtReader:
         return thought, self._answer() if self._state == self._answer else ""
 
     def finish(self) -> tuple[str, str]:
-        """Return the rest when the answer is over."""
+        """Return the rest at the end of the answer."""
         rest, self._buffer = self._buffer, ""
         if self._state == self._think:
             return rest.rstrip(), ""
         return "", rest
 
     def _begin(self) -> str:
-        """Until it is clear whether the mark comes."""
+        """Wait until it is clear whether the opening mark comes."""
         start, mark = self._buffer.lstrip(), self._tags.begin
         if start.startswith(mark):
             self._buffer = start.removeprefix(mark)
             self._state = self._think
         elif not mark.startswith(start):
             self._state = self._answer
-            self._written = True  # it has no reasoning before it, so its white space is its own
+            self._written = True  # there is no reasoning before it, so its white space is kept
         return ""
 
     def _think(self) -> str:
-        """Up to the mark; white space and a part of the mark at the end are kept back."""
+        """Take the text up to the closing mark; white space and a part of the mark at its end are kept back."""
         if not self._begins():
             return ""
         thought, mark, rest = self._buffer.partition(self._tags.end)
@@ -82,7 +83,7 @@ class ThoughtReader:
         return self._but_end(self._tags.end)
 
     def _answer(self) -> str:
-        """All of it, but for the marks that may stand around it."""
+        """Take all text except the marks that may surround it."""
         if not self._begins():
             return ""
         if not self._closes:
@@ -95,14 +96,15 @@ class ThoughtReader:
         return answer.rstrip() + self._answer()
 
     def _but_end(self, mark: str) -> str:
-        """Take all but white space and a part of a mark at the end."""
+        """Take all text except white space and a part of the mark at its end."""
         text = self._buffer
         end = len(text[: len(text) - overlap(text, mark)].rstrip())
         self._buffer = text[end:]
         return text[:end]
 
     def _begins(self) -> bool:
-        """Skip white space, and what is none of it, at the beginning of a part; False: it is not clear yet."""
+        """Skip white space and ``_awaited`` at the beginning of a part; returns False if more text is needed to
+        decide."""
         if not self._written:
             self._buffer = self._buffer.lstrip()
             if self._awaited and self._awaited.startswith(self._buffer) and self._buffer != self._awaited:
@@ -114,30 +116,29 @@ class ThoughtReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerShape:
-    """The parts that answers to one request may have. ``calls`` None: there are none to be read; for the rest see
-    `call_reader`.
-    """
+    """How answers to one request are read. ``calls`` is how calls are written, or None if there are none; for the other
+    fields see `call_reader`."""
 
     calls: CallFormat | None = None
     functions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Schemas of arguments by the names of those that may be called."""
+    """The arguments' schemas of callable functions, by name."""
     single: bool = False
     certain: bool = False
     thoughts: Thoughts = "none"
     tags: Tags = THINK
 
     def reader(self) -> AnswerReader:
-        """One for each sample."""
+        """Make a reader for one sample."""
         return AnswerReader(self)
 
     def read(self, text: str) -> list[Delta]:
-        """A whole answer."""
+        """Read a whole answer."""
         reader = self.reader()
         return [*reader.feed(text), *reader.finish()]
 
 
 class AnswerReader:
-    """Takes one sample's text piece by piece."""
+    """Reads one sample's text piece by piece."""
 
     def __init__(self, shape: AnswerShape) -> None:
         self._calls = None if shape.calls is None else _scanner(shape.calls, shape)
@@ -151,11 +152,11 @@ class AnswerReader:
         return self._calls is not None and self._calls.found
 
     def feed(self, text: str) -> list[Delta]:
-        """The parts that are certain by now."""
+        """Read more text; returns the parts that are certain by now."""
         return self._read(text) if self._thoughts is None else self._both(*self._thoughts.feed(text))
 
     def finish(self) -> list[Delta]:
-        """Return the rest when the answer is over."""
+        """Return the rest at the end of the answer."""
         left = [] if self._thoughts is None else self._both(*self._thoughts.finish())
         return left if self._calls is None else [*left, *self._calls.finish()]
 

@@ -1,4 +1,4 @@
-"""How families of models write calls of functions, and calls read out of an answer while it is written."""
+"""How families of models write function calls, and a reader for calls in an answer while it is decoded."""
 
 from __future__ import annotations
 
@@ -15,30 +15,29 @@ Style = Literal["object", "list", "named", "line", "xml", "keyed", "python", "ha
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How a family of models writes a call: ``begin``, a JSON object of name and ``arguments``, ``end``.
+    """How a family writes a call: ``begin``, a JSON object with the name and ``arguments``, ``end``.
 
-    ``begin`` is empty where the object alone is the answer. ``style`` says what differs: ``list``, a list of such
-    objects after ``begin``; ``named``, the bare name, ``[ARGS]`` and an object of arguments; ``line``, the bare name in
-    the answer's first line, and the arguments in the next; ``xml``, tags; ``keyed``, ``call:name{key:value}`` with
-    texts between two ``quote``; ``python``, calls of Python. Calls of style ``object`` are read in the variants too
-    that small models write: see `ObjectCallReader`. In ``harmony`` the whole answer is messages in channels, calls or
-    not. A ``tag`` may stand before calls that are the whole answer, and calls of Python behind it: see
-    `TaggedCallReader`.
+    ``begin`` is empty if the object alone is the answer. Other styles: ``list``, a list of such objects after
+    ``begin``; ``named``, the bare name, ``[ARGS]`` and an object of arguments; ``line``, the bare name in the answer's
+    first line and the arguments in the next; ``xml``, tags; ``keyed``, ``call:name{key:value}`` with strings between
+    two ``quote``; ``python``, Python calls. With ``object``, variants that small models write are read, too: see
+    `ObjectCallReader`. With ``harmony`` the whole answer consists of messages in channels. A ``tag`` may come before
+    calls that are the whole answer, and before Python calls: see `TaggedCallReader`.
     """
 
     mark: str
-    """A text that the family's chat templates contain."""
+    """A text by which the family's chat templates are recognised."""
     begin: str
     end: str
     arguments: str = "arguments"
-    """The key under which the arguments stand."""
+    """The key of the arguments."""
     style: Style = "object"
     quote: str = ""
     tag: str = ""
 
     @property
     def bare(self) -> bool:
-        """Whether an answer that begins as an object is a call, since nothing marks one."""
+        """Whether an answer that begins with an object is a call, as calls have no mark."""
         return not self.begin and self.style == "object"
 
 
@@ -68,7 +67,7 @@ FORMATS = (
 
 
 def format_of(template: str) -> CallFormat:
-    """The format that a chat template speaks of; a template without tools gets the plain one."""
+    """The format that a chat template uses; a template without tools gets `PLAIN`."""
     if not takes_tools(template):
         return PLAIN
     return next((known for known in FORMATS if known.mark in template), PLAIN)
@@ -76,14 +75,14 @@ def format_of(template: str) -> CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """Text of the reasoning."""
+    """A piece of the reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text of the answer that belongs to no call."""
+    """A piece of the answer outside of calls."""
 
     text: str
 
@@ -98,7 +97,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """More of a call's arguments, as JSON text."""
+    """A piece of a call's arguments, as JSON text."""
 
     call: int
     text: str
@@ -106,13 +105,14 @@ class Arguments:
 
 Delta = Thought | Text | Begin | Arguments
 State = Callable[[], Iterator[Delta]]
-"""Takes from the buffer what it can say something of, and may put another state in its own place."""
+"""Reads what is certain from the buffer, and may make another state the current one."""
 
 
 class AnswerScanner(ABC):
-    """Takes an answer piece by piece. Calls are of ``names``, one alone where ``single``; others are text.
+    """Reads calls in an answer piece by piece. Only functions in ``names`` can be called, and only one call is read
+    with ``single``; other calls are text.
 
-    The result does not depend on where pieces end, but for how it is cut.
+    The deltas do not depend on how the text is cut into pieces.
     """
 
     def __init__(self, names: Collection[str], first: State, *, single: bool) -> None:
@@ -132,10 +132,10 @@ class AnswerScanner(ABC):
 
     @abstractmethod
     def finish(self) -> list[Delta]:
-        """Return the rest when the answer is over."""
+        """Return the rest at the end of the answer."""
 
     def _run(self) -> Iterator[Delta]:
-        """Runs states until none can go on without more text."""
+        """Run the current state until it needs more text."""
         while self._buffer:
             state, length = self._state, len(self._buffer)
             yield from self._state()
@@ -146,7 +146,7 @@ class AnswerScanner(ABC):
         return name in self._names and not (self._single and self.found)
 
     def _begin(self, name: str, arguments: State) -> Begin:
-        """The next call, which goes on with ``arguments``."""
+        """Begin the next call; ``arguments`` is the state that reads its arguments."""
         self._calls += 1
         self._state = arguments
         return Begin(self._calls - 1, name)
@@ -159,7 +159,8 @@ class AnswerScanner(ABC):
         return taken
 
     def _up_to(self, marks: Sequence[str]) -> tuple[str, str]:
-        """Take the text before the first of the marks, and the mark; a part of a mark at the end stays."""
+        """Take the text before the first of the marks, and that mark; a part of a mark at the end stays in the
+        buffer."""
         found = [(place, mark) for mark in marks if (place := self._buffer.find(mark)) >= 0]
         kept = 0 if found else max((overlap(self._buffer, mark) for mark in marks), default=0)
         end, mark = min(found, default=(len(self._buffer) - kept, ""))
@@ -169,16 +170,16 @@ class AnswerScanner(ABC):
 
 
 class CallScanner(AnswerScanner):
-    """Tells which of an answer is text and which are calls. A call begins with one of ``marks``.
+    """Separates an answer's text from its calls. A call begins with one of ``marks``.
 
-    What merely resembles a call is text; so is everything after the first call when ``single``.
+    Text that only resembles a call stays text; with ``single`` so does everything after the first call.
     """
 
     def __init__(self, marks: Sequence[str], names: Collection[str], *, single: bool, end: str = "") -> None:
-        """``end`` is the mark behind a call, which a model may leave out."""
+        """``end`` is the mark after a call, which a model may omit."""
         super().__init__(names, self._search, single=single)
         self._marks, self._end = marks, end
-        self._mark = ""  # the one that was found last
+        self._mark = ""  # the mark found last
 
     def finish(self) -> list[Delta]:
         rest, self._buffer = self._buffer, ""
@@ -186,9 +187,10 @@ class CallScanner(AnswerScanner):
         return [] if not rest or between or self._cut_off(rest) else [Text(rest)]
 
     def _search(self) -> Iterator[Delta]:
-        """Text, up to the next mark of a call; a part of a mark at the end is kept. Space between calls is dropped."""
+        """Take text up to the next mark of a call; a part of a mark at the end is kept back. White space between calls
+        is dropped."""
         text, mark = self._up_to(self._marks)
-        said = text.rstrip() if self.found else text  # space before a call is dropped, so it waits for what follows
+        said = text.rstrip() if self.found else text  # white space before a call is dropped, so it waits
         if said:
             yield Text(said)
         if mark:
@@ -197,10 +199,10 @@ class CallScanner(AnswerScanner):
 
     @abstractmethod
     def _read_head(self) -> Iterator[Delta]:
-        """Read from the mark up to the arguments."""
+        """Read the text between the mark and the arguments."""
 
     def _read_end(self) -> Iterator[Delta]:
-        """Read the mark behind a call, if it comes."""
+        """Read the mark after a call, if there is one."""
         rest = self._buffer.lstrip()
         if self._end.startswith(rest) and rest != self._end:
             return
@@ -209,40 +211,41 @@ class CallScanner(AnswerScanner):
         yield from ()
 
     def _cut_off(self, rest: str) -> bool:
-        """Whether the ``rest`` of an answer is of a call that was cut off, so that it is no text."""
+        """Whether ``rest``, the end of the answer, is a call that was cut off, which is not text."""
         return self._state == self._read_head and len(rest) > len(self._mark)
 
     def _no_call(self) -> Text:
-        """The mark was text after all."""
+        """Treat the mark as text, as no call follows."""
         self._state = self._search
         return Text(self._take(len(self._mark)))
 
 
 class FieldCallReader(CallScanner):
-    """Reads calls whose arguments stand one by one. Each is told as soon as it is whole; one cut off is left out."""
+    """Reads calls whose arguments are written one by one. Each argument is sent as soon as it is complete; one that is
+    cut off is dropped."""
 
     _told = 0
 
     def _head_read(self, name: str) -> Begin:
-        """The call of that name begins, and its arguments follow."""
+        """Begin a call of this function, whose arguments follow."""
         self._told = 0
         return self._begin(name, self._read_fields)
 
     @abstractmethod
     def _read_fields(self) -> Iterator[Delta]:
-        """Read the next argument, or the end of them."""
+        """Read the next argument, or the end of the arguments."""
 
     def _tell(self, name: str, value: str) -> Arguments:
-        """An argument, its ``value`` in JSON."""
+        """Send an argument; ``value`` is JSON."""
         self._told += 1
         return self._arguments(f"{', ' if self._told > 1 else '{'}{json.dumps(name, ensure_ascii=False)}: {value}")
 
     def _told_all(self, after: State) -> Arguments:
-        """The arguments end, and the answer goes on with ``after``."""
+        """End the arguments; ``after`` is the next state."""
         self._state = after
         return self._arguments("}" if self._told else "{}")
 
 
 def overlap(text: str, mark: str) -> int:
-    """How much of the end of ``text`` may be the beginning of ``mark``."""
+    """How many characters at the end of ``text`` may begin ``mark``."""
     return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)

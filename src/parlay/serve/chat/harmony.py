@@ -1,7 +1,8 @@
-"""Reads answers in Harmony, as gpt-oss writes them: messages in channels of reasoning, of calls and of the final text.
+"""Reads answers in Harmony, gpt-oss's format: messages in channels for reasoning, calls and the final text.
 
-A message is `<|channel|>`, the channel's name, perhaps ` to=functions.NAME`, `<|message|>` and its content, up to
-`<|end|>`, or to `<|call|>` or `<|return|>`, which end the answer. The prompt holds the first message's beginning.
+A message is `<|channel|>`, the channel's name, optionally ` to=functions.NAME`, `<|message|>` and its content, up to
+`<|end|>`, or up to `<|call|>` or `<|return|>`, which end the answer. The prompt contains the beginning of the first
+message.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _LONGEST_HEAD = 400
 
 
 class HarmonyReader(AnswerScanner):
-    """An answer that begins with none of the marks is text."""
+    """Reads an answer in Harmony; one that begins with none of the marks is text."""
 
     def __init__(self, names: Collection[str], *, single: bool = False) -> None:
         super().__init__(names, self._read_head, single=single)
@@ -27,7 +28,7 @@ class HarmonyReader(AnswerScanner):
         self._begun = False
 
     def finish(self) -> list[Delta]:
-        """Return the rest when the answer is over; a head that was cut off is no text."""
+        """Return the rest at the end of the answer; a header that was cut off is dropped."""
         rest, self._buffer = self._buffer, ""
         if self._state == self._read_content:
             return [self._content(rest)] if rest else []
@@ -43,7 +44,7 @@ class HarmonyReader(AnswerScanner):
             yield from self._begin_message(head)
 
     def _may_be_head(self, text: str) -> bool:
-        """Whether a message's head begins so. Between messages nothing else comes."""
+        """Whether ``text`` may begin a message's header. Only headers come between messages."""
         return self._begun or any(text.startswith(mark) or mark.startswith(text) for mark in _HEADS)
 
     def _begin_message(self, head: str) -> Iterator[Delta]:
@@ -56,7 +57,7 @@ class HarmonyReader(AnswerScanner):
             self._state = self._read_content
 
     def _read_content(self) -> Iterator[Delta]:
-        """Up to the mark that ends the message; a part of a mark at the end is kept back."""
+        """Take the content up to the mark that ends the message; a part of a mark at the end is kept back."""
         text, mark = self._up_to(_ENDS if self._begun else ())
         if text:
             yield self._content(text)

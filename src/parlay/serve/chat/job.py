@@ -1,4 +1,4 @@
-"""From a chat request to a job, and to how its answers are read."""
+"""Makes a job from a chat request, and says how its answers are read."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from parlay.types import SamplingParams, StructuredOutputsParams
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """The form that an answer must have, and how the calls in it are written (None: it has none).
+    """The form that an answer must have, and how calls in it are written; None: there are none.
 
-    ``field`` is where the body asks for the form.
+    ``field`` is the body's field that asks for the form.
     """
 
     form: StructuredOutputsParams | None
@@ -37,10 +37,10 @@ class AnswerForm:
 
 
 def answer_form(chat: ChatRequest, template: str) -> AnswerForm:
-    """The form that functions and schema ask for together.
+    """The form that the request's functions and schema require together.
 
-    A call that must come is held to its schema, and so is one that may come where calls have no mark: there an answer
-    that begins with ``{`` is a call. Marked calls that may come are read, not enforced.
+    Calls are held to their schema if a call is required, or if calls have no mark, as then any answer that begins with
+    ``{`` is a call. Optional calls with marks are parsed, but not enforced.
     """
     schema, functions = chat.answer_schema, chat.functions
     if not functions:
@@ -63,7 +63,7 @@ def answer_form(chat: ChatRequest, template: str) -> AnswerForm:
 
 
 def call_schema(functions: Sequence[Function], key: str) -> dict[str, Any]:
-    """The schema of a call of any of ``functions``, its arguments under ``key``."""
+    """The JSON schema of a call of any of ``functions``, with its arguments under ``key``."""
     return {"anyOf": [_call_of(function, place, key) for place, function in enumerate(functions)]}
 
 
@@ -82,7 +82,7 @@ def _call_of(function: Function, place: int, key: str) -> dict[str, Any]:
 
 
 def _moved(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """A schema whose references still lead to the same parts now that its root is at ``place`` of another."""
+    """Move a schema to ``place`` within another one, and adapt its references."""
 
     def lead(part: dict[str, Any]) -> dict[str, Any]:
         reference = part.get("$ref")
@@ -96,14 +96,16 @@ def _moved(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """``values`` are for the template. ``unused`` are the fields of the request that it knows nothing of."""
+    """Variables of a chat template: ``values`` are set, ``unused`` are fields of the request that the template does not
+    use."""
 
     values: dict[str, Any]
     unused: tuple[str, ...]
 
 
 def template_variables(chat: ChatRequest, template: str, names: FieldNames) -> Variables:
-    """Raises ApiError for a variable that no request may set, and for a verbosity that the template does not know."""
+    """Collect the template's variables. Raises ApiError for a variable that requests may not set, and for a verbosity
+    that the template does not know."""
     try:
         check_variables(chat.variables)
     except ValueError as error:
@@ -130,7 +132,8 @@ def template_variables(chat: ChatRequest, template: str, names: FieldNames) -> V
 
 
 def _unused_verbosity(verbosity: str, names: FieldNames) -> str:
-    """The field's name. Raises ApiError if leaving it out changes what the client may expect."""
+    """The field's name. Raises ApiError unless it has its default value, as ignoring it would change what the client
+    expects."""
     field = names.others.get("verbosity", "verbosity")
     if verbosity != "medium":
         message = f"{field} is {verbosity!r}, and this model knows none: leave it out"
@@ -139,7 +142,7 @@ def _unused_verbosity(verbosity: str, names: FieldNames) -> str:
 
 
 def _effort(effort: str, template: str) -> dict[str, Any]:
-    """A template may know degrees of reasoning, or only whether there is any."""
+    """Map an effort to the template's own switch: a level of reasoning, or only on and off."""
     if knows(template, "reasoning_effort"):
         return {"reasoning_effort": effort}
     return {"enable_thinking": effort != "none"} if knows(template, "enable_thinking") else {}
@@ -150,7 +153,7 @@ def knows(template: str, name: str) -> bool:
 
 
 def conversation(chat: ChatRequest, template: str) -> tuple[list[dict[str, Any]], Tools]:
-    """Messages and tools for the template."""
+    """The messages and tools in the template's form."""
     shape = format_of(template)
     own_calls = "tool_calls" in template
     messages = [_message(message, shape, own_calls=own_calls) for message in chat.messages]
@@ -194,8 +197,8 @@ def _described(function: Function) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatJob:
-    """A chat request made ready to run, with these options. ``unused`` are its fields that the model's chat template
-    knows nothing of."""
+    """A job made from a chat request, and how to read its answers. ``unused`` are fields of the request that the
+    model's chat template does not use."""
 
     job: Job
     answers: AnswerShape
@@ -206,7 +209,7 @@ class ChatJob:
 
 @dataclass(frozen=True, slots=True)
 class ChatQuestion:
-    """A chat request that may be put to any model; see `parlay.serve.cascades.Question`."""
+    """A chat request that can be given to any model; see `parlay.serve.cascades.Question`."""
 
     chat: ChatRequest
     settings: Settings
@@ -229,7 +232,7 @@ class ChatQuestion:
         return replace(self, chat=replace(self.chat, params=params, options=options))
 
     def ready(self, served: Served) -> ChatJob:
-        """Raises ApiError for what the model can't take."""
+        """Make the job. Raises ApiError if the model can't run it."""
         return chat_job(served, self.chat, self.settings, self.names)
 
     def job(self, served: Served) -> Job:
@@ -237,7 +240,7 @@ class ChatQuestion:
 
 
 def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: FieldNames) -> ChatJob:
-    """Raises ApiError for what the model can't take."""
+    """Make the job of a chat request. Raises ApiError if the model can't run it."""
     template = chat_template(served)
     form = answer_form(chat, template)
     names = names.with_form(form.field)
@@ -254,7 +257,7 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
     calls = HARMONY if HARMONY.mark in template and form.form is None else form.calls
     tags = tags_of(template)
     begins = [*([calls.begin, calls.tag] if calls is not None else []), *([tags.end] if tags is not None else [])]
-    marks = not served.vocabulary.special_texts.isdisjoint(begins)  # else texts leave them out
+    marks = not served.vocabulary.special_texts.isdisjoint(begins)  # otherwise texts come without the marks
     own = replace(chat.options, marks=marks)
     job = prepare(served, messages, params, own, settings=settings, names=names, chat=options)
     answers = AnswerShape(
@@ -269,6 +272,6 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
 
 
 def chat_template(served: Served) -> str:
-    """The model's chat templates as one text; empty where there is none."""
+    """The model's chat templates joined; empty if there are none."""
     tokenizer = served.tokenizer
     return template_text(tokenizer) if tokenizer is not None else ""

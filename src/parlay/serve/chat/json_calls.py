@@ -1,4 +1,4 @@
-"""Reads calls that models write as JSON objects: alone, fenced, in tags, in a list, or after a bare name."""
+"""Reads calls written as JSON objects: bare, fenced, in tags, in a list, or after a bare name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parlay.serve.chat.calls import CallFormat, CallScanner, Delta, Text
 
 FENCE = "```"
 TAGS = ("tool_call", "function_call", "tool", "tools", "response", "json", "xml", "JSON")
-"""Tags that models of the family Hermes put around a call, where they miss the one that their template names."""
+"""Tags that models of the Hermes family put around a call instead of the one that their template names."""
 
 _PHI = "functools"
 _SPACE = r"\s*"
@@ -21,10 +21,10 @@ _NAME = r"(?P<name>[\w-]{0,64})"
 def call_reader(
     written: CallFormat, names: Collection[str], *, single: bool = False, certain: bool = False
 ) -> CallScanner:
-    """Make the reader of the calls of ``names`` in one answer.
+    """Make a reader for calls of the functions ``names`` in one answer.
 
-    A call that is cut off before its arguments is left out where it can be nothing else: after the format's own mark,
-    or where an answer that begins like a call is ``certain`` to be one.
+    A call that is cut off before its arguments is dropped if it can't be text: after the format's own mark, or if
+    ``certain`` says that an answer which begins like a call is one.
     """
     if written.style == "list":
         return ListedCallReader(written, names, single=single)
@@ -37,7 +37,8 @@ def call_reader(
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """A run of text to recognise: all of it, or (to know whether waiting is worth it) any beginning of it."""
+    """A pattern for a run of text: the ``whole`` run, or any ``beginning`` of it, which means that more text is
+    needed."""
 
     whole: re.Pattern[str]
     beginning: re.Pattern[str]
@@ -45,7 +46,7 @@ class _Shape:
 
 @cache
 def _shape(*parts: str) -> _Shape:
-    """``parts`` are regular expressions; a beginning may end after each."""
+    """Make the pattern from ``parts``, regular expressions; a beginning may end after each part."""
     beginning = ""
     for part in reversed(parts):
         beginning = f"(?:{part}{beginning})?"
@@ -57,7 +58,7 @@ def _letters(text: str) -> list[str]:
 
 
 NAMED_OBJECT = (r"\{", _SPACE, *_letters('"name"'), _SPACE, ":", _SPACE, '"', _NAME, '"', _SPACE, ",", _SPACE)
-"""The beginning of a call's object, up to the key of the arguments."""
+"""A call's object up to the key of its arguments."""
 
 
 def _arguments_key(key: str) -> list[str]:
@@ -65,7 +66,7 @@ def _arguments_key(key: str) -> list[str]:
 
 
 class JsonCallReader(CallScanner):
-    """Reads the arguments of a call: a JSON object, up to the brace that closes it."""
+    """Reads a call's arguments: a JSON object up to its closing brace."""
 
     def __init__(self, marks: tuple[str, ...], names: Collection[str], *, single: bool, end: str = "") -> None:
         super().__init__(marks, names, single=single, end=end)
@@ -91,12 +92,12 @@ class JsonCallReader(CallScanner):
         return self._depth == 0 and letter in "}]"
 
     def _read_tail(self) -> Iterator[Delta]:
-        """Read what closes the call; nothing does where arguments are all there is."""
+        """Read what closes the call; nothing does if the arguments are the whole call."""
         self._state = self._search
         yield from ()
 
     def _free(self) -> Iterator[Delta]:
-        """No call can come any more."""
+        """Take everything as text: no further call can come."""
         yield Text(self._take(len(self._buffer)))
 
     def _drop_space(self) -> None:
@@ -104,11 +105,11 @@ class JsonCallReader(CallScanner):
 
 
 class ObjectCallReader(JsonCallReader):
-    """Reads calls that are one JSON object each.
+    """Reads calls that are one JSON object each, between the format's marks.
 
-    The object stands between the format's marks. Small models write it in other ways as well, and all of them are
-    calls if the object names a function: alone at the beginning of the answer, in a fenced block, in another of
-    `TAGS`, or in a tag in a fenced block; the arguments under "arguments" or "parameters".
+    Small models write the object in other ways, too. All of these are calls if the object names a function: bare at the
+    beginning of the answer, in a fenced block, in another of `TAGS`, or in a tag in a fenced block; the arguments may
+    be under "arguments" or "parameters".
     """
 
     def __init__(self, written: CallFormat, names: Collection[str], *, single: bool, certain: bool) -> None:
@@ -126,7 +127,7 @@ class ObjectCallReader(JsonCallReader):
         self._state = self._read_first
 
     def _read_first(self) -> Iterator[Delta]:
-        """Read a call that begins the answer without any mark."""
+        """Read a call without a mark at the beginning of the answer."""
         yield from self._read_call(self._bare)
 
     def _read_head(self) -> Iterator[Delta]:
@@ -149,7 +150,7 @@ class ObjectCallReader(JsonCallReader):
         return self._callable(head["name"]) and head["key"] in self._keys and (tag is None or tag in self._ends)
 
     def _read_tail(self) -> Iterator[Delta]:
-        """Read what closes the call, in order: its brace, its tag, its fence. A model may leave out the last two."""
+        """Read what closes the call, in this order: its brace, its tag, its fence. A model may omit the last two."""
         while self._closers:
             closer, rest = self._closers[0], self._buffer.lstrip()
             if closer.startswith(rest) and rest != closer:
@@ -163,7 +164,7 @@ class ObjectCallReader(JsonCallReader):
         yield from ()
 
     def _after(self) -> Iterator[Delta]:
-        """Read what follows a call that was the whole answer: text."""
+        """Read the text after a call at the beginning of the answer."""
         self._drop_space()
         if self._buffer:
             self._state = self._free
@@ -176,7 +177,8 @@ class ObjectCallReader(JsonCallReader):
 
 
 class ListedCallReader(JsonCallReader):
-    """Reads call objects after the format's mark, in a list or with semicolons. Phi-4 writes ``functools`` too."""
+    """Reads call objects after the format's mark, in a list or separated by semicolons. Phi-4 writes ``functools`` as
+    the mark, too."""
 
     def __init__(self, written: CallFormat, names: Collection[str], *, single: bool) -> None:
         marks = (written.begin, _PHI) if written.end else (written.begin,)
@@ -184,7 +186,7 @@ class ListedCallReader(JsonCallReader):
         call = [*NAMED_OBJECT, *_arguments_key(written.arguments)]
         self._first = {mark: _shape(*_letters(mark), _SPACE, r"\[?", _SPACE, *call) for mark in marks}
         self._next = _shape("[,;]", _SPACE, *call)
-        self._follows = False  # whether the head is of a further call in the list
+        self._follows = False  # whether the current head belongs to a further call in the list
 
     def _read_head(self) -> Iterator[Delta]:
         head = self._next if self._follows else self._first[self._mark]
@@ -198,7 +200,7 @@ class ListedCallReader(JsonCallReader):
             self._follows, self._state = False, self._search
 
     def _read_tail(self) -> Iterator[Delta]:
-        """Read the brace of the call, then the comma before the next one or the end of the list."""
+        """Read the call's closing brace, then a comma or the end of the list."""
         self._drop_space()
         if self._buffer.startswith("}"):
             self._take(1)
@@ -210,7 +212,7 @@ class ListedCallReader(JsonCallReader):
         yield from ()
 
     def _between(self) -> Iterator[Delta]:
-        """Read on in the list: the next call, or the list's end. Anything else is text again."""
+        """Read the next call of the list, or its end; anything else is text."""
         self._drop_space()
         if self._buffer.startswith((",", ";")):
             self._follows, self._state = True, self._read_head
@@ -225,7 +227,7 @@ class ListedCallReader(JsonCallReader):
 
 
 class NamedCallReader(JsonCallReader):
-    """Reads calls that are a bare name, which an id may follow, and an object of arguments."""
+    """Reads calls that are a bare name, optionally an id, and an object of arguments."""
 
     def __init__(self, written: CallFormat, names: Collection[str], *, single: bool) -> None:
         super().__init__((written.begin,), names, single=single)
@@ -242,7 +244,7 @@ class NamedCallReader(JsonCallReader):
 
 
 class LineCallReader(JsonCallReader):
-    """Reads a call that is the whole answer: the bare name in its first line, the arguments in the next."""
+    """Reads a call that is the whole answer: the bare name in the first line, the arguments in the next."""
 
     def __init__(self, names: Collection[str], *, single: bool) -> None:
         super().__init__((), names, single=single)

@@ -1,4 +1,4 @@
-"""Reads calls that families write in notations of their own: Gemma's ``call:name{key:value}``, and calls of Python."""
+"""Reads calls in two notations of their own: Gemma's ``call:name{key:value}``, and Python calls."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from parlay.serve.chat.json_calls import ListedCallReader, ObjectCallReader
 from parlay.serve.protocol.json_values import read_value
 
 _DEEPEST, _LONGEST = 64, 1 << 16
-"""Levels and letters of an argument that are read as more than text."""
+"""Limits of an argument's nesting and length; beyond them it is a string."""
 _OPENS, _CLOSES = "([{", ")]}"
 _NO_VALUE = (ValueError, TypeError, IndexError, SyntaxError, RecursionError, MemoryError)
 
 
 class LiteralCallReader(FieldCallReader):
-    """Arguments are a key, ``equals`` and a value, with commas between them. What is no value is text."""
+    """Reads arguments that are a key, ``equals`` and a value, separated by commas. A value that can't be parsed is a
+    string."""
 
     equals: str
     head: re.Pattern[str]
     beginning: re.Pattern[str]
-    """Any beginning of a head, up to its bracket."""
+    """Any beginning of a call's head, up to its bracket."""
 
     def __init__(
         self, written: CallFormat, names: Collection[str], special: re.Pattern[str], *, single: bool = False
     ) -> None:
-        """``special`` is what may end an argument, or begins a text or an inner bracket."""
+        """``special`` matches what may end an argument, begin a string, or open an inner bracket."""
         super().__init__((written.begin,), names, single=single, end=written.end)
         self._special = special
         self._rest: State = self._read_end
@@ -58,7 +59,8 @@ class LiteralCallReader(FieldCallReader):
             yield self._told_all(self._rest)
 
     def _field_end(self) -> int | None:
-        """Where the next argument ends: at a comma or bracket outside of texts and inner brackets."""
+        """The end of the next argument: a comma or bracket outside of strings and inner brackets; None if more text is
+        needed."""
         depth, place = 0, 0
         while (mark := self._special.search(self._buffer, place)) is not None:
             letter, place = mark[0], mark.end()
@@ -82,7 +84,7 @@ class LiteralCallReader(FieldCallReader):
             return json.dumps(text, ensure_ascii=False)
 
     def _pair(self, field: str) -> tuple[str, str] | None:
-        """An argument's name and its value as it is written; None for what is no argument."""
+        """Split an argument into its name and its value as written; None if it is not an argument."""
         key, equals, value = field.partition(self.equals)
         return (self._key(key.strip()), value.strip()) if equals else None
 
@@ -91,15 +93,15 @@ class LiteralCallReader(FieldCallReader):
 
     @abstractmethod
     def _text_end(self, quote: str, place: int) -> int | None:
-        """Where the text ends that began before ``place``."""
+        """The end of the string whose opening quote ends at ``place``; None if more text is needed."""
 
     @abstractmethod
     def _value(self, text: str) -> Any:
-        """Read a value. Raises one of `_NO_VALUE` for what is none."""
+        """Parse a value. Raises one of `_NO_VALUE` if it can't be parsed."""
 
 
 class KeyedCallReader(LiteralCallReader):
-    """Reads ``call:name{key:value}``, where texts stand between two of a mark: Gemma 4 and FunctionGemma."""
+    """Reads ``call:name{key:value}`` with strings between two quote marks: Gemma 4 and FunctionGemma."""
 
     equals = ":"
     head = re.compile(r"\s*call:\s*([\w.-]{1,64})\s*\{")
@@ -119,7 +121,7 @@ class KeyedCallReader(LiteralCallReader):
 
     def _value(self, text: str) -> Any:
         tokens: list[tuple[str, bool]] = []
-        for place, piece in enumerate(text.split(self._quote)):  # every second one is a text
+        for place, piece in enumerate(text.split(self._quote)):  # every second piece is a string
             words = [piece] if place % 2 else self._words.findall(piece)
             tokens += [(word, place % 2 == 1) for word in words]
         value, end = self._read(tokens, 0, 0)
@@ -128,7 +130,7 @@ class KeyedCallReader(LiteralCallReader):
         return value
 
     def _read(self, tokens: list[tuple[str, bool]], place: int, depth: int) -> tuple[Any, int]:
-        """The value that begins at a place, and where it ends."""
+        """Parse the value at ``place``; returns it and where it ends."""
         if place >= len(tokens) or depth > _DEEPEST:
             raise ValueError("no value")
         word, is_text = tokens[place]
@@ -152,7 +154,7 @@ class KeyedCallReader(LiteralCallReader):
 
 
 def _plain(word: str) -> Any:
-    """A number, true, false, null; else a text without its marks."""
+    """Parse a number, true, false or null; anything else is a string without quotes."""
     if word in ("}", "]", ",", ":"):
         raise ValueError("no value")
     try:
@@ -162,11 +164,11 @@ def _plain(word: str) -> Any:
 
 
 _BETWEEN_CALLS = re.compile(r"(?:\s*[,\]])*")
-"""Signs of a list, before the next call or the block's end."""
+"""List punctuation before the next call or the end of the block."""
 
 
 class PythonCallReader(LiteralCallReader):
-    """Reads calls of Python, one on each line or in a list: OLMo 3 and LFM2."""
+    """Reads Python calls, one per line or in a list: OLMo 3 and LFM2."""
 
     equals = "="
     head = re.compile(r"[\s\[,]*([\w.-]{1,64})\(")
@@ -185,7 +187,7 @@ class PythonCallReader(LiteralCallReader):
         return super()._head_read(name)
 
     def _pair(self, field: str) -> tuple[str, str] | None:
-        """An argument without a name is the function's next one; beyond the last, its number is its name."""
+        """Split an argument; one without a name takes the function's next parameter, or its number if there is none."""
         key, equals, _ = field.partition(self.equals)
         if not field.strip() or (equals and key.strip().isidentifier()):
             return super()._pair(field)
@@ -193,7 +195,7 @@ class PythonCallReader(LiteralCallReader):
         return names[self._told] if self._told < len(names) else str(self._told), field.strip()
 
     def _read_next(self) -> Iterator[Delta]:
-        """Read the next call of the block, or its end. Anything else is text again."""
+        """Read the next call of the block, or its end; anything else is text."""
         self._buffer = _BETWEEN_CALLS.sub("", self._buffer, count=1)
         rest = self._buffer.lstrip()
         if not rest:
@@ -216,22 +218,22 @@ class PythonCallReader(LiteralCallReader):
 
 
 class MethodCallReader(PythonCallReader):
-    """Reads ``name.call(key=value)``, as Llama 3 calls the functions that it was trained with."""
+    """Reads ``name.call(key=value)``, as Llama 3 calls its built-in functions."""
 
     head = re.compile(r"[\s;,]*([\w-]{1,64})\.call\(")
     beginning = re.compile(r"[\s;,]*([\w-]{0,64}|[\w-]{1,64}\.(c(a(l(l)?)?)?)?)")
 
     def _cut_off(self, rest: str) -> bool:
-        """No mark ends the calls: behind one, only what a semicolon begins can be another."""
+        """Whether a call was cut off: calls have no closing mark, and only a semicolon announces another."""
         if self._state == self._read_next:
             return rest.lstrip().startswith(";")
         return super()._cut_off(rest)
 
 
 class TaggedCallReader(AnswerScanner):
-    """Reads calls of Llama 3: an object alone; or behind a tag objects, or ``name.call(key=value)``.
+    """Reads Llama 3's calls: a bare object; or after a tag, objects or ``name.call(key=value)``.
 
-    A tag before anything else, such as code for an interpreter, is left out.
+    A tag before anything else, such as code for an interpreter, is dropped.
     """
 
     def __init__(
@@ -252,7 +254,7 @@ class TaggedCallReader(AnswerScanner):
         return [*self._reader.feed(rest), *self._reader.finish()]
 
     def _decide(self) -> Iterator[Delta]:
-        """Choose the reader by what the answer begins with; until that is certain nothing is read."""
+        """Choose the reader by the beginning of the answer; nothing is read before that is certain."""
         start, tag = self._buffer.lstrip(), self._written.tag
         rest = start.removeprefix(tag).lstrip()
         if tag.startswith(start) or (start.startswith(tag) and MethodCallReader.beginning.fullmatch(rest)):
@@ -275,7 +277,7 @@ _NAMES = {"true": True, "false": False, "null": None}
 
 
 def _of_python(node: ast.expr) -> Any:
-    """The value of a literal, also of JSON's. Raises ValueError for anything else; nothing is ever run."""
+    """Evaluate a Python or JSON literal. Raises ValueError for anything else; no code is run."""
     match node:
         case ast.Constant(value=str() | int() | float() | None as value):
             return value

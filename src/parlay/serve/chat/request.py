@@ -1,4 +1,4 @@
-"""A chat request that belongs to no protocol: what every body is translated to."""
+"""`ChatRequest`, to which the bodies of all protocols are translated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class PastCall:
-    """A call that the assistant made earlier, its arguments read."""
+    """A call in an earlier answer, with parsed arguments."""
 
     id: str
     name: str
@@ -23,7 +23,8 @@ class PastCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
-    """``call_id`` names the call that a message of role ``tool`` answers. ``calls`` are the assistant's."""
+    """A message; ``call_id`` names the call that a message of role ``tool`` answers. ``calls`` are those of the
+    assistant."""
 
     role: Role
     content: str
@@ -35,9 +36,9 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function that the answer may call. ``parameters`` is a schema of an object; None: it takes none.
+    """A function that the answer may call. ``parameters`` is the JSON schema of its arguments; None: it takes none.
 
-    ``field`` is where the schema stands in the body.
+    ``field`` is the path of the schema in the body.
     """
 
     name: str
@@ -48,12 +49,12 @@ class Function:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """``functions`` are those that may be called now: none where the protocol's choice is none, one where it names one.
+    """``functions`` are those that may be called: none if the tool choice is none, one if it names one.
 
-    ``must_call``: the answer is a call. ``single_call``: at most one. ``answer_schema`` is a JSON schema that an answer
-    which is no call keeps to; it stands in ``schema_field`` of the body. ``params.structured_outputs`` can't be given
-    together with functions or a schema. ``variables`` are for the model's chat template, and so are ``effort`` and
-    ``verbosity``, where it knows of them; for the rest see `ChatOptions`.
+    ``must_call``: the answer must be a call. ``single_call``: at most one call is allowed. ``answer_schema`` is the
+    JSON schema of an answer that is not a call; its path in the body is ``schema_field``. ``params.structured_outputs``
+    can't be combined with functions or a schema. ``variables``, ``effort`` and ``verbosity`` go to the model's chat
+    template, if it uses them; for the other fields see `ChatOptions`.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -72,12 +73,12 @@ class ChatRequest:
 
     @property
     def constrained(self) -> bool:
-        """Whether the answer may be held to a form, which has to be compiled."""
+        """Whether the answer may be held to a form, which must be compiled."""
         return bool(self.params.structured_outputs or self.functions or self.answer_schema is not None)
 
 
 def one_system(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """Join the system messages that stand first, because many templates take one only."""
+    """Join the leading system messages into one, as many templates accept only one."""
     count = next((place for place, message in enumerate(messages) if message.role != "system"), len(messages))
     if count < 2:
         return tuple(messages)

@@ -1,4 +1,4 @@
-"""Reads calls in tags, as Qwen3-Coder, Seed-OSS and GLM-4.5 write them: for the function, and for each parameter."""
+"""Reads calls written with a tag for the function and one for each parameter: Qwen3-Coder, Seed-OSS and GLM-4.5."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _LONGEST_HEAD = 200
 
 @dataclass(frozen=True, slots=True)
 class _Tags:
-    """The tags within the outer one: ``head`` begins with ``mark``, or with the bare name where that is empty."""
+    """Patterns of the tags within the outer one: ``head`` begins with ``mark``, or with the bare name if ``mark`` is
+    empty."""
 
     mark: str
     head: re.Pattern[str]
@@ -39,7 +40,8 @@ _PAIRED = _Tags(
 
 
 class XmlCallReader(FieldCallReader):
-    """Parameters become JSON by their types in the function's schema; ``functions`` are the schemas by name."""
+    """Reads tagged calls; the function's schema says which parameters become JSON. ``functions`` are the schemas by
+    name."""
 
     def __init__(
         self, written: CallFormat, functions: Mapping[str, Mapping[str, Any]], *, single: bool = False
@@ -77,7 +79,7 @@ class XmlCallReader(FieldCallReader):
             yield self._told_all(self._read_end)
 
     def _value(self, name: str, text: str) -> str:
-        """A text where the schema says so, or where it is no JSON."""
+        """A parameter's value as JSON: a string if the schema says so or if the text is not JSON."""
         properties = self._schema.get("properties")
         own = properties.get(name) if isinstance(properties, Mapping) else None
         kinds = own.get("type") if isinstance(own, Mapping) else None

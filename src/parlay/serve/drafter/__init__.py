@@ -1,1 +1,1 @@
-"""A drafter as a service for other processes: `parlay serve --drafter-only`."""
+"""A drafter served to other processes: `parlay serve --drafter-only`."""

@@ -1,4 +1,4 @@
-"""The application of `parlay serve --drafter-only`: what the drafter is, and drafts."""
+"""The application of `parlay serve --drafter-only`, which describes its drafter and drafts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Body(BaseModel):
 
 
 class TextBody(_Body):
-    """One text: its tokens from ``start`` on, and how many may be drafted after them."""
+    """One text: its tokens from position ``start`` on, and the most tokens to draft after them."""
 
     id: Id
     start: Id
@@ -53,7 +53,7 @@ class TextBody(_Body):
 
 
 class DraftsBody(_Body):
-    """The news of a client's texts. ``over``: texts that it will not ask about again."""
+    """News of a client's texts. ``over`` are texts that it will not ask about again."""
 
     client: Annotated[str, Field(min_length=1, max_length=64)]
     tokenizer: Annotated[str, Field(max_length=64)] = ""
@@ -62,7 +62,8 @@ class DraftsBody(_Body):
 
 
 class DraftReply(BaseModel):
-    """A draft, or how many tokens of the text the service holds: it then wants those after them, and drafts nothing."""
+    """A draft tree; or ``held``, how many tokens of the text the service has: then the client must send those after
+    them, and nothing is drafted."""
 
     tokens: list[int] = []
     parents: list[int] = []
@@ -71,13 +72,13 @@ class DraftReply(BaseModel):
 
 
 class DraftsReply(BaseModel):
-    """A draft for each text, in their order."""
+    """The drafts of all texts, in the order of the request."""
 
     drafts: list[DraftReply]
 
 
 class Info(BaseModel):
-    """The service's drafter, and the ids that it drafts in."""
+    """The service's drafter and its vocabulary."""
 
     version: Literal[1] = 1
     strategy: str
@@ -90,7 +91,7 @@ class Health(BaseModel):
 
 
 class Counts(BaseModel):
-    """Totals since the start, and the texts that are held now."""
+    """Totals since the start, and the number of texts held now."""
 
     requests: int
     batches: int
@@ -102,7 +103,8 @@ class Counts(BaseModel):
 
 
 def create_drafter_app(drafter: HostedDrafter, settings: Settings | None = None) -> FastAPI:
-    """An ASGI application for one drafter, which it closes when it shuts down. Keys and limits are as of a server.
+    """Make an ASGI application for one drafter, which it closes at shutdown. API keys and limits work as in
+    `create_app`.
 
     ``app.state`` holds what `shut_down` needs: ``registry`` (the drafter), ``settings``, ``limiter``.
     """
@@ -162,7 +164,8 @@ def _add_routes(app: FastAPI, drafter: HostedDrafter, settings: Settings) -> Non
 
 
 def _update(text: TextBody, drafter: HostedDrafter, place: int) -> TextUpdate:
-    """Raises ApiError for ids that the vocabulary lacks, and for a text that is too long or empty."""
+    """Check one text, and translate it for the drafter. Raises ApiError for ids outside the vocabulary, and for a text
+    that is empty or too long."""
     name, service = f"texts[{place}]", drafter.service
     if text.start + len(text.tokens) > service.longest:
         raise ApiError(400, f"{name}: the longest text has {service.longest} tokens", f"{name}.tokens")

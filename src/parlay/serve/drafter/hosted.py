@@ -1,4 +1,4 @@
-"""A drafter behind the event loop: what waits while it drafts is the next batch."""
+"""A drafter used from an event loop: requests that arrive while it drafts form the next batch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from parlay.serve.errors import ApiError
 
 @dataclass(frozen=True, slots=True)
 class DrafterInfo:
-    """Facts that clients must know before they ask: the strategy, and the meaning of its ids."""
+    """The facts that clients need before they ask for drafts: the strategy, and the vocabulary of its ids."""
 
     strategy: str
     vocab_size: int
     tokenizer: str
-    """The fingerprint; empty where there is no tokenizer."""
+    """The tokenizer's fingerprint; empty if there is none."""
 
 
 @dataclass(eq=False, slots=True)
@@ -46,19 +46,19 @@ class DrafterCounts:
 
 @dataclass(eq=False)
 class HostedDrafter:
-    """One drafter and the requests that wait for it. Its methods belong to one event loop; one thread drafts."""
+    """A drafter and the requests that wait for it. One event loop calls its methods, and one thread drafts."""
 
     info: DrafterInfo
     service: DraftService
     closing: ExitStack
-    """What ends with it: stores write their files."""
+    """Resources that are closed with it, such as stores that then write their files."""
     counts: DrafterCounts = field(default_factory=DrafterCounts)
     _waiting: list[_Waiting] = field(default_factory=list)
     _working: asyncio.Task[None] | None = None
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "parlay-drafter"))
 
     async def draft(self, owner: Owner, updates: Sequence[TextUpdate], over: Sequence[int]) -> list[Answer]:
-        """Draft for one client's texts, with those of all clients that ask meanwhile."""
+        """Draft for one client's texts, in a batch with those of all clients that wait."""
         waiting = _Waiting(owner, updates, over, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self.counts.requests += 1
@@ -67,7 +67,8 @@ class HostedDrafter:
         return await waiting.answers
 
     async def close(self, drain_seconds: float | None = None) -> None:
-        """Wait for what is under way, as long as is allowed; the name and the argument are those of a registry."""
+        """Wait for the batch under way, at most ``drain_seconds``, and close the drafter. The signature is
+        `Registry.close`'s."""
         if self._working is not None:
             await asyncio.wait([self._working], timeout=drain_seconds)
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -100,7 +101,7 @@ class HostedDrafter:
 
 
 def _settle(waiting: _Waiting, answers: list[Answer] | None = None, error: ApiError | None = None) -> None:
-    """Give an answer to a request, unless its client has gone."""
+    """Answer a waiting request, unless its client has gone."""
     if waiting.answers.done():
         return
     if error is not None:

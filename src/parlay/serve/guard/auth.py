@@ -16,14 +16,15 @@ from parlay.serve.settings import KeyLimits, Settings
 
 
 def digest(key: str) -> str:
-    """The hash by which a key is known. The key itself is not kept."""
+    """The hash by which a key is known; keys themselves are not kept."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def tenant(request: Request, cache_salt: str | None = None) -> str:
-    """Whose cached prefixes and stores this request shares: its key's, further divided by the body's ``cache_salt``.
+    """The tenant with which a request shares cached prefixes and stores: its key's, subdivided by the body's
+    ``cache_salt``.
 
-    Both are there as digests, so no salt makes one tenant pass for another, or for one with an adapter.
+    Both are hashed, so no salt can imitate another tenant or one with an adapter.
     """
     owner: str = request.state.tenant
     return f"{owner}:{digest(cache_salt)}" if cache_salt else owner
@@ -31,21 +32,22 @@ def tenant(request: Request, cache_salt: str | None = None) -> str:
 
 @dataclass(slots=True)
 class Quotas:
-    """Counts by key. ``own`` are limits of single keys, ``default`` those of all others. Lives in one event loop."""
+    """Quotas by key: ``own`` are those of single keys, ``default`` those of all others. All calls belong to one event
+    loop."""
 
     default: KeyLimits
     own: Mapping[str, KeyLimits]
-    """By the key's digest."""
+    """Limits by the key's hash."""
     retry_after: int
     _active: Counter[str] = field(default_factory=Counter)
     _used: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Tokens that count at a time; they fade by the limit every minute."""
+    """Tokens used lately and when they were counted, by key; they decay by the limit each minute."""
 
     def of(self, owner: str) -> KeyLimits:
         return self.own.get(owner, self.default)
 
     def enter(self, owner: str) -> None:
-        """Raises ApiError for one request too many of the key, or for tokens that it has used up."""
+        """Count a request of the key. Raises ApiError if it has too many under way or has used up its tokens."""
         limits = self.of(owner)
         if limits.requests is not None and self._active[owner] >= limits.requests:
             message = f"{limits.requests} requests of this key are under way, which is all at once: try later"
@@ -63,13 +65,13 @@ class Quotas:
             del self._active[owner]
 
     def charge(self, owner: str, tokens: int) -> None:
-        """Count tokens that a request of the key has taken."""
+        """Charge tokens that a request of the key has used."""
         limit = self.of(owner).tokens
         if limit is not None:
             self._used[owner] = (self._tokens(owner, limit) + tokens, time.monotonic())
 
     def check_priority(self, owner: str, priority: int) -> None:
-        """Raises ApiError for a request that is more urgent than the key allows."""
+        """Raises ApiError if the request's priority is higher than the key allows."""
         most = self.of(owner).priority
         if priority < most:
             message = f"priority is {priority}, and {most} is the most urgent that this key may ask for"
@@ -81,7 +83,7 @@ class Quotas:
 
 
 class Limiter:
-    """Counts the requests under way, and lets none in any more once it is shut. Lives in one event loop."""
+    """Counts the requests under way, and refuses all once it is shut. All calls belong to one event loop."""
 
     def __init__(self, settings: Settings) -> None:
         self._limit = settings.concurrency
@@ -90,11 +92,12 @@ class Limiter:
         self.quotas = Quotas(settings.key_limits, own, settings.retry_after)
         self.active = 0
         self.entered = 0
-        """Requests that were let in since the start."""
+        """Requests admitted since the start."""
         self.shut = False
 
     def enter(self, owner: str) -> None:
-        """Raises ApiError for one request too many, of all or of its key, or too late."""
+        """Admit a request. Raises ApiError if too many are under way, in all or of its key, or if the server is
+        shutting down."""
         if self.shut:
             raise unavailable(self._retry_after)
         if self.active >= self._limit:

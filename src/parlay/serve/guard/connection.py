@@ -1,4 +1,4 @@
-"""One client's connection: each byte counts against a bound, and each wait for the client has an end."""
+"""One client's connection, which limits bytes received and each wait for the client."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from parlay.serve.errors import ApiError, unavailable
 
 HEADER_BYTES = 64 * 1024
-"""Most bytes of a head, of a body's trailers, and of what frames the chunks of a body beyond `FRAMING`."""
+"""Most bytes of a head, of a body's trailers, and of chunk framing beyond `FRAMING`."""
 HEADER_SECONDS = 20.0
-"""From a connection's start, or from the end of an answer, to the end of the next head. No byte extends it.
+"""Seconds from the start of a connection, or the end of an answer, to the end of the next head. Receiving bytes does
+not extend them.
 
-Clients keep connections for 5 seconds (httpx, and so OpenAI's) or 15 (aiohttp). One that the server closes first may
-just then carry their next request, which is lost.
+Clients keep idle connections for 5 seconds (httpx, and so OpenAI's client) or 15 (aiohttp). If the server closed one
+earlier, a request that the client is just sending would be lost.
 """
 FRAMING = 8
-"""Bytes of framing that each byte of a chunked body allows: chunks of one byte take five."""
+"""Bytes of chunk framing allowed per byte of the body; chunks of one byte take five."""
 DROPPED_BYTES = 16 * 1024 * 1024
 DROPPED_SECONDS = 5.0
-"""How much of a body is read and dropped after its answer, so that the client can finish sending and read the answer.
-Closing at once would reset the connection, and the client would lose the answer."""
+"""The most bytes and seconds of a body that are read and dropped after its answer, so that the client can finish
+sending and read the answer. Closing at once would reset the connection, and the client would lose the answer."""
 UNREAD_SECONDS = 120.0
-"""How long a client may leave an answer unread."""
+"""Seconds that a client may leave an answer unread."""
 PIPELINED = 64
 """Most requests that wait behind the one being answered."""
-_PIECE = 16 * 1024  # bytes that are parsed at once
+_PIECE = 16 * 1024  # bytes parsed at once
 _PROBE_SECONDS = 0.5
 LEAVING = "leaving"
 """The entry of a request's state that holds the `Leaving` of its connection."""
@@ -41,39 +42,40 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def most_connections() -> int:
-    """How many connections may be open: three quarters of the process's file descriptors."""
+    """The most open connections: three quarters of the process's file descriptors."""
     return max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4)
 
 
 class Leaving:
-    """Whether the client of a connection has gone, and whom to ``tell`` then: cheaper than a task that waits for it."""
+    """Whether a connection's client has gone, and callbacks in ``tell`` for that moment; cheaper than a waiting
+    task."""
 
     def __init__(self) -> None:
         self.gone = False
         self.tell: set[Callable[[], object]] = set()
 
     def note(self) -> None:
-        """The client has gone."""
+        """Note that the client has gone."""
         self.gone = True
         for call in list(self.tell):
             call()
 
 
 class Parts:
-    """Writes parts of an answer at once, for calls of the event loop, which can't wait as ASGI's ``send`` may."""
+    """Writes parts of an answer at once, for callbacks of the event loop, which can't await ASGI's ``send``."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
 
     @property
     def begun(self) -> bool:
-        """Whether the head has gone out."""
+        """Whether the head has been sent."""
         return self._cycle.response_started
 
     def write(self, data: bytes) -> bool:
-        """Write a part of some bytes, if the head has gone out, the answer is chunked, and its client reads.
+        """Write bytes if the head has been sent, the answer is chunked, and the client keeps reading.
 
-        Otherwise nothing is written: returns whether it was.
+        Returns whether they were written.
         """
         cycle = self._cycle
         if not cycle.chunked_encoding or cycle.response_complete or cycle.disconnected or cycle.flow.write_paused:
@@ -83,7 +85,7 @@ class Parts:
 
 
 class _LastWord:
-    """ASGI middleware: a request whose answer has not begun when the server gives it up hears why."""
+    """ASGI middleware that answers a request with an error if the server abandons it before its answer has begun."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -99,7 +101,7 @@ class _LastWord:
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection, with bounds that it lacks.
+    """uvicorn's connection with limits that it lacks.
 
     - A head above `HEADER_BYTES` gets 431; one that is not complete after `HEADER_SECONDS` gets 408.
     - Trailers and the framing of chunks are bounded, and trailers are not kept.
@@ -113,7 +115,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.app = _LastWord(self.app)
         self._size = 0
-        """Bytes of the part that is being read; see `_count`."""
+        """Bytes of the part being read; see `_count`."""
         self._body = 0
         self._part_ended = False
         self._reading_head = self._reading_body = False
@@ -122,9 +124,9 @@ class Connection(HttpToolsProtocol):
         self._dropping: int | None = None
         """Bytes that may still be dropped before the connection closes; None while requests are read."""
         self._timer: asyncio.TimerHandle | None = None
-        """Ends a wait for bytes of the client."""
+        """Timer of the wait for bytes from the client."""
         self._unread: asyncio.TimerHandle | None = None
-        """Ends the wait for the client to read."""
+        """Timer of the wait for the client to read."""
         self._leaving = Leaving()
 
     # ------------------------------------------------------------------------------------------------ asyncio's calls
@@ -154,7 +156,7 @@ class Connection(HttpToolsProtocol):
             self._drop(len(data))
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether the connection stays open: it does while a whole request waits for its answer."""
+        """Whether the connection stays open: only while a complete request waits for its answer."""
         answering = self.cycle is not None and not self.cycle.response_complete and not self._reading_body
         if answering and self._dropping is None:
             self._half_closed = True
@@ -177,7 +179,7 @@ class Connection(HttpToolsProtocol):
         self._size, self._reading_head = 0, True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._reading_body:  # trailers mean nothing here
+        if not self._reading_body:  # trailers are ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -187,7 +189,7 @@ class Connection(HttpToolsProtocol):
         self._reading_head, self._reading_body = False, True
         self.cycle.transport = _AnswerTransport(self)
         self.scope["state"][PARTS] = Parts(self.cycle)
-        self._keep_alive, self.cycle.keep_alive = self.cycle.keep_alive, False  # until the body has come
+        self._keep_alive, self.cycle.keep_alive = self.cycle.keep_alive, False  # until the whole body has come
         self._stop_timer()
 
     def on_body(self, body: bytes) -> None:
@@ -223,7 +225,7 @@ class Connection(HttpToolsProtocol):
         self._size, self._part_ended = 0, True
 
     def _count(self, size: int) -> None:
-        """Count the bytes of a piece. Each byte of a body pays for `FRAMING` others."""
+        """Count received bytes. Each byte of a body allows `FRAMING` bytes of framing."""
         if len(self.pipeline) > PIPELINED:
             self.transport.abort()
         elif not self._part_ended:
@@ -239,7 +241,8 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer with an error and close. There is no answer where no request has begun, or another one is answered."""
+        """Answer with an error and close. There is no answer if no request has begun, or if another one is being
+        answered."""
         if self.cycle is not None and not self.cycle.response_complete:
             if self.cycle.response_started or not self._reading_body:
                 return self.transport.abort()
@@ -256,7 +259,8 @@ class Connection(HttpToolsProtocol):
 
     @property
     def waits_until(self) -> float | None:
-        """When its wait for bytes of its client will end: never, for a body, whose time the application bounds."""
+        """When its wait for the client ends: infinity during a body, whose time the application limits; None if it does
+        not wait."""
         if self._timer is not None:
             return self._timer.when()
         return math.inf if self._reading_body else None
@@ -283,14 +287,16 @@ class Connection(HttpToolsProtocol):
             self._unread = None
 
     def shutdown(self) -> None:
-        """Close after the answer that is under way. Nobody waits for the rest of a body whose answer has not begun."""
+        """Close after the answer under way. A request whose body is incomplete and whose answer has not begun is
+        refused."""
         if self._reading_body and not self.cycle.response_started:
             self._refuse(unavailable(1))
         else:
             super().shutdown()
 
     def close(self) -> None:
-        """Close once the answer has been sent; where the request is not whole, once the client could read it."""
+        """Close after the answer has been sent; if the request is incomplete, only when the client had time to read the
+        answer."""
         if self._reading_body or self._dropping is not None:
             self._close_gently()
         else:
@@ -298,7 +304,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _close_gently(self) -> None:
-        """Say that nothing more comes, and drop what does come, up to a bound."""
+        """Signal the end of the answer, and drop what still arrives, up to a limit."""
         if self._dropping is not None:
             return
         self._dropping = DROPPED_BYTES
@@ -309,15 +315,15 @@ class Connection(HttpToolsProtocol):
         self._start_timer(DROPPED_SECONDS, self.transport.abort)
 
     def _make_room(self) -> None:
-        """Close the connection whose wait for its client is next to end; the new one where no other waits."""
+        """Close the connection whose wait for its client ends next, or the new one if no other waits."""
         others = [one for one in self.connections if isinstance(one, Connection) and one is not self]
         waiting = {one: one.waits_until for one in others if one.waits_until is not None}
         (min(waiting, key=waiting.__getitem__) if waiting else self).transport.abort()
 
     def _probe(self) -> None:
-        """See whether a client that has half-closed is still there: a gone one answers any byte with a reset.
+        """Test whether a client that has half-closed is still there: a dead one answers any byte with a reset.
 
-        Every client of HTTP/1.1 skips an interim response; an older one is not probed.
+        HTTP/1.1 clients skip an interim response; older ones are not tested.
         """
         cycle = self.cycle
         if self.transport.is_closing() or cycle.response_started or self.scope["http_version"] == "1.0":
@@ -329,14 +335,14 @@ class Connection(HttpToolsProtocol):
 class _AnswerTransport(asyncio.Transport):
     """The transport as an answer sees it: closing it leaves the client time to read.
 
-    The head goes out together with what is written in the same turn of the event loop, for each write is a system call.
+    The head is sent together with what is written in the same turn of the event loop, as each write is a system call.
     """
 
     def __init__(self, connection: Connection) -> None:
         super().__init__()
         self._connection = connection
         self._head: bytes | None = None
-        """None before it, empty after it."""
+        """None before the head, empty after it has been sent."""
 
     def write(self, data: Any) -> None:
         if self._head is None:

@@ -1,4 +1,4 @@
-"""Threads for what takes long: few of them, so that the event loop always gets its turn, and fairly shared."""
+"""Threads for long work: few, so that the event loop gets its turn, and shared fairly between owners."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from parlay.serve.guard.auth import tenant
 T = TypeVar("T")
 
 LIGHT_BYTES = 32 * 1024
-"""Bytes of a body up to which its work is light."""
+"""Bodies up to this many bytes are light work."""
 _LIGHT_THREADS = 4
 _HEAVY_THREADS = 2
 _HEAVY_WAITING = 64
-"""For each owner, so that nobody's requests are refused for another's."""
+"""Limit per owner, so that one owner's requests do not cause another's to be refused."""
 
 
 class FairQueue:
-    """Lets ``places`` in at once. Owners that wait take turns, whatever the number that each waits with."""
+    """Admits ``places`` at once; waiting owners take turns, however many requests each has."""
 
     def __init__(self, places: int) -> None:
         self._free = places
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     def waiting(self, owner: str) -> int:
-        """How many of the owner wait."""
+        """How many requests of the owner wait."""
         return len(self._waiting.get(owner, ()))
 
     @asynccontextmanager
@@ -53,11 +53,11 @@ class FairQueue:
             await called
         except asyncio.CancelledError:
             if called.done() and not called.cancelled():
-                self._leave()  # it was let in at the last moment
+                self._leave()  # it was admitted at the last moment
             raise
 
     def _leave(self) -> None:
-        """Give the place to the owner whose last turn is longest ago."""
+        """Give the place to the owner whose last turn was longest ago."""
         while self._waiting:
             owner, calls = self._waiting.popitem(last=False)
             called = calls.popleft()
@@ -70,7 +70,7 @@ class FairQueue:
 
 
 class Workers:
-    """Calls functions in threads: short work at once, long work in its owner's turn."""
+    """Runs functions in threads: light work at once, heavy work in its owner's turn."""
 
     def __init__(self, retry_after: int) -> None:
         self._retry_after = retry_after
@@ -80,9 +80,9 @@ class Workers:
         self._heavy = ThreadPoolExecutor(_HEAVY_THREADS, "parlay-heavy")
 
     async def call(self, request: Request, function: Callable[[], T], *, heavy: bool = False) -> T:
-        """Return or raise what the function does, which prepares the request.
+        """Run the function in a thread, and return or raise what it does.
 
-        The work of a large body is heavy in any case. Raises ApiError where too many of the owner's requests wait.
+        A large body always makes its work heavy. Raises ApiError if too many requests of the owner wait.
         """
         loop = asyncio.get_running_loop()
         if not heavy and request.state.body_bytes <= LIGHT_BYTES:
@@ -94,5 +94,6 @@ class Workers:
             return await loop.run_in_executor(self._heavy, function)
 
     def reading(self, request: Request) -> AbstractAsyncContextManager[None]:
-        """Wait for the owner's turn to run a forward between two steps: those who decode wait for each of them."""
+        """Wait for the owner's turn to run a forward between two steps, as each such forward delays decoding
+        requests."""
         return self._readings.place(tenant(request))

@@ -1,4 +1,4 @@
-"""llama-server's own API, as editors speak it."""
+"""llama-server's own API, which editors use."""
 
 RANDOM_SEEDS = (-1, 2**32 - 1)
-"""Seeds that ask for none: clients send this default."""
+"""Seeds that mean no seed, as clients send these by default."""

@@ -14,9 +14,9 @@ from parlay.serve.protocol.json_values import WHOLE
 from parlay.serve.protocol.resuming import Resume
 
 LIKELIEST = "infill"
-"""The sampler of editors. llama-server's takes the likeliest text where one stands out; here it takes it always."""
+"""The sampler that editors ask for. llama-server's takes the likeliest token if one stands out; here it always does."""
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-"""What llama-server does with a request that names none."""
+"""llama-server's defaults."""
 _SAMPLERS = {
     "temperature": ("temperature",),
     "top_k": ("top_k",),
@@ -26,7 +26,7 @@ _SAMPLERS = {
     "typical_p": ("typical_p",),
     "penalties": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
 }
-"""Fields that a sampler reads, by its name: those of samplers that a request leaves out have no effect."""
+"""The fields that each sampler reads; fields of samplers that a request leaves out have no effect."""
 
 
 def _drawn(seed: int) -> int | None:
@@ -34,7 +34,7 @@ def _drawn(seed: int) -> int | None:
 
 
 def _pairs(value: Any) -> Any:
-    """Read a list of pairs of a token and its bias as the object that others send; false is never."""
+    """Turn a list of [token, bias] pairs into the object that other APIs use; false forbids the token."""
     if not isinstance(value, list):
         return value
     pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2]
@@ -44,7 +44,8 @@ def _pairs(value: Any) -> Any:
 
 
 class LlamaBody(GenerationBody):
-    """Fields of both. ``n_predict`` is read as max_tokens: 0 reads the prompt into the cache, and writes nothing."""
+    """Fields of `/completion` and `/infill`. ``n_predict`` becomes max_tokens; 0 reads the prompt into the cache
+    without writing."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **{name: values for name, values in GenerationBody.unsupported.items() if name != "samplers"},
@@ -70,7 +71,7 @@ class LlamaBody(GenerationBody):
             raise conflict("n can't be above 1 here: an answer is one text", "n")
 
     def sampling(self) -> dict[str, Any]:
-        """Return the sampling fields with the defaults of this API; None where no sampler reads them."""
+        """The sampling fields with this API's defaults; None where no sampler reads a field."""
         names = {name for fields in _SAMPLERS.values() for name in fields}
         values = {**_DEFAULTS, **self.model_dump(include=names, exclude_none=True)}
         if self.samplers is not None:
@@ -94,21 +95,22 @@ class LlamaCompletionBody(LlamaBody):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One entry for each prompt."""
+        """A list with one entry per prompt."""
         return prompts_of(self.prompt)
 
 
 class OtherFile(Body):
-    """A piece of another file."""
+    """An excerpt of another file."""
 
     filename: str | None = None
     text: str | None = None
 
 
 class InfillBody(LlamaBody):
-    """``prompt`` is what stands in the line before the cursor, after the prefix.
+    """``prompt`` is the text of the current line before the cursor, which follows the prefix.
 
-    ``n_cache_reuse`` counts where the server allows to reuse runs that stand elsewhere (``--cache-reuse``); 0: none.
+    ``n_cache_reuse`` is the shortest run of cached tokens to reuse at another position, if the server allows it
+    (``--cache-reuse``); 0: none.
     """
 
     input_prefix: str | None = None
@@ -119,7 +121,7 @@ class InfillBody(LlamaBody):
 
 
 class SlotBody(Body):
-    """``filename`` is that of the server's file, or left out."""
+    """``filename`` is the name of the server's own file, or omitted."""
 
     filename: Annotated[str, Field(max_length=256)] | None = None
     model: Annotated[str, Field(max_length=1024)] | None = None

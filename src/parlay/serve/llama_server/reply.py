@@ -1,4 +1,4 @@
-"""Replies of `/completion` and `/infill`, whole and as events."""
+"""Replies of `/completion` and `/infill`, whole and as a stream of events."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from parlay.types import Metrics, SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
-    """Facts that the replies to one request share. ``fields``: those that are wanted back, or all.
+    """The values that all replies to one request share. ``fields`` are the fields to return; None: all.
 
-    ``begun``: the answer begins with this text, which the client has already.
+    ``begun`` is the beginning of the answer, which the client has already.
     """
 
     model: str
@@ -33,7 +33,7 @@ class LlamaShape:
     begun: str = ""
 
     def reply(self, output: RequestOutput, *, streamed: bool = False) -> dict[str, Any]:
-        """The whole answer; of a stream the last event, whose text has been sent."""
+        """The whole answer, or with ``streamed`` the last event of a stream, whose text has been sent."""
         sample = output.outputs[0]
         ids = () if self.silent else sample.token_ids
         whole = {
@@ -76,7 +76,7 @@ class LlamaShape:
 
 
 def _stop(sample: CompletionOutput) -> dict[str, str]:
-    """Say whether a stop text ended the answer, a token that ends texts, or a limit."""
+    """Whether a stop text, an end token or a limit ended the answer."""
     word = sample.stop_reason if isinstance(sample.stop_reason, str) else ""
     kind = "word" if word else "eos" if sample.finish_reason == "stop" else "limit"
     return {"stop_type": kind, "stopping_word": word}
@@ -102,7 +102,8 @@ def _timings(metrics: Metrics, predicted: int) -> dict[str, float]:
 
 
 def _chosen(whole: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
-    """The named fields; one within another, as ``timings/prompt_n``, comes out of it. Those not there are left out."""
+    """The named fields; a nested one, such as ``timings/prompt_n``, moves to the top level. Missing fields are left
+    out."""
     found: dict[str, Any] = {}
     for path in fields:
         value: Any = whole
@@ -114,7 +115,7 @@ def _chosen(whole: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
 
 
 class _EventFrames:
-    """Server-sent events without names; nothing follows the last one."""
+    """Server-sent events without names, and without a closing event."""
 
     media_type = EVENT_STREAM
     end = b""
@@ -124,7 +125,7 @@ class _EventFrames:
 
 
 class LlamaChunks:
-    """Makes the events of a stream from what each step adds."""
+    """Turns what each step adds into the events of a stream."""
 
     frames = _EventFrames()
 
@@ -137,7 +138,7 @@ class LlamaChunks:
         return []
 
     def add(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
-        del place  # there is one job
+        del place  # there is only one job
         self._predicted += len(event.token_ids)
         text = event.text[self._begun :]
         self._begun -= len(event.text) - len(text)

@@ -101,7 +101,7 @@ def _add_slots(routes: APIRouter, registry: Registry, settings: Settings) -> Non
 
 
 async def _saved(served: Served, slot: int, body: SlotBody) -> dict[str, Any]:
-    """Write what is cached of all requests: prefixes belong to no slot. Others wait meanwhile."""
+    """Write the cached prefixes of all requests, as prefixes belong to no slot. Other requests wait meanwhile."""
     file, slots = served.llm.llm.prefix_cache, served.llm.capacity
     if not 0 <= slot < slots:
         raise ApiError(400, f"Invalid slot ID {slot}: this server has slots 0 to {slots - 1}", "slot")
@@ -141,7 +141,7 @@ def _props(served: Served) -> dict[str, Any]:
 
 
 def _prompts(served: Served, body: LlamaCompletionBody, settings: Settings) -> list[Prompt]:
-    """Check the prompts, and read them. Raises ApiError for too many or too long ones."""
+    """Check and tokenize the prompts. Raises ApiError if there are too many, or if one is too long."""
     if body.stream and len(body.prompts) > 1:
         raise conflict("several prompts can't be streamed: leave out stream", "prompt")
     check_count(len(body.prompts), 1, served)
@@ -152,7 +152,7 @@ def _prompts(served: Served, body: LlamaCompletionBody, settings: Settings) -> l
 
 
 def _check(body: LlamaBody, request: Request, settings: Settings) -> None:
-    """Raises ApiError for a body that can't be used."""
+    """Raises ApiError for an invalid body."""
     check_extras(body, request, settings)
     body.check()
 
@@ -166,7 +166,7 @@ async def _answer(
     *,
     begun: str = "",
 ) -> Response:
-    """``begun``: letters that the answer has to begin with, and that the client has already."""
+    """``begun`` is text with which the answer must begin, and which the client has already."""
     silent = body.max_tokens == 0
     plain = body.model_copy(update=body.sampling())
     params = sampling_params(plain, settings, _NAMES, SamplingParams(), max_tokens=1 if silent else body.max_tokens)
@@ -203,7 +203,7 @@ async def _answer(
 
 
 async def _in_time(run: Run, seconds: float) -> list[RequestOutput]:
-    """Decode until a line has ended and so much time has passed since the first token, or to the end."""
+    """Decode to the end, or until a line has ended after ``seconds`` since the first token."""
     await run.start()
     first, lines = 0.0, False
     while not run.finished:

@@ -1,1 +1,1 @@
-"""Observation by operators: metrics, access log, traces, recordings."""
+"""Observation for operators: metrics, access log, traces, recordings."""

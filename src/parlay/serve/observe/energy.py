@@ -1,4 +1,5 @@
-"""Joules of a server, and per token: of the machine where it counts them, else of each model by what is assumed."""
+"""A server's energy in joules, and per token: measured for the machine if it has counters, else estimated for each
+model."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from parlay.serve.registry import Registry
 from parlay.types import PowerModel
 
 _LABELS = ("model", "source")
-_MACHINE = ""  # the model of joules that counters measured: they can't tell whose these are
+_MACHINE = ""  # the model label of measured joules, which counters can't attribute to a model
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """Joules of a model, or of the machine, and the tokens of output that they brought."""
+    """Joules of a model or of the machine, and the output tokens of that time."""
 
     model: str
     source: str
@@ -35,7 +36,7 @@ class _Used:
 
 
 class _Device:
-    """A device's counters, and their advance since they were first asked."""
+    """A device's energy counters, read relative to the first reading."""
 
     def __init__(self, meter: EnergyMeter) -> None:
         self.meter = meter
@@ -43,7 +44,7 @@ class _Device:
         self._joules = 0.0
 
     def joules(self) -> float:
-        """Read it; the last number as long as no counter moves, or one can't be read any more."""
+        """Read the counters; the last value if no counter moves or one can't be read any more."""
         try:
             self._joules = self.meter.end(self._window).joules or 0.0
         except CounterError as error:
@@ -52,10 +53,10 @@ class _Device:
 
 
 class ServerEnergy(Collector):
-    """Measured since the first scrape, and modelled since a model was loaded, from its steps.
+    """Measured since the first scrape; estimated from a model's steps since it was loaded.
 
-    Measured joules are those of the machine, with idle power and other programs. Where a model's device has no counter
-    that can be read, and its power is known, the log says so once. ``choose`` makes the meter of a device.
+    Measured joules are the whole machine's, including idle power and other programs. If a model's device has no
+    readable counter, but a known power, the log says so once. ``choose`` makes a device's meter.
     """
 
     def __init__(self, models: Registry, choose: Callable[[str], EnergyMeter] = choose_meter) -> None:
@@ -66,12 +67,12 @@ class ServerEnergy(Collector):
         self._lock = threading.Lock()
 
     def add(self, tokens: int) -> None:
-        """Count the tokens of output of a request that is over."""
-        if self._devices:  # joules before the first scrape are not counted either
+        """Count the output tokens of a finished request."""
+        if self._devices:  # joules before the first scrape are not counted, either
             self._tokens += tokens
 
     def describe(self) -> list[Metric]:
-        return []  # nothing is read when this is registered
+        return []  # nothing is read at registration
 
     def collect(self) -> Iterator[Metric]:
         total = CounterMetricFamily(
@@ -102,7 +103,7 @@ class ServerEnergy(Collector):
             yield _Used(_MACHINE, "measured", sum(each.joules() for each in measured), self._tokens)
 
     def _power(self, model: Served) -> PowerModel | None:
-        """Assume what its device draws; None where that is not known."""
+        """The assumed power of the model's device; None if unknown."""
         if model.llm not in self._powers:
             device = model.spec.device
             power = self._powers[model.llm] = modelled_power(device, model.llm.llm.engine.cost)

@@ -1,4 +1,4 @@
-"""The log: a line for each request that is over, and records as lines of JSON."""
+"""The log: one line per finished request, and a formatter for lines of JSON."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from parlay.serve.finished import Finished
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line: an object with ``time``, ``level``, ``logger``, ``message``; ``request`` and ``error``
-    where there are any.
-    """
+    """Formats a record as a JSON object in one line: ``time``, ``level``, ``logger``, ``message``, and ``request`` and
+    ``error`` if there are any."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
@@ -32,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def log_request(request: Finished) -> None:
-    """A line at level info, with numbers and names and nothing of the text."""
+    """Log a finished request at level info: numbers and names, but no text."""
     if not logger.isEnabledFor(logging.INFO):
         return
     entry = _fields(request)

@@ -1,6 +1,5 @@
-"""Counters and histograms for Prometheus: under vLLM's names, so that its dashboards show a Parlay server, and under
-Parlay's own where vLLM counts no such thing. Every server has a registry of its own.
-"""
+"""Prometheus counters and histograms: under vLLM's names, so that its dashboards show a Parlay server, and under
+Parlay's own names for what vLLM does not count. Each server has its own registry."""
 
 from __future__ import annotations
 
@@ -25,21 +24,21 @@ from parlay.types import EngineStats, Metrics, Routed
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 POSITIONS = 32
-"""Depths of drafts that are counted one by one."""
+"""Draft depths with a counter each."""
 
 _ENGINE = "0"
-"""vLLM numbers its engines; here each model has one."""
+"""The engine's number in vLLM's labels; here each model has one engine."""
 _OF_VLLM = ("model_name", "engine")
 _TIMES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _GAPS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-"""Dashboards compare with some of vLLM's own bounds, so those are among them."""
+"""Bounds of vLLM with which dashboards compare are among these."""
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _SECONDS_OF_HTTP = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
 _STEP_SIZES = tuple(2**power for power in range(15))
 
 
 class Recorder:
-    """Counts requests as they finish. `render` reads what is running from the engines, and audits from certificates."""
+    """Counts finished requests. `render` also reads running requests from the engines and audits from certificates."""
 
     def __init__(self, models: Registry, cascades: Cascades | None = None) -> None:
         self._registry = CollectorRegistry()
@@ -57,7 +56,7 @@ class Recorder:
         ProcessCollector(registry=self._registry)
 
     def finished(self, request: Finished) -> None:
-        """Count one request that is over, whatever its end."""
+        """Count a finished request, however it ended."""
         strategy = _name(request.output.outputs[0].strategy)
         self._energy.add(request.tokens)
         for counted, counter in self._counters:
@@ -70,7 +69,7 @@ class Recorder:
                 histogram.labels(request.model, _ENGINE).observe(value)
 
     def render(self) -> bytes:
-        """Everything in Prometheus's text format."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 
@@ -99,16 +98,16 @@ class HttpRequests:
 
 @lru_cache(maxsize=1024)
 def _name(strategy: str) -> str:
-    """The strategy's name without parameters, because clients choose those freely and labels must stay few."""
+    """The strategy's name without parameters, which clients choose freely, to keep labels few."""
     return name_of(strategy)
 
 
-# ------------------------------------------------------------------------------------------ counted at a request's end
+# ----------------------------------------------------------------------------------- counted when a request ends
 
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """A counter. ``read`` gives its counts by the values of ``label``; without one there is a single count."""
+    """A counter; ``read`` returns its increments by value of ``label``, or a single one without a label."""
 
     name: str
     help: str
@@ -131,7 +130,7 @@ def _total(read: Callable[[Metrics], float]) -> Callable[[Finished], Mapping[str
 
 
 def _totals(read: Callable[[Metrics], Mapping[str, float]]) -> Callable[[Finished], Mapping[str, float]]:
-    """The same for counts by label."""
+    """Sums over a request's samples, by label."""
 
     def add(request: Finished) -> Mapping[str, float]:
         totals: defaultdict[str, float] = defaultdict(float)
@@ -144,7 +143,7 @@ def _totals(read: Callable[[Metrics], Mapping[str, float]]) -> Callable[[Finishe
 
 
 def _routed(read: Callable[[Routed], float]) -> Callable[[Finished], Mapping[str, float]]:
-    """A router's counts by drafter, without its parameters, which clients may choose freely."""
+    """A router's counts by drafter, without parameters, which clients choose freely."""
 
     def by_drafter(metrics: Metrics) -> Mapping[str, float]:
         totals: defaultdict[str, float] = defaultdict(float)
@@ -164,7 +163,7 @@ def _ends(request: Finished) -> Mapping[str, float]:
 
 
 def _cached(request: Finished) -> int:
-    """Tokens of the prompt that were in the cache."""
+    """Tokens of the prompt that were cached."""
     return request.output.outputs[0].metrics.cached_tokens
 
 
@@ -251,20 +250,20 @@ _HISTOGRAMS: tuple[tuple[str, str, tuple[float, ...], Callable[[Finished], float
      lambda r: r.params.max_tokens),
     ("request_params_n", "Samples that a request asked for.", (1, 2, 4, 8, 16), lambda r: r.params.n),
 )  # fmt: skip
-"""Name under ``vllm:``, help, bounds, and the value of a request, if it has any."""
+"""Name under ``vllm:``, help, bounds, and the request's value; None if it has none."""
 
 
 # ------------------------------------------------------------------------------------------------- read when scraped
 
 
 class _Engines(Collector):
-    """The engines' own counts at the moment of asking."""
+    """The engines' own counts at the time of the scrape."""
 
     def __init__(self, models: Registry) -> None:
         self._models = models
 
     def describe(self) -> list[Metric]:
-        return []  # nothing is asked of the engines when this is registered
+        return []  # no engine is read at registration
 
     def collect(self) -> Iterator[Metric]:
         stats = {model.name: model.llm.stats() for model in self._models.loaded}
@@ -301,7 +300,7 @@ _READINGS: tuple[tuple[_Family, str, str, Callable[[EngineStats], float]], ...] 
 
 
 def _states(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
-    """Yield states that vLLM reports by label. No engine sleeps or defers here."""
+    """States that vLLM reports by label. Engines here never sleep or defer."""
     waiting = GaugeMetricFamily(
         "vllm:num_requests_waiting_by_reason", "Samples that wait, by what for.", labels=(*_OF_VLLM, "reason")
     )
@@ -333,15 +332,15 @@ def _steps(stats: Mapping[str, EngineStats]) -> HistogramMetricFamily:
 class _Audits(Collector):
     """Results of audits of lossy answers, for each loaded model and each cascade.
 
-    A gate in several certificates counts once. Counts are those of the certificates' files, so they go on after a
-    restart.
+    A gate that is in several certificates counts once. The counts come from the certificates' files, so they continue
+    after a restart.
     """
 
     def __init__(self, models: Registry, cascades: Cascades) -> None:
         self._models, self._cascades = models, cascades
 
     def describe(self) -> list[Metric]:
-        return []  # no certificate is read when this is registered
+        return []  # no certificate is read at registration
 
     def collect(self) -> Iterator[Metric]:
         labels = ("model", "gate")

@@ -1,7 +1,7 @@
-"""Keeps prompts and answers in files, so that drafters can be trained on a server's own traffic: `--record`.
+"""Records prompts and answers in files, so that drafters can be trained on a server's own traffic: `--record`.
 
-Only of keys whose owners agreed, only what stays after masking, and never more than so many bytes. A thread of its own
-writes: no request waits for the disk, and where it is too slow or full, records are lost and requests are not.
+Only requests of keys whose owners agreed are kept, after masking, and only up to a number of bytes. A separate thread
+writes: no request waits for the disk, and if it is too slow or full, records are lost.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from parlay.types import ParlayError
 MASK = "[masked]"
 _NAME = "traffic-{:06d}.jsonl"
 _FILES = 8
-"""The bytes that may be kept are shared by so many files; the oldest is deleted for a new one."""
+"""Number of files among which the allowed bytes are divided; the oldest is deleted for a new one."""
 _WAITING = 256
-"""Requests that wait to be written. More are not kept."""
+"""Most requests that wait to be written; further ones are dropped."""
 _KEPT_ENDS = ("stop", "length")
 
 logger = logging.getLogger(__name__)
 
 
 class TrafficRecord:
-    """An observer that writes each finished sample as a line ``{"prompt": TEXT, "answer": TEXT, "framed": true}``.
+    """Writes each finished sample as a line ``{"prompt": TEXT, "answer": TEXT, "framed": true}``.
 
-    Both texts are what the model read and wrote, its template's special tokens included: so ``framed``. ``owners`` are
-    the digests of keys whose requests are kept; a request with ``"store": false`` is not. Whatever ``masks`` match is
-    replaced by `MASK`. Raises ParlayError where nothing can be written in ``folder``.
+    ``framed`` means that both texts are as the model saw them, with the template's special tokens. ``owners`` are
+    hashes of the keys whose requests are kept; a request with ``"store": false`` never is. Text that matches one of
+    ``masks`` is replaced by `MASK`. Raises ParlayError if ``folder`` can't be written to.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TrafficRecord:
         self._thread.start()
 
     def finished(self, request: Finished) -> None:
-        """Never waits."""
+        """Queue the request's samples without blocking."""
         if request.owner not in self._owners or not request.store or request.tokenizer is None:
             return
         try:
@@ -57,7 +57,7 @@ class TrafficRecord:
             self._lose("they come faster than they can be written")
 
     def close(self) -> None:
-        """Writes what waits, and ends."""
+        """Write what is queued, and stop."""
         self._queue.put(None)
         self._thread.join()
         self._files.close()
@@ -69,7 +69,7 @@ class TrafficRecord:
                     self._files.write(line)
             except OSError as error:
                 self._lose(str(error))
-            except Exception:  # a tokenizer that came with a model can fail in any way
+            except Exception:  # a model's own tokenizer may raise anything
                 logger.exception("a request could not be recorded")
 
     def _lines(self, request: Finished) -> Iterator[bytes]:
@@ -88,16 +88,17 @@ class TrafficRecord:
         return text
 
     def _lose(self, reason: str) -> None:
-        """Warns once, not for every request."""
+        """Warn once that requests are not recorded."""
         if not self._losing:
             self._losing = True
             logger.warning("some requests are not recorded: %s", reason)
 
 
 class RotatedFiles:
-    """Files in ``folder`` that nobody but this user can read, ``most_bytes`` in all, those of earlier runs included.
+    """Files in ``folder`` that only this user can read, of at most ``most_bytes`` in all, including those of earlier
+    runs.
 
-    Raises ParlayError where none can be written.
+    Raises ParlayError if none can be written.
     """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
@@ -112,7 +113,8 @@ class RotatedFiles:
             raise ParlayError(f"can't record in {folder}: {error.strerror}") from error
 
     def write(self, line: bytes) -> None:
-        """In one call, so that a line is whole in the file. One that is longer than a file may be is left out."""
+        """Write a line in one system call, so that no file has half a line. A line longer than a file's limit is
+        dropped."""
         if len(line) > self._part:
             return
         if self._open is None or self._size + len(line) > self._part:

@@ -1,4 +1,5 @@
-"""OpenTelemetry: a span for each request, sent to a collector. Imported only where traces are asked for."""
+"""OpenTelemetry traces: a span for each request, sent to a collector. This module is imported only if traces are
+enabled."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ _NANOSECONDS = 1_000_000_000
 
 
 class Tracer:
-    """Sends spans by OTLP over HTTP to ``endpoint``, from a thread of its own; what can't be sent is dropped.
+    """Sends spans by OTLP over HTTP to ``endpoint`` from a separate thread; spans that can't be sent are dropped.
 
-    A request that came with a ``traceparent`` header continues that trace.
+    A request with a ``traceparent`` header continues that trace.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -46,7 +47,7 @@ class Tracer:
 
 
 def _attributes(request: Finished) -> Attributes:
-    """OpenTelemetry's names for generative models, those that vLLM has for latencies, and our own."""
+    """Attributes with OpenTelemetry's names for generative models, vLLM's for latencies, and our own."""
     sample = request.output.outputs[0]
     return {
         "gen_ai.operation.name": "text_completion",

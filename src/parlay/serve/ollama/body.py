@@ -20,7 +20,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
 
 
 def seconds(value: float | str) -> float:
-    """A length of time: a number of seconds, or a text such as ``5m`` or ``1h30m``. Below 0 it never ends.
+    """Parse a duration: a number of seconds, or a text such as ``5m`` or ``1h30m``. A negative one means forever.
 
     Raises ValueError for anything else.
     """
@@ -39,11 +39,11 @@ def seconds(value: float | str) -> float:
 Time = Annotated[str, Field(pattern=r"^-?([0-9]+([.][0-9]+)?|([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+)$", max_length=64)]
 KeepAlive = float | Time | None
 Base64 = Annotated[list[str], Field(max_length=0, fail_fast=True)]
-"""No images: this server reads text only."""
+"""Always an empty list: this server reads text only."""
 
 
 class OllamaOptions(Body):
-    """How to sample. What concerns how Ollama runs a model has no effect here."""
+    """Sampling options; those about how Ollama runs a model have no effect here."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "mirostat": (0,),
@@ -66,7 +66,8 @@ class OllamaOptions(Body):
 
 
 class OllamaBody(Body):
-    """``strategy``, ``exactness``, ``store``, ``cache_salt``, ``resume`` are extensions. Null is as good as absent."""
+    """``strategy``, ``exactness``, ``store``, ``cache_salt``, ``resume`` are extensions. Null means the same as leaving
+    a field out."""
 
     elsewhere: ClassVar[Mapping[str, str]] = OURS
 
@@ -90,19 +91,20 @@ class OllamaBody(Body):
 
     @property
     def answer_schema(self) -> dict[str, Any] | None:
-        """The schema that the answer must keep to."""
+        """The JSON schema that the answer must match; None if any answer will do."""
         if self.format == "json":
             return {"type": "object"}
         return self.format if isinstance(self.format, dict) else None
 
     @property
     def keep_seconds(self) -> float | None:
-        """How long the model stays after this request; None: as the server says."""
+        """How many seconds the model stays loaded after this request; None: the server's setting."""
         return None if self.keep_alive is None else seconds(self.keep_alive)
 
 
 class GenerateBody(OllamaBody):
-    """``raw``: the prompt goes to the model as it is. Without a prompt the model is loaded, and no more."""
+    """With ``raw`` the prompt is given to the model without a chat template. Without a prompt the model is only
+    loaded."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"context": ([],), "template": ("",)}
 
@@ -145,14 +147,14 @@ class OllamaTool(Body):
 
 
 class OllamaChatBody(OllamaBody):
-    """Without messages the model is loaded, and no more."""
+    """Without messages the model is only loaded."""
 
     messages: Annotated[list[OllamaMessage], Field(max_length=4096, fail_fast=True)] | None = None
     tools: Annotated[list[OllamaTool], Field(max_length=128, fail_fast=True)] | None = None
 
 
 class ModelBody(Body):
-    """Names a model, by either name of the field."""
+    """The model's name, in either of two fields."""
 
     model: str | None = None
     name: str | None = None
@@ -166,7 +168,7 @@ class PullBody(Body):
 
 
 class EmbedBody(PoolingBody):
-    """``pooling`` and ``normalize`` are extensions. A text that is longer than the context is refused, not cut."""
+    """``pooling`` and ``normalize`` are extensions. A text longer than the context is refused, not cut."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {**PoolingBody.unsupported, "dimensions": (None,)}
 

@@ -1,4 +1,4 @@
-"""Models as Ollama's API tells of them."""
+"""Models as Ollama's API describes them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from parlay.text.reasoning import tags_of
 
 _FOREVER = "9999-12-31T23:59:59Z"
 _CENTURY = 100 * 365 * 86400.0
-"""Seconds. What is kept for longer has an end that no calendar may hold."""
+"""Seconds. A longer time would end at a date that datetime can't hold."""
 
 
 def digest_of(name: str) -> str:
-    """A digest for a model whose files are not known here."""
+    """A stand-in digest for a model whose files are unknown."""
     return hashlib.sha256(name.encode()).hexdigest()
 
 
 def listed(model: HostedModel, facts: ModelFacts | None) -> dict[str, Any]:
     made = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
-    name = model.name if ":" in model.name else model.name + LATEST  # clients look for it under this name alone
+    name = model.name if ":" in model.name else model.name + LATEST  # clients look it up under this name only
     return {
         "name": name,
         "model": name,
@@ -59,7 +59,7 @@ def running(model: HostedModel, facts: ModelFacts | None, settings: Settings) ->
 
 
 def described(served: Served) -> Description:
-    """A loaded model as its files would tell of it; its context is what the server gives it."""
+    """Describe a loaded model as its files would be described, but with the server's context length."""
     spec = served.spec
     return Description(
         max_context=served.max_model_len,

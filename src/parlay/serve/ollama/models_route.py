@@ -1,4 +1,4 @@
-"""Ollama's `/api/tags`, `show`, `ps`, `pull` and `version`: which models there are."""
+"""Ollama's `/api/tags`, `show`, `ps`, `pull` and `version`, which list and fetch models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SPOKEN = "0.12.0"
-"""The version of Ollama whose API this is: its clients look at it."""
+"""The version of Ollama's API that is implemented; its clients check it."""
 _FAILURES = responses(400, 403, 404, 408, 413, 429, 503, body=OllamaErrorBody)
 
 
@@ -85,7 +85,7 @@ def _add_pull(routes: APIRouter, puller: Puller | None, settings: Settings) -> N
 
 
 async def _lines(puller: Puller, name: str) -> AsyncIterator[bytes]:
-    """Progress as it comes, at most some ten lines a second."""
+    """Progress events, at most about ten lines per second."""
     news: asyncio.Queue[bytes | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     digest = digest_of(name)
@@ -124,12 +124,12 @@ def _line(told: dict[str, Any]) -> bytes:
 
 
 async def _facts_of(model: HostedModel) -> ModelFacts | None:
-    """None for a model whose files are not on this machine, or say nothing."""
+    """The model's facts; None if its files are not on this machine or can't be read."""
     return await _read_files(model, read_facts)
 
 
 async def _described_by_files(model: HostedModel) -> Description | None:
-    """The same of what can be told of a model that is not loaded."""
+    """The description of a model that is not loaded; None if its files are not on this machine or can't be read."""
     return await _read_files(model, describe)
 
 

@@ -24,7 +24,7 @@ _NANOSECONDS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaShape:
-    """Facts that all lines of one answer share. ``kind`` is the operation that answers."""
+    """The values that all lines of one answer share. ``kind`` is the operation."""
 
     model: str
     kind: Literal["chat", "generate"]
@@ -35,7 +35,7 @@ class OllamaShape:
     began: float = field(default_factory=time.monotonic)
 
     def part(self, text: str = "", thinking: str = "", calls: Sequence[object] = ()) -> dict[str, Any]:
-        """The line of one piece of the answer."""
+        """A line with one piece of the answer."""
         own = {"thinking": thinking} if thinking else {}
         if self.kind == "generate":
             return {**stamp(self.model), "response": text, **own, "done": False}
@@ -46,7 +46,7 @@ class OllamaShape:
         return {"logprobs": chat_logprobs(entries, self.speller)["content"]} if self.logprobs and entries else {}
 
     def end(self, output: RequestOutput) -> dict[str, object]:
-        """The fields of the last line; times in nanoseconds."""
+        """The fields of the last line; durations are in nanoseconds."""
         sample = output.outputs[0]
         metrics = sample.metrics
         seconds = {
@@ -66,7 +66,7 @@ class OllamaShape:
 
 
 def stamp(model: str) -> dict[str, Any]:
-    """The model's name and the time, which every line has."""
+    """The model's name and the time, which begin every line."""
     return {"model": model, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
 
 
@@ -87,7 +87,7 @@ def ollama_reply(output: RequestOutput, shape: OllamaShape) -> dict[str, object]
 
 
 class _Pieces:
-    """Collects what has come since the last line; a call is included once it is complete."""
+    """Collects what was added since the last line; a call is included when it is complete."""
 
     def __init__(self) -> None:
         self.text = self.thinking = ""
@@ -111,7 +111,7 @@ class _Pieces:
             self._end_call()
 
     def _end_call(self) -> None:
-        """Ends a call; one that was cut off, or holds what is no character or number, is left out."""
+        """End a call; one that is cut off or not valid JSON is dropped."""
         if self._name is not None:
             with suppress(ValueError):
                 self.calls.append({"function": {"name": self._name, "arguments": read_value(self._arguments)}})
@@ -126,7 +126,7 @@ class _Pieces:
 
 
 class OllamaChunks:
-    """Makes the lines of a stream from what each step adds."""
+    """Turns what each step adds into the lines of a stream."""
 
     frames = LineFrames()
 
@@ -143,7 +143,7 @@ class OllamaChunks:
         return []
 
     def add(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
-        del place  # there is one job
+        del place  # there is only one job
         over = event.finish_reason is not None
         deltas = self._reader.feed(event.text)
         self._pieces.take([*deltas, *self._reader.finish()] if over else deltas, over=over)

@@ -113,7 +113,7 @@ async def _answer(
     make: Callable[[Served], ChatJob] | None,
     heavy: bool,
 ) -> Response:
-    """``make`` None: nothing is asked of the model but to be there, or to go."""
+    """Answer a request; with ``make`` None the model is only loaded or unloaded."""
     adapter = registry.adapters.get(body.model)
     model = registry.get(body.model if adapter is None else adapter.base)
     began = time.monotonic()
@@ -149,7 +149,7 @@ def _chat(served: Served, chat: ChatRequest, request: Request, settings: Setting
 
 
 def _plain(served: Served, body: GenerateBody, request: Request, settings: Settings) -> ChatJob:
-    """The prompt as it is, and what belongs between it and the suffix."""
+    """Make the job of a raw prompt, or of the gap between prompt and suffix."""
     params = ollama_params(body, settings, GENERATE_NAMES, served.usual)
     if body.answer_schema is not None:
         params = replace(params, structured_outputs=StructuredOutputsParams(json=body.answer_schema))

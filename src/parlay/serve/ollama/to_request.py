@@ -1,4 +1,4 @@
-"""Ollama's `/api/chat` and `/api/generate`: from their bodies to a chat request."""
+"""Translates the bodies of Ollama's `/api/chat` and `/api/generate` to a `ChatRequest`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ GENERATE_NAMES = FieldNames("prompt", _OTHERS)
 def ollama_chat_request(
     body: OllamaChatBody, request: Request, settings: Settings, usual: SamplingParams
 ) -> ChatRequest:
-    """``usual`` has the sampling that the body does not name. Raises ApiError for a body that can't be used."""
+    """Translate the body; ``usual`` has the sampling parameters that it leaves out. Raises ApiError for an invalid
+    body."""
     messages = tuple(_message(message) for message in body.messages or ())
     tools = [(f"tools[{place}].function.parameters", tool.function) for place, tool in enumerate(body.tools or ())]
     functions = tuple(Function(one.name, one.description, one.parameters, field) for field, one in tools)
@@ -44,7 +45,7 @@ def ollama_chat_request(
 
 
 def generate_request(body: GenerateBody, request: Request, settings: Settings, usual: SamplingParams) -> ChatRequest:
-    """The prompt as the user's message. Raises ApiError for a body that can't be used."""
+    """Translate the body; its prompt becomes the user's message. Raises ApiError for an invalid body."""
     system = (ChatMessage(role="system", content=body.system),) if body.system else ()
     user = ChatMessage(role="user", content=body.prompt or "")
     params = ollama_params(body, settings, GENERATE_NAMES, usual)
@@ -52,9 +53,9 @@ def generate_request(body: GenerateBody, request: Request, settings: Settings, u
 
 
 def ollama_params(body: OllamaBody, settings: Settings, names: FieldNames, usual: SamplingParams) -> SamplingParams:
-    """``usual`` has what the body does not name.
+    """The sampling parameters; ``usual`` has those that the body leaves out.
 
-    Raises ApiError for values that do not go together, or that are more than the server gives.
+    Raises ApiError for values that contradict each other or exceed the server's limits.
     """
     options = body.options or OllamaOptions()
     if options.repeat_last_n not in (None, -1, 0) and options.repeat_penalty not in (None, 1):
@@ -75,13 +76,13 @@ def ollama_params(body: OllamaBody, settings: Settings, names: FieldNames, usual
 
 
 def ollama_options(body: OllamaBody, request: Request) -> RequestOptions:
-    """Raises ApiError for options that can't be used."""
+    """The request's options. Raises ApiError for invalid ones."""
     options = request_options(request, body)
     return going_on(options, body.resume, stream=body.streamed)
 
 
 def _is_unset(name: str, value: object) -> bool:
-    """Below 0, a length and a seed are left to the server."""
+    """Whether a value leaves the length or the seed to the server: a negative one does."""
     return name in ("num_predict", "seed") and isinstance(value, int) and value < 0
 
 

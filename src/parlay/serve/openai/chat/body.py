@@ -23,7 +23,7 @@ class FunctionCall(Body):
 
 
 class ToolCall(Body):
-    """A call that the assistant made, as an earlier reply gave it."""
+    """A tool call in an earlier answer."""
 
     id: str
     type: Literal["function"]
@@ -31,7 +31,7 @@ class ToolCall(Body):
 
 
 class SystemMessage(Body):
-    """``developer`` is the newer word for ``system``; both are the same here."""
+    """``developer`` is the newer name of ``system``; both mean the same here."""
 
     role: Literal["system", "developer"]
     content: Content
@@ -45,7 +45,7 @@ class UserMessage(Body):
 
 
 class AssistantMessage(Body):
-    """An earlier answer. What a reply carries beside its text may come back as it was: null or empty."""
+    """An earlier answer; fields of a reply may come back as they were, null or empty."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"audio": ()}
 
@@ -65,7 +65,7 @@ class AssistantMessage(Body):
 
 
 class ToolMessage(Body):
-    """A tool's answer."""
+    """A tool's result."""
 
     role: Literal["tool"]
     content: Content
@@ -74,7 +74,7 @@ class ToolMessage(Body):
 
 
 class FunctionMessage(Body):
-    """A function's answer, in the shape before there were tools."""
+    """A function's result, in the API's older form without tools."""
 
     role: Literal["function"]
     content: Content
@@ -87,7 +87,7 @@ Message = Annotated[
 
 
 class FunctionDefinition(Body):
-    """``strict`` has no effect: arguments always keep to the schema where a call is enforced."""
+    """``strict`` has no effect: enforced calls always match the schema."""
 
     name: Name
     description: str | None = None
@@ -110,7 +110,7 @@ class NamedTool(Body):
 
 
 class AllowedTools(Body):
-    """Some of the tools, which the answer may (``auto``) or must call."""
+    """A subset of the tools, which the answer may (``auto``) or must call."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=128, fail_fast=True)]
@@ -133,7 +133,7 @@ class JsonObjectFormat(Body):
 
 
 class JsonSchema(Body):
-    """``strict`` has no effect: the answer always keeps to the schema."""
+    """``strict`` has no effect: the answer always matches the schema."""
 
     name: Name
     description: str | None = None
@@ -218,7 +218,7 @@ class ChatBody(GenerationBody):
             raise conflict(message, "structured_outputs")
 
     def _check_outline(self) -> None:
-        """Raises ApiError for fields that an answer by outline can't honour."""
+        """Raises ApiError for fields that can't be combined with an outline."""
         if (self.n or 1) > 1:
             raise conflict("outline gives one choice: leave out n", "n")
         if self.exactness not in (None, "lossy"):
@@ -254,12 +254,12 @@ class ChatBody(GenerationBody):
 
     @property
     def tokens(self) -> int | None:
-        """Most tokens of the answer; None: as many as the context holds."""
+        """The most tokens of the answer; None: as many as the context has room for."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
     def structured(self) -> bool:
-        """See `GenerationBody`; tools and formats are held to forms too."""
+        """Whether the answer may be held to a form, including tools and formats; see `GenerationBody`."""
         return (
             self.structured_outputs is not None
             or self.response_format is not None
@@ -273,7 +273,7 @@ class ChatBody(GenerationBody):
 
     @property
     def legacy(self) -> bool:
-        """Whether calls are wanted in the shape before there were tools."""
+        """Whether the client uses the older form of calls, without tools."""
         return self.functions is not None
 
     @property
@@ -282,7 +282,7 @@ class ChatBody(GenerationBody):
 
     @property
     def _chosen(self) -> list[tuple[str, str]] | None:
-        """Where the choice names functions: under which path, and the names of these, which may be called."""
+        """The functions that the tool choice names, as pairs of path and name; None if it names none."""
         match self.function_call or self.tool_choice:
             case NamedTool() as named:
                 return [("tool_choice.function.name", named.function.name)]
@@ -297,7 +297,7 @@ class ChatBody(GenerationBody):
 
     @property
     def callable_functions(self) -> dict[str, FunctionDefinition]:
-        """Functions that the answer may call, by the place of their parameters in the body."""
+        """The functions that the answer may call, by the path of their parameters in the body."""
         if "none" in (self.tool_choice, self.function_call):
             return {}
         chosen = None if self._chosen is None else {name for _, name in self._chosen}
@@ -314,7 +314,8 @@ class ChatBody(GenerationBody):
 
 
 def check_functions(functions: Sequence[FunctionDefinition], each: str, whole: str) -> None:
-    """``each`` is where one stands, ``whole`` where all do. Raises ApiError for what can't be called."""
+    """Check functions; ``each`` is the path of one of them, ``whole`` that of the list. Raises ApiError for a function
+    that can't be called."""
     for place, function in enumerate(functions):
         if (function.parameters or {}).get("type", "object") != "object":
             field = f"{each.format(place)}.parameters"

@@ -1,4 +1,4 @@
-"""Messages, functions and schema of a chat body, as a chat request has them."""
+"""Translates messages, functions and schema of a chat body to those of a `ChatRequest`."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from parlay.serve.protocol.sampling_from_body import FieldNames
 
 NAMES = FieldNames.of(ChatBody, "messages")
 _LEGACY_ID = "call_0"
-"""The id of calls in the shape before there were tools, which have none."""
+"""The id of calls in the older form, which have none."""
 
 
 def read_messages(body: ChatBody) -> tuple[ChatMessage, ...]:
-    """Raises ApiError for an earlier call whose arguments are no JSON object."""
+    """Translate the messages. Raises ApiError for an earlier call whose arguments are not a JSON object."""
     return tuple(_message(message, place) for place, message in enumerate(body.messages))
 
 
 def read_functions(body: ChatBody) -> tuple[Function, ...]:
-    """Functions that may be called."""
+    """The functions that may be called."""
     functions = body.callable_functions.items()
     return tuple(Function(one.name, one.description, one.parameters, field) for field, one in functions)
 
@@ -73,7 +73,7 @@ def _calls(message: AssistantMessage, place: int) -> tuple[PastCall, ...]:
 
 
 def read_arguments(text: str, field: str) -> dict[str, Any]:
-    """A call's arguments; an empty text has none. Raises ApiError for what is no JSON object, or holds too much."""
+    """Parse a call's arguments; an empty text has none. Raises ApiError if they are not a JSON object or too large."""
     try:
         arguments = read_value(text or "{}")
     except ValueError as error:
@@ -84,7 +84,7 @@ def read_arguments(text: str, field: str) -> dict[str, Any]:
 
 
 def read_schema(wanted: ResponseFormat | None) -> Mapping[str, Any] | None:
-    """The schema that an answer must keep to."""
+    """The JSON schema that an answer must match; None if there is none."""
     match wanted:
         case JsonSchemaFormat():
             given = wanted.json_schema.schema_
@@ -96,7 +96,7 @@ def read_schema(wanted: ResponseFormat | None) -> Mapping[str, Any] | None:
 
 
 def schema_field(wanted: ResponseFormat | None) -> str:
-    """Where it stands in the body."""
+    """The path of the schema in the body."""
     if isinstance(wanted, JsonObjectFormat) and wanted.schema_ is not None:
         return "response_format.schema"
     return "response_format.json_schema.schema" if isinstance(wanted, JsonSchemaFormat) else "response_format"

@@ -1,4 +1,5 @@
-"""`outline` of `/v1/chat/completions`: a plan first, then all sections at once, which a stream sends in their order."""
+"""`outline` of `/v1/chat/completions`: the model plans first, then writes all sections at once; a stream sends them in
+order."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ from parlay.types import Exactness, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The sections to write, below their ``points``, or the one plain answer. ``spent``: what planning has written."""
+    """The sections to write, under their ``points``, or one plain answer. ``spent`` are the outputs of planning."""
 
     chats: tuple[ChatJob, ...]
     points: tuple[str, ...]
@@ -59,7 +60,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Outlined:
-    """A chat request whose answer is written by an outline. Its last message is the question."""
+    """A chat request that is answered by an outline; its last message is the question."""
 
     served: Served
     chat: ChatRequest
@@ -68,7 +69,7 @@ class Outlined:
     settings: Settings
 
     async def answer(self, *, stream: bool, wants_usage: bool, explain: bool) -> Response:
-        """Plan, then write; who leaves meanwhile ends both. Raises ApiError, Busy and Closed."""
+        """Plan, then write; if the client leaves, both end. Raises ApiError, Busy and Closed."""
         try:
             plan = await while_client_waits(self.request, self._plan())
         except ClientGone:
@@ -125,7 +126,7 @@ class Outlined:
     def _ready(
         self, content: str, params: SamplingParams | None = None, variables: Mapping[str, object] | None = None
     ) -> ChatJob:
-        """The same conversation with another last message. Raises ApiError for what the model can't take."""
+        """The job of the same conversation with another last message. Raises ApiError if the model can't run it."""
         chat = self.chat
         *before, last = chat.messages
         chat = replace(

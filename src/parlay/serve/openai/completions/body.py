@@ -17,7 +17,7 @@ PROMPTS_LIMIT = 1024
 
 
 def _shape(value: Any) -> str:
-    """Which of its four forms a prompt has; wrong ones are put where their error says most."""
+    """The kind of a prompt, of four; an invalid prompt gets the kind whose error is clearest."""
     if isinstance(value, str):
         return "text"
     first = value[0] if isinstance(value, list) and value else ""
@@ -34,18 +34,18 @@ PromptField = Annotated[
     | Annotated[list[TokenIds], Field(min_length=1, max_length=PROMPTS_LIMIT, fail_fast=True), Tag("token_lists")],
     Discriminator(_shape),
 ]
-"""A text, texts, token ids, or lists of token ids."""
+"""A text, a list of texts, token ids, or a list of lists of token ids."""
 
 
 def prompts_of(prompt: PromptField) -> list[str | list[int]]:
-    """One entry for each prompt."""
+    """A list with one entry per prompt."""
     if _shape(prompt) in ("text", "tokens"):
         return [cast(str | list[int], prompt)]
     return cast(list[str | list[int]], prompt)
 
 
 DEFAULT_TOKENS = 16
-"""The default of OpenAI's API; null asks for the server's."""
+"""The default of OpenAI's API; null means the server's."""
 
 
 class CompletionBody(GenerationBody):
@@ -90,7 +90,7 @@ class CompletionBody(GenerationBody):
             self.resume.check(choices=len(self.prompts) * (self.n or 1), stream=bool(self.stream))
 
     def _check_superposed(self) -> None:
-        """Raises ApiError for fields that superposed drafts can't honour."""
+        """Raises ApiError for fields that can't be combined with superposed drafts."""
         if self.exactness not in (None, "lossy"):
             raise conflict("superposed drafts are lossy: leave out exactness or superposed", "exactness")
         others = ("stream", "strategy", "vote", "best_of", "resume", "echo", "logprobs")
@@ -100,12 +100,12 @@ class CompletionBody(GenerationBody):
 
     @property
     def structured(self) -> bool:
-        """See `GenerationBody`."""
+        """Whether the answer may be held to a form; see `GenerationBody`."""
         return super().structured or self.response_format is not None
 
     @property
     def picks(self) -> bool:
-        """Whether more samples are drawn than are wanted back."""
+        """Whether more samples are drawn than returned."""
         return self.best_of is not None and self.best_of > (self.n or 1)
 
     @property
@@ -115,5 +115,5 @@ class CompletionBody(GenerationBody):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One entry for each prompt."""
+        """A list with one entry per prompt."""
         return prompts_of(self.prompt)

@@ -87,7 +87,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class CompletionQuestion:
-    """A body read, which may be put to any model; see `parlay.serve.cascades.Question`."""
+    """A parsed body that can be given to any model; see `parlay.serve.cascades.Question`."""
 
     body: CompletionBody
     params: SamplingParams
@@ -96,7 +96,8 @@ class CompletionQuestion:
 
     @property
     def plain(self) -> bool:
-        """Ids are those of one model's vocabulary, and so are the marks around a gap and the tokens of a stream."""
+        """Whether any model can run it: token ids, infilling marks and resumed tokens belong to one model's
+        vocabulary."""
         body, texts = self.body, self.body.prompts
         more = (body.suffix, body.best_of, body.vote, body.response_format, body.resume and body.resume.token_ids)
         return len(texts) == 1 and isinstance(texts[0], str) and not body.echo and more == (None,) * 5
@@ -105,7 +106,7 @@ class CompletionQuestion:
         return replace(self, params=params, options=options)
 
     def jobs(self, served: Served) -> list[Job]:
-        """One for each prompt. Raises ApiError for what the model can't take."""
+        """Make one job per prompt. Raises ApiError if the model can't run one."""
         n = self.options.vote.n if self.options.vote is not None else self.params.n
         check_count(len(self.body.prompts), n, served)
         resume = self.body.resume or Resume()
@@ -129,9 +130,9 @@ class CompletionQuestion:
 async def _superposed(
     served: Served, asked: CompletionQuestion, request: Request, ngrams: NgramModel | None
 ) -> Response:
-    """Drafts for people to pick from, the forwards of one for each prompt, while the client waits.
+    """Write several drafts for a person to choose from, at one draft's forwards per prompt, while the client waits.
 
-    Raises ApiError for what can't run.
+    Raises ApiError if they can't run.
     """
     settings, params, named = asked.settings, asked.params, USED | asked.body.model_fields_set
     named_params = {each.name: getattr(params, each.name) for each in fields(params) if each.name in named}
@@ -153,7 +154,8 @@ async def _superposed(
 
 
 def _fitting(served: Served, ngrams: NgramModel | None) -> NgramModel | None:
-    """Raises ApiError for an n-gram model of other tokens: a server of several models has one for one of them."""
+    """The n-gram model if it fits the model. Raises ApiError if its vocabulary differs, as may be in a server of
+    several models."""
     try:
         return fitting(served.llm.llm, ngrams)
     except UsageError as error:
@@ -161,7 +163,7 @@ def _fitting(served: Served, ngrams: NgramModel | None) -> NgramModel | None:
 
 
 def _read(body: CompletionBody, request: Request, settings: Settings, usual: SamplingParams) -> CompletionQuestion:
-    """``usual`` has the sampling that the body does not name. Raises ApiError for a body that can't be used."""
+    """Parse the body; ``usual`` has the sampling parameters that it leaves out. Raises ApiError for an invalid body."""
     check_extras(body, request, settings)
     body.check()
     options = body_options(body, request, vote=vote_params(body.vote, settings))
@@ -171,7 +173,7 @@ def _read(body: CompletionBody, request: Request, settings: Settings, usual: Sam
 
 
 def _prepare(served: Served, asked: CompletionQuestion) -> tuple[list[Job], CompletionShape]:
-    """A job for each prompt, and the shape of what is told of them. Raises ApiError for what can't run."""
+    """Make one job per prompt, and the shape of their replies. Raises ApiError if one can't run."""
     body, params, jobs = asked.body, asked.params, asked.jobs(served)
     shape = CompletionShape(
         model=served.name,
@@ -207,7 +209,8 @@ def _params(body: CompletionBody, settings: Settings, usual: SamplingParams) -> 
 
 
 def _prompts(served: Served, body: CompletionBody, settings: Settings) -> Iterable[tuple[FieldNames, Prompt]]:
-    """With how errors call each. Ids are checked before they are made anything of: they may be many."""
+    """The prompts, each with the names that errors use for its fields. Ids are checked before anything else, as there
+    may be many."""
     for place, prompt in enumerate(body.prompts):
         names = _names(body, f"prompt[{place}]" if body.has_list else "prompt")
         if isinstance(prompt, list):
@@ -227,7 +230,7 @@ def _names(body: CompletionBody, prompt: str) -> FieldNames:
 
 
 def _echo(served: Served, job: Job, *, skip_special: bool) -> str:
-    """The prompt's own text, or that of its ids."""
+    """The prompt's text, or its decoded ids."""
     tokenizer = served.tokenizer
     if job.prompt is not None or tokenizer is None:
         return job.prompt or ""

@@ -27,7 +27,7 @@ from parlay.serve.protocol.resuming import Resume
 from parlay.serve.protocol.steps_ahead import ReasonAhead, check_reason_ahead
 
 LOGPROBS = "message.output_text.logprobs"
-"""Values that ``include`` may have."""
+"""Supported values of ``include``."""
 
 
 class InputText(Body):
@@ -36,7 +36,7 @@ class InputText(Body):
 
 
 class OutputText(Body):
-    """A part of an earlier answer, as a reply gave it."""
+    """A part of an earlier answer, as a reply contained it."""
 
     type: Literal["output_text"]
     text: str
@@ -63,7 +63,7 @@ def text_of(content: Content) -> str:
 
 
 class ItemBase(Body):
-    """Fields that all items may carry. ``id`` and ``status`` of earlier answers have no effect."""
+    """Fields that all items may have; ``id`` and ``status`` of earlier answers have no effect."""
 
     id: str | None = None
     status: str | None = None
@@ -76,7 +76,7 @@ class InputMessage(ItemBase):
 
 
 class CallItem(ItemBase):
-    """A call that an earlier answer made."""
+    """A call in an earlier answer."""
 
     type: Literal["function_call"]
     call_id: str
@@ -85,7 +85,7 @@ class CallItem(ItemBase):
 
 
 class CallOutputItem(ItemBase):
-    """A function's answer."""
+    """A function's result."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -98,7 +98,7 @@ class ThoughtText(Body):
 
 
 class ReasoningItem(ItemBase):
-    """The reasoning before an earlier answer. What is encrypted can't be read here."""
+    """The reasoning of an earlier answer; encrypted reasoning can't be read here."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[ThoughtText], Field(fail_fast=True)] | None = None
@@ -106,7 +106,7 @@ class ReasoningItem(ItemBase):
 
 
 def _item_type(value: Any) -> Any:
-    """A message may leave its type out."""
+    """The type of an item; a message may omit it."""
     return part_type(value) or "message"
 
 
@@ -130,7 +130,7 @@ class FunctionTool(FunctionDefinition):
     @model_validator(mode="before")
     @classmethod
     def _only_functions(cls, data: Any) -> Any:
-        """Tools of other types have other fields, whose names would make a worse message."""
+        """Refuse other types of tools first, as errors about their fields would mislead."""
         if isinstance(data, dict) and data.get("type") != "function":
             raise PydanticCustomError("unsupported_part", "this server takes tools of the type function only")
         return data
@@ -164,7 +164,7 @@ class TextFormatJsonObject(Body):
 
 
 class TextFormatJsonSchema(Body):
-    """``strict`` has no effect: the answer always keeps to the schema."""
+    """``strict`` has no effect: the answer always matches the schema."""
 
     type: Literal["json_schema"]
     name: Name
@@ -245,18 +245,18 @@ class ResponsesBody(GenerationBody):
 
     @property
     def structured(self) -> bool:
-        """See `GenerationBody`; tools and formats are held to forms too."""
+        """Whether the answer may be held to a form, including tools and formats; see `GenerationBody`."""
         return super().structured or bool(self.tools) or (self.text is not None and self.text.format is not None)
 
     @property
     def logprobs(self) -> int | None:
-        """How many alternatives to each token are wanted; None: no log-probabilities at all."""
+        """How many alternatives per token are wanted; None: no log-probabilities."""
         wanted = bool(self.top_logprobs) or LOGPROBS in (self.include or ())
         return (self.top_logprobs or 0) if wanted else None
 
     @property
     def _chosen(self) -> list[tuple[str, str]] | None:
-        """Where the choice names functions: under which path, and the names of these, which may be called."""
+        """The functions that the tool choice names, as pairs of path and name; None if it names none."""
         match self.tool_choice:
             case NamedFunction() as named:
                 return [("tool_choice.name", named.name)]
@@ -267,7 +267,7 @@ class ResponsesBody(GenerationBody):
 
     @property
     def callable_tools(self) -> dict[str, FunctionTool]:
-        """Functions that the answer may call, by the place of their parameters in the body."""
+        """The functions that the answer may call, by the path of their parameters in the body."""
         if self.tool_choice == "none":
             return {}
         chosen = None if self._chosen is None else {name for _, name in self._chosen}

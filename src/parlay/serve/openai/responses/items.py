@@ -1,4 +1,4 @@
-"""An answer as the items of a response, and the events that report them as they are written."""
+"""Turns an answer into the items of a response, and the events that report them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Event = dict[str, Any]
 
 
 class ItemWriter:
-    """Makes items from an answer's deltas, one after another. ``items`` holds all of them, the open one included.
+    """Makes items from an answer's deltas, one after another; ``items`` holds all, including the open one.
 
-    Their ids follow from the ``response``'s, so that any server that writes it gives the same.
+    Their ids derive from the ``response``'s id, so that any server that resumes it makes the same.
     """
 
     def __init__(self, response: str) -> None:
@@ -23,7 +23,7 @@ class ItemWriter:
         self._open = False
 
     def take(self, deltas: Sequence[Delta], logprobs: Sequence[Mapping[str, Any]] = ()) -> Iterator[Event]:
-        """Adds a delta and returns its events. ``logprobs`` are those of the tokens of its text."""
+        """Add deltas; yields their events. ``logprobs`` are those of the tokens of their text."""
         for delta in deltas:
             match delta:
                 case Thought():
@@ -39,7 +39,7 @@ class ItemWriter:
                     yield self._event("function_call_arguments.delta", delta=delta.text)
 
     def finish(self, status: str) -> Iterator[Event]:
-        """Ends the answer and returns the events; an empty answer becomes an empty message."""
+        """End the answer; yields the last events. An empty answer becomes an empty message."""
         if not self.items:
             yield from self._add(self._message())
             yield from self._add_part()
@@ -86,7 +86,7 @@ class ItemWriter:
         yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
 
     def _event(self, kind: str, /, **fields: object) -> Event:
-        """An event of the last item."""
+        """An event about the last item."""
         place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
         return {"type": f"response.{kind}", **place, **fields}
 
