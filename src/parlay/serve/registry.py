@@ -1,4 +1,4 @@
-"""The models of one server by name. What a request calls a model is looked up here, and used for nothing else."""
+"""The models of one server by name; the name in a request is only looked up here."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from parlay.types import ParlayError
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_SHOWN = 100  # characters of an unknown name that the error repeats
+_SHOWN = 100  # most characters of an unknown name that its error repeats
 LATEST = ":latest"
 _SWEEP_SECONDS = 0.5
 _STEP_SECONDS = 5.0
-"""How long the last step may take after the time to finish is over. A rank that hangs would hold it up for a minute."""
+"""Seconds that the last step may take after the time to drain. A rank that hangs would hold it up for a minute."""
 _FAILED_SECONDS = 5.0
 
 
 class Registry:
-    """Models that are loaded when they are asked for, a few at a time. Lives in one event loop.
+    """The models of a server, loaded on demand, a few at a time. All calls belong to one event loop.
 
-    An `AsyncLLM` is there from the start and stays; a `Loader` makes one when a request names its model. At most
-    ``max_loaded`` of these are in memory. Where another one is wanted, the one that was idle for longest leaves first:
-    it takes no more requests, finishes those that it has, and is closed; requests that name it meanwhile wait. One
-    that no request has named for ``idle_seconds`` is unloaded; None: never.
+    An `AsyncLLM` is there from the start and stays; a `Loader` is called when a request names its model. At most
+    ``max_loaded`` of the models loaded on demand are in memory. To make room for another, the one that was idle longest
+    is unloaded: it gets no more requests, finishes those that it has, and is closed; requests that name it meanwhile
+    wait. A model is also unloaded when no request has named it for ``idle_seconds``; None: never.
 
-    Raises ValueError where there is no model at all.
+    Raises ValueError if there is no model.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Registry:
 
     @property
     def loaded(self) -> list[Served]:
-        """Models that are in memory now."""
+        """The models in memory."""
         return [model.served for model in self if model.served is not None]
 
     def add(self, name: str, source: AsyncLLM | Loader) -> HostedModel:
-        """Serve one more; one of that name that is there stays as it is."""
+        """Serve one more model; if the name is taken, that model stays."""
         if name not in self._models:
             self._models[name] = HostedModel(name, source if callable(source) else None)
             if not callable(source):
@@ -80,9 +80,9 @@ class Registry:
         return self._models[name]
 
     def get(self, name: str | None) -> HostedModel:
-        """The model of that name, which may end in Ollama's ``:latest``; None asks for the only one.
+        """The model of that name, which may end in Ollama's ``:latest``; None means the only one.
 
-        Raises ApiError 404 for a name that is not there, and for none where there are several.
+        Raises ApiError 404 for an unknown name, and for None if there are several models.
         """
         if name is None and len(self._models) > 1:
             message = f"there are several models here: name one of {', '.join(self._models)}"
@@ -97,19 +97,20 @@ class Registry:
         return model
 
     def find(self, name: str) -> HostedModel | None:
-        """The model that requests reach by this name, if there is one."""
+        """The model of this name; None if there is none."""
         return self._models.get(name) or self._models.get(name.removesuffix(LATEST)) or self._from_file(name)
 
     def _from_file(self, name: str) -> HostedModel | None:
-        """The model that was loaded from a file or folder of that path or name, if there is one alone."""
+        """The model loaded from a file or folder of that path or name; None unless there is exactly one."""
         found = [model for model in self if model.source and name in (model.source, Path(model.source).name)]
         return found[0] if len(found) == 1 else None
 
     async def use(self, name: str | None, request: Request) -> Served:
-        """The model of that name, loaded if need be; it stays until the request is answered or its jobs are under way.
+        """The model of that name, loaded if necessary; it stays loaded until the request is answered or its jobs are
+        under way.
 
-        An adapter's name is that of its base with the adapter. Raises ApiError 404 as `get` does, and 503 for a model
-        that can't be loaded.
+        The name of an adapter gives its base model with the adapter. Raises ApiError 404 as `get` does, and 503 if the
+        model can't be loaded.
         """
         adapter = self.adapters.get(name)
         model = self.get(name if adapter is None else adapter.base)
@@ -130,7 +131,7 @@ class Registry:
             return await arrival
         except asyncio.CancelledError:
             if arrival.done() and not arrival.cancelled() and arrival.exception() is None:
-                model.leave()  # it came at the last moment
+                model.leave()  # the model was loaded just as the request ended
             raise
 
     # ------------------------------------------------------------------------------------------- loading, unloading
@@ -142,7 +143,7 @@ class Registry:
         model.arrive(model.loader())
 
     async def unload(self, model: HostedModel) -> None:
-        """Let a model that was loaded on demand finish what it has, and free its memory. Others stay."""
+        """Let a model that was loaded on demand finish its requests, then free its memory; other models stay."""
         if not model.unloadable:
             return
         if model.task is None:
@@ -150,7 +151,7 @@ class Registry:
         await asyncio.shield(model.task)
 
     async def sweep(self) -> None:
-        """Unload what is idle for too long, and what has died, until the server closes. What was lost returns."""
+        """Until the server closes, unload idle and dead models, and load lost ones again."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             if self._closing.is_set():
@@ -172,12 +173,12 @@ class Registry:
         return keep is not None and time.monotonic() - model.used >= keep
 
     def _want(self, model: HostedModel) -> None:
-        """Have a model loaded for those who wait for it; one that is leaving is loaded again when it has left."""
+        """Load a model for the requests that wait for it, after it has been unloaded if that is under way."""
         if model.task is None and model.wanted:
             model.task = asyncio.create_task(self._bring(model))
 
     async def _bring(self, model: HostedModel) -> None:
-        """Load a model in a thread. One at a time is loaded, so that there is room for each."""
+        """Load a model in a thread, one model at a time, so that room is made for each."""
         assert model.loader is not None
         try:
             async with self._turn:
@@ -211,7 +212,7 @@ class Registry:
             self._want(model)
 
     async def unless_closing(self, task: asyncio.Future[T]) -> T:
-        """Wait for a task, and return its result. Raises ApiError 503 as soon as the server closes."""
+        """Await a task, and return its result. Raises ApiError 503 as soon as the server closes."""
         closing = asyncio.ensure_future(self._closing.wait())
         try:
             await asyncio.wait((task, closing), return_when=asyncio.FIRST_COMPLETED)
@@ -222,9 +223,9 @@ class Registry:
             closing.cancel()
 
     async def close(self, drain_seconds: float) -> None:
-        """Take no more requests; those that have a model have that long to finish. May be called again.
+        """Refuse new requests; those with a model have ``drain_seconds`` to finish. It may be called again.
 
-        Who waits for a model to be loaded is told at once that it will not be. A step that does not end is left alone.
+        Requests that wait for a model to be loaded are refused at once. A step that does not end is abandoned.
         """
         self._closing.set()
         for model in self:
@@ -237,9 +238,9 @@ class Registry:
 
 
 def keep_in_use(request: Request) -> Callable[[], None]:
-    """Keep the models that a request uses until the function that this returns is called; a second call is harmless.
+    """Keep the models of a request loaded until the returned function is called; a second call does nothing.
 
-    For answers of several rounds: between these a model may have nothing to do, and yet be needed.
+    This is for answers of several rounds, between which a model may be idle and still needed.
     """
     models: list[HostedModel] = list(request.state.in_use)
     for model in models:
@@ -253,10 +254,10 @@ def keep_in_use(request: Request) -> Callable[[], None]:
 
 
 class Leases:
-    """ASGI middleware: the models that a request uses are its own until its answer begins.
+    """ASGI middleware that keeps the models of a request loaded until its answer begins.
 
-    A stream begins when its jobs are under way, and a model that is closed finishes those. So nobody who reads slowly
-    keeps a model in memory.
+    A stream begins when its jobs are under way, and a model that is being closed finishes those. So a client that reads
+    slowly does not keep a model in memory.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -284,7 +285,8 @@ class Leases:
 
 
 class Puller:
-    """Brings what `parlay pull` can, one model at a time, and serves it from then on. Lives in one event loop."""
+    """Downloads what `parlay pull` can, one model at a time, and serves it afterwards. All calls belong to one event
+    loop."""
 
     def __init__(self, registry: Registry, loader_of: Callable[[str], Loader]) -> None:
         self._registry = registry
@@ -292,7 +294,7 @@ class Puller:
         self._turn = asyncio.Lock()
 
     async def pull(self, name: str, progress: Progress) -> None:
-        """``progress`` is called in a thread. Raises ApiError for a model that can't be brought."""
+        """Download a model; ``progress`` is called in a thread. Raises ApiError if it can't be downloaded."""
         async with self._turn:
             try:
                 bringing = EngineThread.once(lambda: bring(name, progress))

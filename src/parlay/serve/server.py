@@ -1,4 +1,4 @@
-"""The server of an application of `create_app`."""
+"""Runs an application of `create_app` under uvicorn."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ class Server(GracefulServer):
         self._document = app.openapi
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._document()  # whoever asked for it first would hold up all others
+        self._document()  # made now, as the first request for it would hold up all others
         await super().startup(sockets)

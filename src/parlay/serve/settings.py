@@ -1,4 +1,4 @@
-"""Limits, keys and flags of a server, as plain data."""
+"""Limits, keys and switches of a server, as plain data."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from parlay.options import Options, check_values, option
 from parlay.types import ScoreBy
 
 PROMPT_LOG = "parlay.serve.prompts"
-"""The logger of requests' bodies, at level info, if the settings ask for it."""
+"""The logger of request bodies, at level info, if the settings enable it."""
 
 
 MOST_URGENT = -16
 InfillOrder = Literal["psm", "line", "spm"]
-"""Where fill-in-the-middle cuts the text before the cursor: nowhere, so that all of it is the prefix; at the start of
-the cursor's line; or at its own start, so that the suffix stands first (arXiv 2207.14255)."""
+"""Where fill-in-the-middle cuts the text before the cursor: at its end, so that all is prefix; at the start of the
+cursor's line; or at its beginning, so that the suffix comes first (arXiv:2207.14255)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLimits:
-    """None is no limit. ``tokens`` counts those of prompts and outputs a minute, ``priority`` is the most urgent one.
-    ``record``: the key's owner agrees that its prompts and answers are kept, where the server keeps any.
+    """Limits of an API key; None means no limit. ``tokens`` are those of prompts and outputs per minute; ``priority``
+    is the most urgent one allowed. ``record``: the key's owner agrees that prompts and answers are recorded, if the
+    server records any.
 
-    Raises ValueError for a value that can't be used.
+    Raises ValueError for an invalid value.
     """
 
     requests: int | None = None
@@ -39,7 +40,7 @@ class KeyLimits:
                 raise ValueError(f"{name} of a key must be at least 1, got {value}")
 
     def but(self, words: list[str]) -> KeyLimits:
-        """Return a copy with changes, each as ``name=number``. Raises ValueError."""
+        """A copy with the changes in ``words``, each ``name=number``. Raises ValueError for an invalid change."""
         changes: dict[str, Any] = {}
         for word in words:
             name, equals, number = word.partition("=")

@@ -20,11 +20,11 @@ from parlay.serve.protocol.voting import vote_reply
 from parlay.types import TARGET, FinishReason, TokenLogprobs
 
 WHOLE_VOTE = "a vote sends its text when it is over"
-"""Why its stream can't be resumed."""
+"""Why a vote's stream can't be resumed."""
 
 
 class ReplyShape(Protocol):
-    """Facts that all replies to one request share."""
+    """The values that all replies to one request share."""
 
     @property
     def id(self) -> str: ...
@@ -37,7 +37,7 @@ class ReplyShape(Protocol):
 
 
 def chunk_frames(shape: ReplyShape, kind: str) -> DataFrames:
-    """Frame the chunks of a stream with what all of them say; ``kind`` names what they are."""
+    """Frames for a stream of chunks with their common fields; ``kind`` is the chunks' ``object``."""
     return DataFrames(
         {
             "id": shape.id,
@@ -50,9 +50,9 @@ def chunk_frames(shape: ReplyShape, kind: str) -> DataFrames:
 
 
 class OpenAIChunks(ABC):
-    """Makes the chunks of a stream from what each step adds; ``kind`` is their ``object``.
+    """Turns what each step adds into the chunks of a stream; ``kind`` is the chunks' ``object``.
 
-    ``ended`` are choices whose end was sent by the server that began the stream.
+    ``ended`` are choices that the server which began the stream has ended.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class OpenAIChunks(ABC):
         return [{"choices": [choice], **more}] if choice is not None else []
 
     def _voted(self, place: int, output: RequestOutput | None) -> Mapping[str, object] | None:
-        """The whole text of the chain that a vote has chosen; None until the vote is over."""
+        """The text of the chain that the vote chose; None until the vote is over."""
         if output is None or output.vote is None:
             return None
         one = output.chosen
@@ -111,7 +111,7 @@ class OpenAIChunks(ABC):
         return {**choice, "index": self._index(place, 0), "vote": vote_reply(output.vote)}
 
     def _choice(self, place: int, event: StreamEvent) -> Mapping[str, object] | None:
-        """None for a step that adds nothing yet."""
+        """The choice that an event adds to; None if it adds nothing yet."""
         text, logprobs = self._text(place, event), self._logprobs(place, event)
         if event.finish_reason is None and not any(text.values()) and logprobs is None:
             return None
@@ -124,22 +124,22 @@ class OpenAIChunks(ABC):
         }
 
     def _entries(self, place: int, event: StreamEvent) -> list[TokenLogprobs]:
-        """The log-probabilities of the event's tokens; those of a resumed sample begin with what is decoded here."""
+        """The log-probabilities of the event's tokens; those of a resumed sample begin with the tokens decoded here."""
         first = self._tokens[place][event.index]
         self._tokens[place][event.index] = last = first + len(event.token_ids)
         return self._jobs[place].samples[event.index].logprobs[first:last]
 
     @abstractmethod
     def _first_choices(self) -> Sequence[Mapping[str, object]]:
-        """Choices to send before anything is decoded."""
+        """The choices to send before anything is decoded."""
 
     @abstractmethod
     def _index(self, place: int, sample: int) -> int:
-        """The number of a choice among all."""
+        """The index of a choice among all."""
 
     @abstractmethod
     def _text(self, place: int, event: StreamEvent) -> Mapping[str, object]:
-        """The field that holds what the event adds to the text; empty where it adds nothing."""
+        """The field with the text that the event adds; empty if it adds none."""
 
     @abstractmethod
     def _logprobs(self, place: int, event: StreamEvent) -> Mapping[str, object] | None: ...
@@ -152,7 +152,7 @@ class OpenAIChunks(ABC):
 
 
 def _pieces(pieces: Sequence[Piece]) -> dict[str, object]:
-    """Texts with their sources, and writers and origins where there are some."""
+    """Texts with their sources, and with writers and origins if there are any."""
     found: dict[str, object] = {"pieces": [[piece.text, piece.source] for piece in pieces]}
     if any(piece.writer for piece in pieces):
         found["writers"] = [piece.writer or TARGET for piece in pieces]

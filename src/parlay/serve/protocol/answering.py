@@ -1,4 +1,4 @@
-"""Reads bodies, and answers requests whole or as a stream of chunks, until the client has gone: for all routes."""
+"""Reads bodies, and answers requests as a whole or as a stream of chunks; stops when the client leaves."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ logger = logging.getLogger(__name__)
 
 Chunk = Mapping[str, object]
 COMMENT = ":"
-"""The key of a chunk's comment in a resumable stream. A chunk may hold nothing else."""
+"""The key of a chunk's comment in a resumable stream. A chunk may consist of a comment only."""
 
 
 class Frames(Protocol):
-    """How chunks are written one after another."""
+    """How chunks are encoded as a stream of bytes."""
 
     @property
     def media_type(self) -> str: ...
 
     @property
     def end(self) -> bytes:
-        """Bytes after the last chunk of a stream that ended well."""
+        """Bytes after the last chunk of a stream that ended without an error."""
         ...
 
     def encode(self, chunk: Chunk) -> bytes: ...
 
 
 class DataFrames:
-    """OpenAI's: server-sent events without names, ended by ``[DONE]``. ``shared`` are fields that all chunks have."""
+    """OpenAI's frames: server-sent events without names, ended by ``[DONE]``; all chunks get the fields ``shared``."""
 
     media_type = EVENT_STREAM
     end = b"data: [DONE]\n\n"
@@ -55,14 +55,14 @@ class DataFrames:
         self._head = b"data: " + to_json(shared)[:-1] + b","
 
     def encode(self, chunk: Chunk) -> bytes:
-        """An error stands alone."""
+        """Encode a chunk; an error gets no shared fields."""
         if "error" in chunk:
             return b"data: " + to_json(chunk) + b"\n\n"
         return self._head + to_json(chunk)[1:] + b"\n\n"
 
 
 class NamedFrames:
-    """Server-sent events that are named as their ``type``; nothing follows the last one."""
+    """Server-sent events named by their ``type``, without a closing event."""
 
     media_type = EVENT_STREAM
     end = b""
@@ -72,7 +72,7 @@ class NamedFrames:
 
 
 class LineFrames:
-    """A chunk a line; nothing follows the last one."""
+    """One chunk per line, without a closing line."""
 
     media_type = "application/x-ndjson"
     end = b""
@@ -82,26 +82,26 @@ class LineFrames:
 
 
 class Chunks(Protocol):
-    """Makes a stream's chunks of its events."""
+    """Turns the events of a run into the chunks of a stream."""
 
     @property
     def frames(self) -> Frames: ...
 
     def opening(self) -> Sequence[Chunk]:
-        """Chunks to send before anything is decoded."""
+        """The chunks to send before anything is decoded."""
         ...
 
     def add(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
-        """Chunks for an event of the job at ``place``. The last chunk carries the facts of the whole request."""
+        """The chunks for an event of the job at ``place``; the last one has the facts of the whole request."""
         ...
 
     def failure(self, error: ApiError) -> Sequence[Chunk]:
-        """The last ones of a stream that fails midway."""
+        """The last chunks of a stream that fails."""
         ...
 
 
 class EventStream(StreamingResponse):
-    """The chunks of a run that has started. However the response ends, the run is closed with it."""
+    """Streams the chunks of a run that has started; however the response ends, it closes the run."""
 
     def __init__(self, run: Run, chunks: Chunks, headers: Mapping[str, str]) -> None:
         own = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers}
@@ -116,9 +116,9 @@ class EventStream(StreamingResponse):
 
 
 async def _lines(run: Run, chunks: Chunks) -> AsyncGenerator[bytes]:
-    """Each step at once, or all that came while the client was not reading.
+    """Yield the lines of each step at once, or of all steps that came while the client was not reading.
 
-    The status has been sent, so an error becomes the last event.
+    An error becomes the last event, as the status has been sent already.
     """
     frames = chunks.frames
     lines = [frames.encode(chunk) for chunk in chunks.opening()]
@@ -157,7 +157,7 @@ _REASONS = {
 
 
 class BodyRoute(APIRoute):
-    """A route whose body is read by `read_json`."""
+    """A route whose request's JSON is parsed by `read_json`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -199,12 +199,13 @@ def read_json(body: bytes) -> Any:
 
 
 async def read(request: Request, reader: Callable[[], T]) -> T:
-    """Call ``reader``, which goes through the body: here where the body is small, else in a thread. Raises ApiError."""
+    """Call ``reader`` to process the body: here if it is small, else in a thread. Raises ApiError as ``reader``
+    does."""
     return reader() if request.state.body_bytes <= LIGHT_BYTES else await in_thread(request, reader, heavy=False)
 
 
 async def in_thread(request: Request, prepare: Callable[[], T], *, heavy: bool) -> T:
-    """Call ``prepare`` in a thread: encoding takes time, compiling a form is ``heavy``.
+    """Call ``prepare`` in a thread, as tokenizing takes time; compiling a form is ``heavy``.
 
     Raises ApiError.
     """
@@ -218,7 +219,8 @@ async def answer_whole(
     reply: Callable[[list[RequestOutput]], Response],
     work: Callable[[], Coroutine[Any, Any, list[RequestOutput]]] | None = None,
 ) -> Response:
-    """``work`` starts the run and decodes what is wanted; None: all. Raises ApiError, Busy and Closed."""
+    """Decode a run, and answer with the whole reply; ``work`` starts the run and decodes a part of it (None: decode
+    all). Raises ApiError, Busy and Closed."""
 
     async def answered() -> Response:
         outputs = await outputs_of(run, work)
@@ -228,7 +230,7 @@ async def answer_whole(
 
 
 def _logprobs(outputs: Sequence[RequestOutput]) -> int:
-    """How many log-probabilities are to be written, alternatives included."""
+    """How many log-probabilities will be written, including alternatives."""
     prompts = (output.prompt_logprobs for output in outputs)
     samples = (sample.logprobs for output in outputs for sample in output.outputs)
     entries = (entry for each in (*prompts, *samples) if each is not None for entry in each.entries)
@@ -236,7 +238,7 @@ def _logprobs(outputs: Sequence[RequestOutput]) -> int:
 
 
 async def answer_work(request: Request, work: Coroutine[Any, Any, T], reply: Callable[[T], Response]) -> Response:
-    """Answer with what comes of ``work``, which ends when the client leaves. Raises what it raises."""
+    """Answer with the result of ``work``, which is cancelled when the client leaves. Raises what ``work`` raises."""
     try:
         answer = reply(await while_client_waits(request, work))
     except ClientGone:
@@ -253,7 +255,7 @@ def nobody_waits() -> Response:
 async def outputs_of(
     run: Run, work: Callable[[], Coroutine[Any, Any, list[RequestOutput]]] | None = None
 ) -> list[RequestOutput]:
-    """Start a run, decode all or do its ``work``, and close it."""
+    """Start a run, decode it (or do ``work`` instead), and close it."""
     try:
         if work is not None:
             return await work()
@@ -266,7 +268,7 @@ async def outputs_of(
 async def answer_streamed(
     request: Request, run: Run, chunks: Chunks, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Start the run and stream it. Raises ApiError, Busy and Closed before the stream begins."""
+    """Start the run, and stream its chunks. Raises ApiError, Busy and Closed before the stream begins."""
     await run.start()
     return EventStream(run, chunks, {**ignored_header(request), **(headers or {})})
 
@@ -280,7 +282,7 @@ _EVENT = {
 
 
 def described(reply: type, failure: type[BaseModel] = ErrorBody) -> dict[int | str, dict[str, Any]]:
-    """The entries of the OpenAPI document: the reply, or its chunks, and every failure."""
+    """OpenAPI entries of a route: the reply, its stream of chunks, and all errors."""
     done = {
         "model": reply,
         "description": "The whole answer; with `stream`, its chunks as server-sent events, ended by `[DONE]`.",

@@ -1,4 +1,4 @@
-"""Parts that all bodies share: sampling fields, strictness, fields that have no effect or are refused by name."""
+"""The base of all bodies: sampling fields, strict types, and fields that are ignored or refused by name."""
 
 from __future__ import annotations
 
@@ -25,27 +25,26 @@ from parlay.serve.field_spelling import MOST_FIELDS, Paths, respelled
 from parlay.serve.protocol.json_values import ALL_WHOLE, WHOLE, check_plain
 from parlay.serve.settings import Settings
 
-SEEDS = range(-(2**63), 2**64)  # no bound of the field's own: the OpenAPI document tells bounds as floats
+SEEDS = range(-(2**63), 2**64)  # checked here: OpenAPI documents show bounds as floats
 INT_LIMIT = 2**31 - 1
 PRIORITY_LIMIT = 16
-"""Each level lets a request overtake some others; without a limit one client could hold up all."""
+"""Higher priorities overtake others; without a limit one client could hold up all."""
 MOST_BIASES = 4096
 
 
 class Body(BaseModel):
-    """A JSON object: a field of the wrong type is an error; one that is not declared is left to `check_extras`.
+    """A JSON object with strict types; fields that are not declared are left to `check_extras`.
 
-    ``unsupported`` names fields that would change the answer and can't be honoured, with the values that ask for
-    nothing.
+    ``unsupported`` maps fields that can't be honoured to the values without effect.
     """
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Fields that another address takes, if they are not declared here."""
+    """Undeclared fields that another address supports, with that address."""
     closed: ClassVar[bool] = False
-    """Whether no other server has such an object, so that a field which is not declared can only be a slip."""
+    """Whether only Parlay has this object, so that an undeclared field must be a mistake."""
 
     @model_validator(mode="before")
     @classmethod
@@ -56,15 +55,15 @@ class Body(BaseModel):
 
     @property
     def spelled(self) -> Mapping[str, str]:
-        """How the body calls fields that have another name here, by our path."""
+        """The body's names of fields that have other names here, by our path."""
         return {}
 
     def idle(self) -> list[str]:
-        """Declared fields that have no effect, given the values of the others."""
+        """Declared fields that have no effect together with the other fields' values."""
         return []
 
     def refuses(self, name: str, value: object) -> bool:
-        """Whether an undeclared field would change the answer."""
+        """Whether an undeclared field with this value would change the answer."""
         if self.closed:
             return True
         if name in self.elsewhere:
@@ -78,11 +77,11 @@ OURS: Mapping[str, str] = {
     "outline": "/v1/chat/completions",
     "reason_ahead": "/v1/chat/completions or /v1/responses",
 }
-"""Ways to answer that no other server has, and where they are to be sent."""
+"""Parlay's own ways to answer, with the addresses that support them."""
 
 
 def conflict(message: str, field: str) -> ApiError:
-    """Fields that do not go together; the one to leave out is named."""
+    """The error for fields that contradict each other; ``field`` is the one to leave out."""
     return ApiError(400, message, field)
 
 
@@ -90,14 +89,14 @@ JsonObject = Annotated[dict[str, Any], AfterValidator(check_plain)]
 
 
 class TextPart(Body):
-    """One part of a message."""
+    """A text part of a message."""
 
     type: Literal["text"]
     text: str
 
 
 class RefusalPart(Body):
-    """A part of an earlier answer that was a refusal: its text."""
+    """The text of an earlier answer that was a refusal."""
 
     type: Literal["refusal"]
     refusal: str
@@ -112,14 +111,14 @@ def part_type(value: Any) -> Any:
 
 
 def tool_choice_shape(value: Any) -> str:
-    """Which form of a tool choice a body holds: a word, a list of allowed tools, or one tool by name."""
+    """The form of a tool choice: a word, a list of allowed tools, or a tool's name."""
     if isinstance(value, str):
         return "word"
     return "allowed" if part_type(value) == "allowed_tools" else "named"
 
 
 def only_text(*types: str) -> Discriminator:
-    """Tells parts of a content apart by their type."""
+    """A discriminator of content parts by their type."""
     message = f"this server reads text only, so a part has the type {' or '.join(types)}"
     return Discriminator(part_type, custom_error_type="unsupported_part", custom_error_message=message)
 
@@ -130,7 +129,7 @@ Part = Annotated[
 Content = Annotated[
     Annotated[str, Tag("text")] | Annotated[list[Part], Field(fail_fast=True), Tag("parts")], Discriminator(shape_of)
 ]
-"""A text, or a list of parts that are texts."""
+"""A string, or a list of text parts."""
 
 
 def text_of(content: Content | None) -> str:
@@ -140,21 +139,21 @@ def text_of(content: Content | None) -> str:
 
 
 class Prediction(Body):
-    """A text that the answer may largely repeat: drafted from, never fed to the model, without effect on the text."""
+    """Text that the answer may largely repeat: it is only drafted from, and never changes the answer."""
 
     type: Literal["content"]
     content: Content
 
 
 class StreamOptions(Body):
-    """``continuous_usage_stats``: usage so far in every chunk."""
+    """``continuous_usage_stats``: every chunk has the usage so far."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class StructuredOutputs(Body):
-    """A form that the whole answer must have; exactly one is given."""
+    """The form that the whole answer must have; exactly one field is set."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "structural_tag": (),
@@ -188,7 +187,7 @@ StopTexts = Annotated[Annotated[StopText, Tag("text")] | Annotated[StopList, Tag
 
 
 def _check_biases(value: Any) -> Any:
-    """Checks the number of biases first, because each wrong name would be an error of its own."""
+    """Check the number of biases first, as each wrong key would make an error of its own."""
     if isinstance(value, dict) and len(value) > MOST_BIASES:
         raise ValueError(f"holds {len(value)} tokens, and the limit is {MOST_BIASES}")
     return value
@@ -202,7 +201,7 @@ LogitBias = Annotated[
 
 
 class GenerationBody(Body):
-    """The fields of all kinds. Null is as good as absent. Other servers' spellings are read too: see `respelled`."""
+    """The fields of all kinds of generation, also under other servers' names (see `respelled`); null means left out."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "adapter": (),
@@ -283,7 +282,8 @@ class GenerationBody(Body):
         return self._spelled
 
     def check(self) -> None:
-        """Check rules that no schema can say, once the model is known. Raises ApiError for fields that don't match."""
+        """Check rules that the schema can't express, once the model is known. Raises ApiError for fields that
+        contradict each other."""
         if self.seed is not None and self.seed not in SEEDS:
             raise conflict("seed must be a number of 64 bits", "seed")
         if self.truncate_prompt_tokens == 0:
@@ -299,24 +299,24 @@ class GenerationBody(Body):
         return [*unstreamed, *(["negative_prompt"] if unguided else [])]
 
     def refuses(self, name: str, value: object) -> bool:
-        """How far back a penalty looks can't matter where there is none."""
+        """Refuse a field as `Body` does, but accept repeat_last_n when there is no repetition penalty."""
         if name == "repeat_last_n" and self.repetition_penalty in (None, 1):
             return False
         return super().refuses(name, value)
 
     @property
     def structured(self) -> bool:
-        """Whether a form has to be compiled."""
+        """Whether the answer may be held to a form, which must be compiled."""
         return self.structured_outputs is not None
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
+        """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def running_usage(self) -> bool:
-        """Whether every chunk of a stream carries usage."""
+        """Whether every chunk of a stream has the usage so far."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
@@ -324,13 +324,13 @@ logger = logging.getLogger(__name__)
 
 HEADER = "parlay-ignored"
 _MOST = 20
-_LONGEST = 100  # characters of a path
+_LONGEST = 100  # most characters of a path
 
 
 def check_extras(body: Body, request: Request, settings: Settings) -> None:
-    """Note which fields of the body have no effect, for the reply's header and the log, and how it calls the others.
+    """Note which fields have no effect, for the reply's header and the log, and how the body names the others.
 
-    Raises ApiError for one that would change the answer and can't be honoured; where the server is strict, for each.
+    Raises ApiError for a field that would change the answer; in a strict server, for any undeclared one.
     """
     request.state.spelled = body.spelled
     ignored = body.idle()
@@ -344,9 +344,9 @@ def check_extras(body: Body, request: Request, settings: Settings) -> None:
 
 
 def note_ignored(request: Request, settings: Settings, paths: Sequence[str]) -> None:
-    """Add to the fields that the reply's header names. A field is logged as a warning the first time that it comes.
+    """Add fields to the reply's header of ignored fields; each is logged as a warning the first time.
 
-    Raises ApiError where the server is strict.
+    Raises ApiError if the server is strict.
     """
     if not paths:
         return
@@ -367,7 +367,7 @@ def ignored_fields(request: Request) -> list[str]:
 
 
 def ignored_header(request: Request) -> dict[str, str]:
-    """The header that names fields without effect, if there are any."""
+    """The header that lists ignored fields; empty if there are none."""
     paths = ignored_fields(request)
     if not paths:
         return {}
@@ -376,14 +376,14 @@ def ignored_header(request: Request) -> dict[str, str]:
 
 
 def _plain(path: str) -> str:
-    """The text in printable ASCII, as a header may hold it."""
+    """The path in printable ASCII, as headers require."""
     text = path.encode("ascii", "backslashreplace").decode()
     text = "".join(letter if letter.isprintable() and letter != "," else "?" for letter in text)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 
 def _extras(body: Body, path: str) -> Iterator[tuple[str, str, Body, object]]:
-    """Path, name, whose field, and value; null is as good as absent."""
+    """Yield path, name, owning body and value of each undeclared field; null means the same as leaving it out."""
     for name, value in (body.model_extra or {}).items():
         if value is not None:
             yield f"{path}{name}", name, body, value

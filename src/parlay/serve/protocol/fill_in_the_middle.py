@@ -1,9 +1,9 @@
-"""Fill-in-the-middle: prompts from a prefix and a suffix, for models that were trained on them.
+"""Fill-in-the-middle: prompts from a prefix and a suffix, for models trained on them.
 
-Every form is prefix, suffix, and what has been written of the middle. The model goes on from there, so the text before
-the cursor may be cut anywhere: what stands behind the cut counts as written already. A cut that stays where it is while
-somebody types leaves all that comes before the end of the prompt as it was, and so in the cache of prompts. But a word
-that ends behind the cut reads as a whole one, so half a word is seldom completed: see `Gap.without_word`.
+A prompt is the prefix, the suffix, and the part of the middle that is written already. The model continues that part,
+so the text before the cursor may be cut anywhere: what follows the cut counts as written. If the cut stays in place
+while somebody types, all of the prompt before its end stays the same and is found in the prefix cache. But a word that
+ends behind the cut reads as complete, so half a word is seldom completed: see `Gap.without_word`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from parlay.types import Tokenizer
 
 
 class _Marks(NamedTuple):
-    """Tokens of a family: before the prefix, the suffix, the middle; and those of repositories, where it has them."""
+    """A family's special tokens: before the prefix, the suffix and the middle; and those of repositories, if it has
+    them."""
 
     prefix: str
     suffix: str
@@ -38,16 +39,17 @@ _FAMILIES = (
     _Marks("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
 )
 _WORD = re.compile(r"\w{1,64}[ \t]?")
-"""A word and the space before it, read backwards: a search for one at a text's end takes the square of its length."""
+"""A word and the space before it, matched backwards: a search for a word at the end of a text takes quadratic time."""
 _REPOSITORY, _FILE = "repository\n", "file\n"
-"""Names for the model, which no client tells: they are always the same, so that prompts begin alike."""
+"""Names for the model, as clients send none; they are constant, so that prompts share a prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A place in a file: ``written`` is between prefix and cursor. ``others`` are names and texts of other files.
+    """A place to fill in a file; ``written`` is the text between the prefix and the cursor. ``others`` are names and
+    texts of other files.
 
-    At most ``suffix_tokens`` of the suffix are read; None: all.
+    At most ``suffix_tokens`` of the suffix are used; None: all.
     """
 
     prefix: str
@@ -57,15 +59,16 @@ class Gap:
     suffix_tokens: int | None = None
 
     def cut(self, order: InfillOrder, suffix_tokens: int | None = None) -> Gap:
-        """Return the same place with the text before the cursor cut as ``order`` says, and a bound on the suffix."""
+        """The same gap with the text before the cursor cut as ``order`` says, and a limit on the suffix."""
         text = self.prefix + self.written
         at = {"psm": len(text), "line": text.rfind("\n") + 1, "spm": 0}[order]
         return replace(self, prefix=text[:at], written=text[at:], suffix_tokens=suffix_tokens)
 
     def without_word(self) -> tuple[Gap, str]:
-        """Take back the word that is being written, with the space before it, and return it too.
+        """Remove the word that is being written, with the space before it; returns the gap and that word.
 
-        Its beginning has other tokens than the whole word, so the answer has to begin with it instead: token healing.
+        Half a word has other tokens than the whole word, so the answer is made to begin with it instead (token
+        healing).
         """
         found = _WORD.match(self.written[::-1])
         at = len(self.written) - (found.end() if found else 0)
@@ -73,7 +76,7 @@ class Gap:
 
 
 class GapFields(NamedTuple):
-    """How a request calls the parts of a gap."""
+    """A request's names for the parts of a gap."""
 
     prefix: str = "prompt"
     suffix: str = "suffix"
@@ -85,9 +88,9 @@ OPENAI = GapFields()
 
 
 def infill_prompt(vocabulary: Vocabulary, most: int, gap: Gap, fields: GapFields = OPENAI) -> list[int]:
-    """Ids that ask for what comes next in the gap.
+    """Token ids of a prompt for the gap.
 
-    Raises ApiError for a model that was not made for it, and for more than the ``most`` tokens that it holds.
+    Raises ApiError for a model without such tokens, and for more than ``most`` tokens.
     """
     tokenizer, encoder = vocabulary.tokenizer, vocabulary.encoder
     marks = _marks(tokenizer) if tokenizer is not None else None
@@ -112,7 +115,7 @@ def infill_prompt(vocabulary: Vocabulary, most: int, gap: Gap, fields: GapFields
 
 
 def _others(gap: Gap, marks: dict[str, int], encode: _Encode, field: str) -> list[int]:
-    """Other files before this one: under the names that they have, for models that know repositories."""
+    """Token ids of the other files; models that know repositories get the files' names."""
     if marks.keys() < {*_Marks._fields}:
         return [token for name, text in gap.others for token in encode(field, f"{name}\n{text}\n")]
     ids = [marks["repository"], *encode(field, _REPOSITORY)]
@@ -122,7 +125,8 @@ def _others(gap: Gap, marks: dict[str, int], encode: _Encode, field: str) -> lis
 
 
 def _marks(tokenizer: Tokenizer) -> dict[str, int] | None:
-    """The ids of the first family's that the tokenizer has. Nothing lists its tokens, which takes long."""
+    """The special tokens' ids of the first family that the tokenizer has. The vocabulary is not listed, as that takes
+    long."""
     known = tokenizer.backend_tokenizer.token_to_id if tokenizer.is_fast else tokenizer.get_vocab().get
     for family in _FAMILIES:
         ids = {name: known(token) for name, token in family._asdict().items() if token}
@@ -138,7 +142,7 @@ class _Encode:
     most: int
 
     def __call__(self, field: str, text: str) -> tuple[int, ...]:
-        """Ids of a field's text. Raises ApiError for a text that is too long."""
+        """Tokenize a field's text. Raises ApiError if it is too long."""
         try:
             return self.encoder.encode(text, self.most, special=False) if text else ()
         except PromptTooLong as error:

@@ -1,4 +1,4 @@
-"""Whole numbers and free-form JSON in bodies."""
+"""Integers and free-form JSON in bodies."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ _FEW = 64
 
 
 def _whole(value: object) -> object:
-    """``3.0`` is an integer in JSON; pydantic's strict mode thinks otherwise."""
+    """Accept ``3.0`` as an integer, as JSON does and pydantic's strict mode does not."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _all_whole(value: object) -> object:
-    """`_whole` for a list of ids. Of a long one, which no client writes with such numbers, none is looked at."""
+    """Apply `_whole` to a list of ids. A long list is not looked through, as no client writes ids as floats there."""
     return list(map(_whole, value)) if isinstance(value, list) and len(value) <= _FEW else value
 
 
 WHOLE = BeforeValidator(_whole)
-"""Stands after the bounds of an integer, or the document would not tell them."""
+"""Place it after the bounds of an integer; otherwise the OpenAPI document would lack them."""
 
 ALL_WHOLE = BeforeValidator(_all_whole)
-"""The same for a list of integers."""
+"""`WHOLE` for a list of integers."""
 
 
 MOST_LEVELS = 100
-"""Everything that reads it recursively later on can read a few more levels than this."""
+"""Code that later reads the value recursively can handle a few more levels than this."""
 MOST_VALUES = 100_000
-"""So that reading all of them does not delay other requests noticeably."""
+"""A limit at which reading all values does not delay other requests noticeably."""
 
 T = TypeVar("T")
 
 
 def check_plain(value: T) -> T:
-    """Free-form JSON may hold numbers that can't be sent back, and more than anyone wants to look at.
+    """Return free-form JSON if it can be sent back and is not too large.
 
-    Raises ValueError for what lies deeper than `MOST_LEVELS`, for more than `MOST_VALUES`, and for numbers without end.
+    Raises ValueError for more than `MOST_LEVELS` levels, more than `MOST_VALUES` values, and infinite numbers or NaN.
     """
     level: list[Any] = [value]
     values = depth = 0
@@ -55,13 +55,13 @@ def check_plain(value: T) -> T:
 
 
 def read_value(text: str) -> Any:
-    """The value of JSON that a client or a model has written.
+    """Parse JSON that a client or a model has written.
 
-    Raises ValueError for what is none, for halves of surrogate pairs, and for what `check_plain` refuses.
+    Raises ValueError for invalid JSON, half surrogate pairs, and what `check_plain` refuses.
     """
     return check_plain(from_json(text, cache_strings=False))
 
 
 def without_nulls(data: Any) -> Any:
-    """Leave out what is null: in all bodies it means the same as no field. For a validator of a whole body."""
+    """Remove fields that are null, as null means the same as leaving a field out. For validators of a whole body."""
     return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data

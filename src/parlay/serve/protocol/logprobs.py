@@ -1,4 +1,4 @@
-"""Tokens as text and as bytes, and their log-probabilities in OpenAI's two shapes."""
+"""Tokens as text and bytes, and their log-probabilities in OpenAI's two shapes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from typing_extensions import TypedDict  # typing's own is not enough for pydantic before Python 3.12
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from parlay.drafters.other_vocabularies.letters import byte_letters
 from parlay.llm.outputs import CompletionOutput
@@ -25,7 +25,7 @@ _ALPHABET = byte_letters()
 
 
 class Speller:
-    """Spells the tokens of one ``tokenizer``, each once. Without a tokenizer a token is spelled by its number."""
+    """Caches the bytes and text of one tokenizer's tokens; without a ``tokenizer`` a token is its number."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.tokenizer = tokenizer
@@ -40,7 +40,7 @@ class Speller:
         return known
 
     def text_of(self, token: int) -> str:
-        """The token's text, or its bytes in hexadecimal if they are no whole characters."""
+        """The token's text, or its bytes in hexadecimal if they are not whole characters."""
         if (known := self._texts.get(token)) is None:
             known = self._texts[token] = self._written(token)
         return known
@@ -70,7 +70,7 @@ class Speller:
 
 
 def _decoders(tokenizer: Tokenizer | None) -> frozenset[str]:
-    """The kinds of decoder that a compiled tokenizer applies."""
+    """The types of decoders that a fast tokenizer applies."""
     if tokenizer is None or not tokenizer.is_fast or tokenizer.backend_tokenizer.decoder is None:
         return frozenset()
     state: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.decoder.__getstate__())
@@ -78,20 +78,20 @@ def _decoders(tokenizer: Tokenizer | None) -> frozenset[str]:
 
 
 def tokens_before(sample: CompletionOutput, length: int) -> int:
-    """How many tokens begin within the first ``length`` characters of their text."""
+    """How many tokens begin within the first ``length`` characters of the sample's text."""
     return sum(begin < length for begin in (0, *sample.text_ends[:-1]))
 
 
 def begins(ends: Sequence[int], count: int, start: int = 0) -> list[int]:
-    """Where in a text each of its first tokens begins, in characters from ``start``, by where they end.
+    """Where each of the first ``count`` tokens begins in a text, in characters from ``start``, given where tokens end.
 
-    A token within a character begins where that does; all begin at ``start`` where there is no text.
+    A token within a character begins where the character does; without a text all begin at ``start``.
     """
     return [start + end for end in (0, *ends)[:count]] if ends else [start] * count
 
 
 def ends_of(tokenizer: Tokenizer | None, ids: Sequence[int], *, skip_special: bool) -> list[int]:
-    """How long the text of ``ids`` is with each of them; empty without a tokenizer."""
+    """The length of the text after each of ``ids``; empty without a tokenizer."""
     if tokenizer is None:
         return []
     detokenizer = make_detokenizer(tokenizer, skip_special)
@@ -99,7 +99,7 @@ def ends_of(tokenizer: Tokenizer | None, ids: Sequence[int], *, skip_special: bo
 
 
 NEVER = -9999.0
-"""Stands for the logarithm of zero, which JSON can't write."""
+"""Replaces the logarithm of zero, which JSON can't represent."""
 
 
 class TopLogprob(TypedDict):
@@ -125,7 +125,7 @@ class CompletionLogprobs(TypedDict):
 
 
 def entries(sample: CompletionOutput) -> tuple[TokenLogprobs, ...]:
-    """Log-probabilities of a sample's tokens; none where the request wants none."""
+    """Log-probabilities of a sample's tokens; empty if the request wants none."""
     return sample.logprobs.entries if sample.logprobs is not None else ()
 
 
@@ -149,7 +149,7 @@ def _spelled(token: int, logprob: float, speller: Speller) -> TopLogprob:
 
 @dataclass(slots=True)
 class CompletionTable:
-    """The four columns of a completion's log-probabilities, or of the part of them that a chunk carries."""
+    """The four columns of a completion's log-probabilities, or a chunk's part of them."""
 
     speller: Speller
     columns: CompletionLogprobs = field(
@@ -157,7 +157,7 @@ class CompletionTable:
     )
 
     def add(self, token: int, entry: TokenLogprobs | None, begin: int) -> None:
-        """Adds the row of a token that begins there in the text. The first one of a prompt has no log-probability."""
+        """Add a row for a token that begins at ``begin`` in the text. A prompt's first token has no log-probability."""
         columns = self.columns
         columns["text_offset"].append(begin)
         columns["tokens"].append(self.speller.text_of(token))
@@ -165,7 +165,7 @@ class CompletionTable:
         columns["top_logprobs"].append(self._top(entry) if entry is not None else None)
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        """The likeliest tokens and the chosen one, by spelling. Of two with one spelling the likelier is kept."""
+        """The likeliest tokens and the chosen one by text; of two with the same text the likelier is kept."""
         top: dict[str, float] = {}
         for token, logprob in (*entry.top, (entry.token, entry.logprob)):
             top.setdefault(self.speller.text_of(token), finite(logprob))

@@ -1,4 +1,4 @@
-"""Answers by outline, as a body asks for them and as replies tell of them."""
+"""Outlines: the field of the body, and the part of the reply."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ Number = Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE]
 
 
 class Outline(Body):
-    """How an answer is planned: how many sections it has at most, how long its outline may be, and whether the model is
-    asked first if its points stand on their own.
-    """
+    """How an answer is planned: the most sections, the most tokens of the outline, and whether the model is first asked
+    if its points can be written independently."""
 
     closed: ClassVar[bool] = True
 
@@ -29,14 +28,16 @@ class Outline(Body):
 
 
 class OutlineReply(TypedDict):
-    """The headings of the sections; none where the answer was written plainly. ``note`` says why, or what was cut."""
+    """The headings of the sections; empty if the answer was written without an outline. ``note`` says why, or what was
+    cut."""
 
     points: list[str]
     note: str
 
 
 def outline_params(outline: Outline, settings: Settings) -> OutlineParams:
-    """Raises ApiError for what is no plan, and for more sections or tokens than the server gives one request."""
+    """The outline's parameters. Raises ApiError for impossible ones, and for more sections or tokens than the server
+    allows."""
     given = outline.model_dump(include=set(Outline.model_fields), exclude_none=True)
     given.setdefault("points", max(2, min(OutlineParams().points, settings.max_n)))
     try:

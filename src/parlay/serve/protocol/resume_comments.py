@@ -1,7 +1,8 @@
-"""Streams that another replica can go on with: what a gateway is told of them, and how it asks for the rest.
+"""The comments of resumable streams, by which another replica can continue a stream.
 
-A body with ``resume: {}`` gets a stream whose header `HEADER` names its fingerprint, id and time. Each part of it ends
-with an empty line, and comments, which clients of server-sent events skip, say which tokens the parts hold:
+A request with ``resume: {}`` gets a stream whose header `HEADER` has its fingerprint, id and time. Each part of the
+stream ends with an empty line, and comments, which clients of server-sent events skip, say which tokens the parts
+contain:
 
     : opened
     : tokens INDEX ID ID ...
@@ -9,9 +10,9 @@ with an empty line, and comments, which clients of server-sent events skip, say 
     : failed TYPE CODE
     : done
 
-A comment stands on the last part of those that a step gives, so that parts without one belong to it. ``opened`` ends
-what comes before anything is decoded, ``end`` a choice's last parts, ``done`` the stream, and ``failed`` one that can't
-go on here. A replica that gets all of this back in ``resume`` sends exactly what would have followed.
+A comment is on the last part of a step, so parts without a comment belong to the next one. ``opened`` ends what is sent
+before decoding, ``end`` a choice's last parts, ``done`` the stream, and ``failed`` a stream that can't continue here. A
+replica that gets all of this in ``resume`` sends exactly the rest of the stream.
 """
 
 from __future__ import annotations
@@ -20,5 +21,5 @@ EVENT_STREAM = "text/event-stream"
 """The content type of server-sent events."""
 HEADER = "parlay-resume"
 NO = "no:"
-"""How the header begins where the stream can't be resumed; the reason follows."""
+"""The beginning of the header's value if the stream can't be resumed; the reason follows."""
 OPENED, TOKENS, END, FAILED, DONE = "opened", "tokens", "end", "failed", "done"

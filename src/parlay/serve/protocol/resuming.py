@@ -1,4 +1,4 @@
-"""Streams that another replica can go on with: the fields of the body, the comments on the parts, the fingerprint."""
+"""Resumable streams, which another replica can continue: fields of the body, comments, and the fingerprint."""
 
 from __future__ import annotations
 
@@ -35,15 +35,14 @@ if TYPE_CHECKING:
 _EXACT = (Exactness.BITS, Exactness.SEED)
 
 Name = Annotated[str, Field(pattern="^[!-~]{1,128}$")]
-"""A word that the reply's header can hold: a line's end in it would begin a header of the client's, or an answer."""
+"""A word without line breaks, as a header contains it."""
 WrittenTokens = Annotated[list[TokenId], Field(fail_fast=True), ALL_WHOLE]
 
 
 class Resume(Body):
-    """Empty: the stream is to be resumable. Otherwise it goes on with one that another replica began: its fingerprint,
-    id and time, the tokens of each choice so far, the choices that had ended, and how many events there were.
-    ``seed`` is what several prompts without a seed draw theirs from, so that like ones still differ.
-    """
+    """Empty: the stream is made resumable. Otherwise the request continues a stream of another replica, given its
+    fingerprint, id and time, the tokens of each choice so far, the choices that had ended, and the number of events.
+    ``seed`` is what prompts without a seed derive theirs from, so that equal prompts still differ."""
 
     fingerprint: Name | None = None
     id: Name | None = None
@@ -54,7 +53,7 @@ class Resume(Body):
     seed: Annotated[int, Field(ge=0, le=2**53), WHOLE] | None = None
 
     def check(self, *, choices: int, stream: bool) -> None:
-        """Raises ApiError for fields that don't match each other, or the request's number of choices."""
+        """Raises ApiError for fields that contradict each other or the request's number of choices."""
         if not stream:
             raise conflict("resume is for streams: set stream, or leave out resume", "resume")
         given = [value is not None for value in (self.fingerprint, self.id, self.created, self.token_ids)]
@@ -73,22 +72,21 @@ class Resume(Body):
         return replace(options, written=[self._written(index) for index in range(place * n, place * n + n)])
 
     def params(self, params: SamplingParams, place: int) -> SamplingParams:
-        """The parameters of the prompt at ``place``, with a seed of its own where the request has none."""
+        """The parameters of the prompt at ``place``, with a derived seed if the request has none."""
         if self.seed is None or params.seed is not None:
             return params
         drawn = hashlib.blake2b(b"%d %d" % (self.seed, place), digest_size=8).digest()
         return replace(params, seed=int.from_bytes(drawn) >> 11)
 
     def _written(self, index: int) -> tuple[int, ...]:
-        """The tokens of a choice; those after the last that has any have none. An ended choice writes its last token
-        again, to end as it did.
-        """
+        """The tokens of a choice written so far; missing choices have none. A choice that had ended decodes its last
+        token again, so that it ends as before."""
         ids = (self.token_ids or ())[index : index + 1]
         return tuple(ids[0][:-1] if index in (self.ended or ()) else ids[0]) if ids else ()
 
 
 def going_on(options: RequestOptions, resume: Resume | None, *, stream: bool, choices: int = 1) -> RequestOptions:
-    """The options of a request with one prompt. Raises ApiError for a ``resume`` that does not fit the request."""
+    """The options of a request with one prompt. Raises ApiError if ``resume`` does not fit the request."""
     if resume is None:
         return options
     resume.check(choices=choices, stream=stream)
@@ -96,7 +94,7 @@ def going_on(options: RequestOptions, resume: Resume | None, *, stream: bool, ch
 
 
 class _CommentedFrames:
-    """Frames whose parts end with an empty line and may carry a comment."""
+    """Frames whose parts end with an empty line and may have a comment."""
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
@@ -112,7 +110,7 @@ class _CommentedFrames:
 
 
 class ResumableChunks:
-    """The chunks of a stream with comments on them, or the rest of such chunks, which ``begun`` asks for."""
+    """Adds comments to the chunks of a stream, or makes the rest of a stream that ``begun`` describes."""
 
     def __init__(self, chunks: Chunks, jobs: Sequence[Job], begun: Resume) -> None:
         self._chunks = chunks
@@ -120,7 +118,7 @@ class ResumableChunks:
         self._choices = len(jobs[0].samples)
         self._left = len(jobs)
         self._pending: dict[int, list[int]] = defaultdict(list)
-        """Tokens of each choice of which nothing has been sent."""
+        """Tokens of each choice that were decoded but not sent yet."""
         self.frames = _CommentedFrames(chunks.frames)
 
     def opening(self) -> Sequence[Chunk]:
@@ -150,7 +148,7 @@ Shape = TypeVar("Shape", bound="DataclassInstance")
 
 
 def renamed(shape: Shape, resume: Resume | None) -> Shape:
-    """The shape of a reply, which has the id and the time of the stream that it goes on with, if there is one."""
+    """The shape of a reply, with the id and time of the stream that it continues, if any."""
     if resume is None or resume.id is None:
         return shape
     return replace(shape, id=resume.id, created=resume.created)
@@ -165,12 +163,11 @@ async def resumable(
     *,
     never: str = "",
 ) -> tuple[Chunks, dict[str, str]]:
-    """The chunks to stream, and their headers: where the body asks for it, of a stream that can be resumed.
+    """The chunks to stream and their headers; with ``resume`` they are those of a resumable stream.
 
-    They are the rest of a stream if the body says what there was of it. ``names`` are the id and the time that the
-    whole stream has; ``never`` says why it can't be resumed in any case. Raises ApiError where a stream is to go on
-    that began with other weights, in another build, or from another prompt. The first request for a model reads its
-    weights.
+    If ``resume`` describes the beginning of a stream, they are the rest of it. ``names`` are the id and time of the
+    whole stream; ``never`` is a reason why it can't be resumed. Raises ApiError for a stream that began with other
+    weights, in another build, or from another prompt. The first such request for a model reads its weights.
     """
     if resume is None:
         return chunks, {}
@@ -188,7 +185,7 @@ async def resumable(
 
 
 def _why_not(served: Served, jobs: Sequence[Job]) -> str:
-    """Why nobody could go on with the streams of these jobs, in one line; empty where somebody can. Reads weights."""
+    """Why no replica can continue these jobs' streams, in one line; empty if one can. This reads weights."""
     for job in jobs:
         if job.samples[0].request.reuse:
             return "cached runs that stood elsewhere are reused here, and the text depends on which there are"
@@ -207,15 +204,16 @@ def _why_not(served: Served, jobs: Sequence[Job]) -> str:
 
 
 def _fingerprint(served: Served, jobs: Sequence[Job]) -> str:
-    """SHA-256 of all that texts depend on: weights, adapter, build, kernels, context, prompts, seeds and parameters."""
+    """SHA-256 of all that the texts depend on: weights, adapter, build, kernels, context, prompts, seeds and
+    parameters."""
     spec, binding = served.spec, served.gate.binding()
     adapter = served.adapter.salt if served.adapter is not None else ""
     parts = [build_fingerprint(), binding.weights, adapter, spec.dtype, spec.kernels, chat_template(served)]
-    parts.append(str(served.max_model_len))  # it ends texts, and positions of some models turn by it
+    parts.append(str(served.max_model_len))  # it limits texts, and some models' rotary positions depend on it
     digest = hashlib.sha256("\0".join(parts).encode())
     for job in jobs:
         request = job.samples[0].request
-        params = replace(request.params, logits_processors=())  # made of parameters that stay
+        params = replace(request.params, logits_processors=())  # they are derived from parameters that stay
         seed = 0 if params.greedy else request.key.seed
         digest.update(repr((seed, sorted(request.stop_ids), job.thoughts, params)).encode())
         digest.update(array("q", request.prompt).tobytes())

@@ -1,4 +1,4 @@
-"""The jobs of one HTTP request: made ready, and while the engine works on them; their end, and a client that leaves."""
+"""The jobs of one HTTP request: preparing them, running them, ending them, and noticing when the client leaves."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from parlay.types import Constraint, MachineBusy, ParlayError, SamplingParams
 
 T = TypeVar("T")
 News = list[tuple[int, StreamEvent]]
-"""Pairs of a job's place and what a step added to it: all that has come."""
+"""The events that have come, each with the place of its job."""
 
 _RETRY_SECONDS = 1
 _LONGEST_ID = 128
 
 
 class ClientGone(Exception):
-    """The client has closed the connection."""
+    """Raised when the client has closed the connection."""
 
 
 @dataclass(slots=True)
 class Run:
-    """Jobs under way. The caller that starts a run must close it, whatever happens; closing ends unfinished jobs."""
+    """Jobs under way. Whoever starts a run must close it, which ends unfinished jobs."""
 
     served: Served
     jobs: Sequence[Job]
@@ -57,9 +57,9 @@ class Run:
     client_id: str | None = None
     trace_parent: str | None = None
     drafter: StepsDrafter | None = None
-    """Writes steps of the texts ahead."""
+    """Drafts steps of the texts ahead."""
     keep: Callable[[], Callable[[], None]] | None = None
-    """Called when it starts: keeps what it needs, until what that returns is called."""
+    """Called at the start to keep its models loaded; returns a function that releases them."""
     began: float = field(default_factory=time.monotonic)
     _streams: list[JobStream] = field(default_factory=list)
     _wake_event: asyncio.Event = field(default_factory=asyncio.Event)
@@ -68,9 +68,9 @@ class Run:
     _give_back: Callable[[], None] | None = None
 
     async def start(self, *, whole: bool = False) -> None:
-        """Hand the jobs to the engine. ``whole``: their events will not be read.
+        """Submit the jobs to the engine; with ``whole`` their events will not be read.
 
-        Raises ApiError for a job that can't run, Busy and Closed; then none of them is under way.
+        Raises ApiError for a job that can't run, Busy and Closed; then no job is under way.
         """
         self._give_back = self.keep() if self.keep is not None else None
         llm, drafter = self.served.llm, self.drafter
@@ -86,7 +86,7 @@ class Run:
             raise
 
     async def outputs(self) -> list[RequestOutput]:
-        """All results, in the order of the jobs. Raises ApiError when one of them has none."""
+        """All outputs in the order of the jobs. Raises ApiError if one failed."""
         try:
             outputs = await asyncio.gather(*(stream.wait() for stream in self._streams))
         except ParlayError as error:
@@ -104,9 +104,9 @@ class Run:
         return len(self._recorded) == len(self.jobs)
 
     async def news(self) -> News:
-        """Wait for events since the last call, and return all of them. Not for jobs whose last event has been noted.
+        """Wait for events since the last call, and return them; jobs whose last event has been noted are skipped.
 
-        Raises ApiError for a job that can't go on.
+        Raises ApiError if a job can't go on.
         """
         while not (found := [(place, event) for place, one in enumerate(self._streams) for event in one.take()]):
             for stream in self._streams:
@@ -117,7 +117,7 @@ class Run:
         return found
 
     def note(self, place: int, event: StreamEvent) -> None:
-        """Note an event before it is sent. Raises ApiError for a sample that failed or was ended early."""
+        """Record an event before it is sent. Raises ApiError if the sample failed or was ended early."""
         if place not in self._firsts and event.token_ids:
             self._firsts[place] = self._seconds
         if event.finish_reason is not None:
@@ -126,12 +126,12 @@ class Run:
             self._record(place, event.output)
 
     async def cut(self) -> list[RequestOutput]:
-        """End jobs that are still under way, and return what there is of all."""
+        """End the jobs still under way, and return the outputs of all so far."""
         await self.close()
         return [stream.output for stream in self._streams]
 
     async def close(self) -> None:
-        """End jobs that are still under way, and record them. May be called again."""
+        """End the jobs still under way, and record them; further calls do nothing."""
         for stream in self._streams:
             await stream.aclose()
         for place, job in enumerate(self.jobs):
@@ -142,7 +142,7 @@ class Run:
 
     @property
     def _seconds(self) -> float:
-        """Since it began; a clock that goes back makes none of them negative."""
+        """Seconds since the start, at least 0 even if the clock is set back."""
         return max(0.0, time.monotonic() - self.began)
 
     def _record(self, place: int, output: RequestOutput) -> None:
@@ -150,7 +150,7 @@ class Run:
             return
         self._recorded.add(place)
         seconds = self._seconds
-        # Where no events were read, the first token came as long before the last as decoding took.
+        # If no events were read, the time of the first token is computed from the time that decoding took.
         decoding = max(sample.metrics.seconds - sample.metrics.prefill_seconds for sample in output.outputs)
         first = self._firsts.get(place, max(0.0, seconds - decoding))
         request = self.jobs[place].samples[0].request
@@ -200,9 +200,9 @@ def prepare(
     names: FieldNames,
     chat: ChatOptions | None = None,
 ) -> Job:
-    """Make the prompt ready to run.
+    """Make a job of the prompt.
 
-    Raises ApiError for what the model can't take, and where a busy machine could not compile the form in time.
+    Raises ApiError if the model can't run it, and if a busy machine could not compile the form in time.
     """
     own = options if served.adapter is None else replace(options, adapter=served.adapter)
     try:
@@ -240,12 +240,12 @@ def _observe(observers: Sequence[Observer], finished: Finished) -> None:
 
 
 def _client_id(sent: str | None) -> str | None:
-    """The id that the client gave; None if it can't stand in a line of a log, where a space begins the next field."""
+    """The client's id; None if it can't appear in a log line, where a space begins the next field."""
     return sent if sent and sent.isprintable() and " " not in sent and len(sent) <= _LONGEST_ID else None
 
 
 async def while_client_waits(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled as soon as the client has gone. Raises ClientGone then."""
+    """Await ``work``, and cancel it as soon as the client leaves. Raises ClientGone in that case."""
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_gone(request))
     try:
@@ -260,16 +260,16 @@ async def while_client_waits(request: Request, work: Coroutine[Any, Any, T]) -> 
 
 
 async def _gone(request: Request) -> None:
-    """The body has been read, so all that can still come is the end of the connection."""
+    """Wait for the client to leave; after the body has been read, no other message can come."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def _failure(constraint: Constraint | None) -> str | None:
-    """Why the required form ended an answer, if it did."""
+    """Why the required form ended an answer; None if it did not."""
     return constraint.failure if isinstance(constraint, GrammarConstraint | AfterReasoning) else None
 
 
 def _fault(error: Exception) -> ApiError:
-    """The error of a job that was under way: the client is not to blame."""
+    """The error of a job that failed while under way, which is not the client's fault."""
     return ApiError(500, str(error), code="generation_failed")

@@ -1,4 +1,4 @@
-"""From a body to sampling parameters and options, and errors that name the field."""
+"""Makes sampling parameters and options from a body; errors name the field."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from parlay.types import LEAST_TEMPERATURE, Exactness, ParlayError, SamplingPara
 
 
 def read_strategy(text: str) -> StrategySpec:
-    """The strategy that a request names.
+    """Parse the strategy that a request names.
 
-    Raises ApiError for one that does not exist, would import code, open a file or model, or keep too much for later
-    requests. Such strategies are for whoever starts the server.
+    Raises ApiError for an unknown strategy, and for one that would import code, open a file or model, or keep too much
+    for later requests. Only the server's owner may use such strategies.
     """
     name, colon, rest = text.partition(":")
     if colon and name.strip() not in {*catalogue(), *plugins.installed()}:
@@ -51,7 +51,7 @@ def read_strategy(text: str) -> StrategySpec:
 
 
 def read_exactness(text: str) -> Allowed:
-    """Read what a request allows. Raises ApiError for a text that can't be read."""
+    """Parse the exactness that a request allows. Raises ApiError if it is invalid."""
     try:
         return allowed_by(text)
     except UsageError as error:
@@ -71,7 +71,7 @@ def _check(spec: StrategySpec) -> None:
 
 
 def _is_free(option: Option) -> bool:
-    """Whether it takes any text."""
+    """Whether the option takes any text."""
     return option.type is str and not option.choices
 
 
@@ -84,7 +84,7 @@ def _refused(message: str) -> ApiError:
 
 
 _CODES = {"strategy": "invalid_strategy", "exactness": "invalid_exactness"}
-"""What programs read where one of these fields is to blame."""
+"""Error codes for these fields."""
 
 
 _AS_THEY_ARE = {
@@ -115,24 +115,24 @@ _AS_THEY_ARE = {
 
 FORM = "structured_outputs"
 USUAL_TEMPERATURE = 2.0
-"""The most that OpenAI's API takes."""
+"""The highest temperature that OpenAI's API accepts."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class FieldNames:
-    """How a protocol calls what errors tell of: the prompt, and other fields by their names in the engine."""
+    """A protocol's names of the fields that errors mention: the prompt, and others by their names in the engine."""
 
     prompt: str
     others: Mapping[str, str]
 
     @classmethod
     def of(cls, body: type[GenerationBody], prompt: str, **renamed: str) -> FieldNames:
-        """The fields of ``body``, whose names are the engine's but for ``renamed``."""
+        """The names of ``body``'s fields, which are the engine's except for ``renamed``."""
         return cls(prompt, {**{name: name for name in body.model_fields}, **renamed})
 
     def with_form(self, field: str) -> FieldNames:
-        """For a body that asks for the form of its answer in ``field``."""
+        """The same names for a body that specifies the form of its answer in ``field``."""
         return replace(self, others={**self.others, FORM: field})
 
 
@@ -146,9 +146,9 @@ def sampling_params(
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """``usual`` has what the body does not name.
+    """The sampling parameters; ``usual`` has those that the body leaves out.
 
-    Raises ApiError for values that do not go together, or that are more than the server gives.
+    Raises ApiError for values that contradict each other or exceed the server's limits.
     """
     values = body.model_dump(include=_AS_THEY_ARE, exclude_none=True)
     try:
@@ -167,7 +167,7 @@ def sampling_params(
 
 
 def limited(params: SamplingParams, settings: Settings, names: FieldNames) -> SamplingParams:
-    """`limit_params`, whose error calls fields as the protocol does."""
+    """Apply `limit_params`; its errors use the protocol's names of fields."""
     try:
         return limit_params(params, settings)
     except ApiError as error:
@@ -175,7 +175,7 @@ def limited(params: SamplingParams, settings: Settings, names: FieldNames) -> Sa
 
 
 def body_options(body: GenerationBody, request: Request, vote: VoteParams | None = None) -> RequestOptions:
-    """Raises ApiError, as `request_options`."""
+    """The options of a generation body. Raises ApiError as `request_options` does."""
     prediction = text_of(body.prediction.content) if body.prediction is not None else ""
     options = request_options(
         request,
@@ -188,7 +188,7 @@ def body_options(body: GenerationBody, request: Request, vote: VoteParams | None
 
 
 class OwnFields(Protocol):
-    """The fields of Parlay's own that the bodies of all protocols have."""
+    """Parlay's own fields, which the bodies of all protocols have."""
 
     @property
     def strategy(self) -> str | None: ...
@@ -208,9 +208,9 @@ def request_options(
     prediction: str = "",
     priority: int = 0,
 ) -> RequestOptions:
-    """Say how to answer the request; without a ``body``, as if it had none of these fields.
+    """The options for a request; without a ``body``, as if it had none of these fields.
 
-    Raises ApiError for a strategy that a request may not name, and for more urgency than its key has.
+    Raises ApiError for a strategy that requests may not name, and for a higher priority than the key allows.
     """
     limiter: Limiter = request.app.state.limiter
     settings: Settings = request.app.state.settings
@@ -230,9 +230,9 @@ def request_options(
 
 
 def filling(options: RequestOptions, settings: Settings, least: int | None = None) -> RequestOptions:
-    """Add what the server allows requests to fill in the middle: to reuse the cache of runs that stand elsewhere.
+    """Allow an infilling request to reuse cached runs of tokens at other positions, if the server does.
 
-    ``least`` tokens of a run are what a request asks for itself. One whose exactness is not lossy reuses nothing.
+    ``least`` is the request's own shortest run. A request whose exactness is not lossy reuses none.
     """
     asked, reuse = options.exactness, settings.cache_reuse if least is None else least
     lossy = asked is None or (isinstance(asked, Allowed) and asked.level is Exactness.LOSSY and asked.floor is None)
@@ -240,7 +240,7 @@ def filling(options: RequestOptions, settings: Settings, least: int | None = Non
 
 
 def structure(wanted: StructuredOutputs | None) -> StructuredOutputsParams | None:
-    """The form of the answer, as `SamplingParams` takes it. Raises ValueError for one that no text can have."""
+    """The form of the answer for `SamplingParams`. Raises ValueError for a form that no text can have."""
     if wanted is None:
         return None
     return StructuredOutputsParams(
@@ -254,7 +254,7 @@ def structure(wanted: StructuredOutputs | None) -> StructuredOutputsParams | Non
 
 
 def check_count(prompts: int, n: int, served: Served) -> None:
-    """Raises ApiError for more samples than the model ever takes at once: to try again later would not help."""
+    """Raises ApiError for more samples than the model can ever have under way, so that retrying would not help."""
     most = served.llm.capacity
     if prompts > 1 and prompts * n > most:
         amount = f"{prompts} prompts with {n} samples each" if n > 1 else f"{prompts} prompts"
@@ -262,7 +262,7 @@ def check_count(prompts: int, n: int, served: Served) -> None:
 
 
 def check_length(tokens: int, served: Served, settings: Settings, field: str) -> None:
-    """Raises ApiError for a prompt that is longer than the server or the model takes, or that has no token at all."""
+    """Raises ApiError for a prompt that is longer than the server or the model allows, or empty."""
     if tokens == 0:
         raise ApiError(400, f"{field} is empty: give at least one token", field)
     check_prompt(tokens, settings, field)
@@ -275,7 +275,8 @@ def check_length(tokens: int, served: Served, settings: Settings, field: str) ->
 
 
 def _for_a_client(error: NotNamed, served: Served) -> str:
-    """The message; where the owner has named what drafts in the same strategy, how a request has that too."""
+    """The error's message; if the server's owner has configured drafters for the same strategy, it says how a request
+    gets them."""
     own = parse(served.llm.llm.strategy)
     held = [key for key, _ in own.parameters if find(own.name).parameters[key].opens]
     if not held or not re.match(rf"strategy {re.escape(own.name)}[: ]", str(error)):
@@ -287,9 +288,9 @@ def _for_a_client(error: NotNamed, served: Served) -> str:
 
 
 def refused(error: Exception, names: FieldNames, served: Served | None = None) -> ApiError:
-    """The error of a request that can't run. Its field is the first word of the message, if that is a field's name.
+    """The error of a request that can't run. Its field is the message's first word, if that is a field's name.
 
-    Paths of models on this machine are not the client's business: their names stand instead.
+    Local paths of models are replaced by their names, as they are not the client's business.
     """
     message = str(error)
     if served is not None:
@@ -308,9 +309,9 @@ def refused(error: Exception, names: FieldNames, served: Served | None = None) -
 
 
 def limit_params(params: SamplingParams, settings: Settings) -> SamplingParams:
-    """The parameters, if the server allows them.
+    """Return the parameters if the server allows them.
 
-    Raises ApiError for more samples or tokens than the server gives one request, and for a temperature too close to 0.
+    Raises ApiError for more samples or tokens than the server allows, and for a temperature too close to 0.
     """
     if 0 < params.temperature < LEAST_TEMPERATURE:
         raise ApiError(400, f"temperature must be 0 or at least {LEAST_TEMPERATURE:g}", "temperature")
@@ -331,7 +332,8 @@ def _warn_of(temperature: float) -> None:
 
 
 def check_prompt(tokens: int, settings: Settings, param: str = "prompt") -> None:
-    """Raises ApiError for a prompt of more tokens than the server reads; the model's own limit is checked elsewhere."""
+    """Raises ApiError for a prompt of more tokens than the server allows; the model's own limit is checked
+    elsewhere."""
     limit = settings.max_prompt_tokens
     if limit is not None and tokens > limit:
         message = f"the {param} has {tokens} tokens, and this server takes {limit} at most: shorten it"

@@ -1,4 +1,4 @@
-"""Steps that a small model drafts ahead, as a body asks for them and as replies tell of them."""
+"""Steps that a small model drafts ahead: the field of the body, and the part of the reply."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _OTHERS = ("vote", "outline", "logprobs", "prediction", "structured_outputs", "r
 
 
 class ReasonAhead(Body):
-    """Which model of this server drafts the next steps of an answer, how many, where they end, and what lets one stand:
-    ``exact``, that the model writes the same, or ``model``, that it says that both mean the same, which is lossy.
-    """
+    """Which model of this server drafts the next steps of an answer, how many, where they end, and when a step is
+    accepted: ``exact``, if the target writes the same, or ``model``, if the target says that both mean the same, which
+    is lossy."""
 
     closed: ClassVar[bool] = True
 
@@ -44,7 +44,7 @@ class ReasonAhead(Body):
 
 
 class ReasonAheadReply(TypedDict):
-    """How many steps were drafted, in how many rounds, and how many of them stood."""
+    """The number of rounds, of drafted steps, and of accepted ones."""
 
     rounds: int
     drafted: int
@@ -52,7 +52,7 @@ class ReasonAheadReply(TypedDict):
 
 
 def ahead_reply(output: RequestOutput) -> ReasonAheadReply | None:
-    """Return what is told of the steps; None where none were drafted ahead."""
+    """The counts of steps; None if none were drafted ahead."""
     ahead = output.ahead
     if ahead is None:
         return None
@@ -60,7 +60,7 @@ def ahead_reply(output: RequestOutput) -> ReasonAheadReply | None:
 
 
 def check_reason_ahead(body: GenerationBody, ahead: ReasonAhead | None) -> None:
-    """Raises ApiError for fields that steps can't honour."""
+    """Raises ApiError for fields that can't be combined with steps ahead."""
     if ahead is None:
         return
     if (body.n or 1) > 1:
@@ -78,7 +78,7 @@ def check_reason_ahead(body: GenerationBody, ahead: ReasonAhead | None) -> None:
 
 
 def ahead_params(ahead: ReasonAhead) -> AheadParams:
-    """Raises ApiError for values out of range."""
+    """The parameters of drafting steps. Raises ApiError for values out of range."""
     given = ahead.model_dump(include={each.name for each in fields(AheadParams)}, exclude_none=True)
     try:
         return AheadParams(**given)
@@ -89,9 +89,9 @@ def ahead_params(ahead: ReasonAhead) -> AheadParams:
 async def drafted_ahead(
     run: Run, ahead: ReasonAhead | None, options: RequestOptions, registry: Registry, request: Request
 ) -> Run:
-    """The same run, whose text a model of this server drafts steps of, if the body asks for that.
+    """The same run, with steps drafted by a model of this server if the body asks for that.
 
-    Raises ApiError for a model that is not there or can't draft, and for what can't be honoured.
+    Raises ApiError for an unknown drafter, one that can't draft, and fields that can't be honoured.
     """
     if ahead is None:
         return run

@@ -1,4 +1,4 @@
-"""Counts of a request: OpenAI's usage, per-request speculation metrics in vLLM's shape, and Parlay's own summary."""
+"""Counts of a request: OpenAI's usage, speculation metrics in vLLM's shape, and Parlay's own summary."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Usage(TypedDict):
 
 
 class Speculation(TypedDict):
-    """Steps that had a draft: how many tokens of it were accepted. Histograms count steps by accepted tokens."""
+    """Counts of the steps with a draft and their accepted tokens. The histograms count steps by accepted tokens."""
 
     mean_acceptance_length: float
     draft_acceptance_rate: float
@@ -76,10 +76,10 @@ class LifeStretch(TypedDict):
 
 
 class Routing(TypedDict):
-    """A router's choices for a sample and why. ``kind`` is what the request was taken to ask for.
+    """A router's choices for a sample and why. ``kind`` is the kind of work that the request was taken for.
 
-    ``power`` is what the machine was taken to draw, where that counted. ``life``, when it chose what, is longer than
-    most texts, so it is there only for a request that has ``explain``.
+    ``power`` is the power that the machine was assumed to draw, if that mattered. ``life``, when it chose what, is
+    longer than most texts, so it is there only for a request that has ``explain``.
     """
 
     drafters: list[RoutedDrafter]
@@ -90,16 +90,15 @@ class Routing(TypedDict):
 
 
 class RequestMetrics(TypedDict):
-    """Both are null for several samples. ``speculative_decoding`` is null where nothing was drafted, ``router`` where
-    the strategy chooses among no drafters.
-    """
+    """Metrics of one sample; both are null for several samples. ``speculative_decoding`` is null if nothing was
+    drafted, ``router`` if the strategy has no choice of drafters."""
 
     speculative_decoding: Speculation | None
     router: Routing | None
 
 
 class Summary(TypedDict):
-    """How the text was decoded. Several samples are summed up; ``seed`` is null where they have several."""
+    """How the text was decoded. Several samples are added up; ``seed`` is null if their seeds differ."""
 
     strategy: str
     exactness: str
@@ -117,7 +116,7 @@ class Extras(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class StreamUsage:
-    """Which chunks of a stream hold usage. ``last``: one after the last choice. ``running``: all of them."""
+    """Which chunks of a stream have usage: ``last``, one after the last choice; ``running``, all of them."""
 
     last: bool = False
     running: bool = False
@@ -131,7 +130,7 @@ class RunningUsage:
         self._completion = sum(len(sample.request.written) for job in jobs for sample in job.samples)
 
     def after(self, event: StreamEvent) -> dict[str, object]:
-        """With what the event brought."""
+        """Usage after an event."""
         self._completion += len(event.token_ids)
         return self.now()
 
@@ -164,7 +163,7 @@ def usage(outputs: Sequence[RequestOutput], reasoning_tokens: int = 0) -> Usage:
 
 
 def extras(outputs: Sequence[RequestOutput], *, explain: bool) -> Extras:
-    """Parlay's fields beside OpenAI's."""
+    """Parlay's own fields of a reply."""
     samples = [sample for output in outputs for sample in output.outputs]
     alone = samples[0].metrics if len(samples) == 1 else None
     return {
@@ -185,9 +184,10 @@ def last_chunks(
     more: Mapping[str, object],
     reasoning_tokens: int = 0,
 ) -> list[dict[str, object]]:
-    """The last chunks of a stream: the last choice with the fields ``more``, and the fields on the whole request.
+    """The last chunks of a stream: the last choice with the fields ``more``, and the facts of the whole request.
 
-    These are in a chunk of their own, without choices, if the client wants usage. ``choice`` None: it has been sent.
+    The facts are in a chunk of their own, without choices, if the client wants usage. With ``choice`` None the last
+    choice has been sent already.
     """
     choices, facts = [] if choice is None else [choice], extras(outputs, explain=explain)
     if not wants_usage:
@@ -197,7 +197,7 @@ def last_chunks(
 
 
 def summary(samples: Sequence[CompletionOutput]) -> Summary:
-    samples = [sample for sample in samples if sample.metrics.steps] or samples  # chains of a vote may never begin
+    samples = [sample for sample in samples if sample.metrics.steps] or samples  # some chains of a vote never begin
     steps = sum(sample.metrics.steps for sample in samples)
     seeds = {sample.seed for sample in samples}
     accepted: Counter[str] = Counter()
@@ -215,7 +215,7 @@ def summary(samples: Sequence[CompletionOutput]) -> Summary:
 
 
 def routing(record: RouterRecord, *, explain: bool) -> Routing:
-    """The record as JSON has it."""
+    """The router's record as JSON."""
     told = asdict(record if explain else replace(record, life=()))
     if not explain:
         del told["life"]

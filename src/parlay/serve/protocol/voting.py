@@ -1,4 +1,4 @@
-"""Votes of several chains of thought, as a body asks for them and as replies tell of them."""
+"""Votes between several chains of thought: the field of the body, and the part of the reply."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Chains = Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE]
 
 
 class Vote(Body):
-    """How many chains of thought decide on one answer, how it is found in each, and when the rest is stopped."""
+    """How many chains of thought vote, how the answer is found in each, and when the others are stopped."""
 
     closed: ClassVar[bool] = True
 
@@ -31,7 +31,7 @@ class Vote(Body):
 
 
 def vote_params(vote: Vote | None, settings: Settings) -> VoteParams | None:
-    """Raises ApiError for what is no vote, and for more chains than the server gives one request."""
+    """The vote's parameters. Raises ApiError for impossible ones, and for more chains than the server allows."""
     if vote is None:
         return None
     try:
@@ -44,15 +44,15 @@ def vote_params(vote: Vote | None, settings: Settings) -> VoteParams | None:
 
 
 def check_vote(vote: Vote | None, n: int | None) -> None:
-    """Raises ApiError for a vote beside several choices."""
+    """Raises ApiError for a vote together with several choices."""
     if vote is not None and (n or 1) > 1:
         raise conflict("vote gives one choice: leave out n, and say in vote.n how many chains there are", "n")
 
 
 class VoteReply(TypedDict):
-    """The outcome. ``answer`` null: no chain has one. ``chain`` is the one whose text the choice has; ``votes`` has the
-    answers with their votes, most first; ``answers`` are the chains' own, and ``stopped`` the chains that were stopped.
-    """
+    """The outcome of a vote; ``answer`` is null if no chain has one. ``chain`` is the one whose text is returned;
+    ``votes`` are the answers with their votes, most first; ``answers`` are those of the chains, and ``stopped`` the
+    chains that were stopped."""
 
     answer: str | None
     chain: int
@@ -64,7 +64,7 @@ class VoteReply(TypedDict):
 
 
 def vote_reply(vote: VoteOutput) -> VoteReply:
-    """The outcome as JSON has it."""
+    """The outcome as JSON."""
     return {
         "answer": vote.answer,
         "chain": vote.index,

@@ -1,1 +1,1 @@
-"""The operations, a file for each group; each makes an `APIRouter`."""
+"""The routes that all protocols share, one file per group; each makes an `APIRouter`."""

@@ -22,7 +22,7 @@ class _Body(BaseModel):
 
 
 class LoadAdapter(_Body):
-    """``lora_path`` is a folder in PEFT's layout below the server's folder of adapters."""
+    """``lora_path`` is a folder in PEFT's format below the server's adapter folder."""
 
     lora_path: str = Field(min_length=1, max_length=4096)
     model: str | None = Field(None, description="its base; may be left out where there is one model")
@@ -33,7 +33,7 @@ class UnloadAdapter(_Body):
 
 
 def router(registry: Registry, folder: Path) -> APIRouter:
-    """Adapters may come from below ``folder``."""
+    """Routes that load adapters from below ``folder``."""
     routes = APIRouter(route_class=BodyRoute, tags=["models"])
     turn = asyncio.Lock()
 
@@ -46,7 +46,7 @@ def router(registry: Registry, folder: Path) -> APIRouter:
     async def load_lora_adapter(body: LoadAdapter, request: Request) -> Response:
         async with turn:
             registry.adapters.check_free(body.lora_name)
-            if registry.find(body.lora_name) is not None:  # its requests would get the adapter
+            if registry.find(body.lora_name) is not None:  # the model's requests would get the adapter
                 raise ApiError(400, f"{body.lora_name!r:.100} is a model's name: take another", "lora_name")
             base = registry.get(body.model)
             served = await registry.use(base.name, request)
@@ -77,12 +77,12 @@ def router(registry: Registry, folder: Path) -> APIRouter:
 
 
 def _below(folder: Path, path: str) -> Path:
-    """The folder ``path``, links followed, which must lie below ``folder``. Raises ApiError."""
+    """Resolve ``path`` and its links; it must be a folder below ``folder``. Raises ApiError if it is not."""
     try:
         root, found = folder.resolve(strict=True), (folder / path).resolve()
         if root in found.parents and found.is_dir():
             return found
     except (OSError, ValueError, RuntimeError):
-        pass  # a path that no system takes
+        pass  # not a valid path on any system
     message = f"there is no folder {path!r:.200} below the server's folder of adapters (--lora-folder)"
     raise ApiError(400, message, "lora_path")

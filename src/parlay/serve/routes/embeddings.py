@@ -1,4 +1,5 @@
-"""``/v1/embeddings``, and ``/v1/score`` and ``/v1/rerank`` by their cosines, in the shapes of OpenAI and vLLM."""
+"""``/v1/embeddings``, and ``/v1/score`` and ``/v1/rerank`` by their cosine similarities, in the shapes of OpenAI and
+vLLM."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ Texts = Annotated[list[Text], Field(min_length=1, max_length=PROMPTS_LIMIT, fail
 
 
 class PoolingBody(Body):
-    """How hidden states become embeddings."""
+    """How hidden states become an embedding."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"truncate_prompt_tokens": (None,)}
 
@@ -51,7 +52,7 @@ class PoolingBody(Body):
 
 
 class EmbeddingBody(PoolingBody):
-    """``pooling`` and ``normalize`` are this server's own: the last token's state or the mean, of length 1 or not."""
+    """``pooling`` (the last token's state or the mean) and ``normalize`` (to length 1) are extensions."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {**PoolingBody.unsupported, "dimensions": (None,)}
 
@@ -61,14 +62,15 @@ class EmbeddingBody(PoolingBody):
 
 
 class _ScoringBody(PoolingBody):
-    """``score_by``: by embeddings, or by a chat model's answer, which ``instruction`` is for; None: the server's."""
+    """``score_by``: by embeddings or by a chat model's answer, which ``instruction`` is for; None: the server's
+    setting."""
 
     score_by: ScoreBy | None = None
     instruction: Text = INSTRUCTION
 
 
 class ScoreBody(_ScoringBody):
-    """One text and each of others, or pairs of texts."""
+    """One text to compare with each of several, or pairs of texts."""
 
     text_1: Text | Texts
     text_2: Text | Texts
@@ -91,7 +93,7 @@ class TextUsage(BaseModel):
 
 
 class Embedding(BaseModel):
-    """``embedding``: float32 numbers, or their bytes in base64, the lowest first."""
+    """``embedding`` is a list of numbers, or little-endian float32 in base64."""
 
     object: Literal["embedding"] = "embedding"
     index: int
@@ -127,7 +129,7 @@ class RerankResult(BaseModel):
 
 
 class RerankReply(BaseModel):
-    """The best first."""
+    """The documents, best first."""
 
     id: str
     model: str
@@ -173,7 +175,8 @@ async def _reranked(registry: Registry, body: RerankBody, request: Request, sett
 async def answer(
     request: Request, settings: Settings, work: Coroutine[Any, Any, T], reply: Callable[[T], BaseModel]
 ) -> Response:
-    """Answer with what comes of ``work``, unless the client leaves, or it takes too long. Raises ApiError."""
+    """Answer with the result of ``work``, unless the client leaves or the request times out. Raises ApiError for a
+    timeout."""
     try:
         async with asyncio.timeout(settings.request_timeout):
             return await answer_work(request, work, lambda found: _written(reply(found)))
@@ -212,7 +215,7 @@ def _ordered(
 async def _scored(
     served: Served, texts: tuple[Sequence[str], Sequence[str]], body: _ScoringBody, request: Request, settings: Settings
 ) -> tuple[list[ScoringRequestOutput], TextUsage]:
-    """Raises ApiError for texts that the model can't take."""
+    """Score the texts. Raises ApiError for texts that the model can't take."""
     one, other = texts
     pairs = _paired(one, other)
     if (body.score_by or settings.score_by) == "cosine":
@@ -246,7 +249,7 @@ async def embedded(
     *,
     normalize: bool = True,
 ) -> list[EmbeddingRequestOutput]:
-    """Raises ApiError for texts that the model can't take."""
+    """Embed the texts. Raises ApiError for texts that the model can't take."""
     state, llm = request.app.state, served.llm.llm
     prompts: list[Prompt] = [TokensPrompt(prompt_token_ids=each) if isinstance(each, list) else each for each in texts]
     with _told(settings):
@@ -258,7 +261,7 @@ async def embedded(
 
 @contextmanager
 def _told(settings: Settings) -> Iterator[None]:
-    """Tell the client what is wrong with its texts, by an ApiError."""
+    """Turn errors about the texts into ApiError."""
     try:
         yield
     except MachineBusy as error:
@@ -269,7 +272,7 @@ def _told(settings: Settings) -> Iterator[None]:
 
 
 def _charge(ids: Sequence[Sequence[int]], request: Request, settings: Settings) -> None:
-    """Count the tokens for the client's key. Raises ApiError for a text that is longer than the server takes."""
+    """Charge the tokens to the client's key. Raises ApiError for a text longer than the server allows."""
     longest, most = max(map(len, ids)), settings.max_prompt_tokens
     if most is not None and longest > most:
         raise ApiError(400, f"a text has {longest} tokens, and this server takes {most}: shorten it", "input")

@@ -1,4 +1,4 @@
-"""How the server does, and what it can do or not: health, load, metrics, version, strategies."""
+"""The server's state and abilities: health, load, metrics, version, strategies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Status(BaseModel):
 
 
 class Load(BaseModel):
-    """Requests under way."""
+    """The number of requests under way."""
 
     server_load: int
 
@@ -38,9 +38,8 @@ class Version(BaseModel):
 
 
 class Identity(BaseModel):
-    """Hashes of all that texts depend on but for the request: Parlay's build, and the models with their weights; and
-    the kernels that compute them.
-    """
+    """Hashes of all that texts depend on besides the request: Parlay's build, the models with their weights, and the
+    kernels."""
 
     build: str
     models: str
@@ -48,7 +47,7 @@ class Identity(BaseModel):
 
 
 class ParameterInfo(BaseModel):
-    """A parameter of a strategy: the name of its type, its default, and what it does."""
+    """A parameter of a strategy: its type, its default, and its help."""
 
     type: str
     default: Any
@@ -56,7 +55,7 @@ class ParameterInfo(BaseModel):
 
 
 class StrategyInfo(BaseModel):
-    """A strategy as `parlay strategies --json` tells of it."""
+    """A strategy as in `parlay strategies --json`."""
 
     name: str
     family: str
@@ -75,7 +74,7 @@ _TEXT: dict[int | str, dict[str, Any]] = {
 
 
 def router(registry: Registry, settings: Settings, limiter: Limiter) -> APIRouter:
-    """Operations that anyone may call; none of them tells of requests."""
+    """Routes that need no key; none shows anything about requests."""
     routes = APIRouter(tags=["server"])
 
     @routes.head("/ping", include_in_schema=False)
@@ -84,7 +83,7 @@ def router(registry: Registry, settings: Settings, limiter: Limiter) -> APIRoute
     @routes.get("/v1/health", include_in_schema=False)
     @routes.get("/health", summary="Is the server alive?", responses=responses(503))
     async def health() -> Status:
-        dead = [model.name for model in registry if model.dead and not model.loss]  # what is lost is loaded again
+        dead = [model.name for model in registry if model.dead and not model.loss]  # lost models are loaded again
         if dead and not limiter.shut:
             raise ApiError(503, f"the engine of {', '.join(dead)} has stopped: start the server again", code="dead")
         return Status()
@@ -119,14 +118,14 @@ def _add_identity(routes: APIRouter, registry: Registry, settings: Settings) -> 
             if (first := next(iter(registry)).served) is None:
                 raise unavailable(settings.retry_after)
             names = [model.name for model in registry]
-            known = asyncio.create_task(asyncio.to_thread(_identity, names, first))  # once, whoever asks
+            known = asyncio.create_task(asyncio.to_thread(_identity, names, first))  # computed once, for all requests
         return await asyncio.shield(known)
 
 
 def _identity(names: Sequence[str], first: Served) -> Identity:
-    """Read the weights of the first of the models. Raises OSError."""
+    """Compute the identity; this reads the weights of the first model. Raises OSError if they can't be read."""
     weights = ""
-    with suppress(ParlayError):  # it has no files
+    with suppress(ParlayError):  # the model has no files
         weights = first.gate.binding().weights
     models, kernels = _hash("\n".join([*names, weights])), f"{first.spec.kernels} {first.spec.dtype}"
     return Identity(build=_hash(build_fingerprint()), models=models, kernels=kernels)
@@ -137,7 +136,7 @@ def _hash(text: str) -> str:
 
 
 def guarded(recorder: Recorder, limiter: Limiter) -> APIRouter:
-    """Operations that need a key where there are keys."""
+    """Routes that need a key if the server has keys."""
     routes = APIRouter(tags=["server"])
 
     @routes.get("/metrics", summary="Counts and times for Prometheus", responses=_TEXT, response_class=Response)
@@ -163,7 +162,8 @@ _PATHS = {
 
 
 def absent() -> APIRouter:
-    """Say what this server does not have, where clients look for it. Not in the OpenAPI document."""
+    """Routes for addresses that this server lacks, which name the one to use instead; they are not in the OpenAPI
+    document."""
     routes = APIRouter(include_in_schema=False)
     for path, what in _PATHS.items():
         routes.post(path)(_refuse(what))

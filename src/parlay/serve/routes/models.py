@@ -1,4 +1,4 @@
-"""``/v1/models``: which models there are. ``/choices``: what a client may choose for one."""
+"""``/v1/models`` lists the models; ``/choices`` says what a client may choose for one."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from parlay.types import ParlayError
 
 
 class Model(BaseModel):
-    """A model as OpenAI's API tells of it, and how many tokens of prompt and output it holds together.
+    """A model in OpenAI's shape; ``max_model_len`` is the most tokens of prompt and output together.
 
-    That is null until a model that is loaded on demand has been loaded once. An adapter names its base as ``parent``,
+    It is null until a model that is loaded on demand has been loaded once. An adapter has its base model as ``parent``
     and its folder as ``root``.
     """
 
@@ -45,11 +45,11 @@ class ModelList(BaseModel):
 
 
 class Choices(BaseModel):
-    """``max_model_len``: tokens of prompt and output together; ``max_tokens``: of output alone, null for no limit;
-    ``default_max_tokens``: of output where a request names no limit.
+    """``max_model_len`` is the most tokens of prompt and output together, ``max_tokens`` of output alone (null: no
+    limit), and ``default_max_tokens`` of output if a request sets no limit.
 
-    ``chat``: whether the model has a chat template. ``sampling``: what its makers recommend for chats, or usual values.
-    ``strategies``: those that work by their name alone.
+    ``chat``: whether the model has a chat template. ``sampling``: the parameters that its makers recommend for chats,
+    or usual values. ``strategies``: those that work without parameters.
     """
 
     model: str
@@ -101,7 +101,7 @@ def _adapter(registry: Registry, adapter: NamedAdapter) -> Model:
 
 
 def _packed(content: bytes, encodings: str) -> Response:
-    """JSON, in a fifth of its size for a client that reads that: every visit of the page asks for it."""
+    """JSON, compressed to a fifth for clients that accept gzip, as each visit of the page fetches it."""
     headers = {"Vary": "Accept-Encoding"}
     if "gzip" in encodings:
         content, headers["Content-Encoding"] = gzip.compress(content, mtime=0), "gzip"
@@ -125,4 +125,4 @@ def _sampling(source: str) -> dict[str, float]:
     try:
         return {**SAMPLING, **sampling_defaults(source)}
     except ParlayError:
-        return dict(SAMPLING)  # a model that was handed over loaded has no files here
+        return dict(SAMPLING)  # a model that was passed in loaded has no files here

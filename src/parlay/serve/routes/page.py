@@ -1,4 +1,4 @@
-"""The page at ``/``: the files of one folder of the package, and no others."""
+"""The page at ``/``, served from one folder of the package."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # a browser keeps the files and asks whether they have changed
+    "Cache-Control": "no-cache",  # browsers cache the files, and ask whether they have changed
     "Vary": "Accept-Encoding",
 }
 
@@ -50,18 +50,19 @@ class _File:
 
 
 def router() -> APIRouter:
-    """Not in the OpenAPI document: it is no part of the API."""
+    """Routes of the page; they are not in the OpenAPI document, as they are not part of the API."""
     routes = APIRouter(include_in_schema=False)
     known = {entry.name: _file(entry.name, entry.read_bytes()) for entry in (files("parlay.serve") / "page").iterdir()}
 
-    @routes.head("/")  # by which Ollama's command line finds out whether its server is there
+    @routes.head("/")  # Ollama's command line uses it to find out whether its server is there
     @routes.get("/")
     def index(request: Request) -> Response:
         return _answer(known["index.html"], request.headers)
 
     @routes.get("/page/{name}")
     def file(name: str, request: Request) -> Response:
-        """The name is looked up, never joined to a path. Raises ApiError 404 for any other."""
+        """A file of the page; its name is looked up, never joined to a path. Raises ApiError 404 for an unknown
+        name."""
         if name not in known:
             raise ApiError(404, "the page has no such file")
         return _answer(known[name], request.headers)
@@ -70,13 +71,13 @@ def router() -> APIRouter:
 
 
 def _file(name: str, content: bytes) -> _File:
-    tag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'  # weak: the same for both encodings
+    tag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'  # weak, as it is the same for both encodings
     headers = {**_HEADERS, "Content-Type": _TYPES[PurePath(name).suffix], "ETag": tag}
     return _File(content, gzip.compress(content, mtime=0), headers)
 
 
 def _answer(file: _File, asked: Headers) -> Response:
-    """Packed for a browser that reads that; 304 without content for one that has this very file."""
+    """Answer with the file, compressed for browsers that accept gzip, or with 304 if the browser has it."""
     if file.headers["ETag"] in asked.get("if-none-match", ""):
         return Response(status_code=304, headers=file.headers)
     if "gzip" in asked.get("accept-encoding", ""):

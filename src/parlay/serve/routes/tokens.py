@@ -24,7 +24,8 @@ from parlay.text.tokenize import encode_pieces
 from parlay.types import Tokenizer
 
 _PIECE = 8192
-"""Ids that are written as JSON at once. Other threads run between two pieces; a long text has a million."""
+"""Ids that are written as JSON at a time; other threads run between two such pieces, as a long text has a million
+ids."""
 
 
 class _Body(BaseModel):
@@ -51,7 +52,7 @@ class TokenizeMessage(BaseModel):
 
 
 class TokenizeMessages(_Body):
-    """A conversation in the model's chat format."""
+    """A conversation, which the model's chat template formats."""
 
     messages: Annotated[list[TokenizeMessage], Field(min_length=1, max_length=4096, fail_fast=True)]
     add_generation_prompt: bool = True
@@ -59,7 +60,7 @@ class TokenizeMessages(_Body):
 
 
 class TokenizeContent(_Body):
-    """llama-server's: control tokens in a text are always read as such."""
+    """llama-server's body; control tokens in the text are always recognised."""
 
     content: str
     add_special: bool = False
@@ -83,7 +84,7 @@ Tokenize = Annotated[
 
 
 class Tokens(BaseModel):
-    """``count`` tokens; ``max_model_len`` is how many the model holds, output included."""
+    """``count`` is the number of tokens; ``max_model_len`` is the most that the model holds, including output."""
 
     tokens: list[int]
     count: int
@@ -95,14 +96,14 @@ class Detokenize(_Body):
 
 
 class DetokenizedText(BaseModel):
-    """The text under vLLM's name and under llama-server's."""
+    """The text, under vLLM's name and llama-server's."""
 
     prompt: str
     content: str
 
 
 class TokenizerInfo(BaseModel):
-    """Special tokens, which are null where the tokenizer has none, and the chat template. `lm-eval` asks for these."""
+    """The special tokens, null if the tokenizer lacks one, and the chat template, for `lm-eval`."""
 
     bos_token: str | None
     eos_token: str | None
@@ -148,7 +149,7 @@ def _info(served: Served) -> TokenizerInfo:
 
 
 def _bound(registry: Registry) -> dict[str, Any]:
-    """Addition to the body's schema in the document: the largest id that every loaded model knows."""
+    """OpenAPI schema of the largest id that every loaded model has."""
     size = min((served.spec.vocab_size for served in registry.loaded), default=INT_LIMIT)
     ids = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": size - 1}}
     schema = {"properties": {"tokens": ids}}
@@ -163,7 +164,8 @@ def _reply(served: Served, body: TokenizePrompt | TokenizeMessages | TokenizeCon
 
 
 def _pieces(tokenizer: Tokenizer, ids: list[int]) -> bytes:
-    """Each id with its text, or with its bytes where these are no text, as JSON: so many objects take a gigabyte."""
+    """Ids with their texts, or with their bytes if these are not valid UTF-8, as JSON; as Python objects they could
+    take a gigabyte."""
     speller = Speller(tokenizer)
     return _written(ids, lambda token: {"id": token, "piece": _text_or_bytes(speller.bytes_of(token))})
 
@@ -182,13 +184,13 @@ def _tokens(served: Served, ids: list[int]) -> bytes:
 
 
 def _written(ids: list[int], tell: Callable[[int], object]) -> bytes:
-    """The entries of a list in JSON, `_PIECE` of them at once."""
+    """The entries of a JSON list, written `_PIECE` at a time."""
     parts = (ids[start : start + _PIECE] for start in range(0, len(ids), _PIECE))
     return b",".join(to_json([tell(token) for token in part])[1:-1] for part in parts)
 
 
 def _text(served: Served, ids: list[int]) -> str:
-    """Raises ApiError for an id that the model does not know."""
+    """Decode ids to text. Raises ApiError for an id outside the vocabulary."""
     foreign = max(ids, default=0)
     if foreign >= served.spec.vocab_size:
         raise ApiError(400, f"token id {foreign} is outside the vocabulary of {served.spec.vocab_size}", "tokens")
@@ -201,7 +203,7 @@ def _ids(served: Served, body: TokenizePrompt | TokenizeMessages, settings: Sett
 
 
 def _chat_pieces(served: Served, body: TokenizeMessages, settings: Settings) -> list[str]:
-    """The text that a chat completion of these messages would start from, in the pieces that are encoded."""
+    """The prompt of a chat completion with these messages, in the pieces that are tokenized."""
     tokenizer = _tokenizer(served)
     if not tokenizer.chat_template:
         raise ApiError(400, f"model {served.name} has no chat template: send a prompt", "messages")
@@ -210,7 +212,7 @@ def _chat_pieces(served: Served, body: TokenizeMessages, settings: Settings) -> 
         if settings.parse_special:
             return [render(tokenizer, messages, begin_answer=body.add_generation_prompt)]
         return render_pieces(tokenizer, messages, begin_answer=body.add_generation_prompt)
-    except Exception as error:  # a template is a program: it can fail in any way
+    except Exception as error:  # a template is a program, and may raise anything
         raise ApiError(400, f"the chat template of {served.name} refuses this: {error}", "messages") from error
 
 

@@ -139,7 +139,7 @@ class Outlined:
 
 
 def outlined_reply(outputs: Sequence[RequestOutput], plan: Plan, shape: ChatShape) -> ChatReply:
-    """One choice: the sections below their points, or the plain answer."""
+    """One choice: the sections under their points, or the plain answer."""
     read = [shape.answers.read(output.chosen.text) for output in outputs]
     texts = ["".join(delta.text for delta in deltas if isinstance(delta, Text)) for deltas in read]
     thought = "".join(delta.text for deltas in read for delta in deltas if isinstance(delta, Thought))
@@ -168,7 +168,7 @@ def outlined_reply(outputs: Sequence[RequestOutput], plan: Plan, shape: ChatShap
 
 
 def _finish(outputs: Sequence[RequestOutput]) -> Finish:
-    """The word for an answer of which a section may have been cut."""
+    """The finish reason of an answer, some sections of which may have been cut."""
     cut = any(output.chosen.finish_reason == "length" for output in outputs)
     return finish_word("length" if cut else "stop")
 
@@ -178,7 +178,7 @@ def _reasoned(outputs: Sequence[RequestOutput], shape: ChatShape) -> int:
 
 
 def _told(outputs: Sequence[RequestOutput], plan: Plan) -> list[RequestOutput]:
-    """The outputs, whose exactness is lossy where they are sections: nobody else would have written this text."""
+    """The outputs; sections are marked as lossy, as the model alone would not have written this text."""
     if not plan.points:
         return list(outputs)
     return [
@@ -188,17 +188,18 @@ def _told(outputs: Sequence[RequestOutput], plan: Plan) -> list[RequestOutput]:
 
 
 class OutlinedChunks:
-    """The chunks of one choice: each section as it is decoded once those before it are over, the others until then."""
+    """The chunks of one choice: a section is sent as it is decoded once those before it are over; until then it is held
+    back."""
 
     def __init__(self, plan: Plan, shape: ChatShape, *, wants_usage: bool) -> None:
         self._plan, self._shape, self._wants_usage = plan, shape, wants_usage
         self._readers = [chat.answers.reader() for chat in plan.chats]
         self._texts = [""] * len(plan.chats)
-        """Of each section what has not been sent."""
+        """Text of each section that has not been sent."""
         self._thoughts = [""] * len(plan.chats)
         self._current = 0
         self._begun = [False] * len(plan.chats)
-        """Whether something of a section's own text has been sent."""
+        """Whether some of the current section's own text has been sent."""
         self._headed = [False] * len(plan.chats)
         self._outputs: dict[int, RequestOutput] = {}
         self.frames = chunk_frames(shape, "chat.completion.chunk")
@@ -224,7 +225,7 @@ class OutlinedChunks:
         return [{"choices": [_choice(delta)]}] if delta else []
 
     def _released(self) -> tuple[str, str]:
-        """Reasoning and text that can be sent now, in order."""
+        """The reasoning and text that can be sent now, in order."""
         thought = text = ""
         while True:
             place = self._current
@@ -236,7 +237,7 @@ class OutlinedChunks:
             self._current = place + 1
 
     def _of_section(self, place: int) -> str:
-        """Take what can be sent of a section: its heading first, then its text without the white space around it."""
+        """Take what can be sent of a section: its heading, then its text without surrounding white space."""
         own, points = self._texts[place], self._plan.points
         if not points:
             self._texts[place] = ""
@@ -249,7 +250,7 @@ class OutlinedChunks:
         return head + kept
 
     def _last(self, delta: Mapping[str, object]) -> Sequence[Chunk]:
-        """The last text, and the facts on the whole request."""
+        """The last text, and the facts of the whole request."""
         outputs = [self._outputs[place] for place in range(len(self._readers))]
         choice = {**_choice(delta), "finish_reason": _finish(outputs)}
         facts = extras(_told(outputs, self._plan), explain=self._shape.explain)

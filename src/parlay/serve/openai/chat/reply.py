@@ -79,7 +79,7 @@ class ChatReply(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatShape:
-    """Facts that the replies to one request share."""
+    """The values that all replies to one request share."""
 
     model: str
     speller: Speller
@@ -87,7 +87,7 @@ class ChatShape:
     explain: bool
     answers: AnswerShape = field(default_factory=AnswerShape)
     legacy: bool = False
-    """Whether calls are written in the shape that preceded tools: one call at most."""
+    """Whether calls have the API's older form, without tools: one call at most."""
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -162,7 +162,8 @@ def call_id() -> str:
 
 
 def finish_word(reason: FinishReason, *, called: Literal["tool_calls", "function_call"] | None = None) -> Finish:
-    """``called`` is the word for an answer with calls. An answer that was cut short keeps its word, calls or not."""
+    """The finish reason in OpenAI's words; ``called`` is the one for an answer with calls. An answer that was cut short
+    has the reason "length" even with calls."""
     if reason == "stop":
         return called or "stop"
     return "length"

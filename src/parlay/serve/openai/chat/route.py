@@ -66,7 +66,8 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
 
 
 def chat_request(body: ChatBody, request: Request, settings: Settings, usual: SamplingParams) -> ChatRequest:
-    """``usual`` has the sampling that the body does not name. Raises ApiError for a body that can't be used."""
+    """Translate the body; ``usual`` has the sampling parameters that it leaves out. Raises ApiError for an invalid
+    body."""
     check_extras(body, request, settings)
     body.check()
     logprobs = (body.top_logprobs or 0) if body.logprobs else None

@@ -41,7 +41,7 @@ class CompletionReply(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionShape:
-    """Facts that the replies to one request share. ``echoes`` are the prompts' texts, if asked for."""
+    """The values that all replies to one request share. ``echoes`` are the prompts' texts if the request wants them."""
 
     model: str
     tokenizer: Tokenizer | None
@@ -57,7 +57,7 @@ class CompletionShape:
         return self.echoes[place] if self.echoes is not None else ""
 
     def index(self, place: int, sample: int) -> int:
-        """Choices are numbered prompt by prompt."""
+        """The index of a choice; choices are numbered prompt by prompt."""
         return place * self.n + sample
 
 
@@ -79,7 +79,7 @@ def completion_reply(outputs: Sequence[RequestOutput], shape: CompletionShape) -
 
 
 def _chosen(output: RequestOutput, n: int) -> Sequence[CompletionOutput]:
-    """The sample that a vote has chosen, or the ``n`` samples with the highest mean log-probability."""
+    """The sample that a vote chose, or the ``n`` samples with the highest mean log-probability."""
     samples = output.outputs if output.vote is None else (output.chosen,)
     if len(samples) == n:
         return samples

@@ -1,4 +1,4 @@
-"""Replies of `/v1/responses`, whole and in events."""
+"""Replies of `/v1/responses`, whole and as events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from parlay.types import SamplingParams, TokenLogprobs
 
 
 class ResponseReply(TypedDict):
-    """The fields that clients read first; the rest repeats the request."""
+    """The fields that clients read first; the others repeat the request."""
 
     id: str
     object: Literal["response"]
@@ -39,7 +39,7 @@ class ResponseReply(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseShape:
-    """Facts that a response's states share. ``keep`` is called with the whole one."""
+    """The values that all states of a response share. ``keep`` is called with the complete response."""
 
     model: str
     body: ResponsesBody
@@ -54,7 +54,7 @@ class ResponseShape:
         return chat_logprobs(entries, self.speller)["content"] if self.body.logprobs is not None else ()
 
     def state(self, status: str, output: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        """The response so far, without the fields that are known only at its end."""
+        """The response so far, without the fields that are known only at the end."""
         return {
             "id": self.id,
             "object": "response",
@@ -130,7 +130,7 @@ def _usage(output: RequestOutput, shape: ResponseShape) -> dict[str, Any]:
 
 
 class ResponseChunks:
-    """The events of a stream, numbered: the response begins, its items come, and the whole response ends it."""
+    """The numbered events of a stream: the beginning of the response, its items, and the whole response at the end."""
 
     def __init__(self, job: Job, shape: ResponseShape) -> None:
         self.frames = NamedFrames()
@@ -149,7 +149,7 @@ class ResponseChunks:
         return self._numbered(begun)
 
     def add(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
-        del place  # there is one job
+        del place  # there is only one job
         events = list(self._writer.take(self._reader.feed(event.text), self._logprobs(event)))
         if event.output is not None:
             events += self._writer.take(self._reader.finish())

@@ -1,4 +1,4 @@
-"""Earlier responses, which later requests go on with: bounded for each key, and gone when the server ends."""
+"""Stored responses that later requests continue: limited per key, and lost when the server ends."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pydantic_core import to_json
 from parlay.serve.chat.request import ChatMessage
 
 MOST_BYTES = 16 * 1024 * 1024
-"""For each key."""
+"""Bytes per key."""
 MOST_IN_ALL = 4 * MOST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response, the items that it answered, and the conversation up to its end."""
+    """A response, the request's input items, and the conversation up to the end of the response."""
 
     reply: Mapping[str, Any]
     items: Sequence[Mapping[str, Any]]
@@ -27,15 +27,15 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes."""
+        """The approximate size in bytes."""
         texts = sum(len(message.content) + len(message.reasoning or "") + 256 for message in self.messages)
         return len(to_json(self.reply)) + len(to_json(self.items)) + texts
 
 
 class ResponseStore:
-    """Holds the ``most`` latest responses of each owner, if they fit. Threads may share it.
+    """Keeps the ``most`` latest responses of each owner, within limits of bytes. Threads may share it.
 
-    Where all owners together have too much, the one with most bytes loses its oldest.
+    If all owners together exceed ``in_all`` bytes, the owner with the most bytes loses its oldest response.
     """
 
     def __init__(self, most: int, most_bytes: int = MOST_BYTES, in_all: int = MOST_IN_ALL) -> None:
@@ -47,13 +47,13 @@ class ResponseStore:
         self._lock = threading.Lock()
 
     def put(self, owner: str, id: str, kept: StoredResponse) -> None:
-        """The oldest ones go where there is no room; one that is too large by itself is not kept."""
+        """Store a response; the oldest ones are dropped to make room, and one that is too large is not stored."""
         size = kept.size
         if size > self._most_bytes or not self._most:
             return
         with self._lock:
             own = self._kept.setdefault(owner, OrderedDict())
-            self._drop(owner, id)  # a stream that is resumed here again has its id again
+            self._drop(owner, id)  # a stream that is resumed here again comes with the same id
             own[id] = kept, size
             self._sizes[owner] += size
             while len(own) > self._most or self._sizes[owner] > self._most_bytes:
@@ -71,7 +71,7 @@ class ResponseStore:
             return found[0] if found is not None else None
 
     def drop(self, owner: str, id: str) -> bool:
-        """Whether it was there."""
+        """Delete a response; returns whether it existed."""
         with self._lock:
             return self._drop(owner, id)
 

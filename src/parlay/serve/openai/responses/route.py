@@ -1,4 +1,4 @@
-"""`/v1/responses`, and the earlier responses that a server keeps."""
+"""`/v1/responses`, and the stored responses of earlier requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Deleted(BaseModel):
 
 
 class InputItems(BaseModel):
-    """The items that a response answered, those of the request alone."""
+    """The input items of one request, without those of earlier ones."""
 
     object: Literal["list"] = "list"
     data: list[dict[str, Any]]
@@ -113,7 +113,8 @@ def _add_kept(routes: APIRouter) -> None:
 
     @routes.api_route(path, methods=_OTHERS, include_in_schema=False)
     async def refuse_method(response_id: str) -> None:
-        """Two operations share the address; left to itself, the refusal would name the first one's method only."""
+        """Add the routes of stored responses. Two operations share a path; without help the 405 error would list the
+        first one's method only."""
         raise HTTPException(405, headers={"Allow": "DELETE, GET"})
 
     @routes.get(f"{path}/input_items", summary="What an earlier response answered", responses=failures)
@@ -140,7 +141,7 @@ def _missing(id: str) -> ApiError:
 
 
 def _earlier(body: ResponsesBody, request: Request) -> Sequence[ChatMessage]:
-    """The conversation that the body goes on with. Raises ApiError for a response that is not there."""
+    """The conversation that the body continues. Raises ApiError if its previous response does not exist."""
     if body.previous_response_id is None:
         return ()
     kept = _store(request).get(tenant(request), body.previous_response_id)
@@ -171,7 +172,7 @@ def _prepare(
 
 
 def _items(body: ResponsesBody, id: str) -> list[dict[str, Any]]:
-    """The request's own items, each with an id."""
+    """The request's own input items, each with an id."""
     if isinstance(body.input, str):
         part = {"type": "input_text", "text": body.input}
         return [{"id": f"{id}_0", "type": "message", "role": "user", "content": [part]}]
@@ -180,7 +181,7 @@ def _items(body: ResponsesBody, id: str) -> list[dict[str, Any]]:
 
 
 def _answered(reply: Mapping[str, Any]) -> list[ChatMessage]:
-    """The items of a response as messages. A call that was cut off is left out."""
+    """The items of a response as messages; a call that was cut off is dropped."""
     messages = []
     for item in reply["output"]:
         if item["type"] == "message":
@@ -194,7 +195,7 @@ def _answered(reply: Mapping[str, Any]) -> list[ChatMessage]:
 
 
 def _read_call(arguments: str) -> Mapping[str, Any]:
-    """Read the arguments that a model wrote for a call; empty where they are no JSON object."""
+    """Parse the arguments that a model wrote for a call; empty if they are not a JSON object."""
     try:
         return read_arguments(arguments, "arguments")
     except ApiError:

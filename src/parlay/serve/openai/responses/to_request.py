@@ -1,4 +1,4 @@
-"""`/v1/responses`: from its body to a chat request."""
+"""Translates the body of `/v1/responses` to a `ChatRequest`."""
 
 from __future__ import annotations
 
@@ -39,9 +39,11 @@ NAMES = FieldNames.of(
 def responses_request(
     body: ResponsesBody, earlier: Sequence[ChatMessage], request: Request, settings: Settings, usual: SamplingParams
 ) -> ChatRequest:
-    """``earlier`` is the conversation that the body goes on with, ``usual`` has the sampling that it does not name.
+    """Translate the body; ``earlier`` is the conversation that it continues, and ``usual`` has the sampling parameters
+    that it leaves out.
 
-    Raises ApiError for a body that can't be used."""
+    Raises ApiError for an invalid body.
+    """
     check_extras(body, request, settings)
     body.check()
     params = sampling_params(body, settings, NAMES, usual, max_tokens=body.max_output_tokens, logprobs=body.logprobs)
@@ -63,7 +65,7 @@ def responses_request(
 
 
 def read_input(body: ResponsesBody) -> list[ChatMessage]:
-    """Raises ApiError for an earlier call whose arguments are no JSON object."""
+    """Translate the input items. Raises ApiError for an earlier call whose arguments are not a JSON object."""
     if isinstance(body.input, str):
         return [ChatMessage(role="user", content=body.input)]
     return [_message(item, place) for place, item in enumerate(body.input)]
@@ -85,7 +87,7 @@ def _message(item: InputItem, place: int) -> ChatMessage:
 
 
 def joined(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """Reasoning, text and calls of one answer are items of their own there, and one message for a model."""
+    """Join the items of one answer (reasoning, text, calls) into one message."""
     result: list[ChatMessage] = []
     for message in messages:
         last = result[-1] if result else None
