@@ -1,6 +1,6 @@
-"""The command line. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated, 129 hung up.
+"""The command line. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 SIGINT, 143 SIGTERM, 129 SIGHUP.
 
-Only the chosen command's module is imported, so that help and most usage errors come at once.
+Only the chosen command's module is imported, so help and most usage errors appear at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, or SIGHUP of a terminal that was closed: an interrupt after which the program ends in any case."""
+    """Raised at SIGTERM, or at SIGHUP when the terminal closes: like an interrupt, but the program always ends after
+    it."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -38,29 +39,31 @@ class Command(Protocol):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
     def run(self, options: argparse.Namespace) -> int:
-        """Do it and return the exit code. ParlayError and our own ValueErrors become one line."""
+        """Run the command, and return its exit code. `guarded` prints ParlayError and our own ValueErrors as one
+        line."""
         ...
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line, by default the process's own, and return the exit code; argparse may exit instead."""
+    """Run a command line (by default the process's own), and return the exit code; argparse may exit instead."""
     if arguments is not None:
         return guarded(lambda: _dispatch(list(arguments)))
     for each in _SIGNALS:
-        if signal.getsignal(each) != signal.SIG_IGN:  # jobs in the background of a shell ignore SIGINT, nohup SIGHUP
+        if signal.getsignal(each) != signal.SIG_IGN:  # background jobs and nohup have it ignored
             signal.signal(each, _interrupt)
     try:
         return guarded(lambda: _dispatch(sys.argv[1:]))
     finally:
         for each in _SIGNALS:
-            if signal.getsignal(each) is _interrupt:  # a server has left another
-                signal.signal(each, signal.SIG_DFL)  # the end of Python would print a traceback
+            if signal.getsignal(each) is _interrupt:  # a server may have installed its own handler
+                signal.signal(each, signal.SIG_DFL)  # otherwise Python would print a traceback at exit
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """End at once amid an import, where libraries lose the exception, or abort with a dump of memory."""
+    """Handle a signal; within an import end the process at once, as libraries lose the exception there, or dump
+    core."""
     if signum == signal.SIGHUP:
-        signal.signal(signum, signal.SIG_IGN)  # a terminal that closes sends several: the first one is cleared up after
+        signal.signal(signum, signal.SIG_IGN)  # a closing terminal sends several: only the first one counts
     error = KeyboardInterrupt() if signum == signal.SIGINT else Terminated(signum)
     while frame is not None:
         if frame.f_globals.get("__name__") == "importlib._bootstrap":
@@ -70,23 +73,23 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def code_of(interrupt: KeyboardInterrupt) -> int:
-    """Return the exit code of a command that a signal ended."""
+    """The exit code of a command that a signal ended."""
     return 128 + interrupt.signum if isinstance(interrupt, Terminated) else INTERRUPTED
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Call a command and return the exit code; an error that a user can act on becomes one line."""
+    """Run a command and return its exit code; errors that users can act on are printed as one line."""
     _open_streams()
     _forgive_output()
     try:
         return _written(command)
     except KeyboardInterrupt as interrupt:
         return code_of(interrupt)
-    except BrokenPipeError:  # the reader is gone, `parlay ... | head` say
+    except BrokenPipeError:  # nobody reads any more, as after `parlay ... | head`
         drop_output()
         return FAILURE
     except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps it where a class is made: at imports
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps it while a class is created
             return code_of(error.__cause__)
         if said := _refusal_of_system(error):
             print(f"parlay: error: {said}", file=sys.stderr)
@@ -94,22 +97,22 @@ def guarded(command: Callable[[], int]) -> int:
         mistake = _users_mistake(error)
         if mistake is None:
             raise
-        from parlay.system.terminal import printable  # here, because it loads torch
+        from parlay.system.terminal import printable  # here, as it imports torch
 
         print(f"parlay: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return mistake
     finally:
         try:
             sys.stdout.flush()
-        except OSError:  # which was told, or is not what went wrong
+        except OSError:  # the error was reported already, or this is not its cause
             drop_output()
 
 
 def _written(command: Callable[[], int]) -> int:
-    """Call a command, and write what waits to be written while a full disk still is an error of one line."""
+    """Run a command and flush its output while a full disk can still be reported as an error of one line."""
     try:
         code = command()
-    except SystemExit:  # argparse's way out, after help say
+    except SystemExit:  # argparse exits in this way, for example after help
         sys.stdout.flush()
         raise
     sys.stdout.flush()
@@ -122,9 +125,9 @@ _LONGEST_NAME = 80
 
 
 def _refusal_of_system(error: Exception) -> str:
-    """Say what the system refuses, in one line: a full disk, or a path that the user may not have, or that is none.
+    """One line about an error of the system: a full disk, or a path that is invalid or not permitted.
 
-    Empty for anything else. What waits to be written to a full disk is dropped.
+    Empty for other errors. Output that could not be written to a full disk is dropped.
     """
     if not isinstance(error, OSError):
         return ""
@@ -138,8 +141,8 @@ def _refusal_of_system(error: Exception) -> str:
 
 
 def drop_output() -> None:
-    """Send what waits to be written nowhere: Python would complain when it flushes that at exit."""
-    with suppress(OSError):  # who calls `main` may have put something without a descriptor there
+    """Discard pending output, which Python would otherwise flush at exit and complain about."""
+    with suppress(OSError):  # the caller of `main` may have replaced it by an object without a descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -151,7 +154,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def parser_of(name: str) -> Parser:
-    """Make the parser of a command. Raises ParlayError if the command needs a package that is not installed."""
+    """Make a command's parser. Raises ParlayError if the command needs a package that is not installed."""
     command: Command = import_module(f"parlay.cli.{name}")
     summary = COMMANDS[name]
     parser = Parser(f"parlay {name}", f"{summary[0].upper()}{summary[1:]}.", everyday=EVERYDAY.get(name, ()))
@@ -166,7 +169,7 @@ def _top_level(words: list[str]) -> int:
     for title, commands in GROUPS.items():
         group = parser.add_argument_group(title)
         for name, summary in commands.items():
-            group.add_argument(name, nargs="?", help=summary)  # for the help alone: no command comes here
+            group.add_argument(name, nargs="?", help=summary)  # for help only: no command line gets here
     parser.epilog = (
         "Begin with `parlay run` or `parlay serve`: the default strategy, auto, chooses in each step what to draft by. "
         "`parlay COMMAND -h` lists the options that most people need, and --help all of them."
@@ -181,8 +184,8 @@ def _top_level(words: list[str]) -> int:
 
 
 def _users_mistake(error: Exception) -> int | None:
-    """The exit code of an error that its message explains to a user; None for a bug, which keeps its traceback."""
-    from parlay.types import ParlayError  # here, because it loads torch
+    """The exit code of an error whose message helps a user; None for a bug, which keeps its traceback."""
+    from parlay.types import ParlayError  # here, as it imports torch
 
     if isinstance(error, ValueError) and (isinstance(error, ParlayError) or _raised_here(error)):
         return USAGE
@@ -190,7 +193,7 @@ def _users_mistake(error: Exception) -> int | None:
 
 
 def _raised_here(error: Exception) -> bool:
-    """Whether a line of ours raised it: a library's ValueError that reaches us is a bug of ours."""
+    """Whether our code raised it; a ValueError of a library that gets here is a bug."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -198,9 +201,9 @@ def _raised_here(error: Exception) -> bool:
 
 
 def _open_streams() -> None:
-    """Put the null device where the shell closed a stream, as `<&-` does.
+    """Open the null device for each stream that the shell closed, as `<&-` does.
 
-    Otherwise the next file that is opened would have its number, and what others write or read there.
+    Otherwise the next opened file would get its number, and with it what is written to the stream.
     """
     sys.stdin = sys.stdin or _null("r")
     sys.stdout = sys.stdout or _null("w")
@@ -212,7 +215,7 @@ def _null(mode: Literal["r", "w"]) -> TextIO:
 
 
 def _forgive_output() -> None:
-    """A terminal that can't show a character shows a question mark instead of ending the run."""
+    """Let a terminal that can't show a character show a question mark instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""`parlay bench`: measures strategies on one's own prompts, or on workloads, each beside plain decoding."""
+"""`parlay bench`: measures strategies on your prompts or on workloads, compared with plain decoding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OUT = Path("parlay-bench.jsonl")
 MOST_TOGETHER, MOST_AT_ALL = 32, 512
-"""How many requests the engine takes at once, unless more are asked for, and how many at all."""
+"""The engine's most concurrent requests by default, and the most that can be asked for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -177,14 +177,14 @@ def _add_report_flags(bench: argparse.ArgumentParser) -> None:
 
 
 def _refuse_report_flags(options: argparse.Namespace) -> None:
-    """Raises ValueError for a flag that means something to a report only."""
+    """Raises ValueError for a flag that only a report uses."""
     for name in ("output", "force", "no_plots"):
         if vars(options)[name]:
             raise ValueError(f"--{name.replace('_', '-')} works only with parlay bench report, or with --quality")
 
 
 def _refuse_with_report(options: argparse.Namespace) -> None:
-    """Raises ValueError for a flag that means nothing to a report."""
+    """Raises ValueError for a flag that a report does not use."""
     usual = vars(parser_of("bench").parse([]))
     for name in usual:
         if name not in ("files", "output", "force", "no_plots") and vars(options)[name] != usual[name]:
@@ -196,7 +196,7 @@ def _report(options: argparse.Namespace) -> int:
     if not results or options.output is None:
         raise ValueError("parlay bench report needs RESULTS, files that parlay bench wrote, and --output DIR")
     _refuse_with_report(options)
-    from parlay.bench.report.write import write  # here, because it loads torch
+    from parlay.bench.report.write import write  # here, as it imports torch
 
     for path in write(results, options.output, force=options.force, plots=not options.no_plots):
         print(path)
@@ -207,7 +207,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    from parlay.bench import workloads  # here, because these load torch and transformers
+    from parlay.bench import workloads  # here, as these import torch and transformers
     from parlay.bench.presets import strategies
     from parlay.models.fetch.pulled import named_or_default
     from parlay.strategies.spelling import all_with_effort
@@ -234,7 +234,7 @@ def _preset(name: str | None) -> Preset:
 
 
 def _check_against(options: argparse.Namespace, preset: Preset) -> None:
-    """ValueError where no cell is left in which `transformers` can be measured, or not with the same weights."""
+    """Raises ValueError if `transformers` could not be measured in any cell, or not with the same weights."""
     if not (options.against or preset.against):
         return
     if options.quantize:
@@ -275,12 +275,12 @@ def _open(options: argparse.Namespace) -> LLM:
         load=flags.options_from(LoadOptions, options),
         draft_model=options.draft_model,
         max_num_seqs=max(MOST_TOGETHER, *options.concurrency),
-        router_memory="off",  # what is measured does not depend on what was measured before
+        router_memory="off",  # measurements must not depend on earlier ones
     )
 
 
 def _conditions(options: argparse.Namespace, spec: RunnerSpec, plan: BenchPlan) -> dict[str, Any]:
-    """Facts that all rows of one run have in common, and how busy others keep the machine."""
+    """The conditions that all rows of a run share, including how busy other processes keep the machine."""
     from parlay.bench.host import busy_cores
     from parlay.bench.provenance import loading
 
@@ -344,7 +344,7 @@ def _print_tables(rows: Sequence[Row], plan: BenchPlan, price_per_hour: float | 
 
 
 def _with_progress(bench: Bench) -> int:
-    """Run it to its end, or until a signal. Returns 0, or the exit code."""
+    """Run to the end, or until a signal; returns 0, or the exit code."""
     from parlay.system.progress import Ticker
 
     with Ticker(bench.left, "parlay bench", "row") as ticker:
@@ -356,7 +356,7 @@ def _with_progress(bench: Bench) -> int:
 
 
 def _command(options: argparse.Namespace) -> str:
-    """The command to repeat, without folder names of this machine."""
+    """The command line that repeats the run, without local folders."""
     words = ["parlay", "bench"]
     for name, value in vars(options).items():
         flag = "--" + name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""`parlay bench PROMPTS`: which strategy to take for one's own prompts, and how sure that is."""
+"""`parlay bench PROMPTS`: which strategy is best for your prompts, and how certain that is."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ MEANINGLESS: Mapping[str, object] = {
     "cost_table": None,
     "forwards": False,
 }
-"""Flags that have no use beside files of prompts, and what they are where nobody gives them."""
+"""Flags that are not used with files of prompts, and their defaults."""
 
 
 def run(options: argparse.Namespace, files: list[Path]) -> int:
-    """Race strategies on the prompts of ``files``, and print a table and what to take."""
+    """Compare strategies on the prompts in ``files``, and print a table and a recommendation."""
     began = time.monotonic()
     _check(options)
     _check_files(files)
-    from parlay.bench.presets import strategies  # here, because these load torch
+    from parlay.bench.presets import strategies  # here, as these import torch
     from parlay.bench.trial import run as race
     from parlay.bench.trial import usual_strategies
     from parlay.bench.workloads import read_prompts
@@ -115,7 +115,7 @@ def _trial(options: argparse.Namespace, strategies: tuple[str, ...], prompts: tu
 
 
 def _results(options: argparse.Namespace, llm: LLM, stack: ExitStack) -> Results:
-    """Rows go to ``--out``, anew, or to a file that is deleted in the end."""
+    """Open the results: a new file ``--out``, or a temporary one."""
     from parlay.bench.host import busy_cores, busy_note
     from parlay.bench.provenance import provenance
     from parlay.bench.records import Results
@@ -131,7 +131,7 @@ def _results(options: argparse.Namespace, llm: LLM, stack: ExitStack) -> Results
 
 
 def _registered(llm: LLM, model: str) -> list[str]:
-    """The strategies of all drafters on this machine that were trained for the model."""
+    """The strategies of all local drafters that were trained for the model."""
     from parlay.drafters.options import HEADS_OF_OTHERS, HeadOptions
     from parlay.heads.opening import heads_of
     from parlay.heads.store import drafters
@@ -148,7 +148,7 @@ def _registered(llm: LLM, model: str) -> list[str]:
 
 
 def check_promises(rows: Sequence[Row]) -> int:
-    """The exit code, with a line on standard error for each cell whose text is not what its level promises."""
+    """Return the exit code, and print a line on standard error for each cell whose text breaks its level's promise."""
     from parlay.types import Exactness
 
     broken = [row.cell for row in rows if row.exactness == Exactness.BITS and row.same < row.of]
@@ -193,7 +193,7 @@ def _table(found: TrialResult) -> list[str]:
 
 
 def _verdict(found: TrialResult, model: str) -> list[str]:
-    """One sentence on what to take, and the command to write."""
+    """A sentence that recommends a strategy, and the command to use it."""
     from parlay.strategies.entry import DEFAULT_STRATEGY
 
     best = found.best
@@ -219,7 +219,7 @@ def _verdict(found: TrialResult, model: str) -> list[str]:
 
 
 def _too_few(found: TrialResult) -> str:
-    """Say what is missing for a recommendation, and what to do until then."""
+    """Say what is missing for a recommendation, and what to do meanwhile."""
     from parlay.bench.trial import ENOUGH
 
     more = "give more time (--minutes)" if found.unreached else f"give {found.lacking} more"

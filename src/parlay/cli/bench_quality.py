@@ -1,4 +1,4 @@
-"""`parlay bench --quality`: how many answers of generated tasks are right, at how many tokens per forward."""
+"""`parlay bench --quality`: how many answers to generated tasks are right, and at how many tokens per forward."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OUT = Path("parlay-quality.jsonl")
 QUALITY_FILE = "quality.json"
 PROBLEMS, SAMPLES, MAX_TOKENS = 50, 300, 48
 EXACT_STRATEGIES = 4
-"""Strategies that give the text of plain decoding, of those that a model offers without training."""
+"""How many strategies with plain decoding's text are measured, of those that need no training."""
 MEANINGLESS: Mapping[str, object] = {
     "files": [],
     "workloads": None,
@@ -47,7 +47,7 @@ MEANINGLESS: Mapping[str, object] = {
     "forwards": False,
     "force": False,
 }
-"""Flags that have no use here, and what they are where nobody gives them."""
+"""Flags that are not used here, and their defaults."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_without(options: argparse.Namespace) -> None:
-    """Raises ValueError for a flag that means something with --quality only."""
+    """Raises ValueError for a flag that only --quality uses."""
     for name in ("tasks", "selectors", "examples", "oracle"):
         if vars(options)[name] not in (None, False):
             raise ValueError(f"--{name} works only with --quality")
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(
                 f"{flag} and --quality do not go together: it makes its own problems; leave one of them out"
             )
-    from parlay.bench.quality import tasks  # here, because these load torch
+    from parlay.bench.quality import tasks  # here, as these import torch
     from parlay.bench.quality.run import measure
     from parlay.bench.report import plot
     from parlay.system.progress import Ticker
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
 def _oracle(
     options: argparse.Namespace, found: Sequence[Task]
 ) -> tuple[OracleWriter, tuple[str, ...], tuple[Task, ...]]:
-    """Raises ValueError for a flag of models, and for a task that has no oracle."""
+    """The oracle, its selectors and tasks. Raises ValueError for a flag of models, and for a task without an oracle."""
     from parlay.bench.presets import strategies
     from parlay.bench.quality.run import SWEEP, sweep
     from parlay.bench.quality.writers import OracleWriter
@@ -159,7 +159,7 @@ def _model(
 
 
 def _strategies(options: argparse.Namespace, llm: LLM) -> tuple[str, ...]:
-    """Raises ValueError where canvases are wanted of a model that fills none."""
+    """The strategies to measure. Raises ValueError for canvases if the model can't fill any."""
     from parlay.bench.presets import strategies
     from parlay.bench.quality.run import SWEEP, sweep
     from parlay.bench.records import PLAIN
@@ -193,7 +193,7 @@ def _results(options: argparse.Namespace, writer: ModelWriter | OracleWriter) ->
 
 
 def _tables(results: Results) -> list[str]:
-    """Print the page's first tables as text."""
+    """The page's first tables as text."""
     from parlay.bench.quality.page import sections
 
     lines: list[str] = []
@@ -203,11 +203,11 @@ def _tables(results: Results) -> list[str]:
                 lines += ["", section.title, *aligned([list(table.head), *map(list, table.lines)], 1)]
         elif not section.tables:
             lines += ["", f"Did not run: {section.text}"]
-    return lines[1:]  # without the first empty one
+    return lines[1:]  # without the empty first line
 
 
 def _written(options: argparse.Namespace, results: Results, writer: ModelWriter | OracleWriter) -> list[Path]:
-    """The page, its plots, and what calibration reads, if there is a folder for them."""
+    """Write the page, its plots, and the file for calibration, if a folder was given; returns their paths."""
     if options.output is None:
         return []
     from parlay.bench.quality.curves import kept_lossy
@@ -230,7 +230,7 @@ def _written(options: argparse.Namespace, results: Results, writer: ModelWriter 
 
 
 def _command(options: argparse.Namespace, model: str) -> str:
-    """The command to repeat, without folder names of this machine."""
+    """The command line that repeats the run, without local folders."""
     words = ["parlay", "bench", "--quality", *(["--oracle"] if options.oracle else ["--model", model])]
     for name in ("tasks", "selectors", "strategies", "prompts", "max_tokens", "examples"):
         if vars(options)[name] is not None:

@@ -1,4 +1,4 @@
-"""`parlay bench --replay`: strategies on recorded answers of other models; and what forwards cost, for speed."""
+"""`parlay bench --replay`: strategies on recorded answers of other models, and the speed that forwards' costs give."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MEANINGLESS = {
     "effort": None,
     "forwards": False,
 }
-"""Flags that a replay has no use for, and what they are where nobody gives them."""
+"""Flags that a replay does not use, and their defaults."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,14 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_without(options: argparse.Namespace) -> None:
-    """Raises ValueError for a flag that means something with --replay only."""
+    """Raises ValueError for a flag that only --replay uses."""
     for name in ("tokenizer", "cost_model", "cost_table"):
         if vars(options)[name] is not None:
             raise ValueError(f"--{name.replace('_', '-')} works only with --replay")
 
 
 def _refuse_with(options: argparse.Namespace) -> None:
-    """Raises ValueError for a flag that means nothing with --replay."""
+    """Raises ValueError for a flag that --replay does not use."""
     for name, usual in MEANINGLESS.items():
         if vars(options)[name] != usual:
             raise ValueError(f"--{name.replace('_', '-')} has no effect with --replay: no model decodes there")
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _files(text: str) -> list[Path]:
-    """The files. Raises ValueError for two of one name, whose rows could not be told apart."""
+    """Split the list of files. Raises ValueError for two with the same name, whose rows could not be told apart."""
     from parlay.bench.workloads.files import stem
 
     paths = [Path(name) for name in text.split(",")]
@@ -137,7 +137,7 @@ def _decode(
 
 
 def _prices(options: argparse.Namespace, results: Results) -> ForwardPrices | None:
-    """Prices of forwards, from a file or timed now; None where nobody asks for speed."""
+    """The prices of forwards, from a file or measured now; None if speed was not asked for."""
     from parlay.bench.forwards import add_missing, prices, read_prices, weight_bytes
 
     if options.cost_table is not None:
@@ -155,7 +155,7 @@ def _prices(options: argparse.Namespace, results: Results) -> ForwardPrices | No
 
 
 def _command(options: argparse.Namespace) -> str:
-    """The command to repeat, without folder names of this machine."""
+    """The command line that repeats the run, without local folders."""
     files = ",".join(Path(name).name for name in options.replay.split(","))
     flags = {
         "--replay": files,

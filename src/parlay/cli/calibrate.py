@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_fitting_flags(parser: argparse.ArgumentParser) -> None:
-    """Examples to learn thresholds from, and what is a good answer to one."""
+    """Add the flags for examples from which thresholds are learned, and for judging their answers."""
     parser.add_argument(
         "--fit",
         type=Path,
@@ -88,7 +88,7 @@ def _add_fitting_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_decoding_flags(parser: argparse.ArgumentParser) -> None:
-    """How many prompts, to what floor, and what decodes them."""
+    """Add the flags for the number of prompts, the floor, and decoding."""
     parser.add_argument("--most", type=whole, default=1000, metavar="N", help="most prompts, the first (default: 1000)")
     add_option_flags(parser, Floor)
     add_model_flags(parser)
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
     found = _candidates(options.quality) if options.quality is not None else None
     chosen = options.strategies if found is None else [parse(name) for name in found.candidates()]
     items = list(islice(read_prompts(options.prompts), options.most))
-    check_request(floor, params, len(items))  # before a model is loaded
+    check_request(floor, params, len(items))  # before the model is loaded
     if options.small is not None:
         return _cascade(options, items, floor, params)
     with open_llm(options, chosen[0]) as llm:
@@ -144,7 +144,7 @@ def _fitted(
     *,
     items: Sequence[Item],
 ) -> StrategySpec:
-    """Learn the strategy's thresholds, and print them. Raises ValueError where examples are among the ``items``."""
+    """Learn the strategy's thresholds, and print them. Raises ValueError if an example is among ``items``."""
     from parlay.bench.fitting import fit, good_by_agreement, good_by_answer
     from parlay.bench.workloads import read_prompts
     from parlay.text.answers import check_rule
@@ -170,7 +170,7 @@ def _fitted(
 
 
 def _candidates(path: Path) -> Quality:
-    """Read what a quality bench found. Raises ValueError where no strategy is worth a test."""
+    """Read the result of `parlay bench --quality`. Raises ValueError if no strategy is worth a test."""
     from parlay.certificates.quality import read
 
     found = read(path)

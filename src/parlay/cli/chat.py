@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from parlay.strategies.spelling import StrategySpec
 
 DEFAULTS: Mapping[str, object] = {"max_tokens": 1024, **SAMPLING}
-"""Where the model's makers recommend nothing."""
+"""Used where the model's makers recommend nothing."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     if options.system:
         conversation.system = options.system
     options.model = named_or_default(named_model(options))
-    resolve(options.model)  # says that a model is not there before torch is loaded, which takes seconds
+    resolve(options.model)  # reports a missing model before importing torch, which takes seconds
     from parlay.models.sampling_defaults import sampling_defaults
 
     settings = ChatSettings(flags.sampling_params(options, {**DEFAULTS, **sampling_defaults(options.model)}))
@@ -66,7 +66,7 @@ def _talk(options: argparse.Namespace, strategy: StrategySpec | None, state: Sta
     if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.isatty():
         import readline  # noqa: F401 (line editing and history)
 
-        sys.stdin.reconfigure(errors="surrogateescape")  # a key that is no text spoils its line, not the chat
+        sys.stdin.reconfigure(errors="surrogateescape")  # a key that is not text spoils only its line
     with open_llm(options, strategy) as llm:
         if llm.tokenizer is None or not llm.tokenizer.chat_template:
             raise ValueError(

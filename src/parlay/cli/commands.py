@@ -1,4 +1,4 @@
-"""The commands by what they are for, the options that most people need of each, and what other programs call them."""
+"""The commands by purpose, each command's most useful options, and other programs' names of commands."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ GROUPS = {
     },
     "shell": {"completion": "print a script that completes commands and flags in a shell"},
 }
-"""By group, each command with what it does. A command is the module of that name here, a `Command`."""
+"""The commands by group, each with its summary. The module of the same name in this package implements a command: see
+`Command`."""
 
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 
@@ -62,7 +63,7 @@ _EVERYDAY = {
     "calibrate": "-o --model --strategy --floor --agreement --confidence --max-tokens --temperature --threads",
 }
 EVERYDAY = {name: frozenset(flags.split()) for name, flags in _EVERYDAY.items()}
-"""By command, the flags that ``-h`` shows; ``--help`` shows all. Commands that are not here have few."""
+"""The flags that ``-h`` shows, by command; ``--help`` shows all. Commands that are missing here have few flags."""
 
 _LIST = "parlay models lists the models on this machine"
 _TO_SERVE = "parlay serve MODEL serves until it is stopped by Ctrl-C"
@@ -83,4 +84,4 @@ ELSEWHERE = {
     "help": "write parlay -h, or parlay COMMAND -h",
     "version": "parlay --version",
 }
-"""What does here what a command of Ollama's, vLLM's or another program's does there."""
+"""Other programs' commands, such as Ollama's and vLLM's, and what to use here instead."""

@@ -1,4 +1,4 @@
-"""`parlay completion SHELL`: the script by which a shell completes commands, flags and names."""
+"""`parlay completion SHELL`: prints the script with which a shell completes commands, flags and names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Raises ParlayError where the package that writes such scripts is missing."""
+    """Print the script. Raises ParlayError if the package that writes it is missing."""
     try:
         import shtab
     except ModuleNotFoundError:
@@ -26,11 +26,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _whole() -> argparse.ArgumentParser:
-    """The parser of all commands, and not of one as usual."""
+    """A parser of all commands; usually only one command's is made."""
     parser = argparse.ArgumentParser("parlay")
     commands = parser.add_subparsers()
     for name, summary in COMMANDS.items():
-        with suppress(ParlayError):  # one that needs a package which is not installed
+        with suppress(ParlayError):  # a command that needs a missing package
             command: Command = import_module(f"parlay.cli.{name}")
             command.add_arguments(commands.add_parser(name, help=summary))
     _offer_strategies(parser)
@@ -38,7 +38,8 @@ def _whole() -> argparse.ArgumentParser:
 
 
 def _offer_strategies(parser: argparse.ArgumentParser) -> None:
-    """The names for every ``--strategy``. Their options may follow, so that the flag itself has no choices."""
+    """Complete the names of strategies after each ``--strategy``. The flag itself has no choices, as options may follow
+    a name."""
     from parlay.strategies.catalogue import catalogue
 
     for action in parser._actions:

@@ -1,4 +1,4 @@
-"""`parlay datastore`: builds a datastore from a corpus, and describes one."""
+"""`parlay datastore`: builds a datastore from a corpus, or describes one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parlay.system.user_cache import check_output
 from parlay.types import ParlayError, Tokenizer
 
 _CACHED = 4096
-"""Tokens that the model caches while states are written: windows are much shorter."""
+"""The model's cache in tokens while states are written; windows are much shorter."""
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -83,7 +83,7 @@ def _build(options: argparse.Namespace) -> int:
 
 
 def _check_states(output: Path, tokenizer: str | None) -> None:
-    """Raises ValueError now for what would otherwise fail after a long time, ParlayError where faiss is missing."""
+    """Raises ValueError early for what would fail only after a long time, and ParlayError if faiss is missing."""
     from parlay.drafters.stores.state_building import check_place
     from parlay.drafters.stores.state_store import need_faiss
 
@@ -94,7 +94,8 @@ def _check_states(output: Path, tokenizer: str | None) -> None:
 
 
 def _write_states(output: Path, names: list[str], model: str, tokenizer: Tokenizer) -> None:
-    """Run the texts of a datastore through the model. Raises ParlayError, OSError."""
+    """Run the datastore's texts through the model, and write the states. Raises ParlayError or OSError if that
+    fails."""
     from parlay import models
     from parlay.drafters.stores.state_building import Built, write_states
     from parlay.drafters.stores.state_store import folder_of
@@ -133,9 +134,10 @@ def _make(sources: list[CorpusSource], tokenizer: Tokenizer, name: str) -> tuple
 
 
 def _texts(sources: list[CorpusSource], skipped: list[CorpusSource], names: list[str]) -> Iterator[Document]:
-    """The documents of all sources, whose names join ``names``. Sources that hold no text join ``skipped``.
+    """Yield the documents of all sources; their names are added to ``names``. Sources without text are added to
+    ``skipped``.
 
-    A document is called as its file, in a .jsonl file followed by its number there.
+    A document is named after its file; in a .jsonl file its number follows.
     """
     from parlay.text import corpus
 
@@ -150,21 +152,21 @@ def _texts(sources: list[CorpusSource], skipped: list[CorpusSource], names: list
 
 
 def say_left_out(skipped: list[CorpusSource], files: int) -> None:
-    """Name the files of folders that hold no text, on standard error."""
+    """Report files without text, in folders, on standard error."""
     if skipped:
         which = f"{len(skipped)} of {files} files ({skipped[0].path} the first)"
         print(f"left out {which}: not UTF-8 text", file=sys.stderr)
 
 
 def progress_bar(what: str, unit: str, total: int = 0) -> tqdm[Any]:
-    """Progress with rate and time left on standard error, if that is a terminal."""
+    """A progress bar with rate and remaining time on standard error, if that is a terminal."""
     from tqdm import tqdm
 
     return tqdm(desc=what, total=total or None, unit=unit, unit_scale=True, disable=not sys.stderr.isatty())
 
 
 def _states_facts(file: Path) -> dict[str, str | int]:
-    """Describe the states that a datastore has, after a check of every byte; nothing where it has none."""
+    """Describe a datastore's states after checking every byte; empty if it has none."""
     from parlay.drafters.stores.state_store import folder_of, read_header, verify
 
     if not folder_of(file).exists():
@@ -178,7 +180,7 @@ def _info(options: argparse.Namespace) -> int:
     from parlay.drafters.stores.datastore_file import VERSION, Datastore
 
     file: Path = options.file
-    header = Datastore.open(file).header  # which checks every byte
+    header = Datastore.open(file).header  # checks every byte
     facts = {
         "file": str(file),
         "version": VERSION,

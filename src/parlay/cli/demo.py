@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from parlay.cli.race import demonstrate  # here, because it loads torch and transformers
+    from parlay.cli.race import demonstrate  # here, as it imports torch and transformers
     from parlay.llm.llm import LLM
     from parlay.models.fetch.pulled import NotPulled, named_or_default
 

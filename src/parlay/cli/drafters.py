@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from parlay.heads.store import drafters  # here, because help needs none of it
+    from parlay.heads.store import drafters  # here, as help needs none of it
 
     found = drafters()
     if options.json:
@@ -112,7 +112,7 @@ def _facts(facts: HeadFacts) -> dict[str, Any]:
 
 
 def _right(facts: HeadFacts) -> str:
-    """The expected share of first guesses that are right."""
+    """The expected share of right first guesses."""
     return "-" if facts.expected is None else f"{100 * facts.expected:.0f} %"
 
 
@@ -135,7 +135,7 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def folder_of(drafter: str) -> Path:
-    """Find the folder of a name in the store, or take a folder as it is."""
+    """The folder of a name in the store; a path to a folder is taken as it is."""
     from parlay.heads.artefact import CONFIG
     from parlay.heads.store import find
 
@@ -161,7 +161,7 @@ def _add(options: argparse.Namespace) -> int:
 
 
 def _check_method(method: str) -> None:
-    """Raises ValueError for a drafter that no strategy here could use."""
+    """Raises ValueError for a drafter that no strategy can use."""
     from parlay.strategies.catalogue import catalogue
 
     if method not in catalogue():
@@ -169,7 +169,7 @@ def _check_method(method: str) -> None:
 
 
 def _convert(folder: Path, model: str, out: Path) -> None:
-    """Writes the published head of a folder as one of Parlay's own for this model."""
+    """Convert a published head to one of Parlay's own for this model."""
     from parlay.heads.artefact import CARD, Origin, save
     from parlay.heads.hub import read_card
     from parlay.heads.opening import converted, matrices_of
@@ -230,14 +230,14 @@ def _pull(options: argparse.Namespace) -> int:
 
 
 def _agreed(offer: OfferedDrafter) -> bool:
-    """Asks in a terminal. Raises ValueError where nobody can answer."""
+    """Ask in the terminal whether the user accepts the licence. Raises ValueError without a terminal."""
     if not sys.stdin.isatty():
         raise ValueError(f"{offer.repo}: add --yes to agree to its licence ({offer.licence or 'not stated'})")
     return input("Use it under this licence? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _add_recommend_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags of the older spelling of `parlay bench PROMPTS`."""
+    """Add the flags of the older form of `parlay bench PROMPTS`."""
     add_model_flags(parser)
     parser.set_defaults(draft_model=None, out=None, minutes=None, concurrency=(1,), context=(0,), effort=None)
     parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", dest="file", help="your prompts")

@@ -1,4 +1,5 @@
-"""The flags that say which models write together, or with which datastore; and what a text quotes of that."""
+"""Flags that choose the models or the datastore that write together with the model, and what of a text comes from the
+datastore."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def add_ensemble_flags(parser: argparse.ArgumentParser) -> None:
-    """Which other models, or which datastore, write with the model, for `chosen_ensemble`."""
+    """Add the flags for `chosen_ensemble`: other models or a datastore that write with the model."""
     group = parser.add_argument_group("several models", "other models write the text together with the model")
     group.add_argument(
         "--ensemble",
@@ -95,7 +96,7 @@ def _add_nest_flags(parser: argparse._ActionsContainer) -> None:
 
 
 def _add_flags_of_rules(parser: argparse._ActionsContainer) -> None:
-    """Numbers and a folder that single rules read."""
+    """Add the flags that only some rules use."""
     parser.add_argument(
         "--contrast-alpha",
         type=float,
@@ -126,9 +127,9 @@ def _add_flags_of_rules(parser: argparse._ActionsContainer) -> None:
 
 
 def chosen_ensemble(options: argparse.Namespace) -> Ensemble | Nest | None:
-    """Read what `add_ensemble_flags` added; None where nothing is named, or a command has no such flags.
+    """Read the flags of `add_ensemble_flags`; None if none is given, or if the command has no such flags.
 
-    Raises UsageError for both a datastore and other models.
+    Raises UsageError if both a datastore and other models are given.
     """
     if "ensemble" not in options:
         return None
@@ -166,7 +167,7 @@ _OF_NEST: dict[str, object] = {"nest_neighbours": NEIGHBOURS, "nest_alpha": NEST
 
 
 def _refuse_idle(options: argparse.Namespace) -> None:
-    """Raises UsageError for a flag with another value than its default that nothing would read."""
+    """Raises UsageError for a flag that would have no effect."""
 
     def check(usual: Mapping[str, object], missing: str) -> None:
         for name, default in usual.items():
@@ -182,6 +183,6 @@ def _refuse_idle(options: argparse.Namespace) -> None:
 
 
 def quoted(sample: CompletionOutput) -> str:
-    """Say which parts of a text are from which documents of the datastore."""
+    """The parts of a text that come from documents of the datastore, as a line."""
     parts = [f"{part.tokens} of {printable(part.document)} from token {part.position}" for part in sample.attributions]
     return f"tokens quoted: {'; '.join(parts) or 'none'}"

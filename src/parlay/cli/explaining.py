@@ -1,4 +1,4 @@
-"""The router's choices for a sample, when and why, as `parlay generate --explain` prints it."""
+"""The router's choices for a sample over time, with their reasons, as `parlay generate --explain` prints them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from parlay.types import Metrics, Routed, Stretch
 
-_MOST = 16  # lines of a request's life
-_BAR = 24  # characters of the highest bar
-_MATCH = 2  # tokens that must stand before a token that goes on with earlier text
+_MOST = 16  # most lines of a request's life
+_BAR = 24  # characters of the longest bar
+_MATCH = 2  # tokens before a token that must match for it to count as repeated text
 
 
 def explained(metrics: Metrics, going_on: Sequence[bool]) -> str:
-    """A line per drafter with what was expected of it and what it came to, then steps by the reason of the choice, and
-    the request's life: a line for some steps, with a bar as long as they committed tokens per step.
+    """Describe each drafter in a line, expected and actual, then the number of steps by reason of choice, then the
+    request's life: a line per stretch of steps, with a bar for its tokens per step.
 
-    ``going_on`` says of each token whether it goes on with earlier text, where copies can be right.
+    ``going_on`` says for each token whether it continues earlier text, which copying drafters can guess.
     """
     record = metrics.router
     if record is None:
@@ -31,7 +31,7 @@ def explained(metrics: Metrics, going_on: Sequence[bool]) -> str:
 
 
 def as_data(metrics: Metrics, *, whole: bool) -> dict[str, object] | None:
-    """The record as plain data, with the choices over time only if it is ``whole``; None if there was no choice."""
+    """The record as plain data, with the choices over time only if ``whole``; None if there was no router."""
     if metrics.router is None:
         return None
     return {name: value for name, value in dataclasses.asdict(metrics.router).items() if whole or name != "life"}
@@ -74,18 +74,18 @@ def _joined(parts: Sequence[Stretch]) -> Stretch:
 
 
 def going_on(output: Sequence[int], prompt: Sequence[int], references: Sequence[Sequence[int]] = ()) -> list[bool]:
-    """For each token of the output whether it, and the two before it, followed each other somewhere earlier.
+    """For each token of the output, whether it and the two before it occurred in sequence earlier.
 
-    The earlier text is a reference, the prompt, or the output so far.
+    Earlier text is a reference, the prompt, or the output so far.
     """
     seen = {run for text in (*references, prompt) for run in _runs(text)}
     told: list[bool] = []
     for run in _runs([*prompt[-_MATCH:], *output]):
         told.append(run in seen)
         seen.add(run)
-    return [False] * (len(output) - len(told)) + told  # the first tokens behind a prompt of less than two
+    return [False] * (len(output) - len(told)) + told  # the first tokens after a prompt of fewer than two
 
 
 def _runs(text: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Each token but the first two, behind these."""
+    """Each token from the third on, with the two before it."""
     return zip(*(text[start:] for start in range(_MATCH + 1)), strict=False)

@@ -1,4 +1,4 @@
-"""`parlay export`: write a trained drafter in the layout of another program."""
+"""`parlay export`: writes a trained drafter in another program's format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    import torch  # here, because help needs none of it
+    import torch  # here, as help needs none of it
 
     from parlay.cli.drafters import folder_of
     from parlay.drafters.heads.modules import check_tensors

@@ -52,11 +52,11 @@ PYTHON_ONLY = frozenset(
     }
     | {"logprobs", "prompt_logprobs", "logprobs_mode", "structured_outputs"}
 )
-"""Fields of SamplingParams that make no flag."""
+"""Fields of SamplingParams without a flag."""
 DEFAULTS: Mapping[str, object] = {"max_tokens": 256, "temperature": 0.0}
-"""Where the command differs from SamplingParams: text that repeats, and is longer than vLLM's 16 tokens."""
+"""Defaults that differ from SamplingParams': greedy text, longer than vLLM's 16 tokens."""
 HOT = 2.0
-"""Temperatures above are warned of; OpenAI's API refuses them."""
+"""Higher temperatures cause a warning; OpenAI's API refuses them."""
 ALIASES = {"max_tokens": "max_new_tokens"}
 
 T = TypeVar("T", bound=Options)
@@ -66,7 +66,7 @@ _METAVARS = {int: "N", float: "X", Path: "PATH"}
 
 
 def whole(text: str) -> int:
-    """Read a flag's value."""
+    """Parse a flag's integer."""
     try:
         return read_whole(text)
     except UsageError as error:
@@ -76,7 +76,7 @@ def whole(text: str) -> int:
 
 
 def whole_from(least: int, most: int = 1 << 40) -> Callable[[str], int]:
-    """Make a reader of a flag's whole number between these two, both allowed."""
+    """Make a parser of integers from ``least`` to ``most``."""
 
     def read(text: str) -> int:
         value = int(text) if text.strip().isdecimal() and len(text) < 20 else -1
@@ -89,7 +89,7 @@ def whole_from(least: int, most: int = 1 << 40) -> Callable[[str], int]:
 
 
 def not_negative(text: str) -> float:
-    """Read a flag's finite number of at least 0."""
+    """Parse a flag's finite number of at least 0."""
     try:
         value = float(text)
     except ValueError:
@@ -100,7 +100,7 @@ def not_negative(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """Read a flag's finite number above 0."""
+    """Parse a flag's finite number above 0."""
     value = not_negative(text)
     if value == 0:
         raise argparse.ArgumentTypeError("give a number above 0")
@@ -108,7 +108,7 @@ def positive(text: str) -> float:
 
 
 def comma_list(read: Callable[[str], Value]) -> Callable[[str], tuple[Value, ...]]:
-    """Make a reader of several values of a flag, joined by commas; each counts once."""
+    """Make a parser of values separated by commas; duplicates are dropped."""
     return lambda text: tuple(dict.fromkeys(read(each) for each in text.split(",")))
 
 
@@ -122,7 +122,8 @@ MODEL = (
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Which model, and how to run it: the same for every command that decodes. None: `pulled.default_model`."""
+    """Add the flags that choose a model and how to run it, which all decoding commands share. Without --model the
+    default is `pulled.default_model`."""
     parser.add_argument("--model", help=MODEL)
     add_loading_flags(parser)
 
@@ -133,12 +134,12 @@ def add_loading_flags(parser: argparse._ActionsContainer) -> None:
 
 
 def add_rank_flags(parser: argparse.ArgumentParser) -> None:
-    """Over how many processes the model is spread."""
+    """Add the flags that spread a model over several processes."""
     add_option_flags(parser.add_argument_group("ranks", "several processes run the model together"), RankOptions)
 
 
 def add_context_flag(parser: argparse._ActionsContainer) -> None:
-    """How long prompt and output may become, and how much memory is kept of them."""
+    """Add the flags for the length of prompt and output, and for the memory of the KV cache."""
     parser.add_argument("--max-model-len", type=whole, metavar="N", help="most tokens of prompt and output together")
     parser.add_argument(
         "--memory",
@@ -151,7 +152,7 @@ def add_context_flag(parser: argparse._ActionsContainer) -> None:
 
 
 def add_prefix_cache_flags(parser: argparse._ActionsContainer) -> None:
-    """Which file keeps cached prefixes from one process to the next."""
+    """Add the flags for the file that keeps cached prefixes between processes."""
     parser.add_argument(
         "--prefix-cache",
         type=Path,
@@ -168,27 +169,29 @@ def add_prefix_cache_flags(parser: argparse._ActionsContainer) -> None:
 
 
 def add_tokenizer_flag(parser: argparse._ActionsContainer) -> None:
-    """For a model whose own tokenizer is missing, or of a kind that can't be read."""
+    """Add the flag for models whose own tokenizer is missing or can't be read."""
     parser.add_argument(
         "--tokenizer", metavar="MODEL", help="folder or Hub id of a tokenizer to use instead of the model's own"
     )
 
 
 def add_strategy_flags(parser: argparse._ActionsContainer, help: str) -> None:
-    """How to decode, for `chosen_strategy`. A wrong name is an error before anything is loaded."""
+    """Add the flags of the decoding strategy, for `chosen_strategy`. A wrong name is reported before anything is
+    loaded."""
     parser.add_argument("--strategy", type=strategy, metavar="NAME[:KEY=VALUE,...]", help=help)
     add_draft_flags(parser, "small model that drafts, for auto and draft-model")
     add_effort_flag(parser)
 
 
 def add_draft_flags(parser: argparse._ActionsContainer, help: str) -> None:
-    """Which model drafts, and how it is loaded."""
+    """Add the flags of the draft model and how to load it."""
     parser.add_argument("--draft-model", metavar="MODEL", help=help)
     add_option_flags(parser, LoadOptions, ["draft_quantize"])
 
 
 def add_effort_flag(parser: argparse._ActionsContainer) -> None:
-    """How hard strategies try that choose among drafters. Help loads no router, so the words stand here."""
+    """Add the flag for how aggressively strategies with several drafters draft. The choices are repeated here, as help
+    does not import the router."""
     parser.add_argument(
         "--effort",
         choices=("low", "medium", "high"),
@@ -197,9 +200,9 @@ def add_effort_flag(parser: argparse._ActionsContainer) -> None:
 
 
 def chosen_strategy(options: argparse.Namespace) -> StrategySpec | None:
-    """Read ``--strategy`` and ``--effort``; None: the default strategy.
+    """Read ``--strategy`` and ``--effort``; None means the default strategy.
 
-    Effort alone is that of the default strategy. Raises UsageError where the strategy has no effort.
+    Effort without a strategy is the default strategy's. Raises UsageError if the strategy has no effort.
     """
     named = cast("StrategySpec | None", options.strategy)
     if named is not None and dict(named.parameters).get("k") == 0:
@@ -213,7 +216,7 @@ def chosen_strategy(options: argparse.Namespace) -> StrategySpec | None:
 
 
 def add_router_memory_flag(parser: argparse._ActionsContainer, *, keys: bool = False) -> None:
-    """Whether what routers learn is kept; with ``keys`` also for each API key apart."""
+    """Add the flag for keeping what routers learn; with ``keys`` it can be kept for each API key separately."""
     by_key = "; per-key: separate ones for each API key" if keys else ""
     parser.add_argument(
         "--router-memory",
@@ -225,7 +228,8 @@ def add_router_memory_flag(parser: argparse._ActionsContainer, *, keys: bool = F
 
 
 def add_exactness_flag(parser: argparse._ActionsContainer) -> None:
-    """Add the weakest guarantee that the user accepts. A wrong word is an error before anything is loaded."""
+    """Add the flag for the weakest guarantee that the user accepts. A wrong value is reported before anything is
+    loaded."""
     parser.add_argument(
         "--exactness",
         type=exactness,
@@ -236,7 +240,7 @@ def add_exactness_flag(parser: argparse._ActionsContainer) -> None:
 
 
 def add_certificate_flag(parser: argparse._ActionsContainer) -> None:
-    """Which lossy strategies a floor opens."""
+    """Add the flag for certificates, by which a floor allows lossy strategies."""
     parser.add_argument(
         "--certificate",
         action="append",
@@ -248,7 +252,7 @@ def add_certificate_flag(parser: argparse._ActionsContainer) -> None:
 
 
 def exactness(text: str) -> Allowed:
-    """Reads a flag's value."""
+    """Parse a flag's exactness."""
     try:
         return allowed_by(text)
     except UsageError as error:
@@ -256,8 +260,8 @@ def exactness(text: str) -> Allowed:
 
 
 def strategy(text: str) -> StrategySpec:
-    """Reads a flag's value."""
-    from parlay.strategies.spelling import parse  # here, because help needs no catalogue
+    """Parse a flag's strategy."""
+    from parlay.strategies.spelling import parse  # here, as help needs no catalogue
 
     try:
         return parse(text)
@@ -279,7 +283,7 @@ def add_option_flags(
 
 
 def add_config_flags(parser: argparse.ArgumentParser, declared: type[Options]) -> None:
-    """A flag for each field, and one for a file that gives those that are left out; for `options_or_config`."""
+    """Add a flag for each field, and --config for a file with values of the others; for `options_or_config`."""
     help = "YAML file of lines KEY: VALUE for these options; a flag counts before it"
     parser.add_argument("--config", type=Path, metavar="FILE", help=help)
     for option in options_of(declared).values():
@@ -295,9 +299,9 @@ def _add_flag(
 
 
 def options_or_config(declared: type[T], arguments: argparse.Namespace) -> T:
-    """Options by flags, else as the config says, else their defaults.
+    """Make options from flags, else from the config file, else from defaults.
 
-    Raises UsageError for a value out of range, an option that neither has, or a config that is wrong.
+    Raises UsageError for a value out of range, a missing required option, and an invalid config.
     """
     known = options_of(declared)
     from_file = read_config(arguments.config, declared) if arguments.config is not None else {}
@@ -309,7 +313,7 @@ def options_or_config(declared: type[T], arguments: argparse.Namespace) -> T:
 
 
 def options_from(declared: type[T], arguments: argparse.Namespace) -> T:
-    """The options that parsed arguments give; a field without a flag keeps its default.
+    """Make options from parsed arguments; a field without a flag keeps its default.
 
     Raises UsageError for a value out of range.
     """
@@ -323,7 +327,7 @@ def values_from(declared: type[Options], arguments: argparse.Namespace) -> dict[
 
 
 def _reading(option: Option) -> dict[str, Any]:
-    """How argparse reads the option."""
+    """The keyword arguments of `add_argument` for an option."""
     if option.type is bool:
         return {"action": "store_true" if option.switch else argparse.BooleanOptionalAction}
     metavar = None if option.choices else option.metavar or _METAVARS.get(option.type)
@@ -335,7 +339,7 @@ def _reading(option: Option) -> dict[str, Any]:
 
 
 def _shown(default: object) -> str:
-    """The default as the help shows it: nothing for one that is empty."""
+    """The default as help shows it; empty if there is nothing to show."""
     hidden = default in (MISSING, None, "", ()) or isinstance(default, bool)
     shown = f"{default:g}" if isinstance(default, float) else default
     return "" if hidden else f" (default: {shown})"
@@ -344,7 +348,8 @@ def _shown(default: object) -> str:
 def add_sampling_flags(
     parser: argparse.ArgumentParser, defaults: Mapping[str, object] = DEFAULTS, note: str | None = None
 ) -> None:
-    """A flag per field, with ``defaults`` in its help. Flags that were not given stay out of the namespace."""
+    """Add a flag for each sampling field, with ``defaults`` in its help. Flags that are not given are missing from the
+    namespace."""
     group = parser.add_argument_group("sampling", note)
     for field in _sampling_fields():
         names = [name for name in (field.name, ALIASES.get(field.name)) if name]
@@ -358,7 +363,8 @@ def add_sampling_flags(
 
 
 def sampling_params(options: argparse.Namespace, defaults: Mapping[str, object] = DEFAULTS) -> SamplingParams:
-    """Read the sampling flags, else ``defaults``. Raises ValueError for a value out of range or without effect."""
+    """Read the sampling flags, with ``defaults`` for those not given. Raises ValueError for a value out of range or
+    without effect."""
     values = vars(options)
     chosen = {field.name: values[field.name] for field in _sampling_fields() if field.name in values}
     params = SamplingParams(**{**defaults, **chosen})
@@ -370,7 +376,7 @@ def sampling_params(options: argparse.Namespace, defaults: Mapping[str, object] 
 
 
 def hot(temperature: float) -> str:
-    """Say what a temperature above `HOT` does."""
+    """A warning about a temperature above `HOT`."""
     return f"temperature {temperature:g} is above {HOT:g}: most models then write nonsense; 0.7 to 1 is usual"
 
 
@@ -379,7 +385,7 @@ def _sampling_fields() -> list[Field[Any]]:
 
 
 def _kind(field: Field[Any]) -> dict[str, Any]:
-    """How argparse reads the field, from its annotation."""
+    """The keyword arguments of `add_argument` for a field, from its annotation."""
     kind = str(field.type).removesuffix(" | None")
     if kind == "bool":
         return {"action": argparse.BooleanOptionalAction} if field.default is True else {"action": "store_true"}

@@ -1,4 +1,4 @@
-"""`parlay generate`: streams the text of one prompt, then prints the time it took."""
+"""`parlay generate`: prints the continuation of one prompt as it is decoded, then how long it took."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_text_flags(parser: argparse.ArgumentParser) -> None:
-    """Texts that drafts may come from, and whether they may come from this request later on."""
+    """Add the flags for texts to draft from, and for whether later requests may draft from this one."""
     parser.add_argument(
         "--document",
         action="append",
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         llm = stack.enter_context(open_llm(options, strategy := flags.chosen_strategy(options)))
         _check_template(options, llm, prompt)
-        if options.outline or ahead is not None:  # a first Ctrl-C ends these: nothing is shown before they are over
+        if options.outline or ahead is not None:  # these show nothing before their end
             write = partial(write_ahead, ahead=ahead) if ahead is not None else write_by_outline
             return write(options, llm, prompt, params)
         interrupt = stack.enter_context(Interrupt())
@@ -134,7 +134,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _ended_at_once(sample: CompletionOutput, params: SamplingParams) -> bool:
-    """Whether the model ended with hardly a token, though neither a stop nor a form made it do so."""
+    """Whether the model itself ended its text at hardly a token, without a stop text or a form."""
     free = not params.stop and params.structured_outputs is None
     return free and len(sample.token_ids) < 2 and sample.finish_reason == "stop"
 
@@ -143,14 +143,14 @@ _CUT = "the text is incomplete, because max_tokens cut it, so it does not have t
 
 
 def _overlaps(llm: LLM, output: RequestOutput, given: Mapping[str, Any]) -> list[bool]:
-    """Say of each token whether it goes on with a document, a prediction, the prompt, or the text so far."""
+    """For each token, whether it continues a document, a prediction, the prompt, or the output so far."""
     texts = filter(None, [given["prediction"], *given["documents"]])
     references = [llm.get_tokenizer().encode(text, add_special_tokens=False) for text in texts]
     return going_on(output.chosen.token_ids, output.prompt_token_ids, references)
 
 
 def _check_template(options: argparse.Namespace, llm: LLM, prompt: object) -> None:
-    """Raises ValueError for a conversation with a model that has no chat template."""
+    """Raises ValueError for a conversation if the model has no chat template."""
     if not isinstance(prompt, str) and not (llm.tokenizer and llm.tokenizer.chat_template):
         raise ValueError(
             f"{options.model} has no chat template: leave out --chat and --system, or name a tokenizer that has one "
@@ -159,7 +159,7 @@ def _check_template(options: argparse.Namespace, llm: LLM, prompt: object) -> No
 
 
 def _note(told: str | None, params: SamplingParams, room: int) -> None:
-    """Print what the router chose, where somebody asked, and whether the answer could ever have become so long."""
+    """Print the router's choices, if asked for, and a note if max_tokens exceeds the room in the context."""
     if told is not None:
         print(told, file=sys.stderr)
     if params.max_tokens is not None and params.max_tokens > room:
@@ -170,7 +170,7 @@ def _note(told: str | None, params: SamplingParams, room: int) -> None:
 
 
 def prompt_text(options: argparse.Namespace) -> str:
-    """The argument, the file or standard input. Raises ValueError when there is no text."""
+    """The prompt from the argument, the file or standard input. Raises ValueError if there is no text."""
     if options.file is not None and options.prompt is not None:
         raise ValueError("the prompt comes as an argument and from --file: leave out one of them")
     text = options.prompt
@@ -184,7 +184,7 @@ def prompt_text(options: argparse.Namespace) -> str:
 
 
 def _prompt(options: argparse.Namespace) -> str | list[dict[str, str]]:
-    """The text, or the conversation. Raises ValueError when there is none, or when it is not text."""
+    """The prompt as text, or as a conversation. Raises ValueError if there is none, or if it is not valid text."""
     text = prompt_text(options)
     system = [("system", options.system)] if options.system is not None else []
     for name, value in system:
@@ -195,7 +195,7 @@ def _prompt(options: argparse.Namespace) -> str | list[dict[str, str]]:
 
 
 def _read_stdin() -> str:
-    """Standard input up to its last line end."""
+    """Read standard input, without its last line end."""
     if sys.stdin.isatty():
         raise ValueError("no prompt: give one as an argument, with --file, or on standard input")
     try:
@@ -208,12 +208,12 @@ def _read_stdin() -> str:
 
 
 def _without_end(text: str) -> str:
-    """The text without the line end that editors and `echo` add."""
+    """Remove the line end that editors and `echo` add."""
     return text.removesuffix("\n").removesuffix("\r")
 
 
 def _check_unicode(name: str, text: str) -> None:
-    """Bytes of an argument that are not text in the locale's encoding arrive as lone surrogates."""
+    """Raises ValueError for lone surrogates, which stand for bytes that are not text in the locale's encoding."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -224,7 +224,7 @@ def _check_unicode(name: str, text: str) -> None:
 
 
 def _write(stream: Stream, interrupt: Interrupt, tint: Tint | None) -> None:
-    """Decode to the end, or to Ctrl-C; with a tint, show the text as it is committed, or the one that a vote chose."""
+    """Decode to the end or to Ctrl-C; with a tint, print the text as it is committed (after a vote, the chosen one)."""
     last = "\n"
     try:
         with closing(stream):
@@ -239,12 +239,12 @@ def _write(stream: Stream, interrupt: Interrupt, tint: Tint | None) -> None:
                 if interrupt.noted:
                     break
     finally:
-        if last != "\n":  # else an error would stand in the text's last line
+        if last != "\n":  # otherwise an error would follow in the text's last line
             print(flush=True)
 
 
 def _report(sample: CompletionOutput, vote: VoteOutput | None, *, whole: bool) -> dict[str, object]:
-    """``whole``: with an entry for each stretch of steps, of which there may be as many as tokens."""
+    """The result as JSON; with ``whole`` it has an entry for each stretch of steps, perhaps one per token."""
     return {
         **({} if vote is None else {"vote": asdict(vote)}),
         "text": sample.text,
@@ -279,12 +279,12 @@ def _metrics(metrics: Metrics) -> dict[str, object]:
 
 
 def _summarise(sample: CompletionOutput, params: SamplingParams, tint: Tint) -> None:
-    """Two lines on standard error: what it took, and what the drafts were worth."""
+    """Print two lines on standard error: the time it took, and how well the drafts did."""
     from parlay.system import threads
 
     metrics = sample.metrics
     seed = "" if params.greedy else f"; seed {sample.seed}"
-    pace = f", {speed(metrics.tokens_per_second)}" if metrics.tokens_per_second else ""  # none of a single step
+    pace = f", {speed(metrics.tokens_per_second)}" if metrics.tokens_per_second else ""  # a single step has no speed
     print(
         f"{counted(metrics.completion_tokens, 'token')} in {counted(metrics.steps, 'step')} "
         f"({metrics.tokens_per_step:.2f} a step){pace} after {metrics.prefill_seconds:.2f} s of prefill; "
@@ -299,7 +299,7 @@ _ENDS = {"stop": "came to an end", "length": "length reached", "abort": "interru
 
 
 def _drafts(metrics: Metrics, tint: Tint) -> str:
-    """Per drafter, in the colour of its text: accepted and drafted tokens."""
+    """Accepted and drafted tokens per drafter, in the colour of its text."""
     if not metrics.draft_tokens:
         return "nothing drafted"
     counts = metrics.drafted_by_source.items()

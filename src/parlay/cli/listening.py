@@ -1,4 +1,4 @@
-"""The network side of commands that serve: the address to listen on, the log, and the packages that they need."""
+"""The network side of serving commands: the address, API keys, the log, and required packages."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def add_log_flags(group: argparse._ActionsContainer) -> None:
 
 
 def read_keys(options: argparse.Namespace, default: KeyLimits) -> dict[str, KeyLimits]:
-    """Each key with its limits."""
+    """The API keys with their limits."""
     keys = dict.fromkeys(options.api_key, default)
     if KEY_VARIABLE in os.environ:
         keys[os.environ[KEY_VARIABLE]] = default
@@ -99,12 +99,12 @@ def check_packages(packages: Sequence[str], what: str, extra: str) -> None:
 def _is_installed(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:  # the package around it is not there
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
 def check_port(port: int) -> None:
-    """Raises ValueError for a number that is no port."""
+    """Raises ValueError for an impossible port number."""
     if not 0 <= port <= 65535:
         raise ValueError(f"--port must be between 0 and 65535, got {port}")
 
@@ -114,7 +114,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _addresses(host: str, port: int) -> list[Any]:
-    """Look an address up by `socket.getaddrinfo`. Raises ParlayError for a name that no address belongs to."""
+    """Resolve an address with `socket.getaddrinfo`. Raises ParlayError if the name can't be resolved."""
     try:
         return socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -122,7 +122,7 @@ def _addresses(host: str, port: int) -> list[Any]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open the port before the models load, so that a port that is taken is an error at once."""
+    """Open the port before models are loaded, so that a port in use is reported at once."""
     family, kind, protocol, _, address = _addresses(host, port)[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -138,7 +138,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def announce(line: str) -> None:
-    """Print what a server has to say. It serves where nobody reads that, too."""
+    """Print a server's message; a server whose output nobody reads keeps serving."""
     try:
         print(line, flush=True)
     except OSError:

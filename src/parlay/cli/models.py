@@ -1,4 +1,4 @@
-"""`parlay models`: the models on this machine, and the families that run."""
+"""`parlay models`: lists the models on this machine, or the families that run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
     if options.families:
         _print_families(options.json)
         return 0
-    from parlay.models.facts import spell_parameters  # here, because help needs none of it
+    from parlay.models.facts import spell_parameters  # here, as help needs none of it
     from parlay.models.fetch.local_models import kept
 
     found = kept()
@@ -64,7 +64,7 @@ def _print_families(as_json: bool) -> None:
 
 
 def _parameters(files: Path) -> int | None:
-    """The number of the model's parameters; None for a model whose files can't be read."""
+    """The number of the model's parameters; None if its files can't be read."""
     from parlay.models.facts import count_parameters
 
     with suppress(ParlayError, OSError):
@@ -73,7 +73,7 @@ def _parameters(files: Path) -> int | None:
 
 
 def _ends(files: Path) -> list[str]:
-    """The tokens that end the model's texts; none of a model whose files can't be read."""
+    """The model's end-of-text tokens; empty if its files can't be read."""
     from parlay.llm.vocabulary import ends_of
 
     with suppress(ParlayError, OSError):

@@ -1,4 +1,4 @@
-"""`parlay ngram`: builds n-gram language models, scores texts with them, and tells what a text repeats."""
+"""`parlay ngram`: builds n-gram language models, scores texts with them, and says what a text repeats."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _from_texts(options: argparse.Namespace, declared: NgramOptions) -> Built:
                 vocabulary=vocabulary,
                 progress=lambda what, done: (reading if what == "reading" else counting).update(done),
             )
-    finally:  # an error that no text was found should say why
+    finally:  # if there was no text, this says why
         say_left_out(skipped, len(sources))
 
 
@@ -136,7 +136,7 @@ def _from_arpa(options: argparse.Namespace, declared: NgramOptions) -> Built:
 
 
 def _refuse_for_arpa(declared: NgramOptions) -> None:
-    """Raises UsageError for options that ask for n-grams other than the ARPA file's."""
+    """Raises UsageError for options that would change which n-grams there are, which the ARPA file determines."""
     usual = asdict(NgramOptions())
     for name, value in asdict(declared).items():
         if name not in ("bits", "memory") and value != usual[name]:

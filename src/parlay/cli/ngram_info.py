@@ -1,4 +1,4 @@
-"""`parlay ngram info`: checks an n-gram model and describes it, or tells what a text repeats."""
+"""`parlay ngram info`: checks and describes an n-gram model, or says what a text repeats."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 _LONGEST = 8
 _MOST = 2_000_000
-"""N-grams of a text that are counted, all lengths together: some 250 bytes each."""
+"""Most n-grams of a text that are counted, over all lengths: about 250 bytes each."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check a model and say what it holds, or what a text repeats."""
+    """Check and describe a model, or print what a text repeats."""
     from parlay.ngrams.model_file import is_ngram_file
 
     path = Path(options.file)
@@ -37,7 +37,7 @@ def _info_of_model(options: argparse.Namespace, path: Path) -> int:
 
     whose = {"--model": options.model, "--tokenizer": options.tokenizer, "--words": options.words}
     refuse(f"{path} is an n-gram model", {**whose, "--longest": options.longest})
-    model = NgramModel.open(path)  # which checks every byte
+    model = NgramModel.open(path)  # checks every byte
     facts: dict[str, object] = {"file": str(path), **asdict(model.header)}
     facts |= {f"{n}-grams": model.trie.count(n) for n in range(1, model.order + 1)}
     facts |= {"counts": bool(model.counts), "bytes": path.stat().st_size, "checksum": "ok"}
@@ -50,7 +50,7 @@ def _info_of_model(options: argparse.Namespace, path: Path) -> int:
 
 
 def _info_of_text(options: argparse.Namespace) -> int:
-    """For each length: how often the last tokens had occurred before, and whether what followed came again."""
+    """For each length n: how often the last n tokens had occurred before, and how often the same token followed."""
     from parlay.ngrams.in_context import LIMIT, rewards
     from parlay.text import corpus
 
@@ -87,7 +87,7 @@ def _info_of_text(options: argparse.Namespace) -> int:
 
 
 def _tokens(source: CorpusSource, tokenizer: Tokenizer | None) -> Iterator[int]:
-    """The ids of a source's texts, or the numbers of its words, as they are read."""
+    """Yield the token ids of a source's texts, or numbers for its words."""
     from parlay.text import corpus
     from parlay.text.tokenize import encode_all
 

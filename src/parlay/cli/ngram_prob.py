@@ -1,4 +1,4 @@
-"""`parlay ngram prob`: what an n-gram model, with or without a target, or a datastore says of texts."""
+"""`parlay ngram prob`: scores texts with an n-gram model, alone or mixed with a target, or with a datastore."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from parlay.types import Tokenizer
 
 _WINDOW = 512
-"""Tokens that the target reads together."""
+"""Tokens that the target reads in one forward."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Score texts by an n-gram model, by one and a target, or by a datastore."""
+    """Score texts with an n-gram model, with one and a target, or with a datastore."""
     from parlay.ngrams.model import NgramModel
     from parlay.ngrams.model_file import is_ngram_file
     from parlay.text import corpus
@@ -63,7 +63,7 @@ def _is_datastore(path: Path) -> bool:
 def _print_scores(
     options: argparse.Namespace, source: CorpusSource, model: NgramModel, parts: Sequence[Scores]
 ) -> None:
-    """Scores of stupid back-off sum to more than 1 over all tokens, so that what is made of them is no perplexity."""
+    """Print totals; scores of stupid back-off sum to more than 1 over the vocabulary, so they give no perplexity."""
     from parlay.ngrams.model import Scores
     from parlay.ngrams.model_file import STUPID_BACKOFF
 
@@ -87,7 +87,7 @@ def _print_scores(
 def _print_tokens(
     options: argparse.Namespace, model: NgramModel, tokenizer: Tokenizer | None, text: str | list[int], scores: Scores
 ) -> None:
-    """A line for each token: itself, the length of the n-gram that says so, and log10 of its probability."""
+    """Print a line for each token: the token, the length of the n-gram used, and log10 of its probability."""
     shown = (
         text.split() if isinstance(text, str) else [tokenizer.decode([token]) for token in text] if tokenizer else []
     )
@@ -99,7 +99,7 @@ def _print_tokens(
 
 
 def _prob_mixed(options: argparse.Namespace, model: NgramModel, sources: Sequence[CorpusSource]) -> int:
-    """Compare the target alone, the n-gram model alone, and both mixed as `Mixed` mixes them, on the same tokens."""
+    """Compare the target alone, the n-gram model alone, and both mixed as in `Mixed`, on the same tokens."""
     from parlay.drafters.counting.ngram_lm import check_fits
     from parlay.drafters.stores.datastore_file import fingerprint
     from parlay.llm.llm import LLM
@@ -128,7 +128,7 @@ def _prob_mixed(options: argparse.Namespace, model: NgramModel, sources: Sequenc
 def _chances(
     llm: LLM, model: NgramModel, tokenizer: Tokenizer, source: CorpusSource, window: int
 ) -> tuple[Numbers, Numbers]:
-    """Probabilities of all tokens that something stands before, by the n-gram model and by the target."""
+    """Probabilities of all tokens but the first, by the n-gram model and by the target."""
     import numpy as np
 
     from parlay.llm.likelihood import in_windows
@@ -149,7 +149,7 @@ _SHARES = {"target alone": 0.0, "n-grams alone": 1.0}
 
 
 def _prob_by_corpus(options: argparse.Namespace, sources: Sequence[CorpusSource]) -> int:
-    """Print what the infinity-gram of a datastore says of texts."""
+    """Score texts with the infinity-gram model of a datastore."""
     from parlay.drafters.stores.datastore_file import Datastore
     from parlay.ngrams.infinity import InfinityGram
 
@@ -182,7 +182,8 @@ def _prob_by_corpus(options: argparse.Namespace, sources: Sequence[CorpusSource]
 
 
 def _print_support(options: argparse.Namespace, token: str, support: Support) -> None:
-    """A line for a token: how often it followed the longest end, of how many times, and the length of that."""
+    """Print a line for a token: how often it followed the longest matching suffix, how often that suffix occurs, and
+    its length."""
     if options.json:
         print(json.dumps({"token": token, **asdict(support)}))
     else:

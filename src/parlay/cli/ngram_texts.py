@@ -1,4 +1,4 @@
-"""Helps the actions of `parlay ngram`: tokenizers, texts as words or ids, and a line of numbers for each text."""
+"""Helpers for the actions of `parlay ngram`: tokenizers, texts as words or ids, and a line of numbers per text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def opened(name: str) -> tuple[Tokenizer, Vocabulary]:
-    """The tokenizer of this name, of a model or alone, and what is written down of it."""
+    """Open a tokenizer, of a model or alone, and its vocabulary's description."""
     from parlay.drafters.stores.datastore_file import fingerprint, vocabulary
     from parlay.models.fetch.resolving import resolve_tokenizer
     from parlay.models.loading import load_tokenizer
@@ -29,7 +29,8 @@ def opened(name: str) -> tuple[Tokenizer, Vocabulary]:
 
 
 def tokenizer_of(file: str, whose: Whose, named: str | None) -> Tokenizer:
-    """The tokenizer whose ids a file holds: the one that is ``named``, or the file's own. Raises UsageError."""
+    """The tokenizer for the ids in a file: the one that is ``named``, else the file's own. Raises UsageError if it does
+    not fit or is missing."""
     name = named or whose.tokenizer
     if not name:
         raise UsageError(f"{file} does not say whose token ids it counts: name the tokenizer by --tokenizer")
@@ -45,7 +46,7 @@ def tokenizer_of(file: str, whose: Whose, named: str | None) -> Tokenizer:
 
 
 def texts(source: CorpusSource, tokenizer: Tokenizer | None) -> Iterator[str | list[int]]:
-    """The lines with words in them, or the ids of the documents."""
+    """Yield the lines that contain words, or the ids of documents."""
     from parlay.text import corpus
     from parlay.text.tokenize import encode_all
 
@@ -60,14 +61,14 @@ def texts(source: CorpusSource, tokenizer: Tokenizer | None) -> Iterator[str | l
 
 
 def refuse(why: str, given: Mapping[str, object]) -> None:
-    """Raises UsageError for the first of these flags that has a value: ``why`` says that it would do nothing here."""
+    """Raises UsageError for the first of these flags that has a value; ``why`` says why it would have no effect."""
     for flag, value in given.items():
         if value is not None and value is not False:
             raise UsageError(f"{flag} does nothing here: {why}; leave it out")
 
 
 def tell(options: argparse.Namespace, file: str, numbers: Mapping[str, float]) -> None:
-    """Print the numbers of a file in one line; in JSON, null for what is no number, which strict readers need."""
+    """Print a file's numbers in one line; in JSON, NaN and infinity become null, as strict parsers need."""
     if options.json:
         known = {name.replace(" ", "_"): value if math.isfinite(value) else None for name, value in numbers.items()}
         print(json.dumps({"file": file, **known}))

@@ -1,4 +1,4 @@
-"""Open what a command line names: text files, and the LLM of commands that decode text."""
+"""Opens what a command line names: text files, and the LLM of decoding commands."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from parlay.strategies.spelling import StrategySpec
 
 SILENT_SECONDS = 2.0
-"""Seconds of loading after which a line says what is going on, where no bar shows it."""
+"""Seconds of loading after which a line reports it, unless a progress bar does."""
 
 
 def read_text(name: str, kind: str) -> str:
-    """Read a UTF-8 file. Raises ValueError that says which ``kind`` of file it was, and what to do."""
+    """Read a UTF-8 file. Raises ValueError with the ``kind`` of file and what to do."""
     try:
         return Path(name).read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -36,7 +36,7 @@ def read_text(name: str, kind: str) -> str:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Rest the garbage collector during imports: it would look through a million objects again and again for 0.2 s."""
+    """Pause the garbage collector during imports, where it would scan a million objects repeatedly for 0.2 s."""
     gc.disable()
     try:
         yield
@@ -46,7 +46,7 @@ def uncollected() -> Iterator[None]:
 
 
 def pack_ahead(model: str, options: argparse.Namespace) -> AbstractContextManager[None]:
-    """Pack the weights of a model in a GGUF file while torch is imported, where the CPU will decode it."""
+    """Pack the weights of a GGUF model while torch is imported, if the CPU will decode it."""
     from parlay.models.fetch.resolving import resolve
     from parlay.models.gguf.packing_ahead import packing_ahead
 
@@ -56,13 +56,14 @@ def pack_ahead(model: str, options: argparse.Namespace) -> AbstractContextManage
     has_gpu = load.device == "auto" and any(Path("/dev").glob("nvidia[0-9]*"))
     if has_gpu or load.device not in ("auto", "cpu") or load.quantize is not None or load.threads == 1:
         return nullcontext()
-    if "weights" in str(options.memory):  # some layers may have to stay on disk
+    if "weights" in str(options.memory):  # some layers may stay on disk
         return nullcontext()
     return packing_ahead(resolve(model))
 
 
 def named_model(options: argparse.Namespace) -> str | None:
-    """Return the model that a line names, by MODEL (``named``) or ``--model``. Raises UsageError for two."""
+    """The model given as MODEL (``named``) or as ``--model``; None if neither is. Raises UsageError if both are
+    given."""
     if None not in (options.named, options.model):
         raise UsageError(f"{options.named} and --model {options.model} name two models: give one")
     name: str | None = options.model if options.named is None else options.named
@@ -70,9 +71,9 @@ def named_model(options: argparse.Namespace) -> str | None:
 
 
 def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
-    """Load the model that the flags name, or the default one. ``strategy`` None: the default.
+    """Load the model that the flags name, or the default model. With ``strategy`` None, the default strategy is used.
 
-    Raises ValueError for a draft model that a named strategy does not use.
+    Raises ValueError for a draft model that the named strategy does not use.
     """
     from parlay.models.fetch.pulled import named_or_default
     from parlay.models.fetch.resolving import resolve
@@ -81,7 +82,7 @@ def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
     ensemble = chosen_ensemble(options)
     options.model = named_or_default(options.model)
     for name in filter(None, (options.model, options.draft_model, *(ensemble.models if ensemble else ()))):
-        resolve(name)  # says that a model is not there before torch is loaded, which takes seconds
+        resolve(name)  # reports a missing model before importing torch, which takes seconds
     with _announced(options.model), ExitStack() as stack:
         with uncollected():
             stack.enter_context(pack_ahead(options.model, options))
@@ -110,7 +111,7 @@ def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
 
 @contextmanager
 def _announced(model: str) -> Iterator[None]:
-    """Say on standard error that the model is being loaded, if that takes long and no bar shows it."""
+    """Print on standard error that the model is being loaded, if that takes long and no progress bar shows it."""
     line = f"parlay: loading {model} ..."
     timer = threading.Timer(SILENT_SECONDS, lambda: print(line, file=sys.stderr, flush=True))
     timer.daemon = True
@@ -123,7 +124,8 @@ def _announced(model: str) -> Iterator[None]:
 
 
 def _check_draft(llm: LLM, draft: str, strategy: StrategySpec | None) -> None:
-    """Say if a draft model is of no use. Raises ValueError if the named strategy doesn't draft with a model."""
+    """Print a note if the draft model has no use. Raises ValueError if the named strategy does not use a draft
+    model."""
     if draft in llm.draft_models:
         return
     if strategy is not None and not strategy.name.startswith("auto"):

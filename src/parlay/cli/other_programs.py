@@ -1,4 +1,4 @@
-"""Flags of llama.cpp and vLLM: what each is called here, or why there is none. Data, and one function that reads it."""
+"""Flags of llama.cpp and vLLM, with their names here, or why there is none."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from parlay.options.vllm import ARGUMENTS, FOUND, LOGGED
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A flag of another program.
+    """A flag of another program; ``to`` is its name here.
 
-    ``to`` is the flag's name here. Without one it has no effect, and ``why`` says why; or, if it is ``refused``, the
-    command ends with ``why``, unless its value is one of ``only``, which ask for what is so anyway. ``values`` is the
-    number of words that belong to it.
+    Without one the flag has no effect, and ``why`` gives the reason. If it is ``refused``, the command ends with
+    ``why``, unless the flag's value is one of ``only``, which change nothing. ``values`` is the number of its
+    arguments.
     """
 
     to: str = ""
@@ -79,7 +79,7 @@ LLAMA_CPP: Mapping[str, Foreign] = {
 
 
 def _of_vllm() -> dict[str, Foreign]:
-    """The flags that the arguments of vLLM's `LLM` are, each switch with its ``--no-`` form."""
+    """The command-line flags of vLLM's `LLM` arguments; each switch has a ``--no-`` form."""
     flags: dict[str, Foreign] = {}
     for name, meaning in ARGUMENTS.items():
         flag, why = name.replace("_", "-"), meaning.why or "there is nothing like it here"
@@ -111,10 +111,10 @@ VLLM: Mapping[str, Foreign] = {
 
 
 def translated(words: Sequence[str], own: Collection[str], command: str) -> list[str]:
-    """The words of a command line with the flags of other programs as this ``command`` has them.
+    """Translate other programs' flags in the command line of ``command`` to its own.
 
-    ``own`` are the command's flags, which win. A line on standard error says which flags have no effect. Raises
-    UsageError for one that can't be honoured.
+    ``own`` are the command's flags, which take precedence. A line on standard error lists flags without effect. Raises
+    UsageError for a flag that can't be honoured.
     """
     known = {**VLLM, **LLAMA_CPP}
     idle: dict[str, str] = {}
@@ -141,7 +141,8 @@ def translated(words: Sequence[str], own: Collection[str], command: str) -> list
 
 
 def _as_here(name: str, flag: Foreign, own: Collection[str], command: str) -> list[str]:
-    """The flag's name here, or nothing if its value is the command's argument. Raises UsageError if there is none."""
+    """The flag's name here; empty if its value is the command's argument. Raises UsageError if the command has no such
+    flag."""
     if flag.refused:
         raise UsageError(f"{command} has no {name}: {flag.why}")
     if flag.to == "PROMPT":

@@ -1,4 +1,4 @@
-"""Parses a command line: usage errors of one line, and two helps, a short one and the whole."""
+"""Parses command lines: usage errors take one line, and help comes short or complete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _ShortHelp(argparse._HelpAction):
 
 
 def _spelled(action: argparse.Action) -> str:
-    """An argument as a usage line has it; empty for a flag that may be left out."""
+    """An argument as the usage line shows it; empty for an optional flag."""
     name = str(action.metavar or action.dest.upper())
     if action.option_strings:
         return f"{action.option_strings[0]} {name}" if action.required else ""
@@ -30,12 +30,12 @@ def _spelled(action: argparse.Action) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a usage error in one line, and takes no abbreviated flags, so that new flags break no script."""
+    """Reports usage errors in one line, and accepts no abbreviated flags, so that new flags break no script."""
 
     def __init__(
         self, prog: str, description: str, color: object = None, *, everyday: Collection[str] = ()
-    ) -> None:  # color: from Python 3.14
-        """``everyday``: the flags that ``-h`` shows; none: the same as ``--help``."""
+    ) -> None:  # Python 3.14 passes color
+        """``everyday`` are the flags that ``-h`` shows; if empty, ``-h`` equals ``--help``."""
         super().__init__(prog=prog, description=description, allow_abbrev=False, add_help=not everyday)
         self._everyday = frozenset(everyday)
         if everyday:
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--help", action="help", help="show all options")
 
     def short_help(self) -> str:
-        """Name what most people need, and how to see the rest."""
+        """The help of the most useful flags, with a hint at the rest."""
         shown = [action for action in self._actions if not self._everyday.isdisjoint(action.option_strings)]
         places = [action for action in self._actions if not action.option_strings]
         said = self._get_formatter()
@@ -58,7 +58,8 @@ class Parser(argparse.ArgumentParser):
         return said.format_help()
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse a command line, flags of llama.cpp and vLLM included; an unknown flag's error names the closest one."""
+        """Parse a command line, including flags of llama.cpp and vLLM; an error for an unknown flag names the closest
+        one."""
         self._refuse_early_flag(words)
         found, extra = self.parse_known_args(translated(words, self._option_string_actions, self.prog))
         if extra:
@@ -69,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _refuse_early_flag(self, words: Sequence[str]) -> None:
-        """Where there are subcommands, argparse would take the word after a flag that is not known for one of them."""
+        """Report an unknown flag before a subcommand; argparse would take the flag's value for the subcommand."""
         parts = dict(self._subcommands())
         first = words[0].partition("=")[0] if words else ""
         if not parts or not first.startswith("--") or first in self._option_string_actions:
@@ -91,7 +92,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"parlay: error: {self._plain(message)} (see {self.prog} --help)\n")
 
     def _plain(self, message: str) -> str:
-        """Say argparse's own messages in the form that all others have: value, limit, remedy."""
+        """Rewrite argparse's messages to our form: value, limit, remedy."""
         if choice := _CHOICE.fullmatch(message):
             names = [name.strip(" '") for name in choice[3].split(",")]
             return f"{choice[1]} {choice[2]}: {nearest(choice[2], names)}"
@@ -116,7 +117,7 @@ _ARGPARSE = [
 
 
 def _unknown(words: Sequence[str]) -> str:
-    """Name a flag that no command line of the parser has, or words that are too many."""
+    """The error for an unknown flag or for too many words."""
     if words[0].startswith("-"):
         return f"there is no flag {words[0].partition('=')[0]}"
     return f"{' '.join(words)}: more words than the command takes; put a text of several words into quotes"
@@ -125,5 +126,5 @@ def _unknown(words: Sequence[str]) -> str:
 def add_action(
     actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str
 ) -> argparse.ArgumentParser:
-    """Add a subcommand. Its description is the summary as a sentence."""
+    """Add a subcommand; its description is the summary as a sentence."""
     return actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")

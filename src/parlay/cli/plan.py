@@ -1,4 +1,5 @@
-"""`parlay plan`: how fast a model would be on a machine, and which strategy to take. All numbers are modelled."""
+"""`parlay plan`: predicts how fast a model would be on a machine, and which strategy to use. All numbers come from
+models."""
 
 from __future__ import annotations
 
@@ -130,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _with_memory(options: argparse.Namespace) -> tuple[Ground, Models]:
-    """The machine and the models, of which layers are read from elsewhere where --memory holds less."""
+    """The machine and the models, some of whose layers are read from elsewhere if --memory is too small."""
     from parlay.bench.plan.streaming import sizes_of, stored_sizes, streamed
     from parlay.cache import MemoryBounds
 
@@ -156,7 +157,7 @@ def _with_memory(options: argparse.Namespace) -> tuple[Ground, Models]:
 
 
 def _way_of_layers(options: argparse.Namespace) -> tuple[float, str]:
-    """Bytes per second at which weights come that memory does not hold, and whence: from disk, or over a link."""
+    """Bytes per second at which weights outside of memory arrive, and from where: disk, or a link."""
     from parlay.bench.plan.streaming import measure_disk
 
     if options.disk is not None or not options.device:
@@ -173,7 +174,7 @@ def _way_of_layers(options: argparse.Namespace) -> tuple[float, str]:
 
 
 def _compared(options: argparse.Namespace, told: Acceptance, models: Models) -> list[StrategySpec]:
-    """Strategies that --strategy names, else --acceptance, else the usual; heads only where nothing is measured."""
+    """The strategies of --strategy, else of --acceptance, else the usual ones; heads only if nothing is measured."""
     from parlay.bench.plan.heads import HEADS
     from parlay.bench.plan.strategies import compared
     from parlay.strategies.spelling import parse
@@ -184,7 +185,7 @@ def _compared(options: argparse.Namespace, told: Acceptance, models: Models) -> 
 
 
 def _pickable(options: argparse.Namespace, names: Sequence[StrategySpec]) -> list[str]:
-    """Names that may be recommended, the default first: nothing that has yet to be trained, unless it is named."""
+    """Strategies that may be recommended, the default first; those that still need training only if named."""
     from parlay.bench.plan.heads import HEADS
     from parlay.strategies.entry import DEFAULT_STRATEGY
 
@@ -193,7 +194,7 @@ def _pickable(options: argparse.Namespace, names: Sequence[StrategySpec]) -> lis
 
 
 def _plans(names: Sequence[StrategySpec], models: Models, chances: Chances | None) -> Mapping[str, Sequence[DraftPlan]]:
-    """Plans by strategy: its own, or those of what it chooses from."""
+    """Plans by strategy: its own, or those of the strategies that it chooses from."""
     from parlay.bench.plan.strategies import Acceptance, members, plan
 
     acceptance = chances.acceptance if chances is not None else Acceptance()
@@ -210,16 +211,16 @@ def _traffic(options: argparse.Namespace) -> Traffic | None:
 
 
 def _told(options: argparse.Namespace, told: Acceptance) -> Chances | None:
-    """The chances of --acceptance; None without it."""
+    """The acceptance given by --acceptance; None without it."""
     from parlay.bench.plan.acceptance import Chances
 
     return Chances(told, "as --acceptance says") if options.acceptance else None
 
 
 def _measured(options: argparse.Namespace, names: list[StrategySpec], models: Models, traffic: Traffic) -> Chances:
-    """The chances on the user's own prompts, by the model, or by a small one where it has no weights here.
+    """Measure acceptance on the user's prompts with the model, or with a small one if the model has no weights here.
 
-    Raises ValueError for a strategy that is named and reads more than the text where another model stands in.
+    Raises ValueError if another model stands in, for a named strategy that needs more than the text.
     """
     from parlay.bench.plan.acceptance import measured
     from parlay.bench.plan.strategies import drafting, members
@@ -244,7 +245,7 @@ def _measured(options: argparse.Namespace, names: list[StrategySpec], models: Mo
 
 
 def _has_weights(model: str) -> bool:
-    """Whether the model can decode on this machine. Nothing is fetched for a name whose shape is known."""
+    """Whether the model can decode on this machine. Nothing is downloaded if the model's shape is known."""
     from parlay.bench.plan.shapes import known_name
     from parlay.models.fetch.resolving import resolve
     from parlay.types import ParlayError
@@ -259,7 +260,7 @@ def _has_weights(model: str) -> bool:
 
 
 def _contexts(options: argparse.Namespace) -> list[int]:
-    """The numbers of --context. Raises ValueError for more than the model holds."""
+    """Parse --context. Raises ValueError for more tokens than the model holds."""
     from parlay.bench.plan.shapes import read_model
 
     wanted = _counts(options, "context") if options.context is not None else []
@@ -270,7 +271,7 @@ def _contexts(options: argparse.Namespace) -> list[int]:
 
 
 def _counts(options: argparse.Namespace, name: str) -> list[int]:
-    """The numbers of a flag. Raises ValueError for what is none."""
+    """Parse a flag's list of counts. Raises ValueError for anything else."""
     text: str = vars(options)[name]
     least = 0 if name == "context" else 1
     numbers = [int(part) if part.strip().isdecimal() else -1 for part in text.split(",")]

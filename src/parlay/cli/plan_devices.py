@@ -1,4 +1,4 @@
-"""`parlay plan --devices`: how to use several devices for given traffic, as a table and why."""
+"""`parlay plan --devices`: compares ways to use several devices for given traffic, as a table with reasons."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEMORY = "shared memory"
 
 
 def add_devices_flags(parser: argparse.ArgumentParser) -> None:
-    """How many devices, how they are joined, and the traffic that they serve."""
+    """Add the flags for the number of devices, their link, and the traffic."""
     group = parser.add_argument_group("devices", "which split of the model over several devices serves traffic best")
     group.add_argument(
         "--devices", metavar="N", help="number of devices like this one; auto: the GPUs of this machine; needs traffic"
@@ -42,7 +42,7 @@ def add_devices_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table, or JSON. Raises ValueError for flags that don't go together, or where no split fits."""
+    """Print the table, or JSON. Raises ValueError for flags that contradict each other, and if no split fits."""
     count, told = _devices(options.devices), None if options.link is None else read_link(options.link)
     check_traffic_flags(options)
     check_flags(options)
@@ -85,7 +85,7 @@ def _devices(text: str) -> int:
 
 
 def measured_link(ground: Ground) -> Link | None:
-    """The link between two processes of this machine, if it was calibrated."""
+    """The link between two processes on this machine; None if it was not calibrated."""
     found = ground.links.get(MEMORY)
     if found is None:
         return None
@@ -95,7 +95,7 @@ def measured_link(ground: Ground) -> Link | None:
 
 
 def read_link(text: str) -> Link:
-    """Read what --link says. Raises UsageError for anything else."""
+    """Parse --link. Raises UsageError for an invalid one."""
     first, _, second = text.partition(":")
     try:
         bandwidth, latency = float(first), float(second or 10)
@@ -141,7 +141,7 @@ def _plans(options: argparse.Namespace, ground: Ground, count: int, link: Link, 
 
 
 def _drafting(options: argparse.Namespace, ground: Ground, traffic: Traffic) -> Drafting:
-    """The first strategy that is named, else plain decoding."""
+    """The first named strategy, else plain decoding."""
     from parlay.bench.plan.strategies import read_acceptance
     from parlay.cli.simulate_inputs import Ranks, drafting_of, measured_ranks
 
@@ -160,7 +160,8 @@ def _drafting(options: argparse.Namespace, ground: Ground, traffic: Traffic) -> 
 
 
 def _rank(plan: SplitPlan) -> tuple[bool, float, float, int]:
-    """Better ones are larger: all requests finish, more in time, a shorter wait for nine tenths, fewer ranks."""
+    """A sort key, larger for better plans: all requests finish, more are in time, shorter 90th percentile, fewer
+    ranks."""
     own = plan.figures
     assert own is not None
     wait = own.whole.p90 if own.whole is not None else float("inf")

@@ -1,4 +1,4 @@
-"""The page of `parlay plan --devices`: a line for each split, and why the best one is."""
+"""The page of `parlay plan --devices`: a line per split, and why the best one is best."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from parlay.simulate.traffic import Traffic
 from parlay.system.terminal import aligned, counted
 
 BATCH = 16
-"""Sequences of the step that is shown beside that of one."""
+"""Batch size of the larger step in the table, next to that of one sequence."""
 _DRAFTER = "http://127.0.0.1:8001"
 NO_LIMIT = 1 << 30
-"""Tokens of a cache of unknown size."""
+"""The size in tokens that stands for a cache of unknown size."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """One split: its memory; the steps of one sequence and of several, and the reading of a prompt, plainly decoded;
-    and the fleet's figures. None: it does not fit."""
+    """A split: its memory; plain steps of one sequence and of several, and of reading a prompt; and the fleet's
+    figures, or None if it does not fit."""
 
     split: Split
     memory: SplitMemory
@@ -32,7 +32,7 @@ class SplitPlan:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All splits, the best, and the command that runs it; ``source`` says what devices are like."""
+    """All splits, the best one, and its command; ``source`` says where the devices' figures come from."""
 
     model: str
     source: str
@@ -44,7 +44,7 @@ class Comparison:
 
 
 def page(found: Comparison) -> str:
-    """The traffic, a line for each split, and why the best one is."""
+    """The traffic, a line per split, and why the best one is best."""
     traffic = found.traffic
     head = ["split", "devices", "GB each", "cache tokens", "1 row ms", f"{BATCH} rows ms", "links", "prompt s"]
     head += ["tokens/s", "first p90 s", "token p90 ms", "whole p90 s", "in time"]
@@ -76,7 +76,7 @@ def _cells(plan: SplitPlan) -> list[str]:
 
 
 def _why(found: Comparison) -> Iterator[str]:
-    """The numbers that decide, each from the table or what it is made of."""
+    """The numbers that decide, from the table or from what it is based on."""
     best, link = found.best, found.link
     yield f"best: {best.split}"
     yield f"  run: {found.command}"
@@ -98,7 +98,7 @@ def _parts(plan: SplitPlan) -> str:
 
 
 def _against(other: SplitPlan, best: SplitPlan) -> str:
-    """Say what speaks against another split."""
+    """Why another split is worse."""
     own, ours, memory = other.figures, best.figures, other.memory
     if own is None:
         room = f"a cache of {memory.cache_tokens:,} tokens" if memory.cache_tokens else "no cache"
@@ -113,7 +113,7 @@ def _against(other: SplitPlan, best: SplitPlan) -> str:
 
 
 def command(model: str, split: Split, strategy: str, draft_model: str | None) -> str:
-    """The command that runs one replica. ``strategy`` is empty for the server's own."""
+    """The command that runs one replica; ``strategy`` is empty for the server's default."""
     words = ["parlay serve", model]
     words += [f"--tensor-parallel {split.tensor}"] if split.tensor > 1 else []
     words += [f"--pipeline-parallel {split.pipeline}"] if split.pipeline > 1 else []

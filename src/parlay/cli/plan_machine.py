@@ -1,4 +1,4 @@
-"""The machine and the model that predictions stand on, as `parlay plan` and `parlay simulate` are told."""
+"""The machine and model on which `parlay plan` and `parlay simulate` base their predictions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from parlay.cost.roofline import Machine, ModelShape
 
 _BUSY = 0.5
-"""Cores; with more of them busy during a calibration its page says so."""
+"""Busy cores during a calibration above which its page warns."""
 
 
 def add_machine_flags(parser: argparse.ArgumentParser) -> None:
-    """Which model, how it is stored, and on which machine."""
+    """Add the flags for the model, its weight format, and the machine."""
     parser.add_argument(
         "named",
         nargs="?",
@@ -72,10 +72,10 @@ def add_machine_flags(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """Facts that predictions stand on.
+    """The facts on which predictions are based.
 
-    ``source`` says where the machine's constants come from. ``kv_bytes`` are those of one number of a key or value,
-    ``memory`` those of the device; None where they are not known.
+    ``source`` says where the machine's constants come from. ``kv_bytes`` is the size of one number of a key or value,
+    and ``memory`` the device's in bytes; None if unknown.
     """
 
     machine: Machine
@@ -84,13 +84,13 @@ class Ground:
     kv_bytes: float
     memory: int | None
     links: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Between two processes here, as `MachineCalibration` has them."""
+    """Links between two processes here, as in `MachineCalibration`."""
     from_host: bool = False
-    """Whether layers that memory does not hold come from the host's, not from disk."""
+    """Whether layers outside of memory come from the host's memory instead of disk."""
 
 
 def check_flags(options: argparse.Namespace) -> None:
-    """Raise for what is wrong before torch is loaded and a machine is measured, which takes a minute."""
+    """Raises for wrong flags before torch is imported and the machine is measured, which takes a minute."""
     from parlay.bench.plan.shapes import known_name
     from parlay.models.fetch.resolving import resolve_config
 
@@ -105,11 +105,11 @@ def check_flags(options: argparse.Namespace) -> None:
 
 
 def models_of(options: argparse.Namespace, ground: Ground, *, experts: bool = False) -> Models:
-    """Shapes of the model and of the one that drafts for it: the named one, or the one that goes with it.
+    """The shapes of the model and its draft model: the one that is named, or the model's usual one.
 
-    A draft model is not quantised with its target: it has the bits of its file, or plain numbers.
+    The draft model is not quantized with its target: it has its file's format, or plain numbers.
 
-    Raises UnsupportedModel for a mixture of experts without ``experts``.
+    Raises UnsupportedModel for a mixture of experts unless ``experts`` is set.
     """
     from parlay.bench.plan.shapes import CACHED_BYTES, read_model, shape_of, stores_twice
     from parlay.bench.plan.strategies import Models
@@ -127,13 +127,13 @@ def models_of(options: argparse.Namespace, ground: Ground, *, experts: bool = Fa
 
 
 def _draft_bytes(draft: str, ground: Ground) -> float:
-    """Bytes of a draft model's weight. Plain numbers are those that are computed with, as keys and values are."""
+    """Bytes per weight of a draft model; plain numbers have the type of computation, like keys and values."""
     stored = _stored_type(draft)
     return ground.kv_bytes if stored is None else stored.bytes
 
 
 def _stored_type(model: str) -> WeightType | None:
-    """How a GGUF file stores its weights; None for plain numbers, and for what is no such file."""
+    """The weight format of a GGUF file; None for plain numbers, and for other files."""
     from parlay.bench.plan.shapes import known_name
     from parlay.bench.plan.weights import stored_type
     from parlay.models.fetch.resolving import resolve_config
@@ -143,7 +143,7 @@ def _stored_type(model: str) -> WeightType | None:
 
 
 def _weights(options: argparse.Namespace) -> WeightType | None:
-    """The type that flags name, else how the model's file stores its weights; None for plain numbers of any type."""
+    """The weight format from the flags, else the file's; None for plain numbers of any type."""
     from parlay.bench.plan.weights import weight_type
 
     named = options.quantize or (options.dtype if options.dtype != "auto" else None)
@@ -153,12 +153,12 @@ def _weights(options: argparse.Namespace) -> WeightType | None:
 
 
 def ground_of(options: argparse.Namespace) -> Ground:
-    """The device that is named, or this machine, calibrated first if it was not."""
+    """The named device, or this machine, which is calibrated first if necessary."""
     return _table_device(options) if options.device else _this_machine(options)
 
 
 def _table_device(options: argparse.Namespace) -> Ground:
-    """A known device, by its maker's figures. Keys and values are cached in two bytes, unless weights have more."""
+    """A known device with its maker's figures. Keys and values take two bytes, unless weights take more."""
     from parlay.bench.plan.weights import weight_type
 
     weights = _weights(options) or weight_type("bfloat16")
@@ -171,7 +171,7 @@ def _table_device(options: argparse.Namespace) -> Ground:
 
 
 def _this_machine(options: argparse.Namespace) -> Ground:
-    """The machine here, as it was calibrated now or before."""
+    """The local machine with its calibration."""
     from parlay.bench.plan.machine import load_calibration
     from parlay.bench.plan.weights import weight_type
 
@@ -194,9 +194,9 @@ def _this_machine(options: argparse.Namespace) -> Ground:
 
 
 def _calibration_file(options: argparse.Namespace) -> tuple[Path, WeightType | None]:
-    """Where the calibration is, made first if that is asked for or there is none, and the weights that are wanted.
+    """The calibration file, made first if missing or asked for, and the requested weight format.
 
-    None for the weights: as the named calibration says.
+    None for the format means the one of the named calibration.
     """
     from parlay.bench.plan import machine
     from parlay.bench.plan.weights import weight_type

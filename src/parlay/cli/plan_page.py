@@ -16,14 +16,14 @@ _EVERY = "all tried"
 
 
 def header(model: str, target: ModelShape, weights: str, source: str) -> str:
-    """The model and what predictions stand on."""
+    """The model, and what predictions are based on."""
     bits = 8 * target.weight_bytes
     size = f"{target.parameters / 1e6:,.0f} million parameters in {weights} ({bits:.3g} bits)"
     return f"{model}: {size}. Modelled for {source}."
 
 
 def tables(case: PlanCase) -> str:
-    """The case, whether it fits, verifies by rows, and strategies."""
+    """The case's tables: whether it fits, verification by rows, and strategies."""
     prefill = f"prefill {case.prefill_seconds:.3f} s" if case.context else "no prefill"
     plain = f"plain decoding {case.plain_tokens_per_second:,.1f} tokens/s"
     title = f"context {case.context:,}, batch {case.batch}: {prefill}, {plain}"
@@ -63,7 +63,7 @@ def _memory(memory: Memory) -> str:
 
 
 def _offers(case: PlanCase) -> list[str]:
-    """Strategies at the chances that were given or measured."""
+    """Strategies with the given or measured acceptance."""
     rows = [["strategy", "nodes", "tokens a step", "step ms", "tokens/s", "times plain", "pays below batch"]] + [
         [
             offer.speed.name,
@@ -80,7 +80,7 @@ def _offers(case: PlanCase) -> list[str]:
 
 
 def _kinds(case: PlanCase) -> list[str]:
-    """Times plain decoding by kind of work, with the range over the texts."""
+    """Speed-up by kind of work, with the range over texts."""
     names = list(dict.fromkeys(each.strategy for each in case.kinds))
     cells = {(each.kind, each.strategy): _range(each.low, each.high) for each in case.kinds}
     picks = case.picks or {}
@@ -104,7 +104,7 @@ def _range(low: float, high: float) -> str:
 
 
 def by_kind_notes(cases: Sequence[PlanCase]) -> str:
-    """Say what the ranges stand on."""
+    """A note on what the ranges are based on."""
     from parlay.bench.plan.report import BETTER
 
     texts = {text: None for each in cases[:1] for kind in each.kinds for text in kind.texts}
@@ -120,7 +120,7 @@ def by_kind_notes(cases: Sequence[PlanCase]) -> str:
 
 
 def chances_note(chances: Chances) -> str:
-    """Where the chances come from on which the tables stand."""
+    """A note on where the acceptance comes from."""
     acceptance = chances.acceptance
     rates = {**({"all" if not acceptance.by_strategy else "others": acceptance.default} if acceptance.default else {})}
     figures = [

@@ -1,4 +1,4 @@
-"""`parlay prune`: write a smaller model, without training: zeros by a text, narrower and fewer layers."""
+"""`parlay prune`: writes a smaller model without training: zeros by a text, narrower layers, fewer layers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     cut = _checked(options)
-    from tqdm import tqdm  # here, because help needs none of it
+    from tqdm import tqdm  # here, as help needs none of it
 
     from parlay.models.fetch.resolving import resolve
     from parlay.models.gguf.importance import ReadText
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _checked(options: argparse.Namespace) -> Cut:
-    """Read what is asked for, before the model is opened. Raises UsageError for what can't work."""
+    """Check the flags before the model is opened. Raises UsageError for what can't work."""
     from parlay.models.pruning.patterns import Pattern
     from parlay.models.pruning.prune import Cut
 

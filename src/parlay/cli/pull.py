@@ -1,4 +1,4 @@
-"""`parlay pull`: brings a model to this machine, and prints where it is."""
+"""`parlay pull`: downloads a model, and prints where it is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from parlay.models.fetch.resolving import bring  # here, because it loads torch
+    from parlay.models.fetch.resolving import bring  # here, as it imports torch
 
     with tqdm(desc=options.model, unit="B", unit_scale=True, file=sys.stderr, disable=None, leave=False) as bar:
 

@@ -1,4 +1,4 @@
-"""`parlay quantize`: write a model as a GGUF file in fewer bits."""
+"""`parlay quantize`: writes a model as a GGUF file with fewer bits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     _check(options)
-    from tqdm import tqdm  # here, because help needs none of it
+    from tqdm import tqdm  # here, as help needs none of it
 
     from parlay.models.fetch.resolving import resolve
     from parlay.models.gguf.quantizing import quantize, source_of
@@ -73,13 +73,13 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _importance(text: Path, model: Path) -> dict[str, Tensor]:
-    """Mean squares of what the model's matrices read on the text."""
+    """Mean squares of the inputs of the model's matrices on the text."""
     from parlay.models.gguf.importance import MOST_TOKENS, ReadText, importance
     from parlay.models.loading import load_tokenizer, load_weights, read_config
 
     config = read_config(model)
     try:
-        content = text.read_text(encoding="utf-8")[: 16 * MOST_TOKENS]  # no tokenizer has longer tokens in the mean
+        content = text.read_text(encoding="utf-8")[: 16 * MOST_TOKENS]  # no tokenizer has a longer mean token
     except (OSError, ValueError) as error:
         raise UsageError(f"--imatrix {text} can't be read as text: {error}") from None
     return importance(config, load_weights(model, config), ReadText.of(content, load_tokenizer(model)))

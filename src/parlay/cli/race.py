@@ -1,8 +1,9 @@
-"""`parlay demo`: plain decoding against the default strategy, and strategies that do not pay, on one screen.
+"""`parlay demo`: compares plain decoding with the default strategy, and shows strategies that do not pay off, on one
+screen.
 
-Everything is greedy. A first plain answer sets the length: the tokens before the text falls into a verbatim loop. Then
-plain decoding and the strategy take turns in rounds, until the median of the rounds' ratios is certain or the time is
-up. Other processes slow both down alike, so ratios hold on a busy machine, where speeds do not.
+Everything is greedy. A first plain answer sets the length: its tokens before the text falls into a verbatim loop. Then
+plain decoding and the strategy alternate in rounds, until the median ratio is certain or the time is up. Other
+processes slow both down alike, so the ratios are valid on a busy machine, while speeds are not.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ WIDTH = 80
 EXCERPT_LINES = 12
 SLOW_LINES = 4
 _ELSE = {"file", "model", "models"}
-"""Options of strategies that want more than the target."""
+"""Options of strategies that need more than the target."""
 PROBES, PROBE_TOKENS = 5, 8
-"""Short plain answers, which warm up; the fastest says how fast the machine is."""
+"""Short plain answers that warm up; the fastest measures the machine's speed."""
 LENGTHS = ((400.0, 160), (20.0, 48), (0.0, 24))
-"""From so many tokens per second on, an answer has so many tokens. The steps are wide, so that the length, on which
-ratios hang, is the same on a busy machine and on an idle one."""
+"""The length of answers by the least tokens per second at which it is used. The steps are far apart, so that the
+length, on which the ratios depend, is the same on a busy and an idle machine."""
 ROUND_SECONDS = 0.25
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 15
 CERTAIN = 0.03
-"""Standard error of a ratio, as a share of it, at which no further round is measured."""
+"""Relative standard error of a ratio at which no more rounds are run."""
 RACE_SECONDS, SLOW_SECONDS = 5.0, 2.0
-"""After so long no further round begins: for a workload, and for a strategy that always drafts."""
+"""Seconds after which no more rounds start: for a workload, and for a strategy that always drafts."""
 FAREWELL = """
 Tokens per second are those after the prompt. For your own model:
   parlay demo --model HUB_ID_OR_FOLDER
@@ -51,7 +52,8 @@ Tokens per second are those after the prompt. For your own model:
 
 
 def demonstrate(llm: LLM, out: TextIO) -> bool:
-    """Print the comparison, at most 40 lines. False when a strategy that promises the same bits broke its promise."""
+    """Print the comparison in at most 40 lines. Returns False if a strategy that promises the same bits broke its
+    promise."""
     others = busy_cores()
     stage = DemoPart.of(llm)
     print(_head(llm), file=out)
@@ -82,7 +84,7 @@ def _head(llm: LLM) -> str:
 
 
 def _show_text(stage: DemoPart, out: TextIO) -> None:
-    """The edit as it is written by the default strategy."""
+    """Print the edit while the default strategy decodes it."""
     tint = Tint(out)
     note = "copied tokens are tinted" if tint.enabled else "its first lines"
     print(f"\nAn edit, decoded with {DEFAULT_STRATEGY} ({note}):\n", file=out)
@@ -106,7 +108,7 @@ class Race:
 
     @property
     def summary(self) -> CellSummary:
-        """Sum up the strategy beside plain decoding."""
+        """The strategy's results compared with plain decoding."""
         return summary(self.fast, self.plain)
 
     @property
@@ -125,7 +127,7 @@ class Race:
 
 @dataclass(frozen=True, slots=True)
 class DemoPart:
-    """The model, what measures it, and how many tokens an answer has."""
+    """The model, what measures it, and the length of answers."""
 
     llm: LLM
     rounds: Rounds
@@ -133,20 +135,20 @@ class DemoPart:
 
     @staticmethod
     def of(llm: LLM) -> DemoPart:
-        """Warms the model up, and measures how long answers may be."""
+        """Warm the model up, and choose the length of answers."""
         rounds = Rounds({OURS: Waves(llm)}, ROUND_SECONDS, warm_up=False)
         speed = max(DemoPart(llm, rounds, PROBE_TOKENS).plain_speed(PROSE) for _ in range(PROBES))
         return DemoPart(llm, rounds, next(tokens for least, tokens in LENGTHS if speed >= least))
 
     def prepare(self, workload: DemoPrompt) -> Prepared:
-        """A plain answer sets the length: it ends where the text begins to repeat itself."""
+        """Decode a plain answer; the length ends where the text begins to repeat itself."""
         ids = self.prompt(workload)
         text = self._plainly(ids).token_ids
         text = text[: max(first_loop(text), FEWEST_TOKENS)]
         return Prepared((Ask(ids=ids, most=len(text)),), (text,), None, "")
 
     def race(self, prepared: Prepared, strategy: str, seconds: float) -> Race:
-        """Rounds until the ratio is certain, or so many seconds have passed."""
+        """Run rounds until the ratio is certain or ``seconds`` have passed."""
         cells = [Cell(model="", strategy=name, workload="") for name in (PLAIN, strategy)]
         race = Race([], [])
         ends = time.monotonic() + seconds
@@ -174,7 +176,7 @@ class DemoPart:
 
 
 def _always_drafting() -> list[str]:
-    """One strategy of each family, of those that want nothing but the target."""
+    """One strategy of each family, among those that need only the target."""
     firsts: dict[str, str] = {}
     for name, entry in catalogue().items():
         if "policy" in entry.parameters and not entry.parameters.keys() & _ELSE:

@@ -1,4 +1,4 @@
-"""The prompts of the demo: one of each kind on which drafting pays, and one on which it hardly does."""
+"""The prompts of the demo: one for each kind of text on which drafting pays off, and one on which it hardly does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DemoPrompt:
-    """A conversation as (role, text) turns, or a text to go on from when there is a single turn with no role."""
+    """A conversation as (role, text) turns, or a single turn without a role to continue."""
 
     name: str
     turns: tuple[tuple[str, str], ...]
@@ -18,7 +18,7 @@ class DemoPrompt:
 
     @property
     def text(self) -> str:
-        """The same for a model that has no chat format."""
+        """The turns as one text, for a model without a chat format."""
         return "\n\n".join(text for _, text in self.turns) + ("\n\n" if self.is_chat else "")
 
     @property

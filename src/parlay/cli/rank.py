@@ -1,4 +1,4 @@
-"""`parlay rank`: a process that runs a part of the model of another one."""
+"""`parlay rank`: runs a part of another process's model."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def run(options: argparse.Namespace) -> int:
     try:
         connection = connect(leader, secret, 0, options.rank_timeout, partial(_wait, options))
     except WrongSecret:
-        if options.of_parent:  # which has given it its secret
+        if options.of_parent:  # the parent has passed its secret
             raise ParlayError(_TOO_LATE) from None
         raise
-    from parlay.ranks.follower import follow  # here, because it loads torch
+    from parlay.ranks.follower import follow  # here, as it imports torch
 
     follow(connection, leader, secret, model=options.model, threads=options.threads)
     return 0
 
 
 def _wait(options: argparse.Namespace) -> None:
-    """Say that nobody answers yet, and until when the rank waits. Raises ParlayError where that can't help."""
+    """Print that rank 0 does not answer yet, and how long this rank waits. Raises ParlayError if waiting can't help."""
     if options.of_parent:
         raise ParlayError(_TOO_LATE)
     until = time.strftime("%H:%M:%S", time.localtime(time.time() + options.rank_timeout))

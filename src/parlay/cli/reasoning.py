@@ -1,4 +1,4 @@
-"""`parlay generate --vote`, `--outline` and `--steps-model`: their flags, and what is said of the outcome."""
+"""`parlay generate --vote`, `--outline` and `--steps-model`: their flags, and what is printed about the outcome."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from parlay.types import SamplingParams
 
 TEMPERATURE = 0.7
-"""Of a vote where none is given: chains of temperature 0 would all be one."""
+"""The default temperature of a vote: at 0 all chains would be the same."""
 
 
 def add_vote_flags(parser: argparse.ArgumentParser) -> None:
@@ -66,8 +66,9 @@ def add_vote_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def vote_params(options: argparse.Namespace, params: SamplingParams) -> VoteParams | None:
-    """Read the flags. Raises UsageError for flags of a vote without --vote, ValueError for what is no vote."""
-    from parlay.llm.voting import VoteParams  # here, because help needs none of it
+    """Make the vote's parameters from the flags. Raises UsageError for flags of a vote without --vote, ValueError for
+    invalid parameters."""
+    from parlay.llm.voting import VoteParams  # here, as help needs none of it
 
     given = {
         "answer": options.answer,
@@ -79,7 +80,7 @@ def vote_params(options: argparse.Namespace, params: SamplingParams) -> VotePara
     given = {name: value for name, value in given.items() if value is not None}
     if options.vote is not None:
         vote = VoteParams(n=options.vote, **given)
-        vote.sampling(params)  # a mistake is an error now, not when the model is there
+        vote.sampling(params)  # reports a mistake now instead of after loading the model
         return vote
     if given:
         raise UsageError("--answer and the flags of a vote need --vote N, the number of chains")
@@ -87,12 +88,12 @@ def vote_params(options: argparse.Namespace, params: SamplingParams) -> VotePara
 
 
 def defaults(options: argparse.Namespace) -> Mapping[str, object]:
-    """The defaults of the sampling flags."""
+    """The defaults of the sampling flags, with `TEMPERATURE` for a vote."""
     return DEFAULTS if options.vote is None else {**DEFAULTS, "temperature": TEMPERATURE}
 
 
 def told(output: RequestOutput, vote: VoteOutput) -> str:
-    """The outcome in a line."""
+    """The outcome of a vote in a line."""
     tokens = sum(len(one.token_ids) for one in output.outputs)
     cut = sum(one.finish_reason == "length" for one in output.outputs)
     ended, chains = len(vote.answers) - len(vote.stopped), len(vote.answers)
@@ -125,7 +126,7 @@ def add_outline_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def check_outline(options: argparse.Namespace) -> None:
-    """Raises UsageError for flags that do not go with an outline."""
+    """Raises UsageError for flags that can't be combined with an outline."""
     if options.outline_model is not None and not options.outline:
         raise UsageError("--outline-model writes an outline: add --outline")
     beside = ("vote", "system", "prediction", "document", "explain", "exactness")
@@ -136,7 +137,7 @@ def check_outline(options: argparse.Namespace) -> None:
 def write_by_outline(
     options: argparse.Namespace, llm: LLM, prompt: str | list[dict[str, str]], params: SamplingParams
 ) -> int:
-    """Print the answer, and on standard error what was planned."""
+    """Print the answer, and the plan on standard error."""
     from parlay.llm.llm import LLM
     from parlay.llm.outlining import write_outlined
 
@@ -189,9 +190,8 @@ def add_ahead_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def ahead_params(options: argparse.Namespace) -> AheadParams | None:
-    """Read the flags. Raises UsageError for flags that do not go together, ValueError for values out of range, and
-    ParlayError for a model that is not there.
-    """
+    """Make the parameters of steps ahead from the flags. Raises UsageError for flags that contradict each other,
+    ValueError for values out of range, and ParlayError for a missing model."""
     given = {"steps": options.steps_ahead, "until": options.steps_until, "judge": options.steps_judge}
     given = {name: value for name, value in given.items() if value is not None}
     if options.steps_model is None:
@@ -201,7 +201,7 @@ def ahead_params(options: argparse.Namespace) -> AheadParams | None:
     beside = ("vote", "outline", "prediction", "document", "explain", "exactness")
     if named := [name for name in beside if vars(options)[name]]:
         raise UsageError(f"--steps-model can't be used with --{named[0]}: leave one of them out")
-    from parlay.llm.steps_ahead import AheadParams  # here, because nothing else needs torch before models are found
+    from parlay.llm.steps_ahead import AheadParams  # here, as nothing else needs torch before models are found
     from parlay.models.fetch.resolving import resolve
 
     params = AheadParams(**given)
@@ -216,7 +216,7 @@ def write_ahead(
     params: SamplingParams,
     ahead: AheadParams,
 ) -> int:
-    """Print the answer, and on standard error what the drafted steps were worth."""
+    """Print the answer, and on standard error how well the drafted steps did."""
     from parlay.llm.llm import LLM
 
     load = replace(options_from(LoadOptions, options), quantize=None, lora=None)

@@ -1,4 +1,4 @@
-"""One process of `parlay serve --replicas`: how the gateway's process sees it, and what it does itself."""
+"""A process of `parlay serve --replicas`: the gateway's view of it, and its main function."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from pathlib import Path
 from parlay.cli import guarded
 
 _LETTING_GO = 0.5
-"""Seconds in which the system lets go of all that a process held which has ended."""
+"""Seconds in which the system frees what an ended process held."""
 
 
 @dataclass(slots=True, eq=False)
 class ReplicaProcess:
-    """A replica's process, which says once through ``news`` that it takes requests at the replica's address."""
+    """A replica's process; it sends one message through ``news`` when it accepts requests at its socket."""
 
     process: ForkServerProcess
     news: Connection
     began: float = field(default_factory=time.monotonic)
     ready_at: float | None = None
-    """When it became ready, if it did."""
+    """When it became ready; None before that."""
     kill_at: float | None = None
-    """When it was told to end: until when it may finish what it has."""
+    """The time until which it may finish its requests, set when it was told to end."""
 
     @property
     def alive(self) -> bool:
@@ -43,31 +43,31 @@ class ReplicaProcess:
 
     @property
     def gone(self) -> bool:
-        """Whether it has ended as it was told to."""
+        """Whether it has ended after being told to."""
         return self.kill_at is not None and not self.alive
 
     @property
     def waited_for(self) -> list[Connection | int]:
-        """Objects of which one is ready once there is news of it."""
+        """Objects to wait for: one of them becomes ready when the process has news."""
         return [self.process.sentinel, *([] if self.ready_at is not None or not self.alive else [self.news])]
 
     def becomes_ready(self) -> bool:
-        """Whether it has become ready since this was last called."""
+        """Whether it has become ready since the last call."""
         if self.ready_at is not None or not self.news.poll():
             return False
-        with suppress(EOFError):  # it has ended
+        with suppress(EOFError):  # the process has ended
             self.news.recv()
             self.ready_at = time.monotonic()
         return self.ready_at is not None
 
     def let_go(self, patience: float) -> None:
-        """Tell it to finish what it has and end."""
+        """Tell the process to finish its requests and end."""
         self.kill_at = time.monotonic() + patience
         self.process.terminate()
 
 
 def fits_twice(process: ForkServerProcess) -> bool:
-    """Whether there is memory for another process like this one."""
+    """Whether there is memory for a second process of this size."""
     import torch
 
     from parlay.models.opening import anonymous_bytes, free_bytes
@@ -76,7 +76,7 @@ def fits_twice(process: ForkServerProcess) -> bool:
 
 
 def end_process(process: ForkServerProcess, seconds: float) -> None:
-    """Wait for a process that was told to end; kill it after so many seconds."""
+    """Wait for a process that was told to end, and kill it after ``seconds``."""
     process.join(seconds)
     if process.is_alive():
         process.kill()
@@ -84,20 +84,20 @@ def end_process(process: ForkServerProcess, seconds: float) -> None:
 
 
 def run_replica(options: argparse.Namespace, path: str, says: Connection) -> None:
-    """Be a replica: the main function of its process, which ends when its parent does."""
+    """The main function of a replica's process; it ends when the parent does."""
     from tqdm import tqdm
 
     from parlay.cli.listening import set_up_logging
 
-    tqdm.set_lock(threading.RLock())  # its own is for several processes, and outlives one that is killed
-    os.setpgid(0, 0)  # Ctrl-C is for the parent, which lets the replicas end in its own time
+    tqdm.set_lock(threading.RLock())  # tqdm's own lock is shared by processes, and outlives one that is killed
+    os.setpgid(0, 0)  # Ctrl-C is for the parent, which ends the replicas
     set_up_logging(options)
     threading.Thread(target=_end_with_parent, args=(Path(path).parent,), daemon=True).start()
     sys.exit(guarded(lambda: _serve_at(options, path, says)))
 
 
 def _serve_at(options: argparse.Namespace, path: str, says: Connection) -> int:
-    """Listen at the path once the model is loaded: until then the process that was there before may have it."""
+    """Listen at ``path`` after the model is loaded, as the replica's previous process may use it until then."""
     from parlay.cli.serve import serve_on
 
     own = f"{path}.{os.getpid()}"
@@ -114,19 +114,19 @@ def _serve_at(options: argparse.Namespace, path: str, says: Connection) -> int:
 
 
 def _end_with_parent(folder: Path) -> None:
-    """End when the parent does, and take the folder of the sockets away that one left which was killed."""
+    """End when the parent does, and remove the socket folder of a parent that was killed."""
     parent = parent_process()
     assert parent is not None
     parent.join()
     time.sleep(_LETTING_GO)
-    with suppress(OSError), held(folder):  # a parent that goes on holds it, as where the server of forks has ended
+    with suppress(OSError), held(folder):  # a living parent holds it, as when only the fork server has ended
         shutil.rmtree(folder, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold a folder in the block, so that nobody else can; whoever ends lets go of it. Raises OSError if it is held."""
+    """Lock a folder while the block runs; the lock ends with the process. Raises OSError if it is locked."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

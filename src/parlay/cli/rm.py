@@ -1,4 +1,4 @@
-"""`parlay rm MODEL`: removes a model that was pulled."""
+"""`parlay rm MODEL`: deletes a pulled model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from parlay.models.fetch.local_models import remove  # here, because help needs none of it
+    from parlay.models.fetch.local_models import remove  # here, as help needs none of it
 
     model = remove(options.model)
     print(f"removed {model.name} ({model.size / 1e6:,.0f} MB) from {model.place}")

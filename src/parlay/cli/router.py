@@ -1,4 +1,4 @@
-"""`parlay router`: what was learned on this machine of drafters, and of what steps cost."""
+"""`parlay router`: shows what this machine has learned about drafters and the cost of steps."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from parlay.router.saved_state import KeptArm
     from parlay.types import KeptCost
 
-_NODES = 8  # of the proposals whose time is shown
+_NODES = 8  # size of the proposals whose time is shown
 _ALL = "all"
-_SHOWN = (2, 4, 8)  # rows whose cost is shown beside that of one
+_SHOWN = (2, 4, 8)  # batch rows whose cost is shown next to that of one row
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _table(entry: RouterFileEntry) -> str:
-    """Who it is about, then a line for each drafter and kind of request."""
+    """The model and strategy, then a line for each drafter and kind of request."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.saved))
     whose = f", requests of key {entry.owner}" if entry.owner else ""
     head = ["drafter", "requests", "levels lately", "accepted", "gains per step", f"ms for {_NODES} tokens"]
@@ -61,7 +61,7 @@ def _table(entry: RouterFileEntry) -> str:
 
 
 def _steps(cost: KeptCost) -> Iterator[str]:
-    """Say what is known of the cost of steps, behind the shortest texts."""
+    """Lines about the known cost of steps, after the shortest texts."""
     from parlay.cost.measured import MeasuredCost
 
     if cost:
@@ -72,7 +72,7 @@ def _steps(cost: KeptCost) -> Iterator[str]:
 
 
 def _rows(name: str, arm: KeptArm) -> Iterator[list[str]]:
-    """List, for all requests and then each kind, levels of drafts tested lately, and the share that was right."""
+    """Rows for all requests and then each kind: draft levels tested lately, and the share that was right."""
     from parlay.router.acceptance import Record
     from parlay.router.prices import DraftSeconds
 

@@ -1,4 +1,4 @@
-"""`parlay run MODEL`: `parlay chat MODEL`, by the name that Ollama has for it."""
+"""`parlay run MODEL`: Ollama's name for `parlay chat MODEL`."""
 
 from parlay.cli.chat import add_arguments, run
 

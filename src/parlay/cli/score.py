@@ -1,4 +1,4 @@
-"""`parlay score`: perplexity of a text, and right answers to multiple-choice questions."""
+"""`parlay score`: measures the perplexity of a text, or accuracy on multiple-choice questions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--window {options.window}: give at least 2")
     questions = {file: list(_questions(file)) for file in options.files if file.suffix == QUESTIONS}
     texts = {file: read_text(str(file), "text") for file in options.files if file not in questions}
-    from parlay.llm.likelihood import choose, perplexity  # here, because help needs none of it
+    from parlay.llm.likelihood import choose, perplexity  # here, as help needs none of it
     from parlay.llm.llm import LLM
 
     load, ensemble = options_from(LoadOptions, options), chosen_ensemble(options)
@@ -69,7 +69,7 @@ def _tell(options: argparse.Namespace, file: Path, numbers: dict[str, float | in
 
 
 def _questions(file: Path) -> Iterator[Question]:
-    """Raises UsageError for a line that is no question, and for a file without any."""
+    """Read questions. Raises UsageError for a line that is not a question, and for a file without any."""
     from parlay.llm.likelihood import Question
 
     lines = [line for line in read_text(str(file), "file of questions").splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""`parlay serve`: models behind an OpenAI-compatible HTTP API."""
+"""`parlay serve`: serves models over an OpenAI-compatible HTTP API."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _serve_drafter(options: argparse.Namespace, allowed: Settings) -> int:
 
 
 def serve_on(options: argparse.Namespace, listener: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve in this process until it is told to end; ``ready`` is called when requests are taken."""
+    """Serve in this process until it is told to end; ``ready`` is called when requests are accepted."""
     if options.log_prompts:
         logging.getLogger(PROMPT_LOG).setLevel(logging.INFO)
     allowed, models = settings(options), serve_models.chosen_models(options)
@@ -134,7 +134,7 @@ def _serve(
     first = serve_models.find_models(options, models)
     with pack_ahead(models[first], options) if first is not None else nullcontext():
         app = _app(options, allowed, models, observers, first)
-        from parlay.serve.server import Server  # here, because it loads FastAPI
+        from parlay.serve.server import Server  # here, as it imports FastAPI
 
         Server(app, ready, access_log=options.log_level in ("debug", "info")).run(sockets=[listener])
 
@@ -146,10 +146,10 @@ def _app(
     observers: Sequence[Observer],
     first: str | None,
 ) -> FastAPI:
-    """Make the application, which loads the model named ``first`` as soon as it is served."""
+    """Make the application; it loads the model named ``first`` at its start."""
     with uncollected():
         from parlay.llm.vocabulary import Vocabularies
-        from parlay.serve.app import create_app  # here, because these load FastAPI and torch
+        from parlay.serve.app import create_app  # here, as these import FastAPI and torch
 
     named = len(options.models) + len(options.model)
     loader_of = serve_models.loading(options, vocabularies := Vocabularies(serve_models.KEPT + named))
@@ -165,7 +165,7 @@ def _app(
 
 @contextmanager
 def _observers(options: argparse.Namespace, allowed: Settings) -> Iterator[list[Observer]]:
-    """Who hears of finished requests beside metrics and log. What they have not sent or written is so at the end."""
+    """Observers of finished requests other than metrics and log. At the end they send and write what is pending."""
     with recording(options, allowed) as kept, _tracing(options.otlp_traces_endpoint) as traced:
         yield [*kept, *traced]
 
@@ -204,7 +204,8 @@ def _check_access(options: argparse.Namespace, keys: tuple[str, ...]) -> None:
 
 
 def settings(options: argparse.Namespace) -> Settings:
-    """Read what the flags allow. Raises ValueError for a limit out of range, or if strangers could get in."""
+    """Make the server's settings from the flags. Raises ValueError for a limit out of range, and if strangers could use
+    the server."""
     default = KeyLimits(requests=options.key_requests, tokens=options.key_tokens, priority=options.key_priority)
     own = listening.read_keys(options, default)
     keys = tuple(own)

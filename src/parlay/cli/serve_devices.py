@@ -1,4 +1,4 @@
-"""`parlay serve --devices auto`: how many processes serve best on this machine, by its calibration."""
+"""`parlay serve --devices auto`: chooses the number of processes from the machine's calibration."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from parlay.simulate.costs import RooflineSteps, StepCost
 from parlay.simulate.splits import Link, Split, SplitSteps, memory_of, share_of, splits
 
 _AT_ONCE = 16
-"""Requests that are compared, each with so much text:"""
+"""Concurrent requests of the comparison, and the tokens of context of each:"""
 _CONTEXT = 1024
 _GAIN = 0.95
-"""Several processes have to take less than this of one's time: they cost memory, and a drafter less to learn from."""
+"""Several processes must take less than this share of one process's time, as they need more memory, and each drafter
+learns from fewer requests."""
 
 
 def add_devices_flag(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +32,7 @@ def add_devices_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def choose_processes(options: argparse.Namespace, models: Sequence[str]) -> None:
-    """Set the flags for the best number of processes, and say why. Raises UsageError for flags against it."""
+    """Set the flags for the best number of processes, and print why. Raises UsageError for flags that contradict it."""
     ranks = options.tensor_parallel * options.pipeline_parallel * options.context_parallel
     if options.replicas > 1 or ranks > 1 or options.drafter_only:
         raise UsageError("--devices auto chooses replicas and ranks itself: leave out the flags that name them")
@@ -65,7 +66,7 @@ def _choice(options: argparse.Namespace, model: str) -> tuple[Split, str]:
     told = parser_of("plan").parse(words)
     check_flags(told)
     ground = ground_of(told)
-    if measured_link(ground) is None:  # an older calibration has no links
+    if measured_link(ground) is None:  # older calibrations have no links
         told = parser_of("plan").parse([*words, "--calibrate"])
         ground = ground_of(told)
     link = measured_link(ground)
@@ -79,14 +80,14 @@ def _choice(options: argparse.Namespace, model: str) -> tuple[Split, str]:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A split and the seconds in which it does a step of all requests; None: it does not fit into memory."""
+    """A split, and the seconds of its step over all requests; None if it does not fit into memory."""
 
     split: Split
     seconds: float | None
 
 
 def compare(shape: ModelShape, machine: Machine, memory: float | None, link: Link, threads: int) -> Sequence[Way]:
-    """One process with the whole machine first, then splits into as many processes as there are threads, at most."""
+    """Compare one process on the whole machine with splits into at most as many processes as there are threads."""
     return [Way(Split(), _of_all(RooflineSteps(machine, shape), 1)), *_several(shape, machine, memory, link, threads)]
 
 
@@ -103,13 +104,13 @@ def _several(shape: ModelShape, machine: Machine, memory: float | None, link: Li
 
 
 def _of_all(cost: StepCost, replicas: int) -> float:
-    """Seconds in which each request gets a token."""
+    """Seconds in which each request gets one token."""
     each = math.ceil(_AT_ONCE / replicas)
     return cost(each, each, each, each * _CONTEXT, each * _CONTEXT)
 
 
 def chosen(ways: Sequence[Way]) -> tuple[Split, str]:
-    """The quickest way, and why in one line."""
+    """The fastest way, and the reason in one line."""
     alone, *others = ways
     assert alone.seconds is not None
     quick = sorted((way for way in others if way.seconds is not None), key=lambda way: way.seconds or 0.0)

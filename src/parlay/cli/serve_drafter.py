@@ -1,4 +1,4 @@
-"""`parlay serve --drafter-only`: a drafter for other processes, without a target."""
+"""`parlay serve --drafter-only`: serves a drafter to other processes, without a target."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ELSEWHERE = {
     "record": "--record",
     "allow_pull": "--allow-pull",
 }
-"""Flags of a server with a target."""
+"""Flags that need a target."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> tuple[str, StrategySpec]:
-    """Read which model and drafter are meant. Raises ValueError for what a drafter can't be or do."""
+    """Read the model and drafter from the flags. Raises ValueError for a drafter that can't be served, and for flags
+    that it does not support."""
     words = [*options.models, *options.model] or [DEFAULT_MODEL]
     if len(words) > 1:
         raise ValueError(f"--drafter-only serves one drafter: name one model, not {len(words)}")
@@ -58,10 +59,10 @@ def check(options: argparse.Namespace) -> tuple[str, StrategySpec]:
 
 
 def serve(options: argparse.Namespace, allowed: Settings, listener: socket.socket, url: str) -> None:
-    """Until the process is told to end."""
+    """Serve until the process is told to end."""
     name, spec = check(options)
     app = _app(name, spec, options, allowed)
-    from parlay.serve.server import Server  # here, because it loads FastAPI
+    from parlay.serve.server import Server  # here, as it imports FastAPI
 
     accesses = options.log_level in ("debug", "info")
     welcome = f"parlay drafts with {spec} in the vocabulary of {name} at {url}"
@@ -70,15 +71,15 @@ def serve(options: argparse.Namespace, allowed: Settings, listener: socket.socke
 
 def _app(name: str, spec: StrategySpec, options: argparse.Namespace, allowed: Settings) -> FastAPI:
     with uncollected():
-        from parlay.serve.drafter.app import create_drafter_app  # here, because it loads FastAPI
+        from parlay.serve.drafter.app import create_drafter_app  # here, as it imports FastAPI
 
         return create_drafter_app(open_drafter(name, spec, options), allowed)
 
 
 def open_drafter(name: str, spec: StrategySpec, options: argparse.Namespace) -> HostedDrafter:
-    """Build the drafter in the vocabulary of model ``name``. Raises ParlayError where it can't be had."""
+    """Build the drafter for the vocabulary of model ``name``. Raises ParlayError if it can't be built."""
     from parlay import models
-    from parlay.cache import Budget, parse_bytes  # here, because they load torch
+    from parlay.cache import Budget, parse_bytes  # here, as they import torch
     from parlay.drafters.remote.service import DraftService
     from parlay.drafters.resources import Resources
     from parlay.drafters.state_room import StateRoom

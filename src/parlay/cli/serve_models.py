@@ -1,4 +1,4 @@
-"""Which models `parlay serve` serves: those that are named, and those of a folder; and how each is loaded."""
+"""The models of `parlay serve`: those that are named, those of a folder, and how each is loaded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from parlay.serve.registry import Registry
 
 KEPT = 8
-"""Vocabularies of models of a folder that stay in memory when the models are unloaded."""
+"""How many vocabularies of unloaded models stay in memory."""
 _LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}")
 _FIRST_PART = re.compile(r"-00001-of-\d{5}$")
 
@@ -76,7 +76,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_adapter_flags(group: argparse._ActionsContainer) -> None:
-    """Add which adapters requests may name as models."""
+    """Add the flags for adapters that requests name like models."""
     group.add_argument(
         "--lora-modules",
         nargs="+",
@@ -89,9 +89,9 @@ def _add_adapter_flags(group: argparse._ActionsContainer) -> None:
 
 
 def load_adapters(options: argparse.Namespace, registry: Registry, base: str | None) -> None:
-    """Load the adapters that flags name, on the model called ``base``.
+    """Load the adapters named by flags, for the model called ``base``.
 
-    Raises ValueError for words that name none, ParlayError for a folder that holds none of this model.
+    Raises ValueError for a malformed flag, ParlayError for a folder without an adapter of this model.
     """
     from parlay.serve.adapters import NamedAdapter
 
@@ -112,7 +112,7 @@ def load_adapters(options: argparse.Namespace, registry: Registry, base: str | N
 
 
 def _add_quality_flags(group: argparse._ActionsContainer) -> None:
-    """Add what opens lossy strategies and other models to requests that allow it."""
+    """Add the flags that allow requests to use lossy strategies and cascades."""
     flags.add_certificate_flag(group)
     group.add_argument(
         "--cascade",
@@ -132,7 +132,7 @@ def _add_quality_flags(group: argparse._ActionsContainer) -> None:
 
 
 def _add_loading_flags(group: argparse._ActionsContainer) -> None:
-    """Which models there are beside those that are named, and when they are in memory."""
+    """Add the flags for models besides the named ones, and for when models are in memory."""
     group.add_argument(
         "--model-dir",
         type=Path,
@@ -144,9 +144,9 @@ def _add_loading_flags(group: argparse._ActionsContainer) -> None:
 
 
 def chosen_models(options: argparse.Namespace) -> dict[str, str]:
-    """Find what to serve, by the name that it is served under; what is named stands before what a folder holds.
+    """The models to serve by name; named models come before those of a folder.
 
-    Raises ValueError for a name that is there twice, and for a folder without models.
+    Raises ValueError for a duplicate name, and for a folder without models.
     """
     words = [*options.models, *options.model]
     if options.model_dir is None:
@@ -158,11 +158,12 @@ def chosen_models(options: argparse.Namespace) -> dict[str, str]:
 
 
 def find_models(options: argparse.Namespace, models: Mapping[str, str]) -> str | None:
-    """Fetch the default model, if no model was named, and find the draft model and the first of those that were named.
+    """Download the default model if none was named, and resolve the draft model and the first named model.
 
-    The name of the first, None if all come from a folder. Says before torch is loaded that one is not there.
+    Returns the first model's name, or None if all come from a folder. A missing model is reported here, before torch is
+    imported.
     """
-    from parlay.models.fetch.resolving import resolve, resolve_tokenizer  # here, because help needs no models
+    from parlay.models.fetch.resolving import resolve, resolve_tokenizer  # here, as help needs no models
 
     if options.draft_model is not None:
         resolve(options.draft_model)
@@ -179,7 +180,7 @@ def find_models(options: argparse.Namespace, models: Mapping[str, str]) -> str |
 
 
 def named_models(words: Sequence[str]) -> dict[str, str]:
-    """Find what to load, by the name that it is served under. Raises ValueError for a name that is there twice."""
+    """The named models by the names under which they are served. Raises ValueError for a duplicate name."""
     models: dict[str, str] = {}
     for word in words:
         name, model = _named(word)
@@ -190,7 +191,7 @@ def named_models(words: Sequence[str]) -> dict[str, str]:
 
 
 def _named(word: str) -> tuple[str, str]:
-    """``NAME=MODEL``, or a model under its own name: a folder's is its last part, a GGUF file's that without ending."""
+    """Split ``NAME=MODEL``; without NAME it is the folder's last part, or the GGUF file's name without its suffix."""
     name, equals, model = word.partition("=")
     if equals and not Path(word).is_dir():
         if not name or not model:
@@ -203,9 +204,9 @@ def _named(word: str) -> tuple[str, str]:
 
 
 def _models_in(folder: Path) -> dict[str, str]:
-    """Folders with a config.json by their names; GGUF files, here or one folder down, by theirs without the ending.
+    """Folders with a config.json by name, and GGUF files here or one folder down by name without suffix.
 
-    Raises ValueError if there is none, and for a name that is there twice.
+    Raises ValueError if there are none, and for a duplicate name.
     """
     folder = user_path(folder)
     if not folder.is_dir():
@@ -230,10 +231,8 @@ def _named_paths(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def check_flags(options: argparse.Namespace, models: int) -> None:
-    """Raises ValueError for flags that can't be honoured or do not go together, before anything is fetched or loaded.
-
-    ParlayError for a file of a certificate or cascade that can't be read.
-    """
+    """Raises ValueError for flags that can't be honoured or contradict each other, before anything is downloaded or
+    loaded, and ParlayError for an unreadable certificate or cascade."""
     for flag in ("tokenizer", "prefix_cache"):
         if vars(options)[flag] is not None and (models > 1 or options.allow_pull):
             name = flag.replace("_", "-")
@@ -252,7 +251,7 @@ def check_flags(options: argparse.Namespace, models: int) -> None:
         for name in vars(options)[flag]:
             read_text(name, flag.removesuffix("s"))
     if options.memory is not None:
-        from parlay.cache import MemoryBounds  # here, because it loads torch
+        from parlay.cache import MemoryBounds  # here, as it imports torch
 
         MemoryBounds.parse(options.memory)
 
@@ -266,8 +265,9 @@ def _check_least(options: argparse.Namespace) -> None:
 
 
 def loading(options: argparse.Namespace, vocabularies: Vocabularies) -> Callable[[str], Callable[[], AsyncLLM]]:
-    """Make the maker of loaders from models' names. A loader takes the vocabulary from these, if it is there."""
-    from parlay.aio import AsyncLLM  # here, because they load torch
+    """A function that makes a loader from a model's name. Loaders take a vocabulary from ``vocabularies`` if it is
+    there."""
+    from parlay.aio import AsyncLLM  # here, as they import torch
     from parlay.llm.llm import LLM
     from parlay.serve.hosted import ModelLoader
 
@@ -280,10 +280,10 @@ def loading(options: argparse.Namespace, vocabularies: Vocabularies) -> Callable
 
 
 def read_ahead(models: Sequence[str], vocabularies: Vocabularies, ends: str | None = None) -> None:
-    """Read the vocabularies of those of these models that are on this machine.
+    """Read the vocabularies of those models that are on this machine.
 
-    To read one holds up everybody else, so it is done before there is anybody. What is wrong with a model is told to
-    whoever asks for it.
+    Reading one blocks all requests, so it is done before there are any. Errors are reported later, to the request that
+    names the model.
     """
     from parlay.llm.vocabulary import Vocabulary
     from parlay.models.facts import stamps
@@ -301,9 +301,9 @@ def read_ahead(models: Sequence[str], vocabularies: Vocabularies, ends: str | No
 
 
 def cascades(options: argparse.Namespace, models: Mapping[str, str]) -> dict[str, Link]:
-    """Which model may answer for which, by their names: those of the calibrations' weights.
+    """Cascades by the large model's name; the models are found by the weights of the calibration.
 
-    Raises ValueError for a cascade whose models are not both here, and for two of one model.
+    Raises ValueError if a cascade's two models are not both served, and for two cascades of one model.
     """
     from parlay.certificates.cascade import read
     from parlay.models.fetch.origin import weights_fingerprint
@@ -324,7 +324,8 @@ def cascades(options: argparse.Namespace, models: Mapping[str, str]) -> dict[str
 
 
 def _certificates(model: str, options: argparse.Namespace) -> list[Path]:
-    """Choose the certificates of this model; if it is the only one, all: the model says then which are not its own."""
+    """The certificates of this model; if it is the only model, all of them: it then reports those that are not its
+    own."""
     from parlay.certificates.certificate import read
     from parlay.models.fetch.origin import weights_fingerprint
 
@@ -336,7 +337,7 @@ def _certificates(model: str, options: argparse.Namespace) -> list[Path]:
 
 
 def _load(model: str, options: argparse.Namespace, vocabularies: Vocabularies) -> LLM:
-    """With the vocabulary that it had before, if it is loaded again and its files are the same."""
+    """Load a model, with its earlier vocabulary if it is loaded again and its files have not changed."""
     from parlay.llm.llm import LLM
     from parlay.models.facts import stamps
     from parlay.models.fetch.resolving import resolve

@@ -1,4 +1,4 @@
-"""`parlay serve --record`: keeps prompts and answers of those who agreed, for drafters of one's own traffic."""
+"""`parlay serve --record`: records prompts and answers of users who agreed, to train drafters on one's own traffic."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add_record_arguments(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def recording(options: argparse.Namespace, allowed: Settings) -> Iterator[list[Observer]]:
-    """Who keeps requests, if anybody does. Raises ValueError for flags that can't be meant."""
+    """The observer that records requests, if there is one. Raises ValueError for flags that contradict each other."""
     if options.record is None:
         if options.record_mask or options.record_megabytes is not None:
             raise ValueError("--record-mask and --record-megabytes need --record FOLDER")
@@ -65,7 +65,7 @@ def recording(options: argparse.Namespace, allowed: Settings) -> Iterator[list[O
 
 
 def _agreed(allowed: Settings, open_to_all: bool) -> frozenset[str]:
-    """The digests of keys whose owners agreed; without keys whoever starts the server is all who uses it."""
+    """Hashes of the keys whose owners agreed; without keys, the one who starts the server is its only user."""
     from parlay.serve.guard.auth import digest
 
     if open_to_all:

@@ -1,4 +1,4 @@
-"""`parlay serve --replicas N`: N processes that serve the same models, behind a gateway in this one."""
+"""`parlay serve --replicas N`: N processes that serve the same models, with a gateway in this process."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ logger = logging.getLogger(__name__)
 
 MOST_REPLICAS = 64
 _RESTART_SECONDS = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Before a replica that ended is started again, the first time and later ones. A signal that ends all comes first."""
+"""Seconds before an ended replica is restarted, the first time and later ones. A signal that ends all replicas arrives
+within the first."""
 _STEADY_SECONDS = 10.0
-"""For so long a replica has to be ready until its end counts as the first again."""
+"""Seconds for which a replica must be ready until its next end counts as the first again."""
 _PRELOADED = ["parlay.serve.app", "parlay.serve.server", "parlay.llm.llm", "parlay.llm.vocabulary"]
-"""Modules of all replicas, imported once: each replica is forked from a process that has it, and starts quickly."""
+"""Modules that are imported once in the fork server, so that replicas start quickly."""
 _LOADING_SECONDS = 1800.0
 _WAIT_SECONDS = 60.0
-"""How long a request waits while no replica is ready: one that ended is being started again."""
+"""Seconds that a request waits while no replica is ready and one is being restarted."""
 _KILL_SECONDS = 10.0
-"""Until a replica that has nothing to do any more is killed."""
+"""Seconds until a replica without requests is killed."""
 _NEVER = 3600.0
 
 
@@ -61,7 +62,7 @@ def add_replica_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_replicas(options: argparse.Namespace) -> None:
-    """Raises ValueError for what several processes can't do."""
+    """Raises ValueError for flags that several processes can't honour."""
     if not 1 <= options.replicas <= MOST_REPLICAS:
         raise ValueError(f"--replicas {options.replicas}: give 1 to {MOST_REPLICAS}")
     if options.replicas > 1 and (flags := of_one_process(options)):
@@ -69,7 +70,7 @@ def check_replicas(options: argparse.Namespace) -> None:
 
 
 def of_one_process(options: argparse.Namespace) -> list[str]:
-    """The flags that are given and that several processes can't honour."""
+    """The given flags that several processes can't honour."""
     flags = {"--record": options.record, "--prefix-cache": options.prefix_cache, "--lora-folder": options.lora_folder}
     flags |= {"--drafter-only": options.drafter_only, "--allow-pull": options.allow_pull}
     return [flag for flag, given in flags.items() if given]
@@ -83,7 +84,7 @@ def serve_replicas(options: argparse.Namespace, allowed: Settings, listener: soc
 
     with tempfile.TemporaryDirectory(prefix="parlay-") as folder, held(Path(folder)):
         sockets = [str(Path(folder) / str(number)) for number in range(1, options.replicas + 1)]
-        # The gateway checks keys and host names where the replicas have none; with keys they check them.
+        # The gateway checks keys and host names if the replicas have none; with keys the replicas check them.
         settings = GatewaySettings(
             hosts=allowed.hosts,
             max_body_bytes=allowed.max_body_bytes,
@@ -113,9 +114,10 @@ def serve_replicas(options: argparse.Namespace, allowed: Settings, listener: soc
 
 
 def _hear_hang_ups(processes: Processes, server: GracefulServer) -> None:
-    """Start the replicas anew at SIGHUP; but end, as other servers do, where a terminal that was closed sends it.
+    """Restart the replicas at SIGHUP; but end, as other servers do, if a closed terminal sends it.
 
-    That reaches the whole group, of which the server of forks must not end: the replicas would count as ended with it.
+    A closed terminal signals the whole process group, whose fork server must not end: the replicas would count as ended
+    with it.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     forkserver.ensure_running()
@@ -131,7 +133,7 @@ def _hear_hang_ups(processes: Processes, server: GracefulServer) -> None:
 
 
 def _shared_out(options: argparse.Namespace) -> argparse.Namespace:
-    """The flags of each replica: its part of the threads and of the memory."""
+    """Each replica's flags, with its share of threads and memory."""
     from parlay.cache import MemoryBounds
     from parlay.models.opening import cache_bytes_for
     from parlay.system import threads
@@ -144,10 +146,9 @@ def _shared_out(options: argparse.Namespace) -> argparse.Namespace:
 
 
 class Processes:
-    """The replicas' processes, which a thread watches: one that ends is started again, at once if it was ready for
-    long.
+    """The replicas' processes, watched by a thread: one that ends is restarted, at once if it had been ready for long.
 
-    If one ends before it was ever ready, all end, for its flags or its model are wrong.
+    If one ends before it was ever ready, all are ended, as their flags or model must be wrong.
     """
 
     def __init__(
@@ -169,11 +170,11 @@ class Processes:
         self._falls = dict.fromkeys(range(len(sockets)), 0)
         self._due: dict[int, float] = {}
         self._leaving: list[ReplicaProcess] = []
-        """Processes that another one has taken the place of, while they finish what they have."""
+        """Old processes that have been replaced and finish their requests."""
         self._to_renew: deque[int] = deque()
-        """Replicas that are still to be started anew."""
+        """Replicas that the rolling update has yet to restart."""
         self._next: ReplicaProcess | None = None
-        """It takes the place of the first of these as soon as it is ready."""
+        """The new process for the first of these, which replaces the old one as soon as it is ready."""
         self._wake_read, self._wake_write = Pipe(duplex=False)
         self._stopping = threading.Event()
         self._renew = False
@@ -185,24 +186,24 @@ class Processes:
         self._thread.start()
 
     def restart(self) -> None:
-        """Have all started anew, one after another, each when the one before it is ready. Safe in a signal handler."""
+        """Restart all replicas one by one, each when the one before is ready. This is safe in a signal handler."""
         self._renew = True
         self._wake_write.send(None)
 
     def leave_alone(self) -> None:
-        """Start none again from now on."""
+        """Restart no replica from now on."""
         self._stopping.set()
         self._wake_write.send(None)
 
     def stop(self) -> None:
-        """End all, gently at first, and the watch."""
+        """End all replicas, gracefully at first, and the thread."""
         self.leave_alone()
         if self._thread.is_alive():
             self._thread.join()
         left = [*self._running.values(), *self._leaving, *([self._next] if self._next is not None else [])]
         for one in left:
             one.process.terminate()
-        end = time.monotonic() + _KILL_SECONDS  # the gateway is closed, so nothing is left to drain
+        end = time.monotonic() + _KILL_SECONDS  # the gateway is closed, so no request is left to drain
         for one in left:
             end_process(one.process, max(0.0, end - time.monotonic()))
 
@@ -217,16 +218,16 @@ class Processes:
                 self._listen()
                 self._mend()
                 self._start_anew()
-            except (OSError, EOFError) as error:  # the system refuses a process now: who has ended is found again
+            except (OSError, EOFError) as error:  # no new process now: look again later
                 logger.warning("no process can be started: %r", error)
                 self._stopping.wait(_RESTART_SECONDS[1])
 
     def _start_all(self) -> bool:
-        """Whether all become ready; if not, everything ends."""
+        """Start all replicas; returns whether all became ready, and otherwise ends them."""
         first, *others = self._falls
         place = first
         try:
-            for places in ([first], others):  # what is wrong with flags or model, one says
+            for places in ([first], others):  # the first one reports errors in flags or model for all
                 for place in places:
                     self._running[place] = self._begin(place)
                 for place in places:
@@ -248,7 +249,8 @@ class Processes:
         return ReplicaProcess(process, news)
 
     def _starts(self, place: int) -> bool:
-        """Whether it becomes ready, and the gateway sees it. It does not if its process ends, or all are to end."""
+        """Whether a replica becomes ready and the gateway sees it. It does not if its process ends or all are being
+        ended."""
         one, end = self._running[place], time.monotonic() + _LOADING_SECONDS
         while one.alive and not self._stopping.is_set() and time.monotonic() < end:
             self._wait(one.waited_for, 1.0 if one.ready_at is None else 0.05)
@@ -259,7 +261,7 @@ class Processes:
         return False
 
     def _listen(self) -> None:
-        """Until there is news of a process, somebody calls, or something is due."""
+        """Wait for news of a process, a call of this object, or the next deadline."""
         watched = [one for place, one in self._running.items() if place not in self._due and not one.gone]
         watched += self._leaving + ([] if self._next is None else [self._next])
         times = [*self._due.values(), *(one.kill_at for one in watched if one.kill_at is not None)]
@@ -271,7 +273,7 @@ class Processes:
             self._wake_read.recv()
 
     def _mend(self) -> None:
-        """Start what has ended again, in time; kill what takes too long to end."""
+        """Restart ended replicas when due, and kill those that take too long to end."""
         self._leaving = [one for one in self._leaving if one.alive]
         for one in [*self._running.values(), *self._leaving]:
             if one.kill_at is not None and one.kill_at <= time.monotonic():
@@ -286,7 +288,7 @@ class Processes:
                 self._note_end(place, one)
 
     def _note_end(self, place: int, one: ReplicaProcess) -> None:
-        """Have a replica started again, unless all are to end: a signal to all reaches its process first."""
+        """Schedule a replica's restart, unless all are being ended: a signal to all may reach its process first."""
         self._fleet.report_loss(place, "its process has ended")
         if self._stopping.wait(_RESTART_SECONDS[0]):
             return
@@ -300,7 +302,7 @@ class Processes:
     # ----------------------------------------------------------------------------------------------- the rolling update
 
     def _start_anew(self) -> None:
-        """Take the next step of the rolling update, if there is one to take."""
+        """Take the next step of the rolling update, if one is under way."""
         if self._renew and self._next is None:
             self._renew = False
             self._to_renew = deque(self._running)
@@ -311,7 +313,7 @@ class Processes:
         if self._next is not None:
             self._take_over(place, old, self._next)
         elif place in self._due:
-            self._to_renew.rotate(-1)  # it is started again in any case
+            self._to_renew.rotate(-1)  # it will be restarted anyway
         elif not old.alive or fits_twice(old.process):
             self._next = self._begin(place)
         elif old.kill_at is None:
@@ -319,7 +321,7 @@ class Processes:
             old.let_go(self._patience)
 
     def _take_over(self, place: int, old: ReplicaProcess, new: ReplicaProcess) -> None:
-        """Let the new process have the replica's place once it is ready. The old one finishes what it has."""
+        """Let the new process replace the old one when it is ready; the old one finishes its requests."""
         if new.becomes_ready():
             self._next = None
             self._running[place] = new
@@ -337,7 +339,7 @@ class Processes:
             logger.warning("replica %d did not start anew: it and the others stay as they are", place + 1)
 
     def _fail(self, place: int) -> None:
-        """End everything, unless that is under way. A replica that ended by itself has said why."""
+        """End everything, unless that is under way already. A replica that ended by itself has reported why."""
         if self._stopping.is_set():
             return
         self.failed = True

@@ -1,4 +1,5 @@
-"""`parlay simulate`: what a server or a fleet would do under given traffic. No model runs; all numbers are modelled."""
+"""`parlay simulate`: predicts what a server or a fleet would do under given traffic. No model runs; all numbers come
+from cost models."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_traffic_flags(parser: argparse.ArgumentParser) -> None:
-    """Which requests come, and when."""
+    """Add the flags for the requests and their arrival."""
     group = parser.add_argument_group("traffic", "a file of requests, or a mixture made by rule")
     group.add_argument(
         "--trace",
@@ -124,7 +125,7 @@ def _add_strategy_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_goal_flags(group: argparse._ActionsContainer) -> None:
-    """When a request is in time."""
+    """Add the flags for when a request counts as in time."""
     group.add_argument(
         "--ttft-goal", type=float, metavar="SECONDS", help="a request is in time with its first token by then"
     )
@@ -173,7 +174,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check_traffic_flags(options: argparse.Namespace) -> None:
-    """Raise UsageError for flags of traffic that don't go together."""
+    """Raises UsageError for traffic flags that contradict each other."""
     if (options.trace is None) == (options.mixture is None):
         raise UsageError("say which requests come: --trace FILE, or --mixture as in chat=3,code=1 with --rate")
     if options.mixture is not None:
@@ -201,7 +202,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
 
 
 def _fleets(options: argparse.Namespace) -> list[Fleet]:
-    """The fleets to compare. Raises UsageError for no replicas, a policy that is not known, or a value out of range."""
+    """The fleets to compare. Raises UsageError for no replicas, an unknown policy, or a value out of range."""
     routings = [part.strip() for part in options.routing.split(",")]
     for routing in routings:
         if routing not in ROUTERS:

@@ -1,4 +1,4 @@
-"""Facts that `parlay simulate` stands on: the server's steps and memory, the traffic, acceptance, and prices."""
+"""The inputs of `parlay simulate`: the server's steps and memory, the traffic, acceptance, and prices."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from parlay.strategies.spelling import StrategySpec
 from parlay.types import PowerModel
 
 _UNLIMITED = 1 << 30
-_MANY = 32  # rows of two forwards whose difference says what a row takes
+_MANY = 32  # rows of the larger of two forwards, whose difference gives the cost of a row
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One replica: what its steps cost and how that is known, its limits, and the longest text."""
+    """A replica: the cost of its steps and its source, its limits, and its longest text."""
 
     cost: StepCost
     machine: Machine
@@ -50,7 +50,7 @@ class Server:
 
 
 def server_of(options: argparse.Namespace, ground: Ground, models: Models) -> Server:
-    """The server that flags name. Raises ValueError where weights leave no memory for a cache."""
+    """The server described by the flags. Raises ValueError if weights leave no memory for a cache."""
     from parlay.bench.plan.shapes import read_model
 
     shape = models.target
@@ -76,16 +76,16 @@ def server_of(options: argparse.Namespace, ground: Ground, models: Models) -> Se
 
 
 def _tokens_in(room: int, config: DecoderConfig, shape: ModelShape) -> int:
-    """How many tokens so many bytes of cache hold; of layers with windows they hold the last tokens alone."""
+    """How many tokens a cache of ``room`` bytes holds; layers with windows keep only the last tokens."""
     if not any(form.window for form in config.layers):
         return int(room // shape.token_bytes)
-    from parlay.models.forward import cache_room  # here, because it loads torch
+    from parlay.models.forward import cache_room  # here, as it imports torch
 
     return cache_room(config, shape.kv_bytes).tokens_in(room)
 
 
 def _learned(model: str) -> LearnedSteps:
-    """The latest cost that this machine keeps of the model. Raises UsageError where there is none."""
+    """The latest cost that this machine has measured for the model. Raises UsageError if there is none."""
     from parlay.llm.router_file import entries, is_here
 
     names = (model, Path(model).name)
@@ -101,7 +101,7 @@ def _learned(model: str) -> LearnedSteps:
 
 
 def traffic_of(options: argparse.Namespace) -> Traffic:
-    """The requests that flags name. Raises ValueError for a file or flags that can't be used."""
+    """The requests described by the flags. Raises ValueError for an unusable file or flag."""
     if options.mixture is not None:
         shares = read_mixture(options.mixture)
         found = mixture(shares, rate=options.rate, seconds=options.duration, seed=options.seed, daily=options.daily)
@@ -124,7 +124,7 @@ def traffic_of(options: argparse.Namespace) -> Traffic:
 
 
 def _recorded(options: argparse.Namespace) -> Traffic | None:
-    """Lengths of recorded prompts and answers, by the model's tokenizer; None for a file of another kind."""
+    """Lengths of recorded prompts and answers in the model's tokens; None for another kind of file."""
     from parlay.bench.replay.answers import OUTPUTS, read_answers
     from parlay.bench.replay.tokens import open_tokens
     from parlay.bench.workloads.files import records
@@ -148,7 +148,7 @@ def _recorded(options: argparse.Namespace) -> Traffic | None:
 
 
 def _kind(word: str, known: Sequence[str], label: str) -> str:
-    """A kind of work by its name, or by the word that mixtures have for it."""
+    """A kind of work, by its own name or by its name in mixtures."""
     name = KINDS[word].name if word in KINDS and KINDS[word].name in known else word
     if name not in known:
         raise UsageError(f"{label} {word}: {nearest(word, [each for each in known if each])}")
@@ -159,20 +159,21 @@ def _kind(word: str, known: Sequence[str], label: str) -> str:
 
 
 Ranks = Mapping[str, tuple[float, ...]]
-"""Chances by kind of work that the best guess is right, the second best, and so on."""
+"""By kind of work, the probabilities that the best guess is right, the second best, and so on."""
 
 
 def drafting_of(
     spec: StrategySpec | None, machine: Machine, models: Models, ranks_of: Callable[[Sequence[str], str], Ranks]
 ) -> Drafting:
-    """The strategy as a simulation needs it; ``ranks_of`` says how often drafts of the strategies it names are right.
+    """The strategy for a simulation; ``ranks_of`` returns how often drafts of the strategies that it is given are
+    right.
 
-    Raises ValueError for one whose costs are not modelled.
+    Raises ValueError for a strategy whose cost is not modelled.
     """
     if spec is None:
         return PLAIN
     plans = [plan(each, models, Acceptance()) for each in members(spec, models)]
-    if find(spec.name).routes:  # as the best of those that draft by looking up
+    if find(spec.name).routes:  # as the best of the strategies that draft by look-up
         plans = [each for each in plans if each.drafter is None]
     plans = [each for each in plans if each.nodes]
     if not plans:
@@ -185,7 +186,7 @@ def drafting_of(
 
 
 def ranks_by_flags(options: argparse.Namespace, traffic: Traffic, names: Sequence[str], label: str) -> Ranks:
-    """Chances by kind: as flags say, else as rows of a bench do, else as was measured elsewhere."""
+    """Probabilities by kind: from flags, else from rows of a bench, else from published measurements."""
     if options.acceptance and options.bench_rows:
         raise UsageError("--bench-rows says what --acceptance says: leave out one of them")
     if options.acceptance:
@@ -196,10 +197,10 @@ def ranks_by_flags(options: argparse.Namespace, traffic: Traffic, names: Sequenc
 
 
 def measured_ranks(traffic: Traffic, names: Sequence[str], label: str) -> Ranks:
-    """Chances that were measured elsewhere, the mean over texts of a kind.
+    """Probabilities measured elsewhere, averaged over the texts of a kind.
 
-    Of several strategies it is the first one's, until another was right more often on texts of both. Raises UsageError
-    for a kind on which none of them was measured.
+    Of several strategies the first one counts, unless another was right more often on texts that both were measured on.
+    Raises UsageError for a kind on which none of them was measured.
     """
     found: dict[str, tuple[float, ...]] = {}
     for kind in traffic.kinds:
@@ -238,7 +239,7 @@ def _told(texts: Sequence[str], traffic: Traffic) -> Ranks:
 
 
 def _of_rows(path: Path, names: Sequence[str], traffic: Traffic) -> Ranks:
-    """The chance that makes the tokens per step of the rows, by workload, and over all of them for other kinds."""
+    """The probability that gives the rows' tokens per step, by workload, and over all rows for other kinds."""
     rows = [row for row in read_rows(path)[1] if row.steps and row.cell.strategy.partition(":")[0] in names]
     if not rows:
         raise UsageError(f"{path} has no rows of {' or '.join(names)}")
@@ -252,7 +253,7 @@ def _of_rows(path: Path, names: Sequence[str], traffic: Traffic) -> Ranks:
 
 
 def _draft_seconds(plan: DraftPlan, machine: Machine) -> DraftSeconds:
-    """Forwards of the model that drafts, and the engine's work on drafts."""
+    """Seconds of drafting: the draft model's forwards, and the engine's work on drafts."""
     engine = machine.engine
 
     @cache
@@ -274,7 +275,7 @@ def _draft_seconds(plan: DraftPlan, machine: Machine) -> DraftSeconds:
 
 
 def prices_of(options: argparse.Namespace, server: Server) -> Prices:
-    """Read what a replica costs and draws: as flags say, else by the table of devices."""
+    """The price and power of a replica, from flags, else from the table of devices."""
     found: PowerModel | None = None
     if options.watts is not None:
         found = PowerModel(options.watts, 0.0, f"modelled from --watts {options.watts:g}")

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from parlay.simulate.traffic import Traffic
 
 _ENOUGH = 0.99
-"""The share of requests in time that makes a fleet large enough."""
+"""The share of requests in time at which a fleet is large enough."""
 
 _NOTHING = {"-", "0", "0.0%"}
 Found = Sequence[tuple["Setup", "Figures"]]
 
 
 def page(model: str, traffic: Traffic, server: Server, found: Found, prices: Prices) -> str:
-    """The traffic, what the simulation stands on, tables with a line for each fleet, and what to note."""
+    """The traffic, what the simulation is based on, tables with a line per fleet, and notes."""
     cache = "without a limit" if server.limits.cache_tokens >= 1 << 30 else f"of {server.limits.cache_tokens:,} tokens"
     header = (
         f"{model}, {traffic.name}: {len(traffic.arrivals):,} requests in {traffic.span:,.0f} s, "
@@ -37,7 +37,7 @@ def page(model: str, traffic: Traffic, server: Server, found: Found, prices: Pri
 
 
 def _table(head: Sequence[str], found: Found, cells: Sequence[Sequence[str]]) -> str:
-    """A line for each fleet, without columns that say nothing."""
+    """A line per fleet, without columns that are empty or zero."""
     kept = [at for at, column in enumerate(zip(*cells, strict=True)) if not set(column) <= _NOTHING]
     names = _names(found)
     rows = [[*names[0], *(head[at] for at in kept)]]
@@ -46,7 +46,7 @@ def _table(head: Sequence[str], found: Found, cells: Sequence[Sequence[str]]) ->
 
 
 def _names(found: Found) -> list[list[str]]:
-    """A head, and what tells each fleet from the others: always replicas, routing and strategy where they differ."""
+    """A header and each fleet's name: its replicas, and routing and strategy where they differ."""
     rows = [[_size(setup, each), setup.fleet.routing, setup.drafting.name] for setup, each in found]
     told = [0, *(at for at in (1, 2) if len({row[at] for row in rows}) > 1)]
     return [[row[at] for at in told] for row in [["replicas", "routing", "strategy"], *rows]]
@@ -153,7 +153,7 @@ def _warnings(found: Found) -> list[str]:
 
 
 def _pick(found: Found) -> Iterator[str]:
-    """The smallest fleet that is large enough, where goals say what that is."""
+    """The smallest fleet that is large enough, if there are goals."""
     if found[0][1].in_time is None:
         return
     names = _names(found)[1:]

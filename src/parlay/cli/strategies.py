@@ -1,4 +1,4 @@
-"""`parlay strategies`: the catalogue, for people or as JSON."""
+"""`parlay strategies`: the catalogue, as text or JSON."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _overview(entries: list[StrategyEntry]) -> None:
-    """A line or two for each strategy, by family, and for each accept rule; the default one first."""
+    """A line or two for each strategy, by family, and for each accept rule; the default comes first."""
     default = find(DEFAULT_STRATEGY)
     print(f"the default, which needs no choice of yours:\n{_brief_entry(default)}\n")
     entries = [entry for entry in entries if entry is not default]
@@ -77,7 +77,7 @@ def _describe(entry: StrategyEntry) -> str:
     lines.append(_wrap(facts))
     if entry.reference:
         lines.append(_wrap(entry.reference))
-    own = {name: parameter for name, parameter in entry.parameters.items() if "." not in name}  # the rules' stand there
+    own = {name: parameter for name, parameter in entry.parameters.items() if "." not in name}  # rules describe theirs
     return "\n".join([*lines, *_describe_parameters(own)])
 
 
@@ -100,7 +100,7 @@ def _describe_parameters(parameters: Mapping[str, Option]) -> Iterator[str]:
 
 
 def _values(parameter: Option) -> str:
-    """The choices, where the help does not name them, and the default."""
+    """The choices, unless the help names them, and the default."""
     choices = "" if all(each in parameter.help for each in parameter.choices) else ", ".join(parameter.choices)
     default = "+".join(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
     return "; ".join(filter(None, (choices, f"default: {'empty' if default == '' else default}")))

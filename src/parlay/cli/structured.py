@@ -1,4 +1,4 @@
-"""Flags that say what the text must be."""
+"""Flags that prescribe the form of the text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parlay.types import StructuredOutputsParams
 
 
 def add_structured_flags(parser: argparse.ArgumentParser) -> None:
-    """At most one of these can be given."""
+    """Add the flags; at most one can be given."""
     group = parser.add_argument_group("structured output").add_mutually_exclusive_group()
     group.add_argument("--json-schema", metavar="FILE_OR_JSON", help="write JSON that follows this schema")
     group.add_argument("--regex", metavar="PATTERN", help="write text that matches this regular expression as a whole")
@@ -22,7 +22,8 @@ def add_structured_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def structured_outputs(options: argparse.Namespace) -> StructuredOutputsParams | None:
-    """None where no such flag was given. Raises ValueError for a file that can't be read, or an empty text."""
+    """The form that the flags prescribe; None if none was given. Raises ValueError for an unreadable file or an empty
+    text."""
     schema = None if options.json_schema is None else _schema(options.json_schema)
     if schema is None and options.regex is None and options.choice is None:
         return None
@@ -30,7 +31,7 @@ def structured_outputs(options: argparse.Namespace) -> StructuredOutputsParams |
 
 
 def _schema(name: str) -> str:
-    """Read a schema from a file, or from the flag itself. Raises ValueError that names it."""
+    """Read a schema from a file, or from the flag itself. Raises ValueError that names the file."""
     text = name if name.lstrip().startswith("{") else read_text(name, "schema")
     try:
         json.loads(text)
@@ -41,7 +42,7 @@ def _schema(name: str) -> str:
 
 @contextmanager
 def naming_the_schema(options: argparse.Namespace) -> Iterator[None]:
-    """Name the schema in an error that only the compiler of grammars can find."""
+    """Add the schema's name to an error that only the grammar compiler finds."""
     try:
         yield
     except ValueError as error:

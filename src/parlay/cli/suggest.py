@@ -1,4 +1,4 @@
-"""`parlay suggest`: several drafts of what comes next, for the time of one."""
+"""`parlay suggest`: writes several continuations in the time of one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     prompt = prompt_text(options)
-    from parlay.llm.llm import LLM  # here, because help needs none of it
+    from parlay.llm.llm import LLM  # here, as help needs none of it
     from parlay.llm.suggesting import SuggestParams
     from parlay.types import SamplingParams
 

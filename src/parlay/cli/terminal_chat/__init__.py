@@ -1,1 +1,1 @@
-"""A conversation at the terminal: what was said, the commands that change it, and the loop that reads and answers."""
+"""A chat in the terminal: the conversation, commands that change it, and the loop that reads and answers."""

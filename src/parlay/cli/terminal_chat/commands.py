@@ -1,4 +1,4 @@
-"""Lines that begin with a slash: each changes the conversation, or how answers are decoded."""
+"""Commands of a chat, lines that begin with a slash: each changes the conversation, or how answers are decoded."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from parlay.types import ParlayError, SamplingParams
 
 
 class Leave(Exception):
-    """The user is done."""
+    """Raised when the user leaves."""
 
 
 class AnswerAgain(Exception):
-    """The last message is to be answered again."""
+    """Raised when the last message is to be answered again."""
 
 
 @dataclass(slots=True)
 class State:
-    """Hold what commands may change."""
+    """The state that commands may change."""
 
     conversation: Conversation
     settings: ChatSettings
@@ -34,7 +34,8 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class ChatCommand:
-    """``run(state, argument)`` gives the line to show. It raises ParlayError or ValueError with what is wrong."""
+    """A command; ``run(state, argument)`` returns the line to show. It raises ParlayError or ValueError if something is
+    wrong."""
 
     name: str
     argument: str
@@ -43,9 +44,9 @@ class ChatCommand:
 
 
 def run_command(state: State, line: str) -> str:
-    """Run ``/name argument``; returns what to show.
+    """Run a line ``/name argument``; returns what to show.
 
-    Raises ParlayError or ValueError with what is wrong, Leave and AnswerAgain for the loop.
+    Raises ParlayError or ValueError if something is wrong; Leave and AnswerAgain are for the loop.
     """
     name, _, argument = line[1:].strip().partition(" ")
     name = _SYNONYMS.get(name, name)
@@ -60,7 +61,7 @@ def _help(state: State, argument: str) -> str:
 
 
 def _strategy(state: State, argument: str) -> str:
-    from parlay.strategies.spelling import parse  # here, because help needs no catalogue
+    from parlay.strategies.spelling import parse  # here, as help needs no catalogue
 
     if argument:
         state.settings = replace(state.settings, strategy=str(parse(argument)))
@@ -107,7 +108,7 @@ def _set(state: State, argument: str) -> str:
 
 
 def _numbers(params: SamplingParams) -> dict[str, float]:
-    """Parameters that are numbers and set, by name."""
+    """The numeric parameters that are set, by name."""
     values = dataclasses.asdict(replace(params, logits_processors=(), structured_outputs=None))
     return {name: values[name] for name in (*_WHOLE, *_FRACTIONS) if values[name] is not None}
 
@@ -126,7 +127,7 @@ def _save(state: State, argument: str) -> str:
         state.conversation.save(path)
     except OSError as error:
         raise ParlayError(f"/save {short(path)}: {error.strerror}") from None
-    except ValueError as error:  # a place that takes no file, or bytes that are no text
+    except ValueError as error:  # an invalid path, or text that can't be encoded
         raise ParlayError(f"/save {short(path)}: {error}") from None
     return f"saved in {path}"
 
@@ -172,5 +173,5 @@ COMMANDS = {
         ChatCommand("exit", "", "leave; /quit, /bye and Ctrl-D do too", _exit),
     )
 }
-"""By name, in the order of the list."""
+"""The commands by name, in the order of /help."""
 _SYNONYMS = {"quit": "exit", "bye": "exit", "q": "exit", "?": "help"}

@@ -12,18 +12,18 @@ from parlay.system.user_cache import written_whole
 from parlay.types import ParlayError, SamplingParams
 
 Message = dict[str, str]
-"""``role`` and ``content``."""
+"""The keys are ``role`` and ``content``."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """Messages in order, users' and assistant's in turn. ``system`` stands before them; empty: there is none."""
+    """The messages in order, of user and assistant in turn; ``system``, if not empty, precedes them."""
 
     system: str = ""
     messages: list[Message] = field(default_factory=list)
 
     def whole(self) -> list[Message]:
-        """All messages as a chat template takes them."""
+        """All messages in the form of chat templates."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.messages]
 
@@ -31,13 +31,14 @@ class Conversation:
         self.messages.append({"role": role, "content": content})
 
     def take_back(self) -> bool:
-        """Remove what came after the user's last message, so that it is answered again. False: there is none."""
+        """Remove what follows the user's last message, so that it is answered again. Returns False if there is no such
+        message."""
         while self.messages and self.messages[-1]["role"] != "user":
             self.messages.pop()
         return bool(self.messages)
 
     def drop_oldest(self) -> bool:
-        """Remove the first message and its answer. False when only the last message is left."""
+        """Remove the oldest message and its answer. Returns False if only the last message is left."""
         if len(self.messages) <= 1:
             return False
         later = (place for place, message in enumerate(self.messages) if place and message["role"] == "user")
@@ -45,16 +46,18 @@ class Conversation:
         return True
 
     def save(self, path: Path) -> None:
-        """Write the messages as a JSON list; what was saved there before stays until that is done. Raises OSError.
+        """Write the messages as a JSON list that only this user can read; an older file stays until that is done.
+        Raises OSError if that fails.
 
-        Nobody else may read it. A link stays, and what it names is replaced.
+        A symbolic link stays, and its target is replaced.
         """
         with written_whole(path.resolve(), mode=0o600) as part:
             part.write_text(json.dumps(self.whole(), ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 def read_conversation(path: Path) -> Conversation:
-    """Read what `Conversation.save` wrote. Raises ParlayError for a file that is none, or can't be read."""
+    """Read a file written by `Conversation.save`. Raises ParlayError for another kind of file and for an unreadable
+    one."""
     try:
         messages = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -74,13 +77,13 @@ def _is_message(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it is Unicode text: JSON may name half a character."""
+    """Whether it is valid Unicode text: JSON can contain half of a surrogate pair."""
     return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """How answers are decoded. ``strategy`` None: the LLM's own."""
+    """How answers are decoded; ``strategy`` None: the LLM's own."""
 
     params: SamplingParams
     strategy: str | None = None

@@ -1,4 +1,4 @@
-"""The loop of a chat: read a line, obey it or answer it."""
+"""The loop of a chat: reads a line, and runs its command or answers it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from parlay.types import ParlayError, SamplingParams
 
 _CHUNK = '"""'
 _LEAST_ROOM = 64
-"""Tokens that an answer has room for at least; older messages leave until it has."""
+"""Least tokens of room for an answer; older messages are dropped until there is that much."""
 
 
 @dataclass(slots=True)
 class Chat:
-    """``read(prompt)`` gives a line and raises EOFError at the end; answers go to ``out``, all else to ``notes``."""
+    """``read(prompt)`` returns a line and raises EOFError at the end; answers go to ``out``, everything else to
+    ``notes``."""
 
     llm: LLM
     state: State
@@ -36,7 +37,7 @@ class Chat:
     tint: Tint
 
     def run(self) -> None:
-        """Until the user leaves."""
+        """Chat until the user leaves."""
         while True:
             try:
                 line = self.read("> ").strip()
@@ -54,7 +55,7 @@ class Chat:
                 self._note("(/exit or Ctrl-D leaves)")
 
     def _rest(self, line: str) -> str:
-        """All lines between two of triple quotes, of which ``line`` is the first."""
+        """Read lines up to the closing triple quotes; ``line`` begins with the opening ones."""
         lines = [line.removeprefix(_CHUNK)]
         while not lines[-1].endswith(_CHUNK):
             lines.append(self.read("… ").rstrip())
@@ -79,13 +80,14 @@ class Chat:
             self._note(f"error: {error}")
 
     def _try_strategy(self) -> None:
-        """Decode a token. Raises ParlayError or ValueError for a strategy that can't be had here."""
+        """Decode one token with the chosen strategy. Raises ParlayError or ValueError if the strategy can't be used
+        here."""
         params = SamplingParams(temperature=0, max_tokens=1)
         with closing(self.llm.stream("a", params, strategy=self.state.settings.strategy, store=False)) as stream:
             list(stream)
 
     def _answer(self) -> None:
-        """Decode an answer to the last message. If that fails, the conversation is as it was before that message."""
+        """Decode an answer to the last message. If that fails, that message is removed again."""
         conversation = self.state.conversation
         before = conversation.messages[:-1]
         try:
@@ -94,7 +96,7 @@ class Chat:
             conversation.messages = before
             self._note(f"error: {' '.join(str(error).split())}")
             return
-        except KeyboardInterrupt:  # a second Ctrl-C, which does not wait for the step under way
+        except KeyboardInterrupt:  # a second Ctrl-C, which does not wait for the current step
             conversation.messages = before
             raise
         conversation.add("assistant", sample.text)
@@ -119,7 +121,7 @@ class Chat:
         return stream.output.outputs[0]
 
     def _make_room(self) -> None:
-        """Leave out the oldest messages where an answer would have no room in the context, and say so."""
+        """Drop the oldest messages if the context has no room for an answer, and print that."""
         conversation, dropped = self.state.conversation, 0
         while (room := self._room()) < _LEAST_ROOM and conversation.drop_oldest():
             dropped += 1
@@ -131,7 +133,7 @@ class Chat:
             )
 
     def _room(self) -> int:
-        """Tokens that are left for the answer; none if the conversation can't even be encoded."""
+        """Tokens left for the answer; 0 if the conversation can't be encoded."""
         try:
             job = self.llm.job(self.state.conversation.whole(), self.state.settings.params)
         except ValueError:
@@ -143,7 +145,7 @@ class Chat:
 
 
 def _write(stream: Stream, screen: Screen, interrupt: Interrupt) -> None:
-    """Decode to the end, or to Ctrl-C, and show the text as it is committed."""
+    """Decode to the end or to Ctrl-C, and show the text as it is committed."""
     try:
         with closing(stream):
             for event in stream:
@@ -155,17 +157,17 @@ def _write(stream: Stream, screen: Screen, interrupt: Interrupt) -> None:
 
 
 def read_line(prompt: str) -> str:
-    """A line of standard input; on a terminal with a prompt, editing and history."""
+    """Read a line of standard input; a terminal has a prompt, editing and history."""
     if sys.stdin.isatty():
         try:
             return input(prompt)
         except Terminated:
             raise
         except (EOFError, KeyboardInterrupt):
-            print()  # the prompt's line
+            print()  # ends the prompt's line
             raise
     try:
-        line = sys.stdin.buffer.readline().decode("utf-8")  # whatever the locale makes of bytes that are none
+        line = sys.stdin.buffer.readline().decode("utf-8")  # strict, whatever the locale does
     except UnicodeDecodeError as error:
         raise ValueError(
             f"standard input is not UTF-8 (byte {error.start}): convert it first, say with iconv"

@@ -1,4 +1,4 @@
-"""Text as it is decoded: tinted by its source, with the speed so far behind it on a terminal."""
+"""Shows text as it is decoded: tinted by its source, followed on a terminal by the current speed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _EVERY = 0.1
 
 
 class Screen:
-    """Writes one answer. ``width()``: columns of the terminal, which may change meanwhile.
+    """Writes one answer; ``width()`` returns the terminal's columns, which may change.
 
-    The speed stands behind the text, dim, and is erased before more text comes. It is left out where it would not fit
-    into the line.
+    The dimmed speed follows the text, and is erased before more text comes. It is omitted if it would not fit into the
+    line.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class Screen:
         self._updated = 0.0
 
     def write(self, pieces: Sequence[Piece], tokens: int) -> None:
-        """Show what a step has committed: its text, and how many tokens it is."""
+        """Show the text and the number of tokens that a step has committed."""
         now = self._clock()
         if self._began is None:
-            self._began = now  # the first step's time is the prompt's
+            self._began = now  # the first step's time includes the prompt
         else:
             self._tokens += tokens
         text = "".join(piece.text for piece in pieces)
@@ -68,13 +68,13 @@ class Screen:
             self._shown = 0
 
     def _advance(self, text: str) -> None:
-        """Keep count of the columns of the line, which a terminal folds at its width."""
+        """Track the cursor's column; a terminal wraps lines at its width."""
         _, newline, last = text.rpartition("\n")
         self._column = (0 if newline else self._column) + sum(map(_columns, last))
 
 
 def _columns(character: str) -> int:
-    """Columns of a terminal that a character takes."""
+    """How many terminal columns a character takes."""
     if character == "\t":
         return 8
     if unicodedata.combining(character):
