@@ -178,7 +178,7 @@ class Certificate:
 
 
 def write(certificate: DataclassInstance, path: Path) -> None:
-    """The fields of a certificate as a file of this version. Raises ParlayError where it can't be written."""
+    """The fields of a certificate as a file of this version. Raises ParlayError if it can't be written."""
     with saved_whole(path) as part:
         fields = {_KIND: VERSION, **dataclasses.asdict(certificate)}
         part.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")

@@ -85,7 +85,8 @@ def _tokens_in(room: int, config: DecoderConfig, shape: ModelShape) -> int:
 
 
 def _learned(model: str) -> LearnedSteps:
-    """The latest cost that this machine has measured for the model. Raises UsageError if there is none."""
+    """The latest cost that this machine has measured for the model. Raises UsageError if the command has no such
+    flag."""
     from parlay.llm.router_file import entries, is_here
 
     names = (model, Path(model).name)

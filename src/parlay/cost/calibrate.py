@@ -121,7 +121,7 @@ def load(path: Path) -> MachineCalibration:
 
 
 def _provenance(fields: Mapping[str, Any]) -> Provenance:
-    """Words, and numbers where one is told. Raises ValueError for others."""
+    """Words, and numbers where one is told. Raises ValueError for ids outside the vocabulary."""
     for name, value in fields.items():
         is_number = isinstance(value, int | float) and math.isfinite(value)
         if not (is_number or (isinstance(value, str) and name not in _NUMBERS)):

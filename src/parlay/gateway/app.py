@@ -127,7 +127,7 @@ class Gateway:
 
 
 class _ClientGone(Exception):
-    """The client has closed the connection."""
+    """Raised when the client has closed the connection."""
 
 
 async def _while_client_waits(leaving: Leaving | None, receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -43,7 +43,7 @@ class Counts:
         counter.inc()
 
     def render(self) -> bytes:
-        """Everything in Prometheus's text format."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 

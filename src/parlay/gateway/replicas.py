@@ -138,7 +138,7 @@ class Identity:
 
 
 def read_identity(body: bytes) -> Identity:
-    """Read a replica's answer. Raises ValueError for what is none."""
+    """Read a replica's answer. Raises ValueError for anything else."""
     fields = from_json(body)
     match fields:
         case {"build": str(build), "models": str(models), "kernels": str(kernels)}:

@@ -389,7 +389,7 @@ class InputProcessor:
             )
         except (ValueError, MachineBusy):
             raise
-        except Exception as error:  # a template is a program: it can fail in any way
+        except Exception as error:  # a template is a program, and may raise anything
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ParlayError(f"this model's chat template refuses the conversation: {reason}") from error
         ids = self._encoder.encode(parts, self._max_context, special=False, cut=cut)

@@ -1,8 +1,8 @@
-"""First layers that are looked up: what leaves them depends on a row's last tokens alone (after Wang et al. 2022).
+"""First layers that are looked up, as their output depends on a row's last tokens only (after Wang et al. 2022).
 
-SkipBERT looks up what an encoder's first layers make of short n-grams; here they see earlier tokens only. A row's
-n-gram is that of its path. An n-gram that nobody has met is run by itself, as a text of its own from position 0 on, so
-its state is the same bit for bit whoever meets it, and whether it was kept or not.
+SkipBERT looks up the output of an encoder's first layers for short n-grams; here these layers see earlier tokens only.
+A row's n-gram is made of the last tokens of its path. An unknown n-gram runs by itself, as a text from position 0 on.
+So its state is the same bit for bit in every text, whether it was cached or not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from parlay.models.weights.shapes import BadCheckpoint
 from parlay.types import Exactness, Skip
 
 MOST_STATES = 65_536
-"""N-grams whose states are kept if nobody says how many."""
+"""Default of the most n-grams whose states are cached."""
 _TOGETHER = 64
 """N-grams that run in one forward."""
 _FIRST_ROOM = 256
@@ -33,7 +33,7 @@ _FIRST_ROOM = 256
 
 @dataclass(frozen=True, slots=True)
 class LookupPlan:
-    """How many states at most are kept, and the table of states computed ahead."""
+    """The most cached states, and a table of precomputed ones."""
 
     most: int = MOST_STATES
     table: StateTable | None = None
@@ -44,7 +44,7 @@ USUAL_LOOKUP = LookupPlan()
 
 @dataclass(slots=True)
 class LookupCounts:
-    """How many rows ran so far, and found their state kept; of n-grams that had none, where it came from."""
+    """Counts of the rows so far and of cache hits; of misses, how many states came from the table or were computed."""
 
     rows: int = 0
     hits: int = 0
@@ -53,7 +53,7 @@ class LookupCounts:
 
 
 class RecentStates:
-    """The states of at most ``most`` n-grams; the one that was used longest ago makes room."""
+    """The states of at most ``most`` n-grams; the least recently used one is replaced."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -64,18 +64,18 @@ class RecentStates:
         return len(self._slots)
 
     def find(self, gram: Gram) -> int | None:
-        """The place of an n-gram's state, which counts as used; valid until states are added."""
+        """The index of an n-gram's state, which now counts as used; it is valid until states are added."""
         slot = self._slots.get(gram)
         if slot is not None:
             self._slots.move_to_end(gram)
         return slot
 
     def read(self, slots: Sequence[int]) -> Tensor:
-        """Copy the states ``[N, H]`` at these places."""
+        """Copy the states ``[N, H]`` at these indices."""
         return self._states_SH[slots]
 
     def add(self, grams: Sequence[Gram], states_UH: Tensor) -> None:
-        """Keep the states of n-grams that are not there; of too many, the last ones."""
+        """Cache the states of n-grams that are not cached yet; if they are too many, the last ones."""
         grams, states_UH = grams[-self._most :], states_UH[-self._most :]
         slots = [self._take(gram) for gram in grams]
         if len(self._slots) > len(self._states_SH):
@@ -87,7 +87,7 @@ class RecentStates:
         self._states_SH[slots] = states_UH
 
     def clear(self) -> None:
-        """Forget all states."""
+        """Drop all states."""
         self._slots.clear()
 
     def _take(self, gram: Gram) -> int:
@@ -98,10 +98,10 @@ class RecentStates:
 
 
 class LayerLookup:
-    """Gives rows what leaves the first layers in place of their embeddings, so that only the other layers run."""
+    """Replaces rows' embeddings by the output of the first layers, so that only the other layers run."""
 
     def __init__(self, forward: Forward, config: DecoderConfig, device: torch.device, plan: LookupPlan) -> None:
-        """Raises BadCheckpoint for a table whose states are not the very ones that are computed here."""
+        """Raises BadCheckpoint if the table's states differ from those computed here."""
         assert config.ngram_layers is not None, "only such models have a lookup"
         layers, self.tokens = config.ngram_layers
         self._forward, self._layers, self._table = forward, layers, plan.table
@@ -114,13 +114,14 @@ class LayerLookup:
             self._compare(plan.table)
 
     def prepare(self, work: ForwardBatch, tokens: Sequence[Sequence[int]]) -> ForwardBatch:
-        """Let the work's rows begin behind the first layers; ``tokens`` as in `parlay.models.lookup.path_tokens`."""
+        """Make the work's rows start after the first layers; ``tokens`` are those of
+        `parlay.models.lookup.path_tokens`."""
         last = last_tokens(work.places, tokens, self.tokens)
         grams = [tuple(token for token in reversed(own) if token >= 0) for own in last]
         return work._replace(inputs=self.states(grams).float(), skip=work.skip | self._first)
 
     def states(self, grams: Sequence[Gram]) -> Tensor:
-        """Look up what leaves the first layers behind each n-gram, ``[N, H]``; what is not kept is made and added."""
+        """The first layers' output ``[N, H]`` for each n-gram; missing ones are computed and cached."""
         slots = [self.kept.find(gram) for gram in grams]
         hits = [slot for slot in slots if slot is not None]
         self.counts.rows += len(grams)
@@ -135,12 +136,12 @@ class LayerLookup:
         return known_NH[[place[gram] if slot is None else next(hit) for gram, slot in zip(grams, slots, strict=True)]]
 
     def compute(self, grams: Sequence[Gram]) -> Tensor:
-        """Run the first layers over each of these n-grams, of 1 to ``tokens`` tokens: their states ``[U, H]``."""
+        """Run the first layers on n-grams of 1 to ``tokens`` tokens; returns their states ``[U, H]``."""
         parts = [self._run(grams[begin : begin + _TOGETHER]) for begin in range(0, len(grams), _TOGETHER)]
         return torch.cat(parts)
 
     def _made(self, grams: Sequence[Gram]) -> Tensor:
-        """Read the states of n-grams from the table, or compute them."""
+        """Take states from the table, or compute them."""
         found = [-1] * len(grams) if self._table is None else self._table.find(grams)
         lacking = [gram for gram, number in zip(grams, found, strict=True) if number < 0]
         mapped = [number for number in found if number >= 0]
@@ -167,7 +168,8 @@ class LayerLookup:
         return out.taps.states[self._layers][ends].cpu()
 
     def _compare(self, table: StateTable) -> None:
-        """Compute a few of the table's states: other kernels, or an adapter in the weights, give other bits."""
+        """Compare some of the table's states with computed ones, as other kernels, or an adapter in the weights, change
+        bits."""
         grams, states_KH = table.sample()
         if not self.compute(grams).equal(states_KH):
             raise BadCheckpoint(
@@ -181,7 +183,7 @@ def _halves(layers: range) -> Skip:
 
 
 def _page_each(shape: CacheShape, count: int) -> list[PageTable]:
-    """Tables of so many texts that fit one page."""
+    """Page tables of ``count`` texts that each fit one page."""
     memory = zeros((*shape.size[:3], count, *shape.size[3:]), shape.dtype, shape.device)
     tables = [PageTable() for _ in range(count)]
     for number, table in enumerate(tables):

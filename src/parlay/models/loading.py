@@ -1,4 +1,5 @@
-"""From a model's folder or GGUF file to config, weights and tokenizer. Strict: nothing is skipped or made up."""
+"""Loads config, weights and tokenizer from a model's folder or GGUF file. Loading is strict: nothing is skipped or made
+up."""
 
 from __future__ import annotations
 
@@ -34,22 +35,22 @@ from parlay.types import Tokenizer
 
 _log = logging.getLogger(__name__)
 _NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
-"""Types of weights that are read as they are."""
+"""Types of weights that are supported."""
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
-"""Tensors that old exporters stored and that are recomputed from the config anyway."""
+"""Tensors that old exporters stored and that are recomputed from the config."""
 
 
 def read_config(model: Path, longest: int = 0) -> DecoderConfig:
-    """The decoder in a folder or GGUF file, for texts of up to ``longest`` tokens; 0: the usual ones.
+    """Read the decoder's config from a folder or GGUF file, for texts of up to ``longest`` tokens; 0: the usual length.
 
-    Texts beyond the original context of a model with longrope need it to be said: their positions have other factors.
-    Raises UnsupportedModel for what the native decoder does not run, and ParlayError for files that make no sense.
+    For texts beyond the original context of a model with longrope, ``longest`` is needed, as their position factors
+    differ. Raises UnsupportedModel for a model that the native decoder does not run, and ParlayError for invalid files.
     """
     return gguf_file.read_config(model, longest) if model.is_file() else reading.read_config(model, longest)
 
 
 def load_tokenizer(model: Path) -> Tokenizer:
-    """The tokenizer in a folder or GGUF file; no remote code, no network."""
+    """Load the tokenizer of a folder or GGUF file, without remote code and without the network."""
     found = load_gguf_tokenizer(model) if model.is_file() else load_folder_tokenizer(model)
     if isinstance(found, PlainTokenizer):
         found.digest = tokenizer_digest(model)
@@ -57,35 +58,35 @@ def load_tokenizer(model: Path) -> Tokenizer:
 
 
 def tokenizer_digest(model: Path) -> str:
-    """Tell the tokenizer in a folder or GGUF file from others, without making it; empty where that takes making it."""
+    """A hash of the tokenizer of a folder or GGUF file, without building it; empty if that is not possible."""
     return gguf_digest(model) if model.is_file() else folder_digest(model)
 
 
 def load_template(model: Path) -> str:
-    """The chat templates of a folder or GGUF file as one text, read without its tokenizer; empty where it has none.
+    """The chat templates of a folder or GGUF file joined, without building the tokenizer; empty if there are none.
 
-    Raises ParlayError for a file that makes no sense.
+    Raises ParlayError for an invalid file.
     """
     return gguf_template(model) if model.is_file() else folder_template(model)
 
 
 def load_weights(model: Path, config: DecoderConfig) -> dict[str, Weight]:
-    """Every weight of the decoder under its Hugging Face name, as it is stored, mapped from disk.
+    """All weights of the decoder by Hugging Face name, as stored, memory-mapped.
 
-    Rounded matrices stay in blocks, those of GGUF files and of AWQ, GPTQ and the like in folders; all others are
-    tensors. With tied embeddings ``lm_head.weight`` is left out. Raises BadCheckpoint naming the first missing, extra
-    and mis-shaped tensors, or the file that is cut short.
+    Quantized matrices (of GGUF files, AWQ, GPTQ and the like) stay in blocks; all other weights are tensors. With tied
+    embeddings ``lm_head.weight`` is left out. Raises BadCheckpoint that names the first missing, extra and mis-shaped
+    tensors, or a truncated file.
     """
     return gguf_file.load_weights(model, config) if model.is_file() else _load_folder(model, config)
 
 
 def load_tensors(directory: Path, config: DecoderConfig) -> dict[str, Tensor]:
-    """`load_weights` of a folder, all as numbers."""
+    """All weights of a folder, dequantized to tensors; see `load_weights`."""
     return {name: as_tensor(weight) for name, weight in _load_folder(directory, config).items()}
 
 
 def as_tensor(weight: Weight) -> Tensor:
-    """The numbers of a weight, in float32 where it is stored in blocks."""
+    """A weight as a tensor; a quantized one becomes float32."""
     return weight if isinstance(weight, Tensor) else dense(weight, torch.float32)
 
 
@@ -117,9 +118,9 @@ def _load_folder(directory: Path, config: DecoderConfig) -> dict[str, Weight]:
 
 
 def _with_head(directory: Path, stored: dict[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-    """The tensors under their names in a model with an LM head; embedding models may have been saved without it.
+    """The tensors under the names of a model with an LM head; embedding models may lack that part of the names.
 
-    Where it is nowhere, the embedding stands for it: nobody reads the logits of such models.
+    If there is no LM head, the embedding takes its place, as nobody reads such models' logits.
     """
     embedding = stored.get("embed_tokens.weight")
     if embedding is None:
@@ -132,7 +133,7 @@ def _with_head(directory: Path, stored: dict[str, Tensor], config: DecoderConfig
 
 
 def _check_types(directory: Path, weights: Mapping[str, Weight]) -> None:
-    """Raises BadCheckpoint for weights of types that are no fractions."""
+    """Raises BadCheckpoint for weights that are not floating-point."""
     types = {name: weight.dtype for name, weight in weights.items() if isinstance(weight, Tensor)}
     if odd := [name for name, dtype in types.items() if dtype not in _NUMBERS]:
         told = f"{some(odd)} stored as {str(types[odd[0]]).removeprefix('torch.')}"
@@ -140,17 +141,17 @@ def _check_types(directory: Path, weights: Mapping[str, Weight]) -> None:
 
 
 def _offset(name: str, weight: Weight, offset: float) -> Weight:
-    """Add a family's ``offset`` to ``weight``, of any shape, if it is a norm's; all vectors but biases are."""
+    """Add a family's ``offset`` to ``weight``, of any shape, if it is a norm's: all vectors except biases are."""
     if not offset or isinstance(weight, StoredTensor) or weight.dim() != 1 or name.endswith(".bias"):
         return weight
     return weight.float() + offset
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: its model.safetensors, those its index names, or its only one.
+    """The safetensors files of a checkpoint: model.safetensors, those in its index, or its only one.
 
-    As in transformers, files beside these are others' (consolidated.safetensors, adapter_model.safetensors), and an
-    index beside a whole file is that of an earlier save.
+    As in transformers, other files do not belong to it (consolidated.safetensors, adapter_model.safetensors), and an
+    index beside a whole file is from an earlier save.
     """
     whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if whole.is_file():
@@ -173,7 +174,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def _is_name(name: object) -> bool:
-    """Whether a file of the same folder can be called so."""
+    """Whether this is the name of a file in the same folder."""
     return isinstance(name, str) and Path(name).name == name and name not in ("", "..")
 
 
@@ -186,7 +187,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _harmless(name: str, weights: Mapping[str, Weight]) -> bool:
-    """Recomputed buffers, the LM head that a tied checkpoint stores a second time, and biases that add nothing."""
+    """Whether a tensor may be ignored: recomputed buffers, the second LM head of a tied checkpoint, and zero biases."""
     weight, embedding = weights[name], weights.get("model.embed_tokens.weight")
     if not isinstance(weight, Tensor):
         return False

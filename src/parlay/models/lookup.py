@@ -1,7 +1,7 @@
-"""Table of the embeddings of frequent n-grams, which rows look up by their last tokens.
+"""A table of embeddings of frequent n-grams, which rows look up by their last tokens.
 
-The last tokens of a row are those of its path: nodes above it in its tree, then the text. So a row reads the same in a
-tree as in a chain.
+A row's last tokens are those of its path: the nodes above it, then the text. So a row reads the same in a tree and in a
+chain.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from parlay.system.user_cache import saved_whole
 from parlay.types import Segment
 
 TABLE = "ngrams.safetensors"
-"""The file of a table, beside a checkpoint."""
+"""The table's file in a checkpoint's folder."""
 _KEYS, _EMBEDDINGS = "keys", "embeddings"
 
 
 def path_tokens(store: Store, segments: Sequence[Segment], longest: int) -> list[list[int]]:
-    """The tokens of all rows of each segment, and before them ``longest`` - 1 of the text; -1 where there are none."""
+    """The tokens of all rows of each segment, after ``longest`` - 1 tokens of the text before them; -1 where the text
+    begins later."""
     found: list[list[int]] = []
     for segment in segments:
         reach = longest - 1 + max(0, -segment.base)
@@ -44,7 +45,7 @@ def path_tokens(store: Store, segments: Sequence[Segment], longest: int) -> list
 
 
 def last_tokens(places: Sequence[Rows], tokens: Sequence[Sequence[int]], longest: int) -> list[list[int]]:
-    """The last tokens of the path of each row that runs, its own first; -1 where there are none."""
+    """The last tokens of each running row's path, newest first; -1 before the beginning of the text."""
     found: list[list[int]] = []
     for place, own in zip(places, tokens, strict=True):
         before = len(own) - place.end
@@ -58,24 +59,25 @@ def last_tokens(places: Sequence[Rows], tokens: Sequence[Sequence[int]], longest
 
 
 class NgramTable:
-    """A mapped table of the embeddings of frequent n-grams; each row reads that of the longest which ends at it."""
+    """A memory-mapped table of embeddings of frequent n-grams; each row reads that of the longest n-gram that ends at
+    it."""
 
     def __init__(self, index: NgramIndex, embeddings_FH: npt.NDArray[np.uint16]) -> None:
-        """``embeddings_FH`` are the bits of numbers in bfloat16."""
+        """``embeddings_FH`` are bfloat16 numbers as uint16 bits."""
         self.index, self._embeddings_FH = index, embeddings_FH
 
     @property
     def struct(self) -> structs.NgramsStruct:
-        """The table as the library reads it, in this object's memory."""
+        """The table as a struct of the library, which points into this object's memory."""
         places, index = (self.index.keys.ctypes.data, self._embeddings_FH.ctypes.data), self.index
         return structs.NgramsStruct(*places, len(index), index.longest, index.vocab_size)
 
     @staticmethod
     def open(folder: Path, config: DecoderConfig) -> NgramTable:
-        """Map the table beside a checkpoint; only its keys are read. It may be larger than memory, in which the
-        mapping of the package safetensors has to fit.
+        """Map the table in a checkpoint's folder; only its keys are read. It may be larger than memory, but the package
+        safetensors must be able to map it.
 
-        Raises BadCheckpoint for one that is missing, cut short, or of another model or vocabulary.
+        Raises BadCheckpoint for a table that is missing, truncated, or of another model or vocabulary.
         """
         form, path = config.ngrams, folder / TABLE
         assert form is not None, "only models with n-grams have a table"
@@ -91,13 +93,13 @@ class NgramTable:
 
     @staticmethod
     def write(folder: Path, index: NgramIndex, embeddings_FH: Tensor) -> None:
-        """Write a table beside the checkpoint of a Qwen3 in ``folder``, and say in its config.json that it is there."""
+        """Write a table into a Qwen3 checkpoint's folder, and mention it in config.json."""
         tensors = {_KEYS: torch.from_numpy(index.keys), _EMBEDDINGS: embeddings_FH.to(torch.bfloat16).contiguous()}
         digest = hashlib.sha256()
         for tensor in tensors.values():
             digest.update(tensor.view(torch.uint8).numpy().data)
         fingerprint = digest.hexdigest()[:16]
-        with saved_whole(folder / TABLE) as part:  # another process may have the one before mapped
+        with saved_whole(folder / TABLE) as part:  # another process may have the old file mapped
             save_file(tensors, part, metadata={"format": "pt", "fingerprint": fingerprint})
         config = read_json(folder / "config.json") | {
             "architectures": ["SconeForCausalLM"],
@@ -107,7 +109,8 @@ class NgramTable:
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def embeddings(self, places: Sequence[Rows], tokens: Sequence[Sequence[int]]) -> Tensor:
-        """Make what joins the embeddings of the rows that run, float32 ``[N, H]``; ``tokens`` as in `path_tokens`."""
+        """The embeddings to add to those of the running rows, float32 ``[N, H]``; ``tokens`` are those of
+        `path_tokens`."""
         found_N = self._found(last_tokens(places, tokens, self.index.longest))
         made_NH, hits_K = torch.zeros(len(found_N), self._embeddings_FH.shape[1]), np.flatnonzero(found_N >= 0)
         bits_KH = self._embeddings_FH[found_N[hits_K]].astype(np.uint32) << 16
@@ -115,5 +118,5 @@ class NgramTable:
         return made_NH
 
     def _found(self, last: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
-        """The n-gram of each row, or -1."""
+        """The index of each row's n-gram, or -1."""
         return self.index.find(np.array(last, np.int64).reshape(-1, self.index.longest))

@@ -1,8 +1,8 @@
-"""Frequent n-grams of tokens with a vector of each: counted, found, and kept in a mapped file (SCONE, Yu et al. 2025).
+"""An index of frequent n-grams, each with a vector: counting, finding, and mapping from a file (SCONE, Yu et al. 2025).
 
-N-grams lie in a trie that is read from the newest token back. Node v < V is the token v, node V + i the i-th n-gram of
-the table, whose key is (node of its last n - 1 tokens) * V + its first token. Keys rise, so an n-gram's suffix, without
-which it would not be found, stands before it.
+The n-grams form a trie that is read from the newest token backwards. Node v < V is the token v; node V + i is the i-th
+n-gram of the table, whose key is (node of its last n - 1 tokens) * V + its first token. Keys rise, so an n-gram comes
+after its suffix, without which it could not be found.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
 _PART = 1 << 20
-"""Keys that are checked together."""
+"""Keys that are checked at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class NgramIndex:
-    """Which n-grams of 2 to ``longest`` tokens a table has: their ``keys`` ``[F]``, in rising order."""
+    """The n-grams of 2 to ``longest`` tokens in a table: their ``keys`` ``[F]``, in rising order."""
 
     keys: Numbers
     vocab_size: int
@@ -33,9 +33,9 @@ class NgramIndex:
 
     @property
     def is_sound(self) -> bool:
-        """Whether keys rise, and each n-gram is one token more than a token or an n-gram before it, none too long.
+        """Whether keys rise, and each n-gram extends a token or an earlier n-gram by one token and is not too long.
 
-        Who follows the nodes of one that is not might never end.
+        Following the nodes of an unsound index might never end.
         """
         parts = range(0, len(self), _PART)
         if not all(bool((np.diff(self.keys[begin : begin + _PART + 1]) > 0).all()) for begin in parts):
@@ -43,12 +43,13 @@ class NgramIndex:
         if len(self) and self.keys[0] < 0:
             return False
         end = 0
-        for _ in range(1, self.longest):  # those whose nodes are tokens, then those whose nodes are these, ...
+        for _ in range(1, self.longest):  # first those that extend tokens, then those that extend these, ...
             end = int(np.searchsorted(self.keys, (self.vocab_size + end) * self.vocab_size))
         return end == len(self)
 
     def find(self, grams_NL: Numbers) -> Numbers:
-        """The longest n-gram of each row ``[N]``, or -1. Rows have their newest token first; -1 stands for none."""
+        """The index of the longest n-gram of each row ``[N]``, or -1. Rows have their newest token first; -1 means no
+        token."""
         node_N, found_N = grams_NL[:, 0].copy(), np.full(len(grams_NL), True)
         for before_N in grams_NL[:, 1 : self.longest].T:
             key_N = node_N * self.vocab_size + before_N
@@ -61,7 +62,7 @@ class NgramIndex:
         return np.maximum(node_N - self.vocab_size, -1)
 
     def gram(self, number: int) -> tuple[int, ...]:
-        """The tokens of one n-gram, in the order of their text."""
+        """The tokens of an n-gram in text order."""
         tokens, node = [], number + self.vocab_size
         while node >= self.vocab_size:
             node, first = divmod(int(self.keys[node - self.vocab_size]), self.vocab_size)
@@ -69,7 +70,7 @@ class NgramIndex:
         return (*tokens, node)
 
     def tokens(self) -> tuple[Numbers, Numbers]:
-        """The n-grams in the order of their text ``[F, longest]``, with zeros behind, and their lengths ``[F]``."""
+        """All n-grams in text order ``[F, longest]``, padded with zeros, and their lengths ``[F]``."""
         rows, lengths = np.zeros((len(self.keys), self.longest), np.int64), np.zeros(len(self.keys), np.int64)
         above, first = np.divmod(self.keys, self.vocab_size)
         for gram in range(len(self.keys)):
@@ -81,7 +82,8 @@ class NgramIndex:
 
 
 def grams_of(ids_BT: Numbers, longest: int) -> Numbers:
-    """The last ``longest`` tokens of each place of these texts ``[B * T, longest]``, newest first; -1: none."""
+    """The last ``longest`` tokens at each position of these texts ``[B * T, longest]``, newest first, padded with
+    -1."""
     grams = np.full((*ids_BT.shape, longest), -1, np.int64)
     for back in range(min(longest, ids_BT.shape[1])):
         grams[:, back:, back] = ids_BT[:, : ids_BT.shape[1] - back]
@@ -90,7 +92,7 @@ def grams_of(ids_BT: Numbers, longest: int) -> Numbers:
 
 @dataclass(slots=True)
 class _Level:
-    """N-grams of one length: each one's suffix (a place in the level before, or a token), first token and count."""
+    """N-grams of one length: each one's suffix (an index in the previous level, or a token), first token and count."""
 
     suffix: Numbers
     first: Numbers
@@ -98,9 +100,9 @@ class _Level:
 
 
 def frequent_ngrams(tokens: npt.NDArray[Any], vocab_size: int, *, longest: int, most: int) -> NgramIndex:
-    """Find the ``most`` frequent n-grams that stand at least twice in a text, of equals the shorter ones.
+    """Find the ``most`` most frequent n-grams that occur at least twice; shorter ones win ties.
 
-    An n-gram's suffix is at least as frequent and is shorter, so it is among them.
+    An n-gram's suffix is shorter and at least as frequent, so it is among them.
     """
     levels = _levels(tokens, vocab_size, longest)
     lengths = np.concatenate([np.full(len(level.count), place) for place, level in enumerate(levels)])
@@ -112,9 +114,9 @@ def frequent_ngrams(tokens: npt.NDArray[Any], vocab_size: int, *, longest: int, 
 
 
 def frequent_windows(tokens: npt.NDArray[Any], vocab_size: int, *, length: int, most: int) -> tuple[NgramIndex, int]:
-    """Find the ``most`` frequent n-grams of ``length`` tokens that stand at least twice in a text, and their suffixes.
+    """Find the ``most`` most frequent n-grams of ``length`` tokens that occur at least twice, and their suffixes.
 
-    They are the last ones of the index. Returns how many there are, too.
+    These n-grams come last in the index; the second result is their number.
     """
     levels = _levels(tokens, vocab_size, length)
     kept = [np.zeros(len(level.count), bool) for level in levels]
@@ -125,7 +127,7 @@ def frequent_windows(tokens: npt.NDArray[Any], vocab_size: int, *, length: int, 
 
 
 def _levels(tokens: npt.NDArray[Any], vocab_size: int, longest: int) -> list[_Level]:
-    """The n-grams that stand at least twice in a text, by their length from 2 on."""
+    """The n-grams that occur at least twice, by length from 2 on."""
     levels: list[_Level] = []
     node = tokens.astype(np.int64)
     for length in range(2, longest + 1):

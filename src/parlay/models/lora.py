@@ -1,7 +1,7 @@
-"""Adapters of low rank in PEFT's layout (Hu et al. 2021): read strictly, and merged into a model's weights if wished.
+"""LoRA adapters in PEFT's format (Hu et al. 2021): read strictly, and merged into a model's weights on request.
 
-A product y = W x becomes W x + scale * B (A x), with A ``[R, I]`` and B ``[O, R]``. Files are safetensors alone: what
-is pickled is never opened.
+A product y = W x becomes W x + scale * B (A x), with A ``[R, I]`` and B ``[O, R]``. Only safetensors are read; pickles
+are never opened.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from parlay.types import Adapter, CanvasSpec, Segment
 
 MASKS = "mask_rows.json"
 TURNED = PRODUCTS[:2]
-"""Products whose rows turn with positions."""
+"""Products whose outputs are rotated."""
 _LONGEST_BLOCK = 256
 
 
 def in_order(up_OR: Tensor, product: str, rope: RopeConfig | None, head_dim: int) -> Tensor:
-    """The rows of a product's outputs in the order in which the decoder turns those of queries and keys."""
+    """The rows of a product's outputs, in the order in which the decoder rotates queries and keys."""
     order = row_order(rope, head_dim) if product in TURNED else None
     return up_OR if order is None else up_OR.view(-1, head_dim, up_OR.shape[1])[:, order].flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LowRankAdapter(Adapter):
-    """``matrices`` by the decoder's name of the weight that they add to, float32. ``path`` is where they were read."""
+    """A LoRA adapter: ``matrices``, float32, by the decoder's name of the weight that they add to. ``path`` is its
+    folder."""
 
     matrices: Mapping[str, LowRank]
     path: Path
 
 
 def read_adapter(folder: Path, config: DecoderConfig, name: str, *, merging: bool = False) -> LowRankAdapter:
-    """The adapter in ``folder`` for a decoder of this config; ``merging``: it may change routers and the LM head, too.
+    """Read the adapter in ``folder`` for a decoder; with ``merging`` it may change routers and the LM head, too.
 
-    Raises BadAdapter for one that can't be honoured.
+    Raises BadAdapter if it can't be honoured.
     """
     digest, said = digest_of(folder), read_json(folder / CONFIG)
     if reason := refusal(said):
@@ -62,7 +63,7 @@ def read_adapter(folder: Path, config: DecoderConfig, name: str, *, merging: boo
 
 
 def digest_of(folder: Path) -> str:
-    """The SHA-256 of an adapter's two files. Raises BadAdapter for a folder that has none."""
+    """The SHA-256 of an adapter's two files. Raises BadAdapter for a folder without an adapter."""
     if not (folder / CONFIG).is_file():
         raise BadAdapter(f"no {CONFIG} in {folder}: name the folder of an adapter in PEFT's layout")
     if not (folder / WEIGHTS).is_file():
@@ -75,9 +76,9 @@ def digest_of(folder: Path) -> str:
 
 
 def merged(weights: Mapping[str, Weight], adapter: LowRankAdapter) -> dict[str, Weight]:
-    """The weights with the adapter's products added, each in float32 and rounded once to its own dtype.
+    """Add the adapter's products to the weights, each in float32 and rounded once to its own dtype.
 
-    Raises BadAdapter for a matrix in blocks: rounded anew it would be another.
+    Raises BadAdapter for a quantized matrix, as quantizing it again would change it.
     """
     found = dict(weights)
     for name, (down_RI, up_OR) in adapter.matrices.items():
@@ -96,13 +97,13 @@ def merged(weights: Mapping[str, Weight], adapter: LowRankAdapter) -> dict[str, 
 
 
 def refuse_masks(folder: Path) -> None:
-    """Raises BadAdapter for an adapter that only mask rows are meant to run with: a text would be another one."""
+    """Raises BadAdapter for an adapter that is made for mask rows only."""
     if (folder / MASKS).is_file():
         raise BadAdapter(f"{folder} is for rows of masks: name it by --strategy set-block:adapter={folder}")
 
 
 def mask_of(folder: Path, vocab_size: int) -> CanvasSpec:
-    """Read which token mask rows read that run with an adapter. Raises BadAdapter where its folder does not say."""
+    """The mask token that rows with the adapter read. Raises BadAdapter if its folder does not say."""
     if not (folder / MASKS).is_file():
         raise BadAdapter(f"no {MASKS} in {folder}: name an adapter that parlay train set-block --lora made")
     said = read_json(folder / MASKS)
@@ -115,7 +116,7 @@ def mask_of(folder: Path, vocab_size: int) -> CanvasSpec:
 
 
 def adapter_rows(segments: Sequence[Segment]) -> list[LowRankAdapter | None]:
-    """The adapter of each row of a forward; empty where none has one."""
+    """The adapter of each row of a forward; empty if no row has one."""
     found: list[LowRankAdapter | None] = []
     for segment in segments:
         masks = 0 if segment.mask_adapter is None else segment.together
@@ -130,6 +131,6 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             names = file.keys()
-            return {name: file.get_tensor(name).clone() for name in names}  # nothing reads the file later
+            return {name: file.get_tensor(name).clone() for name in names}  # the file is not read later
     except (SafetensorError, OSError) as error:
         raise BadAdapter(f"{path} is damaged or cut short ({error}): download or copy it again") from error

@@ -1,4 +1,4 @@
-"""Adapters in PEFT's layout: from the words of a config and the names in a file to matrices of the decoder."""
+"""PEFT's adapter format: turns a config's fields and a file's tensor names into matrices of the decoder."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ PRODUCTS = (
     "mlp.up_proj",
     "mlp.down_proj",
 )
-"""A layer's products that an adapter can change, in the order of the compiled decoder's layers."""
+"""A layer's products that adapters can change, in the compiled decoder's order."""
 EXPERT_PRODUCTS = ("gate_proj", "up_proj", "down_proj")
-"""Those of an expert, in the same order."""
+"""An expert's products, in the same order."""
 _PART_OF = {
     **{name: name for name in (product.rpartition(".")[2] for product in PRODUCTS)},
     "qkv_proj": "q_proj",
     "gate_up_proj": "gate_proj",
 }
-"""A product that is one of each module's, by the module's name."""
+"""The decoder's product for each module name that PEFT lists."""
 _OF_LAYER = re.compile(r"model\.layers\.(?P<layer>\d+)\.(?P<product>.+)\.weight")
 _OF_EXPERT = re.compile(r"mlp\.(?:experts\.(?P<number>\d+)|shared_expert)\.(?P<product>\w+)")
 MOST_RANK = 512
-"""The compiled decoder has room for so many: the same name in its adapters.h."""
+"""The compiled decoder's limit, as in its adapters.h."""
 _KNOWN = frozenset(
     {
         *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config"),
@@ -52,32 +52,33 @@ _KNOWN = frozenset(
         *("use_qalora", "use_rslora"),
     }
 )
-"""Keys that are honoured, or bear on training alone. Of others only those that say nothing are accepted."""
+"""Fields that are honoured or only matter in training; of others only empty values are accepted."""
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 _PREFIX = "base_model.model."
 _PARTS = {".lora_A.weight": 0, ".lora_B.weight": 1}
 _PLAIN = re.compile(r"\^?[\w.]+")
 _WRAPPED = ("gate_up_proj", "down_proj", "weight")
-"""Parameters of modules of experts, in the order in which these have them."""
+"""Parameters of modules of experts, in the modules' order."""
 _INPUTS_FIRST = ("GptOssForCausalLM",)
 """Architectures whose stacked experts are ``[E, I, O]`` in transformers."""
 _OUTPUTS_FIRST = (0, 19)
-"""From this version on PEFT takes the inputs of ``[E, O, I]`` for inputs."""
+"""The version from which on PEFT treats the inputs of ``[E, O, I]`` as inputs."""
 
 
 class BadAdapter(ParlayError):
-    """An adapter's files that can't be read, or that are for another model; the message is one line."""
+    """Raised for an adapter that can't be read or belongs to another model; the message is one line."""
 
 
 class LowRank(NamedTuple):
-    """Matrices that add ``up_OR (down_RI x)`` to a product of the model. The scale is in ``up_OR`` already."""
+    """Matrices that add ``up_OR (down_RI x)`` to a product of the model; the scale is included in ``up_OR``."""
 
     down_RI: Tensor
     up_OR: Tensor
 
 
 class Place(NamedTuple):
-    """A product of a layer or expert, and its ``number`` among these. The shared expert is behind all others."""
+    """A product of a layer or expert, and its ``number`` among the layer's or expert's products. The shared expert
+    comes after all others."""
 
     layer: int
     product: str
@@ -86,7 +87,7 @@ class Place(NamedTuple):
 
 
 def place_of(name: str, config: DecoderConfig) -> Place | None:
-    """Find the product that the weight of this name belongs to; None where rows can't have adapters of their own."""
+    """The product to which the weight of this name belongs; None if adapters by row can't change it."""
     match = _OF_LAYER.fullmatch(name)
     if match is None or int(match["layer"]) >= config.num_layers:
         return None
@@ -101,7 +102,7 @@ def place_of(name: str, config: DecoderConfig) -> Place | None:
 
 
 def refusal(said: Mapping[str, Any]) -> str | None:
-    """Why an adapter of this config can't be run, if it can't."""
+    """Why an adapter with this config can't be run; None if it can."""
     start, excluded = str(said.get("init_lora_weights", "")), said.get("exclude_modules")
     reasons = {
         f"peft_type {said.get('peft_type')!r:.30} is not supported: LORA is": said.get("peft_type") != "LORA",
@@ -126,9 +127,10 @@ def refusal(said: Mapping[str, Any]) -> str | None:
 def read_matrices(
     folder: Path, said: Mapping[str, Any], config: DecoderConfig, tensors: Mapping[str, Tensor], *, merging: bool
 ) -> dict[str, LowRank]:
-    """Take the tensors of an adapter's file for the weights that they add to; ``merging``: it may be any matrix.
+    """Assign the tensors of an adapter's file to the weights that they add to; with ``merging`` any matrix may be
+    changed.
 
-    Raises BadAdapter for what does not fit, and what reading odd words of the config raises.
+    Raises BadAdapter for tensors that do not fit, and what reading an invalid config raises.
     """
     pairs, unknown = _pairs(tensors)
     parameters = _parameters(folder, said, pairs)
@@ -155,7 +157,7 @@ def read_matrices(
 
 
 def _check_layers(folder: Path, said: Mapping[str, Any], modules: Iterable[str]) -> None:
-    """Raises BadAdapter for matrices of layers that the config leaves out."""
+    """Raises BadAdapter for matrices of layers that the config excludes."""
     wanted = said.get("layers_to_transform")
     if wanted is None:
         return
@@ -169,7 +171,7 @@ def _check_layers(folder: Path, said: Mapping[str, Any], modules: Iterable[str])
 
 
 def _pairs(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[int, Tensor]], list[str]]:
-    """The matrices of each module, what leads in as number 0 and what leads out as 1; and names that are of neither."""
+    """Each module's matrices, A as number 0 and B as 1; and names that are neither."""
     pairs, unknown = dict[str, dict[int, Tensor]](), list[str]()
     for name, tensor in tensors.items():
         part = next((part for part in _PARTS if name.endswith(part)), "")
@@ -180,7 +182,7 @@ def _pairs(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[int, Tensor]],
 
 
 class _Reader(NamedTuple):
-    """Reads the matrices of one file by what its config and the decoder's say."""
+    """Reads the matrices of one file according to its config and the decoder's."""
 
     folder: Path
     said: Mapping[str, Any]
@@ -188,10 +190,9 @@ class _Reader(NamedTuple):
     shapes: Mapping[str, tuple[int, ...]]
 
     def weights_of(self, module: str, pair: Mapping[int, Tensor]) -> dict[str, Tensor]:
-        """Lay out what leads out, by the decoder's names of the weights in the module: several where it is fused.
+        """The B matrices by the decoder's names of the module's weights, several if the module is fused.
 
-        Rows lie as the decoder has those of the weights. Where what leads out is missing, there is nothing to be laid
-        out.
+        Rows are in the decoder's order. If B is missing, A stands in for the names only.
         """
         family = FAMILIES.get(self.config.architecture, LLAMA)
         weights = unfused({family.renamed(f"{module}.weight"): pair.get(1, pair[min(pair)])}, self.config)
@@ -205,7 +206,8 @@ class _Reader(NamedTuple):
         return able and name.endswith(".weight") and len(self.shapes.get(name, ())) == 2
 
     def scaled(self, module: str, down_RI: Tensor, up_OR: Tensor, shape: tuple[int, ...]) -> LowRank:
-        """The matrices of one weight of this ``shape``, in float32. Raises BadAdapter for those of another one."""
+        """The scaled matrices of one weight of this ``shape``, in float32. Raises BadAdapter if their shapes don't
+        fit."""
         rank, scale = self._rank_and_scale(module)
         if len(down_RI) == up_OR.shape[-1] != rank:
             raise BadAdapter(
@@ -216,16 +218,17 @@ class _Reader(NamedTuple):
         return self._finite(module, down_RI, up_OR, scale)
 
     def stacked(self, key: str) -> tuple[int, str] | None:
-        """The layer whose experts a parameter holds the matrices of, and which; None for other parameters."""
+        """The layer and the part for a parameter of stacked experts; None for other parameters."""
         family = FAMILIES.get(self.config.architecture, LLAMA)
         match = STACKED.fullmatch(family.renamed(f"{key.removesuffix('.weight')}.weight"))
         layer = re.match(r"model\.layers\.(\d+)\.mlp\.", match["at"]) if match else None
         return (int(layer[1]), match["part"]) if match and layer else None
 
     def of_experts(self, key: str, down: Tensor, up: Tensor) -> dict[str, LowRank]:
-        """The matrices of each expert, of those of a stacked parameter: ``down`` ``[E * R, I]``, ``up`` ``[O, R * E]``.
+        """The matrices of each expert from those of a stacked parameter: ``down`` ``[E * R, I]``, ``up`` ``[O, R *
+        E]``.
 
-        Raises BadAdapter for other shapes, and where PEFT may have taken outputs for inputs or not.
+        Raises BadAdapter for other shapes, and if it is unclear whether PEFT swapped inputs and outputs.
         """
         rank, scale = self._rank_and_scale(key)
         layer, part = self.stacked(key) or (0, "")
@@ -246,12 +249,13 @@ class _Reader(NamedTuple):
         found: dict[str, LowRank] = {}
         for name, up_OR in self._of_each(key, whole.up_OR).items():
             place = place_of(name, self.config)
-            if place is not None and place.expert is not None:  # as all of them are
+            if place is not None and place.expert is not None:  # the others are of experts, too
                 found[name] = LowRank(whole.down_RI[place.expert], up_OR)
         return found
 
     def _is_swapped(self, key: str, expected: bool, swapped: bool) -> bool:
-        """Whether ``down`` is of the outputs, as PEFT had it in its first versions. Raises BadAdapter in doubt."""
+        """Whether ``down`` belongs to the outputs, as in PEFT's first versions. Raises BadAdapter if that is
+        unclear."""
         if not (expected and swapped) or self.config.architecture in _INPUTS_FIRST:
             return not expected
         version = re.match(r"(\d+)\.(\d+)\.", str(self.said.get("peft_version", "")))
@@ -263,7 +267,7 @@ class _Reader(NamedTuple):
         return (int(version[1]), int(version[2])) < _OUTPUTS_FIRST
 
     def _of_each(self, key: str, up_EOR: Tensor) -> dict[str, Tensor]:
-        """Take ``up_EOR`` ``[E, O, R]`` apart, by the decoder's names of the weights of each expert."""
+        """Split ``up_EOR`` ``[E, O, R]`` by expert, under the decoder's weight names."""
         family = FAMILIES.get(self.config.architecture, LLAMA)
         if self.config.architecture in _INPUTS_FIRST:
             assert family.regroup is not None, "they have a way of their own"
@@ -285,9 +289,9 @@ class _Reader(NamedTuple):
         return rank, alpha / (math.sqrt(rank) if self.said.get("use_rslora") else rank)
 
     def _of_pattern(self, key: str, module: str, usual: object) -> int | float:
-        """The number of a module: that of the first name in the pattern that the module ends in, or the usual one.
+        """A module's number: that of the first pattern that its name ends in, or the usual one.
 
-        Raises ValueError for a number in other words, which PEFT does not read either.
+        Raises ValueError for a pattern that PEFT would not read as a number, either.
         """
         found = usual
         for pattern, number in (self.said.get(key) or {}).items():
@@ -304,7 +308,8 @@ class _Reader(NamedTuple):
         return found
 
     def _finite(self, module: str, down: Tensor, up: Tensor, scale: float) -> LowRank:
-        """Scale ``down`` and ``up`` of any shape, in float32. Raises BadAdapter for what is whole or not finite."""
+        """Scale ``down`` and ``up``, of any shape, in float32. Raises BadAdapter for integers and numbers that are not
+        finite."""
         if not (down.is_floating_point() and up.is_floating_point()):
             raise BadAdapter(f"{self.folder}: {module} has numbers of {down.dtype} and {up.dtype}: expected fractions")
         down, up = down.float(), up.float()
@@ -326,9 +331,9 @@ class _Reader(NamedTuple):
 
 
 def _parameters(folder: Path, said: Mapping[str, Any], modules: Collection[str]) -> dict[str, str]:
-    """The parameter that matrices are of, by the module that has them, where PEFT has wrapped parameters.
+    """The parameter that matrices belong to, by module, where PEFT has wrapped parameters.
 
-    It wraps those of one module in the module's order, each around those before: the first is the innermost one.
+    PEFT wraps a module's parameters in order, each around the previous, so the first is innermost.
     """
     targets = said.get("target_parameters") or []
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
@@ -353,9 +358,9 @@ def _parameters(folder: Path, said: Mapping[str, Any], modules: Collection[str])
 
 
 def _check_targets(folder: Path, said: Mapping[str, Any], modules: Collection[str], weights: Collection[str]) -> None:
-    """Raises BadAdapter unless the names that the config lists are those of the matrices; expressions are not run.
+    """Raises BadAdapter unless the names in the config are those of the matrices; regular expressions are not run.
 
-    Experts whose matrices lie together are no modules: their names may be listed in vain, as PEFT does.
+    Stacked experts are not modules, so their names may be listed without effect, as in PEFT.
     """
     for excluded in said.get("exclude_modules") or []:
         if stray := [module for module in modules if f".{module}".endswith(f".{excluded}")]:

@@ -1,4 +1,4 @@
-"""Tables beside a checkpoint that are mapped from their file: what it says of them is checked, and nothing is read."""
+"""Tables in a checkpoint's folder, memory-mapped: their headers are checked, and their numbers are not read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parlay.system.mapped_tensors import BadTensorFile, TensorFile
 
 
 def open_table(path: Path) -> TensorFile:
-    """Map a table. Raises BadCheckpoint."""
+    """Map a table's file. Raises BadCheckpoint if it can't be read."""
     try:
         return TensorFile.open(path)
     except FileNotFoundError:
@@ -24,7 +24,7 @@ def open_table(path: Path) -> TensorFile:
 
 
 def map_tensor(path: Path, file: TensorFile, name: str, expected: tuple[str, list[int]]) -> npt.NDArray[Any]:
-    """Map one tensor. Raises BadCheckpoint for one of another type or shape, or that is damaged."""
+    """Map one tensor. Raises BadCheckpoint if it has another type or shape, or is damaged."""
     found = file.described(name)
     if found != expected:
         raise BadCheckpoint(f"{path} has {name} {found!s:.60} where the model's config.json asks for {expected}")
@@ -35,5 +35,5 @@ def map_tensor(path: Path, file: TensorFile, name: str, expected: tuple[str, lis
 
 
 def damaged(path: Path, why: str) -> BadCheckpoint:
-    """The error of a file that can't be a table; ``why`` is a clause that its path can stand before."""
+    """The error for a damaged table; ``why`` is a clause that follows its path."""
     return BadCheckpoint(f"{path} {why}: the table is damaged or cut short; copy it again")

@@ -1,4 +1,4 @@
-"""The native decoder as a `Runner`: ragged batches of pending tokens and trees, over the project's own cache."""
+"""The native decoder as a `Runner`: ragged batches of pending tokens and draft trees, over Parlay's own KV cache."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ from parlay.types import NO_SKIP, CanvasSpec, Finish, Move, Output, Runner, Runn
 __all__ = ["NativeRunner", "Quantize", "choose_dtype"]
 
 Quantize = Literal["int8"]
-"""How weights may be stored more tightly than in their dtype."""
+"""Formats in which weights can be stored more compactly than in their dtype."""
 
 _WHOLE_TEXT = 1 << 40
-"""A block that is longer than any text."""
+"""A block size larger than any text."""
 
 _log = logging.getLogger(__name__)
 
 
 class NativeRunner(Runner):
-    """A model of a family in `parlay.models.families` with its cache.
+    """A model of a family in `parlay.models.families`, with its KV cache.
 
-    ``weights`` bear Hugging Face names, each with the shape that ``config`` asks for. With a ``head`` in its config
-    it is a draft head, whose rows read `Features`. ``max_tokens_cached`` bounds what all sequences together may
-    reserve. With a ``budget``, which other runners share, it is this runner's contribution to it, in tokens.
+    ``weights`` have Hugging Face names, and the shapes that ``config`` requires. If the config has a ``head``, the
+    model is a draft head, whose rows read `Features`. All sequences together may reserve at most ``max_tokens_cached``
+    tokens. With a ``budget`` shared with other runners, that is this runner's contribution to it.
 
-    Where rows of the text see their whole block, cached rows of a block that goes on run again with what follows. So
-    each row that is read was computed from the ids that its block has now, and of earlier blocks nothing runs again.
+    If rows of the text see their whole block, the cached rows of an unfinished block run again with the rows that
+    follow. So every row is computed from its block's current ids, and rows of finished blocks never run again.
     """
 
     def __init__(
@@ -81,10 +81,8 @@ class NativeRunner(Runner):
         ngrams: NgramTable | None = None,
         lookup: LookupPlan = USUAL_LOOKUP,
     ) -> None:
-        """Raises CacheRefused for a ``kv_cache_dtype`` that can't be had here. ``ngrams``: of models that read some.
-
-        ``lookup`` is for models whose first layers are looked up.
-        """
+        """Raises CacheRefused for a ``kv_cache_dtype`` that is not available here. ``ngrams`` is the table of a model
+        that reads n-grams, and ``lookup`` the plan of one whose first layers are looked up."""
         if config.ngrams is not None and ngrams is None:
             raise UnsupportedModel(f"{name}: {config.architecture} reads a table of n-grams, and there is none here")
         wanted = in_eight_bits(weights) if quantize == "int8" else weights
@@ -110,13 +108,13 @@ class NativeRunner(Runner):
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether texts that begin alike have the same rows there."""
+        """Whether texts with the same beginning have the same rows there, so that they can share them."""
         return not self._block or BLOCK % self._block == 0
 
     def round_weights(self, bits: int, weights: Mapping[str, Operand]) -> None:
-        """Pack the model's ``weights`` in so many bits, for segments that run with these. Any thread may call this.
+        """Quantize the model's ``weights`` to ``bits`` bits, for segments that ask for these. Any thread may call this.
 
-        Raises ValueError where the runner's own have hardly more bits, or don't even fit into memory themselves.
+        Raises ValueError if the runner's own weights have hardly more bits, or do not fit into memory.
         """
         if self._spec.streamed_bytes:
             raise ValueError("the model's layers don't fit into memory, so a second copy of them does not either")
@@ -130,24 +128,25 @@ class NativeRunner(Runner):
         return self._spec
 
     def read_adapter(self, folder: Path, name: str) -> LowRankAdapter:
-        """Read the adapter in a folder, and pack it for the rows that will have it. Any thread may call this.
+        """Read the adapter in a folder, and pack it for the rows that use it. Any thread may call this.
 
-        Raises BadAdapter for one that can't be honoured here.
+        Raises BadAdapter if it can't be honoured here.
         """
         if self.lookup is not None:
             raise BadAdapter(f"{name}: {self._spec.name} looks up its first layers, so merge it with --lora instead")
         return self._forward.add_adapter(read_adapter(folder, self._config, name))
 
     def embed(self, ids: Sequence[int]) -> torch.Tensor:
-        """Read the rows ``[N, H]`` of these tokens as the first layer does, for `Features` made of them."""
+        """The embeddings ``[N, H]`` of these tokens as the first layer reads them, for `Features` made of them."""
         return self._forward.embed(ids)
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
-        """Begin a sequence with the longest cached prefix of ``tokens``; ValueError for a name in use."""
+        """Begin a sequence with the longest cached prefix of ``tokens``. Raises ValueError if its name is in use."""
         return self.store.open(sequence, tokens, salt if self.shares_prefixes else f"{salt}/{sequence}")
 
     def reserve(self, sequence: int, tokens: int) -> bool:
-        """Reserve memory for ``tokens`` in all. False while others hold it; raises OutOfRoom if it can never be had."""
+        """Reserve memory for ``tokens`` tokens in all. Returns False while others hold it; raises OutOfRoom if there
+        can never be enough."""
         return self.store.reserve(sequence, tokens)
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
@@ -159,7 +158,8 @@ class NativeRunner(Runner):
         return self.store.truncate(sequence, length)
 
     def move(self, sequence: int, text: Sequence[int], move: Move) -> int:
-        """See `MovingRunner.move`. With keys and values in blocks, or of layers that differ, nothing is moved."""
+        """See `MovingRunner.move`. Nothing is moved if keys and values are quantized, or if layers have different
+        heads."""
         movable = self.shares_prefixes and not self._uneven
         rows_NLSKD = self.store.rows_of(sequence, text, move.first, move.length) if movable else None
         if rows_NLSKD is None:
@@ -172,11 +172,11 @@ class NativeRunner(Runner):
         """Begin ``copy`` with the cached tokens of ``sequence``, in the same memory."""
         if self.shares_prefixes:
             self.store.fork(sequence, copy)
-        else:  # rows of a page depend on tokens of the next, so each sequence has its own
+        else:  # a page's rows depend on later tokens, so each sequence has pages of its own
             self.store.open(copy, (), f"/{copy}")
 
     def release(self, sequence: int) -> None:
-        """End a sequence; its cached prefix stays reusable while there is room."""
+        """End a sequence; its cached prefix can be reused while there is room."""
         self.store.release(sequence)
 
     def free_tokens(self) -> int:
@@ -191,13 +191,13 @@ class NativeRunner(Runner):
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
         """Run the rows of all segments; see `Runner.forward`. Logits are float32.
 
-        Raises ValueError for a token or position out of range, a layer that is not there, rows that were not reserved,
-        a base that the last forward did not leave, or features of another shape.
+        Raises ValueError for a token or position out of range, an unknown layer, rows that were not reserved, a base
+        that the last forward did not leave, or features of the wrong shape.
         """
         return self.begin(segments, taps, skip)()
 
     def begin(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Finish:
-        """Begin a forward; see `Runner.begin`. Raises ValueError now."""
+        """Begin a forward; see `Runner.begin`. Raises ValueError now, not when the output is waited for."""
         self.store.settle()
         if self._block:
             segments = [self._with_its_block(segment, taps) for segment in segments]
@@ -220,7 +220,7 @@ class NativeRunner(Runner):
         return lambda: finish().output(starts, votes)
 
     def _forward_of(self, segments: Sequence[Segment]) -> Forward:
-        """The weights that the segments run with."""
+        """The decoder with the weights that the segments ask for."""
         bits = {segment.bits for segment in segments}
         if len(bits) > 1:
             raise ValueError(f"segments of one forward run with weights of {sorted(bits)} bits: they must be alike")
@@ -231,27 +231,28 @@ class NativeRunner(Runner):
 
     @property
     def loss(self) -> Callable[[], str]:
-        """Make a call that says why no forward can work any more; empty while some can. It does not keep the runner."""
+        """A function that returns why no forward can work any more, or an empty string while one can. It does not keep
+        the runner alive."""
         return self._forward.loss if isinstance(self._forward, CompiledForward) else str
 
     @property
     def adds_ngrams(self) -> bool:
-        """Whether embeddings of n-grams are added to rows that are read as tokens."""
+        """Whether n-gram embeddings are added to rows that read tokens."""
         return self._ngrams is not None
 
     @property
     def grows(self) -> bool:
-        """Whether `grow` can be called: the compiled decoder runs."""
+        """Whether `grow` may be called, which needs the compiled decoder."""
         plain = not self._block and self._ngrams is None and self.lookup is None and not self._spec.streamed_bytes
         plain = plain and self._config.shallow is None
         return isinstance(self._forward, CompiledForward) and self._forward.kernels.part is None and plain
 
     def grow(self, texts: Sequence[Segment], growth: Growth, requests: Sequence[TreeRequest]) -> list[GrownTree]:
-        """Run the rows of texts, then level by level a tree below each: its likeliest nodes.
+        """Run the rows of texts, then grow a tree of likeliest nodes below each, level by level.
 
-        Each text gets the draft that it requests. A head's level reads what left the layer in the level above, and its
-        texts need room for ``levels`` times ``width`` rows more; those of a draft model for as many as the draft may
-        have nodes, and the rows that ran can be kept. Noise has less precision here than where a target samples.
+        Each text gets the draft of its request. Each level of a draft head reads the layer's output of the level above,
+        and each text needs room for ``levels`` times ``width`` more rows. A draft model needs room for as many as the
+        draft may have nodes, and its rows can be kept. The noise has less precision here than in the target's sampler.
         """
         grown = self.growing(texts, growth, requests).run()
         if growth.head is None:
@@ -261,36 +262,36 @@ class NativeRunner(Runner):
     def growing(
         self, texts: Sequence[Segment], growth: Growth, requests: Sequence[TreeRequest], beside: int = 0
     ) -> GrowthCall:
-        """Stage rows and lay out the call, for who restages afterwards; see `CompiledForward.growing`."""
+        """Stage rows and lay out the call; the caller restages them afterwards. See `CompiledForward.growing`."""
         self.store.settle()
         assert isinstance(self._forward, CompiledForward), "`grows` was asked"
         ids = [token for text in texts for token in text.pending]
         self._check(ids, (), NO_SKIP)
         nodes = [0 if growth.head else request.nodes for request in requests]
-        rooms = [trees.chain_tree([0] * count) for count in nodes]  # before anybody knows the nodes' tokens
+        rooms = [trees.chain_tree([0] * count) for count in nodes]  # the nodes' tokens are not known yet
         places = [self._place(text._replace(tree=room), NO_SKIP) for text, room in zip(texts, rooms, strict=True)]
         last = [end - 1 for end in accumulate(place.pending for place in places)]
         return self._forward.growing(ForwardBatch(ids, places, last), growth, requests, beside)
 
     def restage(self, texts: Sequence[Segment], grown: Sequence[GrownTree]) -> None:
-        """Let the rows of trees that have grown be kept."""
+        """Make the rows of grown trees keepable."""
         for text, tree in zip(texts, grown, strict=True):
             self.store.restage(text._replace(tree=tree.rows))
 
     def prepare(self, growth: Growth) -> None:
-        """Make now what the first call of `grow` for a draft model would make."""
+        """Prepare the LM head that the first `grow` of a draft model needs."""
         assert isinstance(self._forward, CompiledForward), "`grows` was asked"
         self._forward.short_head(growth.short)
 
     def _begin_again(self, again: Sequence[Segment], begin: Begin, work: ForwardBatch) -> Callable[[], ForwardOutput]:
-        """Run committed rows of these segments, too, and put them back afterwards."""
+        """Run committed rows of these segments again, too, and restore them afterwards."""
         with ExitStack() as running:
             for segment in again:
                 running.enter_context(self.store.putting_back(segment))
             return begin(work)
 
     def _place(self, segment: Segment, skip: Skip) -> Rows:
-        """Where the segment's rows lie."""
+        """The place of the segment's rows in the cache."""
         if segment.together or segment.places:
             check_together(segment)
         special = segment.approximate or segment.chosen is not None or segment.votes
@@ -306,7 +307,7 @@ class NativeRunner(Runner):
         return place
 
     def _with_its_block(self, segment: Segment, taps: Sequence[int]) -> Segment:
-        """The segment, and the rows of its first block that are cached: they see what follows, so they run again."""
+        """The segment extended by the cached rows of its first block, which see what follows and so run again."""
         if segment.base or segment.features is not None or taps or not trees.is_chain(segment.tree):
             raise ValueError(
                 f"{self._spec.name}: rows see those after them, so there are no trees, taps, features or bases here"
@@ -315,7 +316,7 @@ class NativeRunner(Runner):
         return segment if segment.stale else segment._replace(base=-again)
 
     def _features(self, segments: Sequence[Segment]) -> list[SegmentFeatures]:
-        """Collect what segments carry, with the numbers of rows in the batch."""
+        """Collect the segments' features, with their rows' numbers in the batch."""
         found: list[SegmentFeatures] = []
         if all(segment.features is None for segment in segments):
             return found
@@ -344,6 +345,6 @@ class NativeRunner(Runner):
 
 
 def _block_of(canvas: CanvasSpec | None) -> int:
-    """How many rows of the text see each other; 0: each sees those before it."""
+    """The size of the blocks within which rows see each other; 0 for causal attention."""
     sizes = {"causal": 0, "block": canvas.block, "full": _WHOLE_TEXT} if canvas else {"causal": 0}
     return sizes[canvas.text if canvas else "causal"]

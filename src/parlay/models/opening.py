@@ -1,4 +1,5 @@
-"""Models with their caches: the runners. `load` picks the native decoder where it runs the model, else the adapter."""
+"""The runners: models together with their caches. `load` uses the native decoder if it runs the model, else the adapter
+for transformers."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ from parlay.options import LoadOptions, user_path
 from parlay.system import machine, threads
 from parlay.types import ParlayError, Runner
 
-if TYPE_CHECKING:  # loading the modelling half of transformers takes seconds, and only foreign models need it
+if TYPE_CHECKING:  # importing transformers' models takes seconds, and few models need it
     from transformers import PreTrainedModel
 
 __all__ = ["NativeRunner", "UnsupportedModel", "load"]
@@ -55,15 +56,15 @@ _DTYPES = {
     "float": torch.float32,
 }
 _CACHE_SHARE = 0.25
-"""Share of the free memory that the cache may take if no number of tokens is given."""
+"""Share of the free memory for the cache, if its size is not given."""
 _MOST_CONTEXTS = 16
 """Most full contexts that the cache holds in that case."""
 _SURELY_FITS = 0.5
-"""Weights that take less than this share of the free memory, as they are stored, are packed without counting first."""
-_END = 1 << 20  # bytes of a file of weights, at either end, that tell it from others
+"""Weights below this share of the free memory, as stored, are packed without an exact count first."""
+_END = 1 << 20  # bytes at both ends of a weight file by which it is identified
 USUAL = LoadOptions()
 BLOCK_DIFFUSION = "diffusion_gemma"
-"""The type of models that transformers runs with canvases."""
+"""The model type that transformers runs with canvases."""
 
 
 def load(
@@ -76,16 +77,16 @@ def load(
     make_forward: MakeForward = choose_forward,
     longest: int | None = None,
 ) -> Runner:
-    """A runner for a built-in name, a local folder or GGUF file, a Hugging Face Hub id, or a loaded transformers model.
+    """Open a runner for a built-in name, a local folder or GGUF file, a Hugging Face Hub id, or a loaded transformers
+    model.
 
-    ``cache_tokens`` is how many tokens all sequences may cache; by default that follows from the free memory.
-    Runners with the same ``budget`` share its memory; the target has precedence. Where its weights don't fit into what
-    the budget allows them, or into the free memory, the compiled decoder reads some layers from disk in every forward.
-    A model that runs through transformers has memory of its own. ``packed`` is called with how many of the compiled
-    decoder's matrices are ready, and of how many. ``longest`` is how many tokens texts may have: a model with longrope
-    computes texts beyond its original context, and then all of them, with the factors for long ones. Raises ParlayError
-    (UnsupportedModel, BadCheckpoint) for a model that can't be had or run, ValueError for a device that is not there,
-    and for options that a loaded model can't honour.
+    ``cache_tokens`` is how many tokens all sequences may cache; the default depends on the free memory. Runners with
+    the same ``budget`` share its memory, and the target has precedence. If the weights don't fit into their part of the
+    budget or into the free memory, the compiled decoder reads some layers from disk in every forward. A model that runs
+    through transformers manages its own memory. ``packed`` is called with the number of packed matrices and of all.
+    ``longest`` is the most tokens of a text; if it exceeds the original context of a model with longrope, all texts are
+    computed with the factors for long ones. Raises ParlayError (UnsupportedModel, BadCheckpoint) for a model that can't
+    be found or run, and ValueError for a missing device and for options that a loaded model can't honour.
     """
     threads.settle(options.threads)
     if not isinstance(model, str):
@@ -129,7 +130,7 @@ def load(
 
 
 def _check_table(table: StateTable | None, dtype: torch.dtype) -> None:
-    """Raises UnsupportedModel for states of another type."""
+    """Raises UnsupportedModel if the table's states have another type than the model."""
     if table is not None and table.dtype != dtype:
         raise UnsupportedModel(
             f"{table.path} has states in {_short(table.dtype)}, and the model runs in {_short(dtype)}: leave dtype at "
@@ -140,7 +141,7 @@ def _check_table(table: StateTable | None, dtype: torch.dtype) -> None:
 def _in_other_program(
     model: str, options: LoadOptions, cache_tokens: int | None, budget: Budget | None, longest: int | None
 ) -> Runner:
-    """A runner over llama.cpp or MLX, whichever the options name."""
+    """Open a runner over llama.cpp or MLX, whichever the options name."""
     through = "MLX" if options.runner == "mlx" else options.runner
     if budget is not None and budget.weights is not None:
         raise UnsupportedModel(
@@ -166,10 +167,10 @@ def _in_other_program(
 def _weight_room(
     model: str, found: Path, weights: Mapping[str, Weight], options: LoadOptions, budget: Budget | None
 ) -> WeightRoom | None:
-    """How much memory the weights may take, where that is said, or may be too little; None: they will fit.
+    """How much memory the weights may take, if the user set a limit or memory may be short; None: they fit.
 
-    Models that draft are loaded whole. On a CUDA device weights have a bound where it is said. Raises UnsupportedModel
-    on a device that can't stream layers.
+    Draft models are always loaded completely. On a CUDA device only a limit set by the user counts. Raises
+    UnsupportedModel on a device that can't stream layers.
     """
     said = None if budget is None else budget.weights
     if said is not None and options.device not in ("cpu", "cuda"):
@@ -187,7 +188,7 @@ def _weight_room(
 
 
 def _identity(found: Path, options: LoadOptions) -> str:
-    """A digest that tells weights from others: when their files were written, how long they are, and their ends."""
+    """A hash that identifies weights: modification times, sizes, and the bytes at both ends of their files."""
     adapter = [] if options.lora is None else sorted(user_path(options.lora).glob("*.*"))
     digest = hashlib.sha256(str(options.quantize).encode())
     for path in (*weight_files(str(found)), *adapter):
@@ -201,10 +202,8 @@ def _identity(found: Path, options: LoadOptions) -> str:
 
 
 def settled(model: str, options: LoadOptions) -> LoadOptions:
-    """The options with the dtype and device that ``auto`` stands for here. Raises what `load` raises.
-
-    UnsupportedModel for a model that the native decoder does not run.
-    """
+    """The options with ``auto`` replaced by the actual dtype and device. Raises what `load` raises, and
+    UnsupportedModel for a model that the native decoder does not run."""
     device, found = chosen_device(options.device), resolve(model)
     dtype, config = _DTYPES[options.dtype], read_config(found)
     _check_states(model, config, options)
@@ -217,7 +216,7 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _check_states(name: str, config: DecoderConfig, options: LoadOptions) -> None:
-    """Raises UnsupportedModel for a number of states and a model that keeps none."""
+    """Raises UnsupportedModel if a number of cached states is set for a model that has none."""
     if options.ngram_states is not None and config.ngram_layers is None:
         raise UnsupportedModel(
             f"ngram_states can't be honoured for {name}: no layers of it are looked up; leave it out"
@@ -225,7 +224,7 @@ def _check_states(name: str, config: DecoderConfig, options: LoadOptions) -> Non
 
 
 def _weights_of(found: Path, config: DecoderConfig, options: LoadOptions) -> Mapping[str, Weight]:
-    """The checkpoint's weights, with the adapter that the options merge into them."""
+    """The checkpoint's weights, with the options' adapter merged in."""
     weights = load_weights(found, config)
     if options.lora is None:
         return weights
@@ -235,9 +234,10 @@ def _weights_of(found: Path, config: DecoderConfig, options: LoadOptions) -> Map
 
 
 def round_weights(runner: NativeRunner, model: str, options: LoadOptions, bits: int) -> None:
-    """Read a runner's weights anew, and pack them in so many bits for drafts.
+    """Read a runner's weights again, and quantize them to ``bits`` bits for drafts.
 
-    Raises ValueError where the runner's own have hardly more, BadCheckpoint where they can't be read any more.
+    Raises ValueError if the runner's own weights have hardly more bits, and BadCheckpoint if they can't be read any
+    more.
     """
     found = resolve(model)
     runner.round_weights(bits, _weights_of(found, read_config(found), options))
@@ -294,8 +294,8 @@ def _adapt(
 
 
 def _fastest(name: str, config: DecoderConfig, weights: Mapping[str, Weight], device: torch.device) -> torch.dtype:
-    """The dtype to run in. Weights in blocks need no timing, which takes half a second: they are multiplied as they
-    are."""
+    """The dtype to compute in. Quantized weights need no timing, which takes half a second, as they are multiplied as
+    they are."""
     if device.type == "cpu" and stored_as(weights) and runs_here(config, torch.bfloat16):
         why = "weights stay in the file's blocks, and keys and values take half of float32's memory"
         dtype = torch.bfloat16
@@ -306,12 +306,13 @@ def _fastest(name: str, config: DecoderConfig, weights: Mapping[str, Weight], de
 
 
 def default_device() -> torch.device:
-    """Choose the device that ``auto`` stands for here."""
+    """The device that ``auto`` means here."""
     return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def chosen_device(name: str) -> torch.device:
-    """The device of this name, or what ``auto`` stands for. Raises ValueError for one that is not here."""
+    """The device of this name, or the one that ``auto`` means. Raises ValueError for a device that does not exist
+    here."""
     if name == "auto":
         return default_device()
     try:
@@ -325,7 +326,8 @@ def chosen_device(name: str) -> torch.device:
 
 
 def _transformers_model(directory: Path, dtype: torch.dtype | None, device: torch.device) -> PreTrainedModel:
-    """The checkpoint as transformers loads it. Without a ``dtype``: float32 on CPU, the checkpoint's own elsewhere."""
+    """Load the checkpoint with transformers. Without a ``dtype`` it is float32 on a CPU, and the checkpoint's own
+    elsewhere."""
     import transformers
 
     raw = read_json(directory / "config.json")
@@ -341,17 +343,18 @@ def _transformers_model(directory: Path, dtype: torch.dtype | None, device: torc
         model = kind.from_pretrained(
             directory, dtype=wanted, local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
-    except Exception as error:  # whatever a library makes of files that are not as they should be
+    except Exception as error:  # a library may raise anything for invalid files
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ParlayError(f"transformers can't load {directory}: {reason}") from error
     return model.to(device)
 
 
 def _default_cache_tokens(config: DecoderConfig, dtype: torch.dtype, device: torch.device, cached: str) -> int:
-    """Count the tokens that `_CACHE_SHARE` of the free memory holds: between one full context and `_MOST_CONTEXTS`."""
+    """How many tokens fit into `_CACHE_SHARE` of the free memory, at least one full context and at most
+    `_MOST_CONTEXTS`."""
     cell_bytes: float = (
         max(dtype.itemsize, 4) if device.type == "cpu" else dtype.itemsize
-    )  # exact attention works in float32
+    )  # exact attention computes in float32
     if cached == "q8_0":
         cell_bytes = CODED / CODES
     room, token_bytes = cache_room(config, cell_bytes), 2 * config.num_layers * config.num_kv_heads * config.head_dim
@@ -361,24 +364,24 @@ def _default_cache_tokens(config: DecoderConfig, dtype: torch.dtype, device: tor
 
 
 def _free_share(device: torch.device) -> float:
-    """Bytes of the free memory that the cache may take if no number of tokens is given."""
+    """Free bytes that the cache may take if its size is not given."""
     return free_bytes(device) * _CACHE_SHARE
 
 
 def cache_bytes_for(processes: int) -> int:
-    """Bytes of the host's free memory for the caches of each of so many processes."""
+    """Bytes of host memory for each cache, if ``processes`` processes share the machine."""
     return int(free_bytes(torch.device("cpu")) * _CACHE_SHARE) // processes
 
 
 def free_bytes(device: torch.device, cgroups: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int:
-    """Bytes that can be had on the device now; on a host no more than the limit of our control group leaves."""
+    """Free bytes on the device; on a host within the limit of our control group."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return machine.available_bytes(cgroups, proc)
 
 
 def anonymous_bytes(process: int, proc: Path = Path("/proc")) -> int:
-    """Bytes of a process's memory that no file holds; 0 where the system does not tell."""
+    """Bytes of a process's anonymous memory, which no file backs; 0 if the system does not tell."""
     try:
         return machine.number_in(proc / str(process) / "status", "RssAnon:") * 1024
     except (OSError, ValueError):

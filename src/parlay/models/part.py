@@ -1,4 +1,4 @@
-"""A part of a model, which one of several processes runs, and the groups in which they exchange numbers."""
+"""The part of a model that one of several processes runs, and the groups in which processes exchange numbers."""
 
 from __future__ import annotations
 
@@ -15,59 +15,60 @@ from parlay.models.lora import LowRankAdapter
 from parlay.types import RunnerLost
 
 _MOST = 64
-"""Processes of a model."""
+"""Most processes of a model."""
 
 
 class Loss(NamedTuple):
-    """A process that takes part no more, by its rank if that is known, and why in one line."""
+    """A lost process: its rank if known, and the reason in one line."""
 
     rank: int | None
     reason: str
 
 
 class Group(Protocol):
-    """Processes that run the same layers together; this one among them."""
+    """Processes, this one included, that run the same layers together."""
 
     @property
     def device(self) -> torch.device:
-        """Where the numbers lie that they exchange."""
+        """The device of the numbers that they exchange."""
         ...
 
     def add(self, numbers_N: Tensor) -> None:
-        """Put the sums over all processes in the place of this one's, float32 on the device."""
+        """Replace numbers (float32 on the device) by their sums over all processes."""
         ...
 
     @property
     def loss(self) -> Loss | None:
-        """A process that is lost, if one is. What was exchanged since means nothing."""
+        """A lost process of the group, if there is one; numbers exchanged since then are invalid."""
         ...
 
 
 @runtime_checkable
 class HostGroup(Group, Protocol):
-    """Processes that exchange numbers in the host's memory."""
+    """A group that exchanges numbers in host memory."""
 
     @property
     def struct(self) -> structs.RanksStruct:
-        """The group as the library reads it."""
+        """The group as the library's struct."""
         ...
 
     def gather(self, numbers_RN: Tensor) -> None:
-        """Fill in the other processes' rows of float32 numbers, of which this one has its own."""
+        """Fill in the other processes' rows of float32 numbers; this process's row is set already."""
         ...
 
 
 def _whole(adapter: LowRankAdapter) -> LowRankAdapter:
-    """All of an adapter."""
+    """Keep the whole adapter."""
     return adapter
 
 
 class Part(NamedTuple):
-    """Which part of a model a process runs. ``group`` are those that run the same layers' other heads and units.
+    """The part of a model that a process runs. ``group`` are the processes that run the other heads and units of the
+    same layers.
 
-    ``context`` are those that have the other keys and values of each text, which ``spread`` says. ``cut`` makes the
-    part of an adapter that belongs here. Without ``logits`` nobody reads logits here. With ``states`` taps are as the
-    next layer reads them, that behind the last one too, for which others have the norm.
+    ``context`` are the processes with the other keys and values of each text, which ``spread`` describes. ``cut`` takes
+    this process's part of an adapter. Without ``logits`` this process computes no logits. With ``states`` taps are
+    inputs of the next layer, even after the last one, as other processes have the final norm.
     """
 
     group: Group | None = None
@@ -78,10 +79,10 @@ class Part(NamedTuple):
     cut: Callable[[LowRankAdapter], LowRankAdapter] = _whole
 
     def check(self) -> None:
-        """Raises RunnerLost if a process was lost in the forward that has just run: its numbers mean nothing.
+        """Raises RunnerLost if a process was lost during the last forward, whose numbers are then invalid.
 
-        A process in both kinds of groups goes on with what it has when one of them loses somebody, so those of its
-        other group must hear of it before they use what it gave them: all tell all whom they have lost.
+        A process in two groups continues when one of them loses a member, so its other group must learn of it before
+        using its numbers: all processes report all losses.
         """
         losses = [group.loss for group in (self.group, self.context) if group is not None]
         found = next((loss for loss in losses if loss is not None), None)

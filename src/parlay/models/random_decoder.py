@@ -1,4 +1,4 @@
-"""Checkpoints of any shape with random weights, for measuring what forwards cost: their text means nothing."""
+"""Checkpoints of any shape with random weights, for measuring the cost of forwards; their text is meaningless."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from parlay.models.weights.stored import StoredTensor
 
 
 def save_decoder(config: DecoderConfig, directory: Path, *, seed: int = 0) -> None:
-    """Write config.json and model.safetensors (bfloat16) of a Llama of these sizes into ``directory``.
+    """Write config.json and model.safetensors (bfloat16) of a Llama of this shape into ``directory``.
 
-    Raises ValueError for a config that a Llama's config.json can't say.
+    Raises ValueError for a config that a Llama's config.json can't express.
     """
     text = json.dumps(config_json(config), indent=2) + "\n"
     directory.mkdir(parents=True, exist_ok=True)
@@ -30,17 +30,18 @@ def save_decoder(config: DecoderConfig, directory: Path, *, seed: int = 0) -> No
 
 
 def _filling(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Norms leave the scale as it is, and so do products on average."""
+    """Random weights that keep the scale of hidden states; norms are ones."""
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
     return torch.empty(shape, dtype=torch.bfloat16).normal_(0, shape[-1] ** -0.5, generator=generator)
 
 
 def random_weights(config: DecoderConfig, format_of: Callable[[str], Format], *, seed: int = 0) -> dict[str, Weight]:
-    """Make the weights of `save_decoder`'s Llama, each matrix in blocks of the format of its Hugging Face name.
+    """Random weights of `save_decoder`'s Llama, each matrix in the format that ``format_of`` returns for its Hugging
+    Face name.
 
-    Bytes are below 32, so every scale is finite and small, wherever it stands in a block. Raises ValueError unless rows
-    are whole blocks.
+    Bytes are below 32, so every scale is finite and small, wherever it is in a block. Raises ValueError unless rows are
+    whole blocks.
     """
     draw = torch.Generator().manual_seed(seed)
 
@@ -55,9 +56,9 @@ def random_weights(config: DecoderConfig, format_of: Callable[[str], Format], *,
 
 
 def config_json(config: DecoderConfig) -> dict[str, object]:
-    """Write the config.json of a Llama, Qwen2 (biases) or Qwen3 (norms of queries and keys) stored in bfloat16.
+    """The config.json of a Llama, Qwen2 (biases) or Qwen3 (query and key norms) stored in bfloat16.
 
-    Positions and ends are left out. Raises ValueError for a config that no config.json of these can say.
+    Rotary parameters and end tokens are left out. Raises ValueError for a config that none of these can express.
     """
     families = {(False, False): "Llama", (True, False): "Qwen2", (False, True): "Qwen3"}
     family = families.get((config.qkv_bias, config.qk_norm))

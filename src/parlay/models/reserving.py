@@ -1,4 +1,4 @@
-"""Room counted in tokens, and options refused: shared by the runners over foreign runtimes."""
+"""Counts room in tokens and refuses options, for runners over foreign runtimes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from parlay.options import LoadOptions, UsageError
 from parlay.types import OutOfRoom, ParlayError, RunnerSpec, Segment, Skip
 
 UNBOUNDED = 1 << 20
-"""Context, in tokens, of a model that names no limit (recurrent state, or positions as distances)."""
+"""Context, in tokens, of a model without a limit (recurrent state, or relative positions)."""
 _LEAST_CAPACITY = 1 << 16
 _LEAST_TOKENS = 512
 _USUAL_TOKENS = 16_384
-"""A runtime that takes its memory for good gets room for so many tokens, or for one full context if that is more."""
+"""A runtime that allocates its cache once gets room for this many tokens, or for one full context if that is more."""
 _SHARE = 0.75
-"""Share of a fixed budget that is free which a model's cache may take: a draft model may come after it."""
+"""Share of a fixed budget's free part that a model's cache may take, as a draft model may follow."""
 
 
 class Reserving(Protocol):
-    """A sequence, and how many tokens it has reserved."""
+    """A sequence that counts its reserved tokens."""
 
     reserved: int
 
@@ -31,12 +31,12 @@ _State = TypeVar("_State", bound=Reserving)
 
 
 class ReservingRunner(Generic[_State]):
-    """The base class of runners that count tokens, not bytes, because the bytes per token depend on the model."""
+    """Base class of runners that count tokens instead of bytes, as the bytes per token depend on the model."""
 
     _spec: RunnerSpec
 
     def __init__(self, most: int | None, context: int) -> None:
-        """``most`` tokens may be reserved; without it, four full contexts or 65,536 tokens, whichever is more."""
+        """``most`` tokens may be reserved; None: four full contexts or 65,536 tokens, whichever is more."""
         self._sequences: dict[int, _State] = {}
         self._capacity = most or max(_LEAST_CAPACITY, 4 * context)
 
@@ -45,12 +45,12 @@ class ReservingRunner(Generic[_State]):
         return self._spec
 
     def add(self, sequence: int, state: _State) -> None:
-        """Begin a sequence, whose name must be free."""
+        """Begin a sequence; its name must be free."""
         assert sequence not in self._sequences, f"sequence {sequence} is open already"
         self._sequences[sequence] = state
 
     def reserve(self, sequence: int, tokens: int) -> bool:
-        """Whether there is room for so many tokens of this sequence. Raises OutOfRoom if there never will be."""
+        """Whether there is room for ``tokens`` tokens of this sequence. Raises OutOfRoom if there never will be."""
         if tokens > self._capacity:
             raise OutOfRoom(f"{tokens} tokens can't fit a cache of {self._capacity}: raise the cache size")
         state = self._sequences[sequence]
@@ -60,11 +60,11 @@ class ReservingRunner(Generic[_State]):
         return True
 
     def free_tokens(self) -> int:
-        """Count the tokens that nobody has reserved."""
+        """The number of tokens that are not reserved."""
         return self._capacity - sum(state.reserved for state in self._sequences.values())
 
     def capacity(self) -> int:
-        """Count the tokens that all sequences may reserve together."""
+        """The number of tokens that all sequences together may reserve."""
         return self._capacity
 
     def release(self, sequence: int) -> None:
@@ -76,8 +76,8 @@ class ReservingRunner(Generic[_State]):
 class TokenRoom:
     """How many tokens the runtime ``through`` may cache for the model ``name``.
 
-    ``free`` tells the bytes that they may take where neither ``cache_tokens`` nor a fixed ``budget`` says it. Texts
-    have at most ``longest`` tokens.
+    ``free`` returns the bytes available if neither ``cache_tokens`` nor a fixed ``budget`` sets a limit. Texts have at
+    most ``longest`` tokens.
     """
 
     name: str
@@ -88,7 +88,7 @@ class TokenRoom:
     longest: int | None = None
 
     def tokens(self, token_bytes: int, context: int) -> int:
-        """Count them, where a token takes so many bytes. Raises ParlayError for a budget that holds next to nothing."""
+        """The number of tokens at ``token_bytes`` each. Raises ParlayError for a budget that is too small."""
         if self.cache_tokens is not None:
             return self.cache_tokens
         if self.budget is not None and self.budget.fixed:
@@ -102,13 +102,13 @@ class TokenRoom:
 
 
 class TakenForGood:
-    """The answers to a budget of a runner whose runtime has its memory for good: ``held`` bytes."""
+    """The budget's view of a runner whose runtime keeps its memory, ``held`` bytes."""
 
     held: int
 
     @property
     def spare(self) -> int:
-        """Nothing of its memory can be given to others."""
+        """Always 0: its memory can't be given to others."""
         return 0
 
     def drop_spare(self) -> bool:
@@ -128,10 +128,10 @@ def refuse(
     untapped: Sequence[int] = (),
     canvases: bool = False,
 ) -> None:
-    """Raise ValueError for a segment that the runtime ``through`` can't run after its sequence's ``last`` one.
+    """Raises ValueError for a segment that the runtime ``through`` can't run after its sequence's ``last`` one.
 
-    ``untapped`` are layers whose hidden states were asked for and can't be had. With ``canvases`` all nodes must see
-    each other, else none may.
+    ``untapped`` are requested layers that can't be tapped. With ``canvases`` all nodes must see each other, otherwise
+    none may.
     """
     asked = {
         "skip sub-layers": bool(skip),
@@ -151,7 +151,7 @@ def refuse(
 
 
 def refuse_options(runner: str, options: LoadOptions, why: Mapping[str, str]) -> None:
-    """Raise UsageError for an option of those in ``why`` that is not at its default, with the reason that it gives."""
+    """Raises UsageError for an option in ``why`` that differs from its default, with the reason given there."""
     said, usual = _said(options), _said(LoadOptions())
     for option, reason in why.items():
         if said[option] != usual[option]:
@@ -159,7 +159,7 @@ def refuse_options(runner: str, options: LoadOptions, why: Mapping[str, str]) ->
 
 
 def _said(options: LoadOptions) -> dict[str, object]:
-    """The options that some runtime can't honour."""
+    """The options that some runtimes can't honour."""
     return {
         "dtype": options.dtype,
         "quantize": options.quantize,

@@ -1,7 +1,7 @@
 """Rotary position embedding (Su et al. 2021) as one complex product per row.
 
-Dimensions i and i + D/2 of a head turn together. `interleave` puts such a pair side by side once, in the projection
-weights, so that a head's D numbers read as D/2 complex ones and turning them is a multiplication.
+Numbers i and i + D/2 of a head rotate together. `interleave` puts each such pair side by side in the projection
+weights, so that a head's D numbers can be read as D/2 complex ones, and rotating them is a multiplication.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from parlay.models.config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per position of each of the P = D/2 pairs, ``[P]`` float32 on the CPU, stretched as the config says.
+    """Radians per position of each of the P = D/2 pairs, ``[P]`` float32 on the CPU, scaled as the config says.
 
-    Pairs that do not turn are the last, with 0. On the CPU even while shapes alone are asked for: on torch's meta
-    device the division loads torch's compiler.
+    Pairs that do not rotate come last, with 0. It runs on the CPU even for meta tensors: on torch's meta device the
+    division would import torch's compiler.
     """
     turning = _turning(rope, rope.rotated or head_dim)
     return torch.nn.functional.pad(turning, (0, head_dim // 2 - len(turning)))
 
 
 def _turning(rope: RopeConfig, rotated: int) -> Tensor:
-    """Radians per position of the pairs that turn, of ``rotated`` numbers."""
+    """Radians per position of the pairs that rotate, of ``rotated`` numbers."""
     exponents = torch.arange(0, rotated, 2, dtype=torch.int64, device="cpu").float() / rotated
     plain = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
@@ -42,7 +42,7 @@ def _turning(rope: RopeConfig, rotated: int) -> Tensor:
 
 
 def _llama3(rope: RopeConfig, plain_P: Tensor) -> Tensor:
-    """Long wavelengths are divided by the factor, short ones kept, those between are mixed."""
+    """Frequencies of long wavelengths are divided by the factor, short ones kept, and those between mixed."""
     wavelengths = 2 * math.pi / plain_P
     spread = rope.high_freq_factor - rope.low_freq_factor
     kept = ((rope.original_max_context / wavelengths - rope.low_freq_factor) / spread).clamp(0, 1)
@@ -50,7 +50,8 @@ def _llama3(rope: RopeConfig, plain_P: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeConfig, plain_P: Tensor, rotated: int) -> Tensor:
-    """Pairs that turn more than ``beta_fast`` times in the original context are kept, slow ones divided by factor."""
+    """Pairs that rotate more than ``beta_fast`` times in the original context are kept, slow ones divided by the
+    factor."""
 
     def pair_turning(rotations: float) -> float:
         length = rope.original_max_context / (rotations * 2 * math.pi)
@@ -66,9 +67,10 @@ def _yarn(rope: RopeConfig, plain_P: Tensor, rotated: int) -> Tensor:
 
 
 def turn_keys(keys_NLKD: Tensor, ropes: Sequence[RopeConfig | None], positions: int, *, halves: bool) -> None:
-    """Turn keys, in place, as if their tokens stood so many positions later.
+    """Rotate keys in place as if their tokens were ``positions`` places later.
 
-    ``ropes`` are those of the layers. Pairs that turn together are number i of each half of a head, or neighbours.
+    ``ropes`` are those of the layers. With ``halves`` a pair is number i of both halves of a head, otherwise two
+    neighbours.
     """
     size = keys_NLKD.shape[-1]
     for layer, rope in enumerate(ropes):
@@ -84,9 +86,9 @@ def turn_keys(keys_NLKD: Tensor, ropes: Sequence[RopeConfig | None], positions: 
 
 
 def row_order(rope: RopeConfig | None, head_dim: int) -> Tensor | None:
-    """The places of a head's D numbers in an order where number i turns with i + D/2; None where they lie so.
+    """An order of a head's D numbers in which number i rotates with i + D/2; None if they are in that order.
 
-    Of numbers that turn only in part, i and i + rotated/2 are pairs; those that do not turn fill the halves up.
+    If only some numbers rotate, i and i + rotated/2 are pairs; the others fill up the halves.
     """
     if rope is None or rope.rotated in (0, head_dim):
         return None
@@ -97,7 +99,7 @@ def row_order(rope: RopeConfig | None, head_dim: int) -> Tensor | None:
 
 
 def _factors(rope: RopeConfig | None, head_dim: int) -> Tensor:
-    """Factors of the cosines and sines of each pair, ``[P]``: one for those that do not turn."""
+    """Factors of each pair's cosines and sines, ``[P]``; 1 for pairs that do not rotate."""
     factors = torch.ones(head_dim // 2)
     if rope is not None:
         factors[: (rope.rotated or head_dim) // 2] = rope.attention_factor
@@ -105,15 +107,15 @@ def _factors(rope: RopeConfig | None, head_dim: int) -> Tensor:
 
 
 def interleave(weight: Tensor, head_dim: int) -> Tensor:
-    """Reorders each head's rows of ``weight`` ``[heads * D, ...]`` from halves to pairs: 0, D/2, 1, D/2 + 1, ..."""
+    """Reorder each head's rows of ``weight`` ``[heads * D, ...]`` from halves to pairs: 0, D/2, 1, D/2 + 1, ..."""
     halves = weight.reshape(-1, 2, head_dim // 2, *weight.shape[1:])
     return halves.transpose(1, 2).reshape(weight.shape)
 
 
 def cosines_and_sines(rope: RopeConfig | None, head_dim: int, positions: int) -> Tensor:
-    """Rotations of positions 0 to ``positions`` - 1, float32 ``[positions, 2, D/2]``.
+    """Cosines and sines of positions 0 to ``positions`` - 1, float32 ``[positions, 2, D/2]``.
 
-    Without ``rope`` they turn nothing.
+    Without ``rope`` nothing rotates.
     """
     if rope is None:
         return torch.tensor((1.0, 0.0))[:, None].repeat(positions, 1, head_dim // 2)
@@ -122,10 +124,10 @@ def cosines_and_sines(rope: RopeConfig | None, head_dim: int, positions: int) ->
 
 
 class Rope:
-    """Rotations by position, grown on demand.
+    """Rotations by position, extended on demand.
 
-    ``queries`` ``[positions, 1, 1, D/2]`` carry the softmax scale; ``keys_values`` ``[positions, 2, 1, D/2]`` turn
-    keys and multiply values by one, so that both are stored by the same product. Without ``rope`` they turn nothing.
+    ``queries`` ``[positions, 1, 1, D/2]`` include the softmax scale; ``keys_values`` ``[positions, 2, 1, D/2]`` rotate
+    keys and multiply values by one, so that one product stores both. Without ``rope`` nothing rotates.
     """
 
     def __init__(
@@ -152,16 +154,16 @@ class Rope:
         self.keys_values = torch.stack((rotations, torch.ones_like(rotations)), 1)[:, :, None]
 
     def at(self, positions_N: Tensor, last: int) -> Rotations:
-        """Rotations of these positions, int64 on the device, of which ``last`` is the largest."""
+        """Rotations at these positions, int64 on the device; ``last`` is the largest."""
         self._grow(last)
         return Rotations(self.queries[positions_N], self.keys_values[positions_N])
 
     def room(self, rows: int) -> Rotations:
-        """Memory for the rotations of so many rows."""
+        """Allocate rotations for ``rows`` rows."""
         return Rotations(*(each.new_zeros(rows, *each.shape[1:]) for each in (self.queries, self.keys_values)))
 
     def fill(self, room: Rotations, positions_N: Tensor, last: int) -> None:
-        """Write what `at` gives to the first rows of ``room``."""
+        """Write the result of `at` to the first rows of ``room``."""
         self._grow(last)
         for factors, own in zip((self.queries, self.keys_values), room, strict=True):
             torch.index_select(factors, 0, positions_N, out=own[: len(positions_N)])
@@ -172,7 +174,7 @@ class Rope:
 
 
 class Rotations(NamedTuple):
-    """Factors of the rows of a step: ``queries`` ``[T, 1, 1, P]``, and ``keys_values`` ``[T, 2, 1, P]``."""
+    """Rotations of a step's rows: ``queries`` ``[T, 1, 1, P]``, and ``keys_values`` ``[T, 2, 1, P]``."""
 
     queries: Tensor
     keys_values: Tensor

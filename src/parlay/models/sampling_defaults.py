@@ -1,4 +1,4 @@
-"""The sampling that a model's makers recommend: from generation_config.json, or the keys of a GGUF file."""
+"""The sampling parameters that a model's makers recommend, from generation_config.json or a GGUF file's keys."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _GGUF_NAMES = {
 
 
 def sampling_defaults(model: str) -> dict[str, float]:
-    """Fields of `SamplingParams` that the model's files set; empty where they set none.
+    """The fields of `SamplingParams` that the model's files set.
 
-    Values that are no numbers are left out, and a temperature so low that logits overflow is 0. Raises ParlayError for
-    a model that can't be found, and for values that nobody can sample with.
+    Values that are not numbers are left out, and a temperature so low that logits overflow becomes 0. Raises
+    ParlayError for an unknown model, and for values that nobody can sample with.
     """
     path = resolve_config(model)
     said = _of_gguf(path) if path.is_file() else _of_folder(path)
@@ -41,10 +41,10 @@ def sampling_defaults(model: str) -> dict[str, float]:
 
 
 def usual_params(model: object, wanted: str) -> SamplingParams:
-    """Choose what calls without sampling parameters take.
+    """The parameters of calls that give none.
 
-    With ``wanted`` auto that is what the makers of a named model recommend, with vllm the defaults of `SamplingParams`.
-    Raises ValueError for anything else.
+    With ``wanted`` "auto" these are the recommendations of the model's makers, with "vllm" the defaults of
+    `SamplingParams`. Raises ValueError for any other value.
     """
     if wanted not in ("auto", "vllm"):
         raise ValueError(f"generation_config={wanted!r}: choose auto or vllm, or say it in SamplingParams")
@@ -53,7 +53,8 @@ def usual_params(model: object, wanted: str) -> SamplingParams:
 
 
 def _of_folder(folder: Path) -> dict[str, float]:
-    """Read it as transformers does: without ``do_sample`` decoding is greedy, whatever else is set."""
+    """Read generation_config.json as transformers does: without ``do_sample`` decoding is greedy, whatever else is
+    set."""
     try:
         said = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Checks segments that run in a cheaper form than the model's own; lays out what their rows see or write besides."""
+"""Checks segments that run in a cheaper form than the model's own, and lays out what else their rows see or write."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from parlay.types import HIDDEN_STEP, PAGE_TOKENS, Features, Join, RunnerSpec, S
 
 
 def check_form(spec: RunnerSpec, segment: Segment, cached: int, heads: int) -> None:
-    """Raises ValueError for what a runner can't hide from the segment's rows, or show them.
+    """Raises ValueError for hidden or chosen keys that a runner can't provide.
 
-    ``cached`` tokens of its text are there, and each layer has so many key ``heads``.
+    The segment has ``cached`` cached tokens, and each layer has ``heads`` key heads.
     """
     first, end = segment.hidden
     if not spec.hides or first % HIDDEN_STEP or end % HIDDEN_STEP or not 0 <= first <= end:
@@ -33,7 +33,7 @@ def check_form(spec: RunnerSpec, segment: Segment, cached: int, heads: int) -> N
 
 
 def with_choice(place: Rows, segment: Segment, layers: int, heads: int) -> Rows:
-    """Where the segment's rows lie, with the pages that they see besides, and room for their votes."""
+    """The place of the segment's rows, with the pages chosen for them and memory for their votes."""
     if not segment.votes:
         return place._replace(chosen=segment.chosen)
     votes_LKTP = torch.zeros(layers, heads, place.end - place.base, place.start // PAGE_TOKENS)
@@ -41,7 +41,7 @@ def with_choice(place: Rows, segment: Segment, layers: int, heads: int) -> Rows:
 
 
 def check_features(spec: RunnerSpec, segment: Segment, features: Features, *, even: bool) -> None:
-    """Raises ValueError for features of other sizes than the segment's rows, or the runner's, have.
+    """Raises ValueError for features whose sizes don't match the segment's rows or the runner.
 
     ``even``: all layers have the same heads and sizes.
     """

@@ -1,8 +1,8 @@
-"""Keys and values of all sequences in one pool of slots, as a foreign runtime holds them for its runner.
+"""Keys and values of all sequences in one pool of slots, for runners over foreign runtimes.
 
-A token lies in any slot, a mask says which slots a row sees, and a slot that somebody holds is never written again. So
-rows of several sequences and of trees are rows of one forward, nothing is copied when a step begins, and what `keep`
-does is to hold some slots and free the others. Who has the numbers themselves extends `SlotPool` and `SlotRunner`.
+A token may lie in any slot, a mask says which slots a row sees, and a slot in use is never overwritten. So rows of
+several sequences and trees run in one forward, nothing is copied when a step begins, and `keep` only holds some slots
+and frees the others. Classes with the actual arrays extend `SlotPool` and `SlotRunner`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from parlay.models.reserving import ReservingRunner
 from parlay.types import NO_TREE, Runner, RunnerSpec, Segment, Tree, trees
 
 LEAST_SLOTS = 512
-"""Slots of a new pool. A full pool doubles."""
+"""Slots of a new pool; a full pool doubles."""
 IDLE = 0
-"""The slot to which rows write that only fill a forward up. Nobody sees it."""
+"""The slot to which padding rows write; no row sees it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallRows:
-    """Rows of one sequence after ``cached`` tokens: ``pending`` ones, then a tree. Rows before ``base`` have run."""
+    """Rows of one sequence after ``cached`` tokens: ``pending`` tokens, then a tree; rows before ``base`` have run
+    already."""
 
     pending: tuple[int, ...]
     cached: int
@@ -39,17 +40,17 @@ class CallRows:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Token ids of the rows that run."""
+        """Token ids of the rows to run."""
         return (*self.pending, *self.tree.tokens)[self.base :]
 
     @property
     def positions(self) -> list[int]:
-        """Positions of the rows that run."""
+        """Positions of the rows to run."""
         root = self.cached + len(self.pending) - 1
         return [*range(self.cached, root + 1), *(root + depth for depth in trees.depths(self.tree))][self.base :]
 
     def visible(self) -> Tensor:
-        """``[rows, all rows]``: True where a row that runs sees a row, pending ones first."""
+        """The mask ``[rows, all rows]``: True where a row to run sees a row; pending rows come first."""
         pending, count = len(self.pending), len(self.pending) + len(self.tree)
         seen = torch.ones(count, count, dtype=torch.bool).tril()
         if self.tree:
@@ -59,7 +60,7 @@ class CallRows:
 
 @dataclass(frozen=True, slots=True)
 class SlotRows:
-    """Rows of any sequences, one after another: their token ids, positions and slots, and the slots that each sees.
+    """Rows of any sequences: their token ids, positions and slots, and the slots that each sees.
 
     ``seen_NK`` is True where a row sees a slot.
     """
@@ -73,7 +74,7 @@ class SlotRows:
     def of(
         batch: Sequence[CallRows], cached: Sequence[Sequence[int]], own: Sequence[Sequence[int]], capacity: int
     ) -> SlotRows:
-        """Lay out rows of sequences with ``cached`` slots, all of whose rows have slots of their ``own``."""
+        """Lay out rows of sequences with ``cached`` slots, whose new rows have the slots ``own``."""
         seen_NK = torch.zeros(sum(len(rows.tokens) for rows in batch), capacity, dtype=torch.bool)
         first = 0
         for rows, before, slots in zip(batch, cached, own, strict=True):
@@ -93,7 +94,7 @@ class SlotRows:
 
 
 class SlotPool:
-    """Which slots are free, and how many sequences hold each of the others."""
+    """The free slots, and how many sequences hold each of the others."""
 
     def __init__(self) -> None:
         self.capacity = LEAST_SLOTS
@@ -101,28 +102,28 @@ class SlotPool:
         self._holders: dict[int, int] = {}
 
     def grow(self, capacity: int) -> None:
-        """Have so many slots from now on; those there were keep what they hold."""
+        """Grow to ``capacity`` slots; existing slots keep their content."""
         self.capacity = capacity
 
     def take(self, count: int) -> tuple[int, ...]:
-        """Hold so many free slots, the lowest there are; the pool grows where it must."""
+        """Take ``count`` free slots, the lowest first; the pool grows if necessary."""
         if count > len(self._free):
             before, after = self.capacity, self.capacity
             while after < before + count - len(self._free):
                 after *= 2
             self.grow(after)
-            self._free.extend(range(before, after))  # higher than all others, so the heap stays one
+            self._free.extend(range(before, after))  # higher than all others, so it is still a heap
         taken = tuple(heapq.heappop(self._free) for _ in range(count))
         self._holders |= dict.fromkeys(taken, 1)
         return taken
 
     def share(self, slots: Iterable[int]) -> None:
-        """Hold slots once more: two sequences begin alike."""
+        """Hold slots once more, as two sequences share a beginning."""
         for slot in slots:
             self._holders[slot] += 1
 
     def drop(self, slots: Iterable[int]) -> None:
-        """Hold slots once less; those that nobody holds are free."""
+        """Release slots; those that nobody holds become free."""
         for slot in slots:
             self._holders[slot] -= 1
             if not self._holders[slot]:
@@ -130,7 +131,7 @@ class SlotPool:
                 heapq.heappush(self._free, slot)
 
     def check(self, held: Sequence[Sequence[int]]) -> None:
-        """Prove that each slot is free or held by as many as ``held`` has it."""
+        """Check that each slot is free or held as often as it occurs in ``held``."""
         counts: dict[int, int] = {}
         for slots in held:
             assert len(set(slots)) == len(slots), "a sequence holds a slot twice"
@@ -142,7 +143,7 @@ class SlotPool:
 
 @dataclass(frozen=True, slots=True)
 class LastForward:
-    """The slots of all rows of a segment, those before its base included."""
+    """A segment, and the slots of all its rows, including those before its base."""
 
     segment: Segment
     slots: tuple[int, ...]
@@ -150,7 +151,7 @@ class LastForward:
 
 @dataclass(slots=True)
 class SlotSequence:
-    """``slots`` hold the cached tokens, in their order."""
+    """A sequence; ``slots`` are those of its cached tokens, in order."""
 
     slots: list[int] = field(default_factory=list)
     reserved: int = 0
@@ -158,7 +159,7 @@ class SlotSequence:
 
     @property
     def ran(self) -> Segment | None:
-        """The segment of the last forward, whose rows still lie in their slots."""
+        """The segment of the last forward, whose rows are still in their slots."""
         return self.step.segment if self.step is not None else None
 
 
@@ -166,14 +167,14 @@ _Pool = TypeVar("_Pool", bound=SlotPool)
 
 
 class SlotRunner(ReservingRunner[SlotSequence], Runner, Generic[_Pool]):
-    """The base of runners whose sequences lie in a pool of slots: all of a runner but the forward."""
+    """The base of runners over a pool of slots: everything but the forward."""
 
     def __init__(self, most: int | None, spec: RunnerSpec, pool: _Pool) -> None:
         super().__init__(most, spec.max_context)
         self._spec, self._pool = spec, pool
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
-        """Begin a sequence; nothing is ever cached already, because prefixes are not shared here."""
+        """Begin a sequence; nothing is cached of it, as prefixes are not shared."""
         self.add(sequence, SlotSequence())
         return 0
 
@@ -206,7 +207,7 @@ class SlotRunner(ReservingRunner[SlotSequence], Runner, Generic[_Pool]):
             self._pool.drop(state.slots)
 
     def check(self) -> None:
-        """Prove that each slot is free or held by those who say so, and that reservations fit."""
+        """Check that each slot is free or held by a sequence, and that reservations fit."""
         assert self.free_tokens() >= 0, "more is reserved than the cache holds"
         steps = [state.step.slots for state in self._sequences.values() if state.step is not None]
         self._pool.check([*(state.slots for state in self._sequences.values()), *steps])
@@ -214,7 +215,7 @@ class SlotRunner(ReservingRunner[SlotSequence], Runner, Generic[_Pool]):
     # ------------------------------------------------------------------------------------------------ rows of forwards
 
     def _placed(self, segments: Sequence[Segment]) -> SlotRows:
-        """Give each row that runs a slot, and lay all of them out. Rows before a base keep theirs."""
+        """Assign a slot to each row to run, and lay out all rows. Rows before a base keep their slots."""
         for segment in segments:
             state = self._sequences[segment.sequence]
             above = state.step.slots[: segment.base] if state.step is not None else ()
@@ -226,7 +227,7 @@ class SlotRunner(ReservingRunner[SlotSequence], Runner, Generic[_Pool]):
         return SlotRows.of(batch, [state.slots for state in states], own, self._pool.capacity)
 
     def _forget_step(self, state: SlotSequence, kept: int = 0) -> None:
-        """Free the slots of the last forward, but for the first ``kept``."""
+        """Free the slots of the last forward, except for the first ``kept``."""
         if state.step is not None:
             self._pool.drop(state.step.slots[kept:])
             state.step = None

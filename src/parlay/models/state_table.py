@@ -1,6 +1,6 @@
-"""Table of what a model's first layers make of frequent n-grams, computed ahead and mapped from its file.
+"""A table of a model's first layers' output for frequent n-grams, computed ahead and memory-mapped.
 
-The n-grams are those of the longest length in the trie of `parlay.models.lookup_index`, so they are its last ones.
+The n-grams are the longest ones in the trie of `parlay.models.lookup_index`, which come last there.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from parlay.models.weights.shapes import BadCheckpoint, Weight
 from parlay.system.mapped_tensors import TensorFile
 
 Gram = tuple[int, ...]
-"""Tokens in the order of their text."""
+"""Tokens in text order."""
 STATES = "ngram-states.safetensors"
-"""The file of a table, beside a checkpoint."""
+"""The table's file in a checkpoint's folder."""
 _KEYS, _STATES, _MODEL, _TOKENS = "keys", "states", "fingerprint", "tokens"
 _KINDS = {"F32": torch.float32, "BF16": torch.bfloat16}
 _SAMPLE = 4
@@ -36,7 +36,7 @@ _SAMPLE = 4
 
 @dataclass(frozen=True, slots=True)
 class StateTable:
-    """A mapped table. ``states_FH`` are those of the index's last n-grams, float32 or the bits of bfloat16."""
+    """A memory-mapped table. ``states_FH`` are the states of the index's last n-grams, float32 or bfloat16 bits."""
 
     path: Path
     index: NgramIndex
@@ -44,14 +44,15 @@ class StateTable:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type in which the model computed the states."""
+        """The dtype of the states."""
         return torch.float32 if self.states_FH.dtype == np.float32 else torch.bfloat16
 
     @staticmethod
     def open(folder: Path, config: DecoderConfig, weights: Mapping[str, Weight]) -> StateTable | None:
-        """Map the table beside a checkpoint, if there is one; only its keys and the first layers' weights are read.
+        """Map the table in a checkpoint's folder, if there is one; only its keys and the first layers' weights are
+        read.
 
-        Raises BadCheckpoint for one that is cut short, or of another model or length of n-grams.
+        Raises BadCheckpoint for a truncated table, or one of another model or n-gram length.
         """
         form, path = config.ngram_layers, folder / STATES
         if form is None or not path.exists():
@@ -75,7 +76,7 @@ class StateTable:
     def write(
         folder: Path, config: DecoderConfig, weights: Mapping[str, Weight], index: NgramIndex, states_FH: Tensor
     ) -> Path:
-        """Write the states of the index's last n-grams beside a checkpoint, in the place of a table that is there."""
+        """Write the states of the index's last n-grams into a checkpoint's folder, replacing an older table."""
         path, partial = folder / STATES, folder / f"{STATES}.partial"
         said = {"format": "pt", _TOKENS: str(index.longest), _MODEL: fingerprint(config, weights)}
         save_file({_KEYS: torch.from_numpy(index.keys), _STATES: states_FH.contiguous()}, partial, metadata=said)
@@ -83,7 +84,7 @@ class StateTable:
         return path
 
     def find(self, grams: Sequence[Gram]) -> list[int]:
-        """The number of each n-gram's state, or -1."""
+        """The index of each n-gram's state, or -1."""
         newest_first = np.full((len(grams), self.index.longest), -1, np.int64)
         for row, gram in enumerate(grams):
             newest_first[row, : len(gram)] = gram[::-1]
@@ -91,20 +92,20 @@ class StateTable:
         return found
 
     def read(self, numbers: Sequence[int]) -> Tensor:
-        """Read states ``[N, H]`` by number."""
+        """Read states ``[N, H]`` by index."""
         found = self.states_FH[list(numbers)]
         if self.dtype == torch.float32:
             return torch.from_numpy(found)
         return torch.from_numpy(found.view(np.int16)).view(torch.bfloat16)
 
     def sample(self) -> tuple[list[Gram], Tensor]:
-        """Choose a few n-grams from all over the table, with their states ``[K, H]``."""
+        """A few n-grams spread over the table, with their states ``[K, H]``."""
         numbers = np.linspace(0, len(self.states_FH) - 1, _SAMPLE).astype(int).tolist()
         return [self.index.gram(self._first + number) for number in numbers], self.read(numbers)
 
     @property
     def _first(self) -> int:
-        """The n-gram of the first state."""
+        """The index of the first state's n-gram."""
         return len(self.index) - len(self.states_FH)
 
 
@@ -112,7 +113,7 @@ _AGAIN = "make it again with parlay train ngram-states, or delete it"
 
 
 def fingerprint(config: DecoderConfig, weights: Mapping[str, Weight]) -> str:
-    """Name the first layers of a model: their form, their weights, and the embeddings that they read."""
+    """A hash of a model's first layers: their form, their weights, and the embeddings that they read."""
     assert config.ngram_layers is not None, "only such models have states"
     layers = config.ngram_layers.layers
     digest = hashlib.sha256(repr((config.forms[:layers], config.rms_norm_eps, config.num_heads)).encode())
@@ -125,7 +126,7 @@ def fingerprint(config: DecoderConfig, weights: Mapping[str, Weight]) -> str:
 
 
 def _mapped(path: Path, file: TensorFile, config: DecoderConfig) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Keys and states. Raises BadCheckpoint for shapes that do not fit each other, or the model."""
+    """Map keys and states. Raises BadCheckpoint if their shapes don't match each other or the model."""
     keys, states = _rows(path, file, _KEYS), _rows(path, file, _STATES)
     kind, _ = file.described(_STATES)
     if kind not in _KINDS or not 1 <= states <= keys:
@@ -135,7 +136,7 @@ def _mapped(path: Path, file: TensorFile, config: DecoderConfig) -> tuple[npt.ND
 
 
 def _rows(path: Path, file: TensorFile, name: str) -> int:
-    """How many rows a tensor says that it has."""
+    """The number of rows that a tensor's header states."""
     _, shape = file.described(name)
     if not isinstance(shape, list) or not shape or type(shape[0]) is not int:
         raise damaged(path, f"says no shape of {name}")

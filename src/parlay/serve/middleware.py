@@ -22,25 +22,25 @@ from parlay.serve.settings import PROMPT_LOG, Settings
 prompt_log = logging.getLogger(PROMPT_LOG)
 
 PROBES = frozenset({"/health", "/ping", "/ready", "/load", "/metrics", "/version"})
-"""Asked all the time by machines; not counted, and logged at level debug."""
+"""Paths that machines poll all the time; they are not counted, and logged only at level debug."""
 OPEN = frozenset({"/", "/health", "/v1/health", "/ping", "/ready", "/identity", "/version", "/openapi.json"})
-"""Paths that need no key to be read, like the files of the page: they reveal nothing of requests and run no model.
+"""Paths that need no key for reading, like the page's files: they show nothing about requests and run no model.
 
-Whoever sends a body needs a key there too: it would take memory, and the place of a request.
-`/identity` reads the first model's weights, once in the life of the process.
+A request with a body needs a key there, too, as it takes memory and counts as a request. `/identity` reads the first
+model's weights, once in the life of the process.
 """
 _PAGE = "/page/"
 _HOST = re.compile(r"(?P<name>\[[^\]]*\]|[^:]*)(:[0-9]+)?")
 _NOTHING = "none"
 _LARGEST = 8
 _PAUSE = 0.005
-"""Seconds for others between two large bodies, which are read one after the other."""
+"""Pause in seconds between two large bodies, which are read one after the other."""
 MOST_CONTAINERS = 2**15
 MOST_STRINGS = 2**15
 MOST_VALUES = 2**18
-"""Most lists and objects of a body, strings with names of fields, and values in all. To read so many, and to look
-whether they are what they should be, takes some 50 ms, in which the server answers nobody. What merely looks like
-them inside a text counts too: only bytes are looked at."""
+"""Most lists and objects of a body, strings (including field names), and values in all. Parsing and validating that
+many takes about 50 ms, during which the server answers nobody. Only bytes are counted, so brackets and quotes within
+strings count, too."""
 
 
 class HttpMetrics:
@@ -69,7 +69,7 @@ class HttpMetrics:
 
 
 def _route(scope: Scope) -> tuple[str, str]:
-    """Method and path of the route that the request was led to."""
+    """Method and path of the request's route."""
     route = scope.get("route")
     if route is None:
         return _NOTHING, _NOTHING
@@ -77,7 +77,7 @@ def _route(scope: Scope) -> tuple[str, str]:
 
 
 class Guard:
-    """Turns a request away before a byte of its body is read. What is not `OPEN` is guarded."""
+    """Turns a request away before a byte of its body is read. It guards all paths that are not in `OPEN`."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -105,22 +105,22 @@ class Guard:
             raise ApiError(403, f"this server answers under these names only: {allowed}", code="unknown_host")
 
     def _check_site(self, scope: Scope) -> None:
-        """Turn pages of other sites away where nothing but the host's name guards what they might do.
+        """Refuse requests from pages of other sites if only the host's name protects the server.
 
-        They can't read answers, but an image whose address loads a model would do harm enough.
+        Such pages can't read answers, but an image whose address loads a model would do harm enough.
         """
         headers = Headers(scope=scope)
-        foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")  # another port is the same site
+        foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")  # another port counts as the same site
         named = "*" in self._origins or headers.get("origin") in self._origins
         if self._hosts and foreign and not named and not _is_open(scope):
             raise ApiError(403, "pages of other sites may not use this server: see --cors-origin", code="foreign_site")
 
     def _tenant(self, scope: Scope) -> str:
-        """The digest of the request's key. Raises ApiError where one is due and none of ours is there."""
+        """The hash of the request's key. Raises ApiError if a key is required and the request has no valid one."""
         if not self._digests:
             return ""
         sent = _key_digest(Headers(scope=scope))
-        # All are compared, each in constant time, so that the time taken says nothing.
+        # All keys are compared, each in constant time, so that timing reveals nothing.
         if sum([hmac.compare_digest(sent, digest) for digest in self._digests]):
             return sent
         if _is_open(scope) or _is_preflight(scope):
@@ -130,27 +130,27 @@ class Guard:
 
 
 def _is_open(scope: Scope) -> bool:
-    """Whether anybody may ask this."""
+    """Whether the request needs no key."""
     known = scope["path"] in OPEN or scope["path"].startswith(_PAGE)
     return known and scope["method"] in ("GET", "HEAD") and not _sends(Headers(scope=scope))
 
 
 def _sends(headers: Headers) -> bool:
-    """Whether a body comes with the request."""
+    """Whether the request has a body."""
     return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 def _is_preflight(scope: Scope) -> bool:
-    """Whether a browser asks what a page may send: that question never carries a key, and what answers it runs nothing.
+    """Whether this is a browser's CORS preflight, which never carries a key, and whose answer runs nothing.
 
-    It matters at a gateway, whose replicas answer it.
+    It matters at a gateway, where replicas answer it.
     """
     headers = Headers(scope=scope)
     return scope["method"] == "OPTIONS" and "access-control-request-method" in headers and not _sends(headers)
 
 
 def _key_digest(headers: Headers) -> str:
-    """The digest of the key in a request, as OpenAI's and Ollama's clients send it, or Anthropic's."""
+    """The hash of the request's key, from the header of OpenAI's and Ollama's clients or that of Anthropic's."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return digest(key.strip())
@@ -158,7 +158,7 @@ def _key_digest(headers: Headers) -> str:
 
 
 class Admission:
-    """A POST is counted by the limiter. Other methods, as for health, are never held up."""
+    """A POST is counted by the limiter. Other methods, such as health checks, always pass."""
 
     def __init__(self, app: ASGIApp, limiter: Limiter) -> None:
         self._app = app
@@ -181,7 +181,7 @@ class Admission:
 class BodyLimit:
     """Reads the whole body, counting it, before the application runs.
 
-    Bodies of more than `LIGHT_BYTES` have together `_LARGEST` times the room of the largest.
+    Bodies above `LIGHT_BYTES` together get `_LARGEST` times the size of the largest allowed body.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -233,7 +233,7 @@ class BodyLimit:
             raise self._too_large()
 
     async def _read(self, receive: Receive, take: Callable[[int], None]) -> bytes | None:
-        """None when the client leaves first. Raises ApiError at the first byte too many."""
+        """Read the body; None if the client leaves first. Raises ApiError as soon as it is too large."""
         body, counted = bytearray(), 0
         more = True
         while more:
@@ -254,7 +254,7 @@ class BodyLimit:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body in one message; after it, what the client does next."""
+    """Receive the body as one message, then the client's next messages."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
@@ -265,16 +265,17 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 @dataclass(slots=True)
 class BodyBytes:
-    """Counts the bytes of bodies under way, ``most`` in all; one owner among several has half. Lives in one event loop.
+    """Counts the bytes of bodies under way, at most ``most`` in all; one owner among several may use half. Lives in one
+    event loop.
 
-    A request's texts and ids take memory as long as it runs, some ten times its body.
+    A request holds its texts and ids while it runs, about ten times the size of its body.
     """
 
     most: int
     _used: Counter[str] = field(default_factory=Counter)
 
     def take(self, owner: str, size: int) -> None:
-        """Raises ApiError where there is no room."""
+        """Count ``size`` bytes. Raises ApiError if there is no room."""
         share = self.most // 2 if owner else self.most
         if self._used.total() + size > self.most or self._used[owner] + size > share:
             raise too_many(1, f"large requests of {share} bytes are under way, which is all at once: try again later")
@@ -287,7 +288,7 @@ class BodyBytes:
 
 
 def check_readable(body: bytes) -> None:
-    """Raises ApiError for a body that is too large to be parsed."""
+    """Raises ApiError for a body with too many values to be parsed."""
     containers = body.count(b"[") + body.count(b"{")
     _check(containers, MOST_CONTAINERS, "lists and objects")
     _check(containers + body.count(b","), MOST_VALUES, "values")

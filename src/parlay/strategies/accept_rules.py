@@ -185,7 +185,7 @@ _DRAFTED_FOR: Mapping[DraftKind, str] = MappingProxyType(
 
 
 def find(name: str) -> RuleEntry:
-    """The rule of that name, or of the path ``package.module:NAME``. Raises UsageError if there is none."""
+    """The rule of that name, or the one that ``package.module:NAME`` names. Raises UsageError if there is none."""
     if ":" not in name:
         return RULES[name]
     made = imported.rule(name)

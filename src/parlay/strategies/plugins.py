@@ -35,7 +35,7 @@ def from_entry_point(point: EntryPoint) -> StrategyEntry:
 def from_path(path: str) -> StrategyEntry:
     """The entry for ``package.module:Class``, or for ``package.module:NAME`` of a `StrategyEntry`.
 
-    Raises UsageError for anything else.
+    Raises UsageError for an invalid one.
     """
     found = load(path)
     if isinstance(found, StrategyEntry):

@@ -45,7 +45,7 @@ class TensorFile:
     def open(cls, path: Path) -> Self:
         """Map a file. Raises OSError where it can't be read, BadTensorFile where it is no such file."""
         if path.exists() and not path.is_file():
-            raise BadTensorFile("is no file")  # a pipe would be waited for
+            raise BadTensorFile("is no file")  # opening a pipe would block
         with path.open("rb") as file:
             try:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

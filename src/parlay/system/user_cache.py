@@ -64,7 +64,7 @@ def one_writer(folder: Path) -> Iterator[None]:
     """
     with ExitStack() as closing:
         with suppress(ImportError, OSError):
-            from fcntl import LOCK_EX, flock  # here, because some systems have none
+            from fcntl import LOCK_EX, flock  # here, because some systems have no such module
 
             descriptor = os.open(folder, os.O_RDONLY)
             closing.callback(os.close, descriptor)  # which gives the lock back

@@ -83,7 +83,7 @@ def stores_twice(model: str) -> bool:
     """Whether a GGUF file has a tied embedding a second time: one matrix of the model, and two in memory."""
     if known_name(model):
         return False
-    from parlay.models.facts import ties_embeddings  # here, because it loads torch
+    from parlay.models.facts import ties_embeddings  # here, as it imports torch
 
     return ties_embeddings(resolve_config(model))
 
@@ -97,7 +97,7 @@ def read_model(model: str) -> DecoderConfig:
     """
     sizes = known_shape(model)
     if sizes is None:
-        from parlay.models.facts import ties_embeddings  # here, because these load torch
+        from parlay.models.facts import ties_embeddings  # here, as these import torch
         from parlay.models.loading import read_config
 
         path = resolve_config(model)
@@ -164,7 +164,7 @@ def _mixed(config: DecoderConfig) -> MixedLayers:
 
 def _sums(config: DecoderConfig) -> LayerSums:
     """Sum up the sizes of layers that differ."""
-    from parlay.models.forward import LayerPages  # here, because it loads torch
+    from parlay.models.forward import LayerPages  # here, as it imports torch
     from parlay.models.weights.shapes import weight_shapes
 
     pages, matrices = LayerPages.of(config), dict[str, tuple[int, int, int]]()
@@ -191,7 +191,7 @@ def _recent(config: DecoderConfig) -> tuple[int, int]:
     """How many layers forget what lies behind their window, and the tokens that they keep of a text."""
     if not any(form.window for form in config.layers):
         return 0, 0
-    from parlay.cache.pages import BLOCK  # here, because these load torch
+    from parlay.cache.pages import BLOCK  # here, as these import torch
     from parlay.cache.recent import most_pages
     from parlay.models.forward import LayerPages
 

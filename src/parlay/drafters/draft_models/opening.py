@@ -62,5 +62,5 @@ class EmbeddingRunner(Runner, Protocol):
     """A runner that can return the embeddings it reads for tokens, to make `Features` of them."""
 
     def embed(self, ids: Sequence[int]) -> Tensor:
-        """The input embeddings ``[N, H]`` of these tokens."""
+        """The embeddings ``[N, H]`` of these tokens, as the first layer reads them."""
         ...

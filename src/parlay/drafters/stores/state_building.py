@@ -37,7 +37,7 @@ _ADDED = 1 << 16
 """How many states are read into memory at a time."""
 
 
-_names = itertools.count(1 << 62)  # the engine counts sequences from 0
+_names = itertools.count(1 << 62)  # the engine counts its sequences from 0
 
 
 class _Window(NamedTuple):

@@ -84,19 +84,19 @@ _NEUTRAL: Mapping[str, object] = {
 
 
 class _Keys:
-    """The keys of one architecture: typed, and missing ones named."""
+    """Reads the keys of one architecture with their types; errors name missing ones."""
 
     def __init__(self, keys: Mapping[str, Value], architecture: str, lists: Collection[str] = ()) -> None:
-        """Keys in ``lists`` may have a number for each layer, which the family reads itself."""
+        """Keys in ``lists`` may have one number per layer, which the family itself reads."""
         self._keys, self._prefix, self._lists = keys, f"{architecture}.", lists
 
     def names(self) -> dict[str, Value]:
-        """Keys of the architecture, without its name."""
+        """The architecture's keys, without its prefix."""
         start = len(self._prefix)
         return {key[start:]: value for key, value in self._keys.items() if key.startswith(self._prefix)}
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A count of at least one."""
+        """Read a count of at least one."""
         value = self._keys.get(self._prefix + name, default)
         if value is None:
             raise BadGguf(f"the key {self._prefix}{name} is missing")
@@ -109,7 +109,7 @@ class _Keys:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number above zero."""
+        """Read a finite number above zero."""
         value = self._keys.get(self._prefix + name, default)
         if value is None:
             raise BadGguf(f"the key {self._prefix}{name} is missing")
@@ -119,7 +119,7 @@ class _Keys:
 
 
 def family_of(keys: Mapping[str, Value]) -> Family:
-    """The family that the file names. Raises BadGguf or UnsupportedModel."""
+    """The family that the file's keys name. Raises BadGguf if none is named, UnsupportedModel if it is unknown."""
     kind = keys.get("general.type", "model")
     if kind != "model":
         raise UnsupportedModel(f"the file holds no model: its general.type is {kind!r:.40}")
@@ -134,15 +134,15 @@ def family_of(keys: Mapping[str, Value]) -> Family:
 
 
 def original_context(keys: Mapping[str, Value]) -> int:
-    """How long texts were when the model was trained at first; 0 where the file doesn't say."""
+    """The context length before positions were scaled; 0 if the file does not say."""
     said = keys.get(f"{keys.get('general.architecture')}.rope.scaling.original_context_length", 0)
     return said if isinstance(said, int) else 0
 
 
 def decoder_config(keys: Mapping[str, Value], tensors: Tensors, factors: RopeFactors) -> DecoderConfig:
-    """The decoder that a file with these keys and tensors describes; ``factors`` are those of its positions.
+    """The decoder described by a file's keys and tensors; ``factors`` are its rotary factors.
 
-    Raises BadGguf or UnsupportedModel, with the reason in one line.
+    Raises BadGguf or UnsupportedModel, in one line.
     """
     family = family_of(keys)
     name = str(keys["general.architecture"])
@@ -180,7 +180,7 @@ def decoder_config(keys: Mapping[str, Value], tensors: Tensors, factors: RopeFac
 
 
 def _completed(name: str, mine: _Keys, tensors: Tensors, family: Family, config: DecoderConfig) -> DecoderConfig:
-    """The config with the layers that the family's own keys describe, read as its config.json would be."""
+    """Complete the config with the family's own keys, read as its config.json would be."""
     form = family.gguf
     assert form is not None, "families of files have one"
     said = mine.names()
@@ -203,7 +203,7 @@ def _completed(name: str, mine: _Keys, tensors: Tensors, family: Family, config:
 
 
 def _layer_types(pattern: Value, layers: int) -> list[str]:
-    """Which layers slide: told one by one, or as the period whose last layer sees all keys."""
+    """Which layers slide, from a list or from the period whose last layer sees all keys."""
     whole = isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0
     slide = all_but_every(int(pattern), layers) if whole and isinstance(pattern, int) else pattern
     if not isinstance(slide, list | tuple) or len(slide) != layers:
@@ -214,13 +214,13 @@ def _layer_types(pattern: Value, layers: int) -> list[str]:
 
 
 def _size_of_experts(mine: _Keys) -> int | None:
-    """The inner size of a model all of whose layers are experts; such files may leave that of others out."""
+    """The inner size of experts; files of models without dense layers may omit the other inner size."""
     value = mine.names().get("expert_feed_forward_length")
     return value if isinstance(value, int) else None
 
 
 def _canvas(keys: Mapping[str, Value], family: Family, vocab_size: int) -> CanvasSpec | None:
-    """How a diffusion model fills canvases: the file may name its mask, and the row that predicts a place."""
+    """How a diffusion model fills canvases; the file may name its mask, and the row that predicts a place."""
     if family.canvas is None:
         return None
     mask = keys.get("tokenizer.ggml.mask_token_id", family.canvas.mask_id)
@@ -231,7 +231,7 @@ def _canvas(keys: Mapping[str, Value], family: Family, vocab_size: int) -> Canva
 
 
 def _head_counts(architecture: str, mine: _Keys) -> tuple[int, int]:
-    """Count heads of queries, and of keys and values."""
+    """The numbers of query heads and of key-value heads."""
     heads = mine.size("attention.head_count")
     kv_heads = mine.size("attention.head_count_kv", heads)
     if heads % kv_heads:
@@ -247,7 +247,7 @@ def _layer_count(architecture: str, mine: _Keys, tensors: Tensors) -> int:
 
 
 def _max_context(architecture: str, mine: _Keys, form: GgufForm, factors: RopeFactors) -> int:
-    """Read the longest text; with the factors for short texts alone it is one of those."""
+    """The longest text; with factors for short texts only, the original context."""
     max_context, key = mine.size("context_length"), "attention.sliding_window"
     window = mine.names().get(key, 0)
     if factors.short:
@@ -340,7 +340,7 @@ _ROPES: Mapping[str, Callable[[_Keys, float, int], RopeConfig]] = {"none": _plai
 
 
 def _eos_ids(keys: Mapping[str, Value]) -> tuple[int, ...]:
-    """Ends of a text, of a turn, of a message and of the middle of a file, each once."""
+    """The ids that end a text, a turn, a message, or the middle of a file, without duplicates."""
     names = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
     named = [keys.get(f"tokenizer.ggml.{name}_token_id") for name in names]
     listed = [keys.get(f"tokenizer.ggml.{name}_token_ids") for name in names]

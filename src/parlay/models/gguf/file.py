@@ -1,4 +1,4 @@
-"""A model in GGUF, in one file or split over several, as config and weights."""
+"""A model in GGUF, in one file or split over several: its config and weights."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _MOST_PARTS = 1 << 10
 
 
 def read_config(path: Path, longest: int = 0) -> DecoderConfig:
-    """The decoder in the GGUF file at ``path``, or in the files that it is one part of; see `loading.read_config`.
+    """Read the decoder's config from the GGUF file at ``path``, or from all parts of a split model; see
+    `loading.read_config`.
 
-    Raises BadGguf for what is no sound GGUF file, and UnsupportedModel for what the native decoder does not run.
+    Raises BadGguf for a damaged file, and UnsupportedModel for a model that the native decoder does not run.
     """
     parts = read_parts(path)
     with _naming(path):
@@ -30,9 +31,9 @@ def read_config(path: Path, longest: int = 0) -> DecoderConfig:
 
 
 def load_weights(path: Path, config: DecoderConfig) -> dict[str, Weight]:
-    """Every weight of the decoder under its Hugging Face name: vectors as float32, matrices in the file's own blocks.
+    """All weights of the decoder by Hugging Face name: vectors as float32, matrices in the file's own blocks.
 
-    Raises BadGguf for numbers that are not finite, BadCheckpoint naming tensors that are missing, extra or mis-shaped.
+    Raises BadGguf for numbers that are not finite, and BadCheckpoint that names missing, extra or mis-shaped tensors.
     """
     parts = read_parts(path)
     with _naming(path):
@@ -40,7 +41,8 @@ def load_weights(path: Path, config: DecoderConfig) -> dict[str, Weight]:
 
 
 def read_parts(path: Path) -> list[Header]:
-    """The headers of all files of a model, the first with its keys; one file alone for most. Raises BadGguf."""
+    """Read the headers of all files of a model; the first one has the keys. Raises BadGguf for a damaged file or a
+    missing part."""
     header = read(path)
     count = header.keys.get("split.count", 1)
     if count == 1:
@@ -71,7 +73,7 @@ def _check_parts(parts: list[Header]) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Puts the file's name in front of what is wrong with it."""
+    """Prefix errors with the file's name."""
     try:
         yield
     except (BadGguf, UnsupportedModel) as error:

@@ -1,8 +1,8 @@
-"""How much an error in each input of a matrix counts: the mean square of that input on a text.
+"""Importance: how much an error in each input column of a matrix matters, the mean square of that input on a text.
 
-The output of a matrix is a sum of inputs times weights. So an error e in a weight adds e^2 times the input's mean
-square to the expected squared error, as far as errors are independent of each other. llama.cpp calls these numbers an
-importance matrix. Layers are computed one by one, so that one alone is in memory as float32.
+A matrix's output is a sum of inputs times weights. So an error e in a weight adds e^2 times the input's mean square to
+the expected squared error, if errors are independent. llama.cpp calls these numbers an importance matrix. Layers are
+computed one by one, so that only one is in memory as float32.
 
 Shapes: T tokens of a chunk, H hidden, I inputs of a matrix, E experts.
 """
@@ -35,23 +35,23 @@ from parlay.system.threads import torch_on_all
 from parlay.types import ParlayError, Tokenizer
 
 CHUNK, MOST_TOKENS = 512, 8192
-"""Tokens that see each other, and tokens that are read of a text."""
+"""Tokens per chunk, which see each other, and most tokens read of a text."""
 _LEAST_TOKENS = 16
 _CPU = torch.device("cpu")
 Sums = dict[str, Tensor]
-"""Sums of squares ``[I]`` of what each product of a layer reads, of experts ``[E, I]``."""
+"""Sums of squared inputs ``[I]`` of each product of a layer; for experts ``[E, I]``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadText:
-    """A text's tokens, read in pieces that begin with the tokens ``begin``: models take these for granted."""
+    """A text's tokens, read in chunks that each start with the tokens ``begin``, which models expect."""
 
     ids: Sequence[int]
     begin: Sequence[int] = ()
 
     @staticmethod
     def of(text: str, tokenizer: Tokenizer, most: int | None = None) -> ReadText:
-        """At most the first ``most`` tokens of a text; it has a begin if the tokenizer writes one."""
+        """At most the first ``most`` tokens of a text; ``begin`` is what the tokenizer puts before a text."""
         ids, begin = tokenizer.encode(text)[:most], tokenizer.encode("")
         return ReadText(ids, begin if ids[: len(begin)] == begin else ())
 
@@ -59,10 +59,10 @@ class ReadText:
 @torch_on_all()
 @torch.inference_mode()
 def importance(config: DecoderConfig, weights: Mapping[str, Weight], text: ReadText) -> dict[str, Tensor]:
-    """Mean squares ``[I]`` of the inputs of all layers' matrices, of experts ``[E, I]``, by GGUF's names of these.
+    """Mean squares ``[I]`` of the inputs of all layers' matrices (of experts ``[E, I]``), by their GGUF names.
 
-    ``weights`` bear the decoder's names. Of ``text`` the first `MOST_TOKENS` are read. A model that fills places reads
-    every second token as an open one. Raises ParlayError for too few, UnsupportedModel for families without GGUF files.
+    ``weights`` have the decoder's names. Only the first `MOST_TOKENS` of ``text`` are read. For a diffusion model every
+    second token is masked. Raises ParlayError for too short a text, UnsupportedModel for families without GGUF files.
     """
     form = gguf_form(config)
     chunks = embedded(config, weights, text)
@@ -79,9 +79,9 @@ def importance(config: DecoderConfig, weights: Mapping[str, Weight], text: ReadT
 
 
 def embedded(config: DecoderConfig, weights: Mapping[str, Weight], text: ReadText) -> list[Tensor]:
-    """Embed the first `MOST_TOKENS` of a text as the first layer reads them, in chunks ``[T, H]``.
+    """The embeddings of a text's first `MOST_TOKENS` tokens, in chunks ``[T, H]``.
 
-    Each begins as the text does. Raises ParlayError for one of too few tokens.
+    Each chunk starts with ``text.begin``. Raises ParlayError for too short a text.
     """
     if len(text.ids) < _LEAST_TOKENS:
         raise ParlayError(f"the text has {len(text.ids)} tokens: give at least {_LEAST_TOKENS}, better {MOST_TOKENS}")
@@ -96,13 +96,13 @@ def embedded(config: DecoderConfig, weights: Mapping[str, Weight], text: ReadTex
 
 
 def _block(config: DecoderConfig) -> int:
-    """How many tokens see each other; 0: each sees those before it."""
+    """Size of the blocks in which tokens see each other; 0 for causal attention."""
     canvas = config.canvas
     return 0 if canvas is None or canvas.text == "causal" else canvas.block if canvas.text == "block" else CHUNK
 
 
 def recorded(layer: DecoderLayer, sums: Sums) -> DecoderLayer:
-    """The layer, whose products add up in ``sums`` the squares of what they read."""
+    """The layer with products that add their squared inputs to ``sums``."""
 
     def one(linear: Linear, name: str) -> Linear:
         sums[name] = torch.zeros(linear.in_features)
@@ -134,7 +134,7 @@ def _recorded_experts(experts: Sequence[GatedMlp], sums: Sums) -> tuple[GatedMlp
 
 
 def run_layer(config: DecoderConfig, layer: DecoderLayer, index: int, chunk_TH: Tensor) -> Tensor:
-    """The rows of one chunk, after the layer with this number, which is alone in a decoder here."""
+    """Run the layer ``index`` alone on a chunk of rows."""
     one = replace(config, num_layers=1, layers=config.forms[index : index + 1])
     ropes = LayerRopes(one, torch.float32, _CPU)
     attention = MaskedAttention(AttentionKind(layer.heads), one.forms, ropes, [layer.sinks])
@@ -146,9 +146,9 @@ def run_layer(config: DecoderConfig, layer: DecoderLayer, index: int, chunk_TH: 
 
 
 def _floored(mean: Tensor) -> Tensor:
-    """With some weight for inputs that the text left at zero, ``mean`` ``[..., I]``: another text may not.
+    """Raise zeros of ``mean`` ``[..., I]``, as another text may use inputs that this one left at zero.
 
-    Experts that no token chose weigh all inputs alike.
+    Experts that no token chose weigh all inputs equally.
     """
     typical = mean.mean(-1, keepdim=True)
     return torch.where(typical > 0, torch.maximum(mean, 1e-3 * typical), torch.ones_like(mean))

@@ -1,4 +1,4 @@
-"""The keys of a GGUF file for a decoder that has none yet: its shape, in the words of llama.cpp."""
+"""Writes a decoder's shape as keys of a GGUF file, with llama.cpp's names."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from parlay.models.weights.formats import Format
 from parlay.models.weights.shapes import some
 
 _DIVIDED = ("llama3", "divided")
-"""Kinds of positions that files describe by a tensor, `ROPE_FACTORS`, in place of keys."""
+"""Kinds of rotary positions that files describe by the tensor `ROPE_FACTORS` instead of keys."""
 _FRACTIONS = ("_scale", ".scale", "softcapping", "freq_base_swa")
-"""Ends of keys whose values are fractions."""
+"""Suffixes of keys with fractional values."""
 _COMPARED = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
     *("rms_norm_eps", "tie_embeddings", "embedding_scale", "logit_scale", "logit_cap", "per_layer_size"),
 )
-"""Fields of a decoder that are not its layers'."""
+"""Fields of a decoder outside of its layers that must survive the file."""
 _POSITIONS = 64
-"""So many first ones are compared."""
+"""How many first positions are compared."""
 
 
 _ALIKE = {
-    MISTRAL.architecture: LLAMA.gguf,  # without windows they are one
+    MISTRAL.architecture: LLAMA.gguf,  # the same without windows
     MIXTRAL.architecture: LLAMA.gguf,
     OLMO2.architecture: OLMO3.gguf,
     GRANITE_MOE_SHARED.architecture: GRANITE_MOE.gguf,
 }
-"""Families whose files call themselves as another one's."""
+"""Families whose files carry another family's name."""
 
 
 def gguf_form(config: DecoderConfig) -> GgufForm:
-    """How GGUF files have the decoder's family. Raises UnsupportedModel where they can't have this decoder."""
+    """The GGUF form of the decoder's family. Raises UnsupportedModel if its files can't describe this decoder."""
     family = FAMILIES.get(config.architecture)
     form = _ALIKE.get(config.architecture, family.gguf if family else None)
     if form is None:
@@ -59,16 +59,16 @@ def gguf_form(config: DecoderConfig) -> GgufForm:
 
 
 def folder_keys(config: DecoderConfig, raw: Json, tensors: Mapping[str, tuple[int, ...]]) -> dict[str, KeyValue]:
-    """The keys for the model in a folder, whose ``tensors`` are those of the file, by name with their shapes.
+    """The keys for the model in a folder; ``tensors`` are the names and shapes of the file's tensors.
 
-    ``raw`` is config.json in the family's words. Raises UnsupportedModel where a file with these keys would be another
-    model.
+    ``raw`` is config.json with the family's own fields. Raises UnsupportedModel if a file with these keys would
+    describe another model.
     """
     infos = {name: TensorInfo(name, Format.F32, shape, 0) for name, shape in tensors.items()}
     factors = {name: RopeFactors(name, tuple(numbers)) for name, numbers in rope_factors(config, raw).items()}
     used = factors.get(SHORT_FACTORS) or factors.get(ROPE_FACTORS) or RopeFactors()
     lost: list[str] = []
-    for patterned in (False, True):  # most readers know the pattern of windows by the architecture
+    for patterned in (False, True):  # most readers derive the pattern of windows from the architecture
         keys = shape_keys(config, raw, patterned=patterned)
         if not (lost := lost_facts(decoder_config(keys_as_read(keys), infos, used), config)):
             return keys
@@ -76,7 +76,7 @@ def folder_keys(config: DecoderConfig, raw: Json, tensors: Mapping[str, tuple[in
 
 
 def keys_as_read(keys: Mapping[str, KeyValue]) -> dict[str, Value]:
-    """The keys as `reader` would find them."""
+    """The keys as `reader` would return them."""
     return {key: _as_read(value) for key, value in keys.items()}
 
 
@@ -88,7 +88,7 @@ def _as_read(value: KeyValue) -> Value:
 
 
 def lost_facts(found: DecoderConfig, wanted: DecoderConfig) -> list[str]:
-    """The facts of a decoder that are others in the one that was ``found``, by the names of their fields."""
+    """Names of the fields in which two decoders differ."""
     ours, theirs = asdict(wanted), asdict(found)
     lost = [name for name in _COMPARED if not _near(ours[name], theirs[name])]
     for one, other in zip(wanted.forms, found.forms, strict=True):
@@ -102,7 +102,7 @@ def lost_facts(found: DecoderConfig, wanted: DecoderConfig) -> list[str]:
 
 
 def _near(one: object, other: object) -> bool:
-    """Whether two facts are equal, numbers but for what float32 rounds."""
+    """Whether two values are equal up to float32 rounding."""
     if isinstance(one, float | int) and isinstance(other, float | int):
         return math.isclose(one, other, rel_tol=1e-6)
     if isinstance(one, dict) and isinstance(other, dict):
@@ -111,10 +111,10 @@ def _near(one: object, other: object) -> bool:
 
 
 def shape_keys(config: DecoderConfig, raw: Json | None = None, *, patterned: bool = False) -> dict[str, KeyValue]:
-    """The keys that say what the decoder computes; tensors of `rope_factors` go with them.
+    """The keys that describe the computation; the tensors of `rope_factors` belong to them.
 
-    ``raw`` is config.json in the family's words. Without it layers must be Llama's, or UnsupportedModel is raised.
-    With ``patterned`` a key says which layers have windows.
+    ``raw`` is config.json with the family's own fields; without it all layers must be Llama's, else UnsupportedModel is
+    raised. With ``patterned`` a key lists the layers with windows.
     """
     form = gguf_form(config)
     name = form.name
@@ -152,7 +152,7 @@ def shape_keys(config: DecoderConfig, raw: Json | None = None, *, patterned: boo
 
 
 def _own_keys(form: GgufForm, raw: Json) -> dict[str, KeyValue]:
-    """The family's own keys that config.json has words for."""
+    """The family's own keys that config.json has values for."""
     found = {key: raw.get(ours) for key, ours in form.keys.items()}
     return {
         key: float(value) if key.endswith(_FRACTIONS) else int(value)
@@ -179,7 +179,7 @@ def _rope_keys(rope: RopeConfig) -> dict[str, KeyValue]:
 
 
 def rope_factors(config: DecoderConfig, raw: Json | None = None) -> dict[str, list[float]]:
-    """Tensors that divide frequencies, where positions are of such a kind, by name."""
+    """Tensors of frequency divisors by name, for the kinds of positions that need them."""
     if config.rope.kind not in _DIVIDED:
         return {}
     said = (raw or {}).get("rope_parameters") or (raw or {}).get("rope_scaling") or {}

@@ -1,8 +1,8 @@
-"""Which format each tensor of a file gets: llama.cpp's mixtures, whose names end in _S, _M and _L.
+"""Chooses the format of each tensor of a file by llama.cpp's mixtures, whose names end in _S, _M and _L.
 
-Some matrices lose more than others when they are rounded: the LM head, the values of attention, and what leads out of
-the feed-forward half of some layers. A mixture gives them more bits. Rows that are no whole blocks of a format get the
-one that llama.cpp falls back to.
+Some matrices lose more than others when quantized: the LM head, attention's values, and the down projection of some
+layers. A mixture gives them more bits. If a tensor's rows are not whole blocks of a format, it gets the one that
+llama.cpp falls back to.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from parlay.models.weights.formats import Format
 
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 _KEPT = ("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
-"""Norms and routers stay float32."""
+"""Norms and routers, which stay float32."""
 _WIDE = 80
-"""Layers from which llama.cpp takes a model for one of 70 B weights, with eight queries to a value."""
+"""Number of layers at which llama.cpp assumes a model of 70 B weights, with eight query heads per value head."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileType:
-    """A mixture: its ``number`` in ``general.file_type``, and the ``usual`` format of a matrix."""
+    """A mixture: its ``number`` in ``general.file_type``, and the ``usual`` format of matrices."""
 
     name: str
     number: int
@@ -50,7 +50,7 @@ _TYPES = (
     FileType("Q2_K", 10, Format.Q2_K),
 )
 FILE_TYPES: Mapping[str, FileType] = {kind.name: kind for kind in _TYPES}
-"""By name, the most bits first."""
+"""Mixtures by name, the most bits first."""
 _FALLBACKS = {
     Format.IQ4_XS: Format.IQ4_NL,
     Format.Q2_K: Format.Q4_0,
@@ -60,15 +60,16 @@ _FALLBACKS = {
     Format.Q6_K: Format.Q8_0,
 }
 _OF_ATTENTION = {"Q2_K": Format.Q3_K, "Q3_K_M": Format.Q4_K, "Q3_K_L": Format.Q5_K}
-"""The format of what leads out of attention, where it is not the usual one."""
+"""Formats of attention's output projection, where they differ from the usual one."""
 _OF_FUSED = {"Q3_K_M": Format.Q4_K, "Q3_K_L": Format.Q4_K, "Q4_K_M": Format.Q5_K, "Q5_K_M": Format.Q6_K}
-"""The format of queries, keys and values in one matrix, where it is not the usual one."""
+"""Formats of a fused query, key and value matrix, where they differ from the usual one."""
 _OF_DOWN = {"Q2_K": Format.Q3_K, "Q3_K_L": Format.Q5_K}
 
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """A mixture for one model. ``sharing``: queries to a key. ``weighed``: whether importance is known."""
+    """A mixture for one model; ``sharing`` is the number of query heads per key head, and ``weighed`` says whether
+    importance is known."""
 
     kind: FileType
     layers: int
@@ -77,7 +78,7 @@ class Mixed:
     weighed: bool
 
     def format_of(self, name: str, shape: tuple[int, ...]) -> Format:
-        """The format of the tensor that GGUF calls ``name``. Vectors and norms stay float32."""
+        """The format of the tensor with the GGUF name ``name``; vectors and norms stay float32."""
         if len(shape) < 2 or not name.endswith(".weight") or name.endswith(_KEPT):
             return Format.F32
         usual = self.kind.usual
@@ -132,7 +133,7 @@ class Mixed:
         return {Format.Q4_0: Format.Q4_1, Format.Q5_0: Format.Q5_1}.get(usual, usual) if self.weighed else usual
 
     def _gets_more(self, layer: int) -> bool:
-        """Whether the layer is in the first or last eighth, or the third of three between."""
+        """Whether the layer gets more bits: those in the first and last eighth, and every third one between."""
         eighth = self.layers // 8
         return layer < eighth or layer >= 7 * self.layers // 8 or (layer - eighth) % 3 == 2
 

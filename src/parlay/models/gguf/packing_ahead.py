@@ -1,6 +1,6 @@
-"""Packs the matrices of a GGUF file while Python still imports torch, on a thread that needs none of it.
+"""Packs the matrices of a GGUF file while Python still imports torch, on a thread that does not need torch.
 
-Imports keep one core busy for a second, in which another one packs what the compiled decoder will read.
+Imports keep one core busy for a second, in which another core packs what the compiled decoder will read.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from parlay.types import ParlayError
 
 _LINE, _HUGE = 64, 2 << 20
 _GROUP, _PART = 1 << 26, 1 << 25
-"""Bytes of the file that one call packs, and of one matrix in it. Its pages stay in memory until the call ends."""
+"""Bytes of the file that one call packs, and most bytes of one matrix in it. The call's pages stay in memory until it
+ends."""
 _SURELY_FITS = 0.5
-"""Share of the free memory that a file may have. Of a larger one some layers may have to stay on disk."""
+"""Share of the free memory up to which a file is packed ahead; some layers of a larger one may have to stay on disk."""
 _PERMUTED = ("attn_q.weight", "attn_k.weight")
-"""Matrices whose rows change places in families that rotate neighbours."""
+"""Matrices whose rows are permuted in families that rotate neighbouring rows."""
 _OF_KEYS = re.compile(r"blk\.(\d+)\.attn_[kv]\.weight")
 _begun: dict[Path, PackingAhead] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows of a matrix: bytes ``begin`` to ``end`` of the file, that go to ``place`` in the panels' memory."""
+    """Rows of a matrix: bytes ``begin`` to ``end`` of the file, which are packed to offset ``place`` of the panels."""
 
     name: str
     kind: int
@@ -50,7 +51,7 @@ class _Part:
 
 
 class PackingAhead:
-    """The matrices of one file in panels. All `jobs` must have run before somebody reads the panels."""
+    """The packed matrices of one file; all `jobs` must run before the panels are read."""
 
     def __init__(self, header: Header, core: structs.Core) -> None:
         self.core, self._path, self._stamp = core, header.path, _stamp(header.path)
@@ -66,20 +67,21 @@ class PackingAhead:
         self._groups = [(group, self._pool.submit(self._pack, group)) for group in groups]
 
     def panels(self, offset: int) -> int | None:
-        """Return the address of the panels of the matrix at ``offset`` in the file, if it is one of these."""
+        """The address of the packed matrix that is at ``offset`` in the file; None if it is not packed here."""
         place = self._places.get(offset)
         return None if place is None else self._start + place
 
     def jobs(self) -> list[Callable[[], None]]:
-        """Calls that pack what the thread has not begun, or wait for it. They raise DamagedWeights."""
+        """Calls that pack what the thread has not started, or wait for it. They raise DamagedWeights for numbers that
+        are not finite."""
         return [partial(self._finish, *each) for each in self._groups]
 
     def cancel(self) -> None:
-        """Pack nothing more than what is under way."""
+        """Let the thread start no further part."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def is_of(self, path: Path) -> bool:
-        """Whether the file at ``path`` is still the one that is packed."""
+        """Whether the file at ``path`` has not changed since it was opened."""
         return _stamp(path) == self._stamp
 
     def _finish(self, group: list[_Part], future: Future[None]) -> None:
@@ -105,9 +107,9 @@ class PackingAhead:
 
 @contextmanager
 def packing_ahead(path: Path) -> Iterator[None]:
-    """Begin to pack the GGUF file at ``path``, for whoever loads its weights meanwhile; see `take`.
+    """Start packing the GGUF file at ``path`` during the block, for code that loads its weights; see `take`.
 
-    Nothing happens for a file that can't be read or run so, or may be too large for memory; loading it says why.
+    Files that can't be read, or may be too large for memory, are skipped; loading them reports why.
     """
     fits = path.is_file() and path.stat().st_size < _SURELY_FITS * available_bytes()
     ahead = _begin(path) if sys.platform == "linux" and fits else None
@@ -115,7 +117,7 @@ def packing_ahead(path: Path) -> Iterator[None]:
         yield
         return
     _begun[path] = ahead
-    del ahead  # whoever takes it frees it
+    del ahead  # the one who takes it frees it
     try:
         yield
     finally:
@@ -125,7 +127,7 @@ def packing_ahead(path: Path) -> Iterator[None]:
 
 
 def take(path: Path) -> PackingAhead | None:
-    """Return what is being packed of this file. Whoever takes it runs its `jobs`."""
+    """Take over the packing of this file; the caller must run its `jobs`. None if it was not started."""
     ahead = _begun.pop(path, None)
     return ahead if ahead is not None and ahead.is_of(path) else None
 
@@ -139,7 +141,7 @@ def _begin(path: Path) -> PackingAhead | None:
 
 
 def _places(header: Header, core: structs.Core) -> tuple[dict[int, int], int]:
-    """Where the panels of each matrix go, by its offset in the file; and how many bytes they take together."""
+    """The offset of each packed matrix by its offset in the file, and the bytes of all."""
     family = GGUF_FAMILIES.get(str(header.keys.get("general.architecture")))
     if family is None or family.gguf is None:
         return {}, 0
@@ -152,7 +154,7 @@ def _places(header: Header, core: structs.Core) -> tuple[dict[int, int], int]:
         if len(info.shape) != 2 or info.format.block == 1 or info.format in INDEXED or permuted or fused or unread:
             continue
         outputs, inputs = info.shape
-        if outputs < core.panel:  # which a panel would fill up with zeros, many times as much as the file
+        if outputs < core.panel:  # padding to a panel would take many times the file's size
             continue
         places[info.offset] = size
         size += -(-outputs // core.panel) * core.panel_bytes(info.format.number, inputs)
@@ -161,14 +163,14 @@ def _places(header: Header, core: structs.Core) -> tuple[dict[int, int], int]:
 
 
 def _layers_with_keys(header: Header) -> float:
-    """Count the first layers, which have keys: the last ones may see those of others."""
+    """The number of first layers with keys of their own; later ones may share these keys."""
     name = header.keys.get("general.architecture")
     layers, sharing = (header.keys.get(f"{name}.{key}") for key in ("block_count", "attention.shared_kv_layers"))
     return layers - sharing if isinstance(layers, int) and isinstance(sharing, int) else math.inf
 
 
 def _parts(header: Header, places: dict[int, int], core: structs.Core) -> Iterator[_Part]:
-    """Every matrix, whole or in parts of whole panels, in the file's order."""
+    """Every matrix, whole or in parts of whole panels, in file order."""
     for info in header.tensors:
         if info.offset not in places:
             continue
@@ -182,7 +184,7 @@ def _parts(header: Header, places: dict[int, int], core: structs.Core) -> Iterat
 
 
 def _grouped(parts: Iterator[_Part]) -> Iterator[list[_Part]]:
-    """Neighbours of some `_GROUP` bytes together."""
+    """Groups of neighbouring parts, each of about `_GROUP` bytes."""
     group: list[_Part] = []
     for part in parts:
         group.append(part)

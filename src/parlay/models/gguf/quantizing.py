@@ -1,6 +1,6 @@
-"""Writes a model in few bits: from a folder or a GGUF file to a GGUF file, tensor by tensor.
+"""Quantizes a model: from a folder or a GGUF file to a GGUF file, tensor by tensor.
 
-A matrix that has no more bits than it would get stays as it is: rounding it once more would only lose.
+A matrix that already has no more bits than wanted is copied, as quantizing it again would only lose.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from parlay.system import threads
 from parlay.types import ParlayError
 
 _PART = 1 << 22
-"""Weights that a thread rounds at a time."""
+"""Weights that a thread quantizes at a time."""
 _REPLACED = ("general.file_type", "general.quantization_version", "general.alignment", "split.", "quantize.imatrix.")
-"""Beginnings of keys that a new file has anew, or not at all."""
+"""Prefixes of keys that are not copied from the source file."""
 _VERSION_OF_BLOCKS = 2
-"""ggml's, of the layouts of its formats."""
+"""The version of ggml's block formats."""
 
 Importance = Mapping[str, Tensor]
-"""By GGUF's name of a matrix: the mean square of each of its inputs, ``[I]``; of stacked experts ``[E, I]``."""
+"""The mean square of each input of a matrix, ``[I]`` (of stacked experts ``[E, I]``), by its GGUF name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model that is to be written: records of its keys, and its tensors under GGUF's names."""
+    """A model to be written: encoded records of its keys, and its tensors by GGUF name."""
 
     config: DecoderConfig
     records: Sequence[bytes]
@@ -58,9 +58,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A file that was written. ``formats`` counts tensors, ``kept`` the matrices whose blocks stayed as they were, and
-    ``fell_back`` others whose shape asked for another format.
-    """
+    """Facts of a written file. ``formats`` counts tensors, ``kept`` counts the matrices that were copied, and
+    ``fell_back`` those whose shape required another format."""
 
     bytes: int
     bits: float
@@ -70,7 +69,7 @@ class Written:
 
 
 def source_of(model: Path) -> Source:
-    """The model in a folder or GGUF file. Raises ParlayError for one that Parlay's decoder does not run."""
+    """Open the model in a folder or GGUF file. Raises ParlayError for a model that Parlay's decoder does not run."""
     return _of_file(model) if model.is_file() else _of_folder(model)
 
 
@@ -82,7 +81,7 @@ def _of_file(path: Path) -> Source:
 
 
 def copied_records(header: Header, keys: Iterable[str]) -> list[bytes]:
-    """Read these keys of a file as they lie there. Raises BadGguf where it can't be read."""
+    """Copy the encoded records of these keys from a file. Raises BadGguf if it can't be read."""
     try:
         with header.path.open("rb") as file:
             return [_between(file, *header.places[key]) for key in keys]
@@ -105,7 +104,7 @@ def _of_folder(folder: Path) -> Source:
 
 
 def gguf_tensors(config: DecoderConfig, weights: Mapping[str, Tensor], raw: Json | None = None) -> dict[str, Weight]:
-    """The decoder's weights as GGUF files of its family name, join and order them; ``raw`` as in `shape_keys`."""
+    """Name, fuse and order the decoder's weights as its family's GGUF files do; ``raw`` is that of `shape_keys`."""
     form = gguf_form(config)
     found: dict[str, Weight] = {name: torch.tensor(numbers) for name, numbers in rope_factors(config, raw).items()}
     laid = in_pairs(weights, config) if form.interleaved else weights
@@ -122,10 +121,10 @@ def quantize(
     records: Sequence[bytes] = (),
     done: Callable[[int, int], None] = lambda written, tensors: None,
 ) -> Written:
-    """Write ``source`` to ``path`` in formats of ``kind``; ``records`` are of keys besides.
+    """Write ``source`` to ``path`` in formats of ``kind``; ``records`` are further keys.
 
-    ``done`` is called with how many tensors are written, of how many. Raises ParlayError for a source that has no more
-    bits than asked for, for weights that are not finite, and for a place that can't be written to.
+    ``done`` is called with the number of tensors written and of all. Raises ParlayError for a source that already has
+    no more bits, for weights that are not finite, and for a path that can't be written.
     """
     config, weights = source.config, source.tensors
     sharing, tied = config.num_heads // config.num_kv_heads, LM_HEAD not in weights
@@ -156,7 +155,7 @@ def quantize(
 
 
 def _planned(name: str, weight: Weight, mixed: Mixed) -> TensorPlan:
-    """The tensor in the format of the mixture, or in its own blocks where these have no more bits."""
+    """A tensor's plan: the mixture's format, or its own blocks if they have no more bits."""
     shape = tuple(weight.shape)
     wanted = mixed.format_of(name, shape)
     if isinstance(weight, StoredTensor) and weight.format.plain is None and weight.format.bits <= wanted.bits:
@@ -169,12 +168,12 @@ def _is_kept(plan: TensorPlan, weight: Weight) -> bool:
 
 
 def _rounded(pool: ThreadPoolExecutor, plan: TensorPlan, weight: Weight, known: Tensor | None) -> Iterator[Tensor]:
-    """Round rows in parts, several at once; ``known`` ``[I]``, or ``[E, I]`` of experts, is the inputs' importance."""
+    """Quantize rows in parts, several at once; ``known`` ``[I]`` (of experts ``[E, I]``) is the inputs' importance."""
     return pool.map(partial(_encoded, plan), _in_parts(weight, known))
 
 
 def _in_parts(weight: Weight, known: Tensor | None) -> Iterator[tuple[Weight, Tensor | None]]:
-    """Some rows at a time, with ``known`` ``[I]``, their importance, or ``[E, I]``, of stacked experts each one's."""
+    """Split rows into parts, each with its importance, from ``known`` ``[I]`` or, for stacked experts, ``[E, I]``."""
     columns = weight.shape[-1]
     step = max(1, _PART // columns)
     if known is not None and known.dim() > 1:

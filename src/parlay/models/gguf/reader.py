@@ -1,8 +1,9 @@
-"""A GGUF file's header: its keys and what it says of its tensors. Nothing in an untrusted file is believed unchecked.
+"""Reads a GGUF file's header: its keys and its descriptions of tensors. Everything in the file is checked before it is
+used.
 
 Layout (little-endian): magic, version, number of tensors, number of keys, the keys, a description of each tensor, and
-from the next multiple of the alignment on their bytes. Memory follows the file's size: whatever a count or length
-says, that many bytes must be there.
+the tensors' bytes from the next multiple of the alignment on. Memory use follows the file's size: counts and lengths
+beyond the end of the file are refused.
 """
 
 from __future__ import annotations
@@ -19,32 +20,34 @@ from parlay.models.weights.formats import FORMATS, Format
 from parlay.types import ParlayError
 
 _MAGIC = b"GGUF"
-_VERSIONS = (2, 3)  # they differ in nothing that a little-endian file shows
+_VERSIONS = (2, 3)  # the same in little-endian files
 _STRING, _ARRAY = 8, 9
 TOKENIZER = "tokenizer.ggml."
-"""Begins the names of all keys that make a tokenizer."""
+"""The prefix of all keys of the tokenizer."""
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _MOST_ITEMS = 1 << 24
-"""Items of an array: a hundred times a large vocabulary."""
+"""Most items of an array, a hundred times a large vocabulary."""
 _MOST_KEYS, _MOST_TENSORS = 1 << 16, 1 << 20
 _MOST_DIMENSIONS, _LARGEST = 4, 1 << 40
 _LONGEST_NAME = 1 << 12
 _ALIGNMENT, _LEAST_ALIGNMENT = 32, 8
 _OTHER_FORMATS = {34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4"}
 _OTHER_FORMATS |= {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
-"""Names for messages: formats that GGUF has and Parlay does not read."""
+"""GGUF formats that Parlay does not read, named in errors."""
 
 
 class BadGguf(ParlayError):
-    """A file that is no GGUF file, is damaged, or holds what Parlay doesn't read; the message says which."""
+    """Raised for a file that is not GGUF, is damaged, or has content that Parlay does not read; the message says
+    which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """An array of ``count`` strings as it lies in the file: ``content`` has each length before each text.
+    """An array of ``count`` strings as encoded in the file: ``content`` has each string's length and then its bytes.
 
-    Reading a vocabulary's strings takes most of a header's time, and only a tokenizer that is not cached wants them.
+    Decoding a vocabulary's strings takes most of a header's time, and is needed only for a tokenizer that is not
+    cached.
     """
 
     content: bytes
@@ -60,7 +63,7 @@ class Strings:
         return str(self.content[at + 8 : at + 8 + length_at(self.content, at)[0]], "utf-8")
 
     def read(self) -> list[str]:
-        """All of them. Raises ValueError for bytes that are no UTF-8."""
+        """Decode all strings. Raises ValueError for invalid UTF-8."""
         content, at, length_at = self.content, 0, _U64.unpack_from
         strings: list[str] = []
         for _ in range(self.count):
@@ -75,7 +78,7 @@ Value = str | int | float | bool | Strings | tuple[int, ...] | tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies: ``shape`` with the last dimension fastest, ``offset`` bytes from the start of the file."""
+    """A tensor's place: ``shape`` has the last dimension fastest, and ``offset`` is from the start of the file."""
 
     name: str
     format: Format
@@ -84,7 +87,7 @@ class TensorInfo:
 
     @property
     def bytes(self) -> int:
-        """How many it takes."""
+        """The tensor's size in bytes."""
         rows = 1
         for size in self.shape[:-1]:
             rows *= size
@@ -93,9 +96,9 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """``tokenizer`` names the bytes of the keys that make one: equal for files with equal keys for it.
+    """A parsed header; ``tokenizer`` is a hash of the tokenizer's keys.
 
-    ``places``: from which byte to which the record of each key lies, its name and type included.
+    ``places`` has the first and last byte of each key's record, including its name and type.
     """
 
     path: Path
@@ -106,9 +109,9 @@ class Header:
 
 
 def read(path: Path) -> Header:
-    """The header of the GGUF file at ``path``. Raises BadGguf, with the reason in one line.
+    """Read the header of the GGUF file at ``path``. Raises BadGguf, in one line, if that fails.
 
-    A file that has not changed since is not read again: opening a model asks for its header several times.
+    A file that has not changed is not read again, as opening a model needs its header several times.
     """
     try:
         found = path.stat()
@@ -119,7 +122,7 @@ def read(path: Path) -> Header:
 
 @lru_cache(maxsize=2)
 def _read(path: Path, size: int, changed: int, number: int) -> Header:
-    """The same; what else tells the file from others is there for the cache."""
+    """Read the header; the other arguments identify the file's state for the cache."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _Reader(content).header(path)
@@ -128,7 +131,7 @@ def _read(path: Path, size: int, changed: int, number: int) -> Header:
 
 
 class _Reader:
-    """Reads forwards through ``content``. Every method raises ValueError where the bytes make no sense."""
+    """Reads ``content`` from front to back. Every method raises ValueError for invalid bytes."""
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content, self._size, self._at = content, len(content), 0
@@ -159,7 +162,7 @@ class _Reader:
             raise ValueError(f"its version is {version}, and Parlay reads versions 2 and 3: convert the model again")
 
     def _keys(self, count: int) -> tuple[dict[str, Value], dict[str, tuple[int, int]]]:
-        """Read each key's value, and where its record lies."""
+        """Read all keys' values, and the places of their records."""
         values: dict[str, Value] = {}
         places: dict[str, tuple[int, int]] = {}
         for _ in range(count):
@@ -193,7 +196,7 @@ class _Reader:
         return struct.unpack(layout, self._take(struct.calcsize(layout)))
 
     def _strings(self, count: int) -> Strings:
-        """Found out where they end, in one loop without calls."""
+        """Find the end of the strings in one loop without calls, for speed."""
         content, at, last, length_at = self._content, self._at, self._size - 8, _U64.unpack_from
         for _ in range(count):
             if at > last:
@@ -220,7 +223,7 @@ class _Reader:
         return taken
 
     def _tensor(self) -> TensorInfo:
-        """Read one tensor's entry: the offset counts from the start of the data."""
+        """Read one tensor's description, whose offset counts from the start of the data."""
         name = self._string(_LONGEST_NAME)
         dimensions = self._number(_U32)
         if not 1 <= dimensions <= _MOST_DIMENSIONS:
@@ -237,7 +240,8 @@ class _Reader:
         return TensorInfo(name, FORMATS[kind], shape, offset)
 
     def _placed(self, infos: tuple[TensorInfo, ...], alignment: int) -> tuple[TensorInfo, ...]:
-        """With offsets from the start of the file, in its order; each within it, and none twice or over another."""
+        """The tensors in file order with offsets from the start of the file; each must be within it and overlap no
+        other."""
         start = -(-self._at // alignment) * alignment
         placed = sorted((replace(info, offset=start + info.offset) for info in infos), key=lambda info: info.offset)
         if len({info.name for info in placed}) < len(placed):
@@ -256,7 +260,7 @@ class _Reader:
 
 
 def _alignment(keys: dict[str, Value]) -> int:
-    """Read the number of bytes at whose multiples tensors begin; the format asks for 8 at least."""
+    """Read the alignment of tensors in bytes, which the format requires to be at least 8."""
     alignment = keys.get("general.alignment", _ALIGNMENT)
     if not isinstance(alignment, int) or alignment < _LEAST_ALIGNMENT or alignment & alignment - 1:
         raise ValueError(f"general.alignment is {alignment!r:.40}, which is no power of two from {_LEAST_ALIGNMENT} on")

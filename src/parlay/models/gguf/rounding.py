@@ -1,8 +1,8 @@
-"""Scales for groups of weights that are rounded to few codes: those of the least weighted squared error.
+"""Finds scales for groups of weights with few codes, by the least weighted squared error.
 
-The best scale for given codes is that of least squares, and the best codes for a given scale are the nearest ones. So
-scales around the one that just spans a group are tried: each gives codes, the codes give the best scale for them, and
-the scale with the least error stays. It gives codes once more, and so on for a few rounds. N groups of K weights
+The best scale for given codes is the least-squares one, and the best codes for a given scale are the nearest ones. So
+several scales around the one that just spans a group are tried: each gives codes, the codes give their best scale, and
+the scale with the least error wins. It gives new codes, and so on for a few rounds. Shapes: N groups of K weights
 ``x_NK``; ``w_NK`` are the weights of squared errors.
 """
 
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 _SHIFTS = tuple(step / 20 for step in range(-18, 19, 3))
-"""By how many codes more or fewer than there are a tried scale spans a group."""
+"""The number of codes by which a tried scale spans more or fewer than there are."""
 _ROUNDS = 3
 _Codes = Callable[[Tensor], Tensor]
 
 
 def symmetric(x_NK: Tensor, w_NK: Tensor, half: int) -> Tensor:
-    """Scales ``[N, 1]`` for codes from -``half`` to ``half`` - 1; negative where the largest number is positive."""
+    """Scales ``[N, 1]`` for codes from -``half`` to ``half`` - 1; negative if the number of largest magnitude is
+    positive."""
     extreme_N1 = _nonzero(x_NK.gather(1, x_NK.abs().argmax(1, keepdim=True)))
 
     def codes(inverse_N1: Tensor) -> Tensor:
@@ -31,7 +32,7 @@ def symmetric(x_NK: Tensor, w_NK: Tensor, half: int) -> Tensor:
 
 
 def positive(x_NK: Tensor, w_NK: Tensor, highest: int) -> Tensor:
-    """Scales ``[N, 1]`` of numbers that are not negative, for codes from 0 to ``highest``."""
+    """Scales ``[N, 1]`` of non-negative numbers, for codes from 0 to ``highest``."""
     most_N1 = _nonzero(x_NK.amax(1, keepdim=True))
 
     def codes(inverse_N1: Tensor) -> Tensor:
@@ -41,7 +42,7 @@ def positive(x_NK: Tensor, w_NK: Tensor, highest: int) -> Tensor:
 
 
 def from_table(x_NK: Tensor, w_NK: Tensor, table: Sequence[int]) -> Tensor:
-    """Scales ``[N, 1]`` for values of a rising ``table`` of int8, of which the first is the largest in size."""
+    """Scales ``[N, 1]`` for codes from a rising int8 ``table``, whose first value has the largest magnitude."""
     extreme_N1 = _nonzero(x_NK.gather(1, x_NK.abs().argmax(1, keepdim=True)))
     values = torch.tensor(table, dtype=torch.float32)[_nearest_places(table).long()]
 
@@ -52,12 +53,12 @@ def from_table(x_NK: Tensor, w_NK: Tensor, table: Sequence[int]) -> Tensor:
 
 
 def nearest_of(x: Tensor, table: Sequence[int]) -> Tensor:
-    """The places in a rising ``table`` of int8 of the values nearest to ``x``, of any shape; uint8."""
+    """The indices of the values in a rising int8 ``table`` nearest to ``x``, of any shape; uint8."""
     return _nearest_places(table)[_looked_up(x)]
 
 
 def with_minimum(x_NK: Tensor, w_NK: Tensor, highest: int, *, below_zero: bool = True) -> tuple[Tensor, Tensor]:
-    """Scales and minimums ``[N, 1]`` for codes from 0 to ``highest``; no minimum is above 0 where ``below_zero``."""
+    """Scales and minimums ``[N, 1]`` for codes from 0 to ``highest``; with ``below_zero`` no minimum is above 0."""
     least_N1, most_N1 = x_NK.aminmax(dim=1, keepdim=True)
     if below_zero:
         least_N1 = least_N1.clamp(max=0)
@@ -74,7 +75,7 @@ def with_minimum(x_NK: Tensor, w_NK: Tensor, highest: int, *, below_zero: bool =
         tried, lowest = (sum_w * sum_xl - sum_x * sum_l) / apart, (sum_ll * sum_x - sum_l * sum_xl) / apart
         if below_zero:
             tried, lowest = torch.where(lowest > 0, sum_xl / sum_ll, tried), lowest.clamp(max=0)
-        gain = tried * sum_xl + lowest * sum_x  # the error is the sum of w x^2 less this
+        gain = tried * sum_xl + lowest * sum_x  # the error is the sum of w x^2 minus this
         better = (apart > 0) & (gain > best)
         best, scale = torch.where(better, gain, best), torch.where(better, tried, scale)
         minimum = torch.where(better, lowest, minimum)
@@ -82,7 +83,7 @@ def with_minimum(x_NK: Tensor, w_NK: Tensor, highest: int, *, below_zero: bool =
 
 
 def _best(x_NK: Tensor, w_NK: Tensor, inverses: Sequence[Tensor], codes: _Codes) -> Tensor:
-    """The best scales among those whose ``inverses`` are tried, and those that follow from the best."""
+    """The best scale of each group, from the ``inverses`` tried, improved for a few rounds."""
     weighted_NK = w_NK * x_NK
     best = torch.zeros(len(x_NK), 1)
     scale = torch.zeros_like(best)
@@ -91,23 +92,23 @@ def _best(x_NK: Tensor, w_NK: Tensor, inverses: Sequence[Tensor], codes: _Codes)
         along = (weighted_NK * codes_NK).sum(1, keepdim=True)
         square = (w_NK * codes_NK.square_()).sum(1, keepdim=True)
         found = along / square
-        gain = along * found  # the error is the sum of w x^2 less this
+        gain = along * found  # the error is the sum of w x^2 minus this
         better = (square > 0) & (gain > best)
         best, scale = torch.where(better, gain, best), torch.where(better, found, scale)
     return scale
 
 
 def _nearest_places(table: Sequence[int]) -> Tensor:
-    """For each int8, from -128 on, the place of the nearest value in a rising ``table``; uint8 ``[256]``."""
+    """The index of the nearest value in a rising ``table`` for each int8 from -128 on; uint8 ``[256]``."""
     between = torch.tensor([(low + high) / 2 for low, high in pairwise(table)])
     return torch.bucketize(torch.arange(-128.0, 128), between).to(torch.uint8)
 
 
 def _looked_up(x: Tensor) -> Tensor:
-    """Numbers ``x`` of any shape as places among all int8, from -128 on."""
+    """Round ``x``, of any shape, to indices of int8 values from -128 on."""
     return x.round().clamp_(-128, 127).add_(128).int()
 
 
 def _nonzero(x: Tensor) -> Tensor:
-    """Put 1 for 0 in ``x`` of any shape."""
+    """Replace 0 by 1 in ``x`` of any shape."""
     return torch.where(x == 0, torch.ones_like(x), x)

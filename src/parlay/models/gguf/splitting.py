@@ -1,7 +1,7 @@
-"""How text is cut into words before byte-level pairs are merged: by ``tokenizer.ggml.pre``, as each model was trained.
+"""How text is split into words before byte-pair merges, by ``tokenizer.ggml.pre``, as each model was trained.
 
-The expressions are those that the models' own tokenizer.json files carry. A wrong one changes tokens quietly, so a
-name that is not listed is refused.
+The regular expressions are those of the models' own tokenizer.json files. A wrong one would silently change tokens, so
+unknown names are refused.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SEED_CODER = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+"
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """``expressions`` apply one after another, to the pieces that those before them left.
+    """Rules for splitting text; each of ``expressions`` splits the pieces that the one before left.
 
-    ``whole_words``: a word that is a token is taken without merging. ``bos``: a text begins with the bos token unless
-    the file says otherwise. ``composed``: text is brought into Unicode's composed form first.
+    ``whole_words``: a word that is a token is not split further. ``bos``: texts begin with the bos token unless the
+    file says otherwise. ``composed``: text is normalized to Unicode's composed form (NFC) first.
     """
 
     expressions: tuple[str, ...]
@@ -42,7 +42,7 @@ class Splitting:
     composed: bool = False
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """Cuts text, and spells its bytes in the letters that a byte-level vocabulary is written in."""
+        """A pre-tokenizer that splits text and maps its bytes to the letters of byte-level vocabularies."""
         splits = [pre_tokenizers.Split(Regex(expression), behavior="isolated") for expression in self.expressions]
         return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
@@ -68,4 +68,4 @@ _NAMES: Mapping[Splitting, tuple[str, ...]] = {
     Splitting((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")): ("default",),
 }
 SPLITTINGS = {name: splitting for splitting, names in _NAMES.items() for name in names}
-"""By the name in ``tokenizer.ggml.pre``."""
+"""Splittings by their name in ``tokenizer.ggml.pre``."""

@@ -1,8 +1,7 @@
-"""The tokenizer and the chat template that a GGUF file carries, made once and kept on disk.
+"""The tokenizer and chat template of a GGUF file, built once and cached on disk.
 
-Three kinds occur in the families that Parlay runs: byte-level pairs (``gpt2``), SentencePiece's pairs with scores
-(``llama``), and pairs of characters with merges (``gemma4``). A ``tokenizer.json`` beside the file wins over what is in
-it.
+The families that Parlay runs have three kinds: byte-level BPE (``gpt2``), SentencePiece's BPE with scores (``llama``),
+and BPE of characters with merges (``gemma4``). A ``tokenizer.json`` beside the file takes precedence.
 """
 
 from __future__ import annotations
@@ -27,19 +26,20 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _BESIDE = "tokenizer.json"
 _FORM = 2
-"""Raised whenever the same keys make another tokenizer than before, so that older ones in the cache are left alone."""
+"""Increased when the same keys make a different tokenizer, so that cached ones are not used any more."""
 _WORD = "▁"
-"""SentencePiece's sign for a space."""
+"""SentencePiece's symbol for a space."""
 _TO_TEXT = [decoders.Replace(_WORD, " "), decoders.ByteFallback(), decoders.Fuse()]
 _LONGEST_MERGED = 1 << 10
-"""Letters of a token that is made of two others. Each of its cuts is tried: of longer ones that might never end."""
+"""Most letters of a token that is built from two others; each of its splits is tried, which takes too long beyond
+that."""
 _INSTEAD = "name the model's own tokenizer (--tokenizer FOLDER_OR_HUB_ID)"
 
 
 def load_tokenizer(path: Path) -> PlainTokenizer:
     """The tokenizer of the GGUF file at ``path``, with its chat template.
 
-    Raises BadGguf, with the reason in one line, for a tokenizer that is damaged or of a kind that Parlay can't make.
+    Raises BadGguf, in one line, for a tokenizer that is damaged or of an unsupported kind.
     """
     header = read_parts(path)[0]
     beside = path.with_name(_BESIDE)
@@ -52,34 +52,34 @@ def load_tokenizer(path: Path) -> PlainTokenizer:
 
 
 def tokenizer_digest(path: Path) -> str:
-    """Tell the tokenizer of the GGUF file at ``path`` from others, without making it."""
+    """A hash of the tokenizer of the GGUF file at ``path``, without building it."""
     beside = path.with_name(_BESIDE)
     return hash_of(beside) if beside.is_file() else read_parts(path)[0].tokenizer
 
 
 def load_template(path: Path) -> str:
-    """The chat templates of the GGUF file at ``path`` as one text. Raises BadGguf for what is no sound GGUF file."""
+    """The chat templates of the GGUF file at ``path``, joined. Raises BadGguf for a damaged file."""
     found = _templates(read_parts(path)[0].keys)
     return "\n".join(found.values()) if isinstance(found, dict) else found or ""
 
 
 def _kept(header: Header) -> PlainTokenizer:
-    """From the cache, where it is made if need be: reading it there takes half the time."""
+    """Load the tokenizer from the cache, which takes half the time, or build it and cache it."""
     kept = user_cache() / "tokenizers" / f"{header.tokenizer}-{_FORM}.json"
     if kept.is_file():
-        with suppress(ValueError):  # one that can't be read is made again
+        with suppress(ValueError):  # an unreadable one is built again
             return _opened(header.keys, kept)
     with panics_as_errors():
         tokenizer = build(header.keys)
-    with suppress(OSError), written_whole(kept) as part:  # a cache that can't be written to costs time alone
+    with suppress(OSError), written_whole(kept) as part:  # a read-only cache only costs time
         part.write_text(_compact(tokenizer), encoding="utf-8")
     return _plain(header.keys, tokenizer)
 
 
 def _compact(tokenizer: Tokenizer) -> str:
-    """The tokenizer as JSON that is read a third faster: no indents, and the two tokens of a merge in one text.
+    """The tokenizer as JSON that loads a third faster: without indents, and with a merge's two tokens in one string.
 
-    Where a token holds a space, which stands between the two, merges stay pairs.
+    If a token contains a space, which separates the two, merges stay pairs.
     """
     state = json.loads(tokenizer.to_str())
     merges = state["model"]["merges"]
@@ -94,13 +94,13 @@ def _opened(keys: Mapping[str, Value], path: Path) -> PlainTokenizer:
             check_steps(path)
         with panics_as_errors():
             tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no narrower kind
+    except Exception as error:  # the library raises no narrower type
         raise ValueError(f"the {_BESIDE} for it can't be read: {error}") from None
     return _plain(keys, tokenizer)
 
 
 def _plain(keys: Mapping[str, Value], tokenizer: Tokenizer) -> PlainTokenizer:
-    """With the names of its special tokens, and its chat templates."""
+    """Wrap a tokenizer with the names of its special tokens and its chat templates."""
     ids = {name: _token_id(keys, short) for name, short in _SPECIAL_TOKENS.items()}
     special = {name: tokenizer.id_to_token(number) for name, number in ids.items() if number is not None}
     known = {name: token for name, token in special.items() if token is not None}
@@ -108,7 +108,7 @@ def _plain(keys: Mapping[str, Value], tokenizer: Tokenizer) -> PlainTokenizer:
 
 
 def _checked(tokenizer: PlainTokenizer, keys: Mapping[str, Value]) -> PlainTokenizer:
-    """Refuses the tokenizer of another model: one with more tokens than the model knows."""
+    """Return the tokenizer if it can be this model's. Raises ValueError for more tokens than the model has."""
     known = keys.get(TOKENIZER + "tokens")
     if isinstance(known, Strings) and len(tokenizer) > len(known):
         raise ValueError(
@@ -119,7 +119,7 @@ def _checked(tokenizer: PlainTokenizer, keys: Mapping[str, Value]) -> PlainToken
 
 
 def _templates(keys: Mapping[str, Value]) -> str | dict[str, str] | None:
-    """The one template, or by name where there are more, or None."""
+    """The only template, or several by name, or None."""
     start = "tokenizer.chat_template"
     default = keys.get(start)
     named = {key[len(start) + 1 :]: value for key, value in keys.items() if key.startswith(start + ".")}
@@ -128,7 +128,7 @@ def _templates(keys: Mapping[str, Value]) -> str | dict[str, str] | None:
 
 
 def build(keys: Mapping[str, Value]) -> Tokenizer:
-    """The tokenizer that the keys describe. Raises ValueError, with the reason in one line."""
+    """Build the tokenizer that the keys describe. Raises ValueError, in one line, if that fails."""
     kind = keys.get(TOKENIZER + "model")
     if kind not in _BUILDERS:
         told = "none" if kind is None else f"of the kind {kind!r:.40}"
@@ -147,7 +147,7 @@ def build(keys: Mapping[str, Value]) -> Tokenizer:
 
 
 def _byte_level(keys: Mapping[str, Value], tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
-    """Pairs of bytes merged in the order of the file, within the words that the model's own expressions cut."""
+    """Byte-level BPE: pairs are merged in the file's order, within words split by the model's own expressions."""
     name = keys.get(TOKENIZER + "pre")
     splitting = SPLITTINGS.get(str(name))
     if splitting is None:
@@ -163,7 +163,7 @@ def _byte_level(keys: Mapping[str, Value], tokens: list[str], types: list[int]) 
 
 
 def _sentence_piece(keys: Mapping[str, Value], tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
-    """Pairs merged by the score of what they make; what is in no token becomes tokens of single bytes."""
+    """SentencePiece: pairs are merged by the score of the result; unknown characters become byte tokens."""
     scores = _numbers(keys, "scores", len(tokens))
     if scores is None:
         raise ValueError(f"the key {TOKENIZER}scores is missing: {_INSTEAD}")
@@ -176,7 +176,7 @@ def _sentence_piece(keys: Mapping[str, Value], tokens: list[str], types: list[in
 
 
 def _merged(keys: Mapping[str, Value], tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
-    """Pairs of characters merged in the order of the file. Runs of newlines that are tokens are found as a whole."""
+    """BPE of characters: pairs are merged in the file's order; runs of newlines that are tokens are matched whole."""
     tokenizer = _with_bytes(keys, tokens, [_pair(merge) for merge in _strings(keys, "merges")])
     tokenizer.normalizer = normalizers.Replace(" ", _WORD)
     tokenizer.decoder = decoders.Sequence(_TO_TEXT)
@@ -185,7 +185,7 @@ def _merged(keys: Mapping[str, Value], tokens: list[str], types: list[int]) -> t
 
 
 def _with_bytes(keys: Mapping[str, Value], tokens: list[str], merges: list[tuple[str, str]]) -> Tokenizer:
-    """Pairs of characters; what is in no token becomes tokens of single bytes."""
+    """BPE of characters in which unknown characters become byte tokens."""
     unknown = _token_id(keys, "unknown")
     return _pairs(
         tokens, merges, byte_fallback=True, fuse_unk=True, unk_token=tokens[0 if unknown is None else unknown]
@@ -203,12 +203,12 @@ def _pairs(tokens: list[str], merges: list[tuple[str, str]], **options: Any) -> 
     vocabulary = {token: number for number, token in enumerate(tokens)}
     try:
         return Tokenizer(models.BPE(vocab=vocabulary, merges=merges, **options))
-    except Exception as error:  # the library raises no narrower kind
+    except Exception as error:  # the library raises no narrower type
         raise ValueError(f"its tokenizer's merges don't fit its tokens ({error}): {_INSTEAD}") from None
 
 
 def _merges(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to make a token out of two, best score first, and earlier tokens first among equals."""
+    """Every way to build a token from two others, by score, then by token id."""
     numbers = {token: number for number, token in enumerate(tokens)}
     found: list[tuple[float, int, int]] = []
     for token, type, score in zip(tokens, types, scores, strict=True):
@@ -224,18 +224,18 @@ def _merges(tokens: list[str], types: list[int], scores: list[float]) -> list[tu
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    """Two tokens with a space between; a token may begin with one."""
+    """Split a merge at the space between its two tokens; the first may begin with a space."""
     left, _, right = merge[1:].partition(" ")
     return merge[:1] + left, right
 
 
 def _added(token: str) -> AddedToken:
-    """One that is found in a text before anything else is done to it."""
+    """A token that is matched before any other processing of the text."""
     return AddedToken(token, normalized=False)
 
 
 def _surround(tokenizer: Tokenizer, keys: Mapping[str, Value], bos: bool) -> None:
-    """Puts the tokens around a text that the file asks for; chat templates write theirs themselves."""
+    """Add the tokens that the file wants around a text; chat templates write their own."""
     wanted = {"bos": keys.get(TOKENIZER + "add_bos_token", bos), "eos": keys.get(TOKENIZER + "add_eos_token", False)}
     tokens = {name: token for name, want in wanted.items() if want and (token := _token(keys, name)) is not None}
     if not tokens:
@@ -256,7 +256,7 @@ def _strings(keys: Mapping[str, Value], name: str) -> list[str]:
 
 
 def _numbers(keys: Mapping[str, Value], name: str, count: int) -> list[Any] | None:
-    """One for each token, or None where the key is missing."""
+    """One number per token, or None if the key is missing."""
     value = keys.get(TOKENIZER + name)
     if value is None:
         return None
@@ -266,13 +266,13 @@ def _numbers(keys: Mapping[str, Value], name: str, count: int) -> list[Any] | No
 
 
 def _token(keys: Mapping[str, Value], name: str) -> str | None:
-    """The token whose id ``NAME_token_id`` holds, or None where the key is missing."""
+    """The token named by ``NAME_token_id``, or None if the key is missing."""
     number, tokens = _token_id(keys, name), keys.get(TOKENIZER + "tokens")
     return tokens[number] if number is not None and isinstance(tokens, Strings) else None
 
 
 def _token_id(keys: Mapping[str, Value], name: str) -> int | None:
-    """The id that ``NAME_token_id`` holds, or None where the key is missing."""
+    """The id in ``NAME_token_id``, or None if the key is missing."""
     value, tokens = keys.get(f"{TOKENIZER}{name}_token_id"), keys.get(TOKENIZER + "tokens")
     if value is None or not isinstance(tokens, Strings):
         return None

@@ -1,4 +1,4 @@
-"""The keys of a GGUF file for the tokenizer in a model's folder, if GGUF has words for all that it does."""
+"""Writes the tokenizer of a model's folder as keys of a GGUF file, if GGUF can express it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ _PROBE = (
     "Hello, it's 12345 o'clock — don't WAIT!  Two  spaces,\ttabs\n\nand \r\nlines:   \n  if (x==1) {return 'a';}\n"
     "Größe naïve Ωμέγα русский 日本語のテキスト 한국어 العربية हिन्दी 😀👍🏽 ½²³ e\u0301 _snake_case camelCase <b>http://a.b/c?d=e</b>"
 )
-"""A text of many kinds of letters, on which the written tokenizer must agree with the folder's."""
+"""A text in many scripts on which the written tokenizer must agree with the folder's."""
 _ENDS = ("eot", "eom")
-"""Keys for ends of text beyond the tokenizer's own."""
+"""Keys for end tokens besides the tokenizer's own."""
 Said = Mapping[str, Any]
 
 
 def tokenizer_keys(folder: Path, vocab_size: int, eos_ids: Sequence[int]) -> dict[str, KeyValue]:
-    """The tokenizer and the chat templates in ``folder`` as GGUF's keys.
+    """The tokenizer and chat templates in ``folder`` as GGUF keys.
 
-    Raises ParlayError, with the reason in one line, for one that GGUF has no words for: files of such a model would
-    give other tokens than its folder.
+    Raises ParlayError, in one line, for a tokenizer that GGUF can't express, as the file would tokenize differently.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -64,7 +63,7 @@ def _keys(folder: Path, said: Said, vocab_size: int, eos_ids: Sequence[int]) -> 
 
 
 def _tokens(said: Said, vocab_size: int) -> tuple[list[str], list[int]]:
-    """All tokens by id, with their types; ids without a token get a name that no text makes."""
+    """All tokens by id, with their types; unused ids get a name that no text produces."""
     model, added = said["model"], {token["id"]: token for token in said.get("added_tokens", ())}
     names: dict[int, str] = {number: token for token, number in model["vocab"].items()}
     names |= {number: token["content"] for number, token in added.items()}
@@ -103,7 +102,7 @@ def _byte_level(said: Said) -> dict[str, KeyValue]:
 
 
 def _parts(said: Said | None) -> Iterator[Said]:
-    """The steps of a normalizer or pre-tokenizer, those within sequences one by one."""
+    """The steps of a normalizer or pre-tokenizer, with sequences flattened."""
     if said is None:
         return
     if said.get("type") != "Sequence":
@@ -114,7 +113,7 @@ def _parts(said: Said | None) -> Iterator[Said]:
 
 
 def _expressions(part: Said) -> tuple[str, ...]:
-    """The expressions by which a step cuts text."""
+    """The regular expressions with which a step splits text."""
     kind = part.get("type")
     if kind == "ByteLevel" and not part.get("add_prefix_space"):
         return (GPT2,) if part.get("use_regex", True) else ()
@@ -126,7 +125,7 @@ def _expressions(part: Said) -> tuple[str, ...]:
 
 
 def _sentence_piece(said: Said, tokens: Sequence[str]) -> dict[str, KeyValue]:
-    """Scores fall in the order in which pairs are merged; a token that nothing makes has the lowest one."""
+    """Keys of SentencePiece: scores fall in merge order, and a token that no merge produces has the lowest."""
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in said["model"]["merges"]]
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(merges):
@@ -156,7 +155,7 @@ def _special_ids(special: Mapping[str, str], numbers: Mapping[str, int], eos_ids
 
 
 def _agreeing(expected: Backend, keys: dict[str, KeyValue]) -> dict[str, KeyValue]:
-    """With the keys that say what stands around a text. Raises ValueError where a text gets other tokens."""
+    """Add the keys for the tokens around a text. Raises ValueError if the two tokenizers disagree on the probe."""
     wanted, inner = expected.encode(_PROBE).ids, expected.encode(_PROBE, add_special_tokens=False).ids
     start = next((place for place in range(len(wanted)) if wanted[place : place + len(inner)] == inner), 0)
     first, last = wanted[:start], wanted[start + len(inner) :]

@@ -1,4 +1,4 @@
-"""Tensors of GGUF files, mapped, under their Hugging Face names and with their rows in Hugging Face's order."""
+"""Tensors of GGUF files, memory-mapped, with Hugging Face's names and row order."""
 
 from __future__ import annotations
 
@@ -63,21 +63,21 @@ _OF_A_LAYER = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _SCALES = {"ffn_gate_inp": "router_layernorm", "ffn_down_exps": "mlp.expert_scale"}
-"""Tensors of a layer whose kind is ``scale``."""
+"""Tensors of a layer whose names end in ``scale``."""
 _NAMES = {theirs: ours for ours, theirs in (_WHOLE | _OF_A_LAYER).items()}
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)")
 _RECOMPUTED = re.compile(r"rope_(freqs|factors_short|factors_long)\.weight|blk\.\d+\.attn_rot_embd\.weight")
-"""Tensors that say how positions turn: the config tells it, or did."""
+"""Tensors of rotary positions, which the config already describes."""
 _TIED = ("token_embd.weight", LM_HEAD)
 _COMPARED, _SAME = 64, 0.9
 _MOST_FACTORS = 1 << 14
 
 
 def load(parts: Sequence[Header], family: Family, config: DecoderConfig) -> dict[str, Weight]:
-    """Every weight of the decoder under its Hugging Face name: vectors as float32, matrices in the file's own blocks.
+    """All weights of the decoder by Hugging Face name: vectors as float32, matrices in the file's own blocks.
 
-    Matrices are mapped, not read; rows of queries and keys that must change places do when they are read.
-    Raises BadGguf, BadCheckpoint or UnsupportedModel, with the reason in one line.
+    Matrices are mapped, not read; query and key rows are permuted on reading if necessary. Raises BadGguf,
+    BadCheckpoint or UnsupportedModel, in one line.
     """
     form = family.gguf
     assert form is not None, "families of files have one"
@@ -101,7 +101,7 @@ def load(parts: Sequence[Header], family: Family, config: DecoderConfig) -> dict
 
 
 def rope_factors(parts: Sequence[Header], *, long: bool) -> RopeFactors:
-    """The numbers of the tensor that divides frequencies, of short or of long texts; empty where there is none."""
+    """The tensor of frequency divisors for short or ``long`` texts; empty if there is none."""
     for part in parts:
         for info in part.tensors:
             if info.name in (ROPE_FACTORS, LONG_FACTORS if long else SHORT_FACTORS):
@@ -113,9 +113,9 @@ def rope_factors(parts: Sequence[Header], *, long: bool) -> RopeFactors:
 
 
 def embedding_twice(parts: Sequence[Header]) -> bool:
-    """Whether the LM head is the embedding once more, in a format of its own: the model ties the two.
+    """Whether the LM head is a copy of the embedding in another format, so that the model ties them.
 
-    Some rows of both are compared. Rounding leaves their cosine above 0.9; that of untied matrices is near 0.
+    Some rows of both are compared: quantization leaves their cosine above 0.9, while that of untied matrices is near 0.
     """
     found = {
         info.name: stored
@@ -131,7 +131,7 @@ def embedding_twice(parts: Sequence[Header]) -> bool:
 
 
 def mapped(part: Header) -> Iterator[tuple[TensorInfo, StoredTensor]]:
-    """The tensors of one file. Pages that nobody reads take no memory, and what is written stays in this process."""
+    """The mapped tensors of one file; pages that nobody reads take no memory, and writes stay in this process."""
     with part.path.open("rb") as opened:
         file = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
     content = torch.frombuffer(file, dtype=torch.uint8)
@@ -145,7 +145,8 @@ def mapped(part: Header) -> Iterator[tuple[TensorInfo, StoredTensor]]:
 
 
 def _vector(stored: StoredTensor) -> Tensor:
-    """The numbers of a tensor that is no matrix. Raises BadGguf for blocks, which would take many times as much."""
+    """Read a tensor that is not a matrix. Raises BadGguf if it is quantized, as dequantizing could take many times the
+    file's size."""
     if stored.format.plain is None:
         raise BadGguf(f"{stored.origin} is no matrix and stored as {stored.format.name}: expected plain numbers")
     with stored.reading():
@@ -153,7 +154,7 @@ def _vector(stored: StoredTensor) -> Tensor:
 
 
 def gguf_name(name: str, form: GgufForm | None = None) -> str:
-    """GGUF's name of a weight that the decoder calls ``name``, in files of a family."""
+    """The GGUF name of the decoder's weight ``name`` in files of a family."""
     base, _, kind = name.rpartition(".")
     if base in _NAMES:
         return f"{_NAMES[base]}.{kind}"
@@ -163,7 +164,7 @@ def gguf_name(name: str, form: GgufForm | None = None) -> str:
 
 
 def _name(name: str, form: GgufForm) -> str:
-    """Under Hugging Face's name; one that a decoder has no weight for stays as it is, to be named in an error."""
+    """The Hugging Face name of a tensor; one that the decoder lacks keeps its name, for the error."""
     base, _, kind = name.rpartition(".")
     if base in _WHOLE:
         return f"{_WHOLE[base]}.{kind}"

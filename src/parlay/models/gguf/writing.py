@@ -1,4 +1,4 @@
-"""A GGUF file from the records of its keys and the blocks of its tensors, written from front to back.
+"""Writes a GGUF file from records of its keys and blocks of its tensors, front to back.
 
 `parlay.models.gguf.reader` describes the layout.
 """
@@ -20,7 +20,7 @@ from parlay.types import ParlayError
 
 USUAL = "Q8_0"
 EMBEDDINGS = (USUAL, "Q5_0", "Q4_0")
-"""The formats of a student's embedding, which is most of a small model's file."""
+"""Formats for a student's embedding, which is most of a small model's file."""
 _VERSION, _ALIGNMENT = 3, 32
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 
@@ -29,7 +29,7 @@ KeyValue = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[f
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """A tensor as a file describes it: ``shape`` with the last dimension fastest."""
+    """A tensor to be written; ``shape`` has the last dimension fastest."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class TensorPlan:
 
     @property
     def rows(self) -> int:
-        """How many rows of the last dimension it has."""
+        """The number of rows of the last dimension."""
         rows = 1
         for size in self.shape[:-1]:
             rows *= size
@@ -45,27 +45,27 @@ class TensorPlan:
 
     @property
     def bytes(self) -> int:
-        """How many it takes."""
+        """The tensor's size in bytes."""
         return self.rows * self.format.row_bytes(self.shape[-1])
 
 
 def record(key: str, value: KeyValue) -> bytes:
-    """A key as it lies in a file. Whole numbers are uint32, or int32 in arrays; others are float32."""
+    """A key's record as encoded in a file. Integers become uint32 (int32 in arrays), other numbers float32."""
     return _text(key) + _value(value)
 
 
 def packed_strings(texts: Iterable[str]) -> bytes:
-    """The items of an array of strings, as `reader.Strings` holds them."""
+    """The items of an array of strings, encoded as in `reader.Strings`."""
     return b"".join(map(_text, texts))
 
 
 def write(
     path: Path, records: Sequence[bytes], plans: Sequence[TensorPlan], blocks: Iterable[Iterable[Tensor]]
 ) -> None:
-    """Write the file in one go: nothing is left of it where that fails, and a file that was there stays.
+    """Write the file atomically: if that fails, nothing of it is left and an older file stays.
 
-    ``blocks`` has each tensor's rows, uint8, in any number of parts. Raises ParlayError for a place that can't be
-    written to or has too little room.
+    ``blocks`` are each tensor's rows, uint8, in any number of parts. Raises ParlayError for a path that can't be
+    written or has too little room.
     """
     head = _head(records, plans)
     _check_room(path, len(head) + sum(plan.bytes + _gap(plan.bytes) for plan in plans))
@@ -82,7 +82,7 @@ def _write_tensor(file: BinaryIO, plan: TensorPlan, parts: Iterable[Tensor]) -> 
 
 
 def _head(records: Sequence[bytes], plans: Sequence[TensorPlan]) -> bytes:
-    """All that stands before the tensors' bytes."""
+    """Everything before the tensors' bytes."""
     start = b"GGUF" + struct.pack("<IQQ", _VERSION, len(plans), len(records))
     head = b"".join((start, *records, *_infos(plans)))
     return head + bytes(_gap(len(head)))

@@ -1,6 +1,6 @@
-"""A context of llama.cpp, as its runner uses it: cells of keys and values, and batches of rows that fill them.
+"""A llama.cpp context as its runner uses it: cells of keys and values, and batches of rows that fill them.
 
-The functions of llama.cpp are called through the package llama-cpp-python, which is imported when a file is opened.
+llama.cpp is called through the package llama-cpp-python, which is imported when a file is opened.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from parlay.models.config import UnsupportedModel
 from parlay.types import ParlayError
 
 ROWS = 512
-"""Most rows of one call of ``llama_decode``."""
+"""Most rows of one ``llama_decode`` call."""
 _STEP = 256
 """llama.cpp rounds the number of cells up to a multiple of this."""
 _ALL_LAYERS = 1 << 10
 _CACHE_TYPES = {"auto": 1, "float32": 0, "bfloat16": 30, "q8_0": 8}
-"""ggml's numbers of the types of cached keys and values; auto is llama.cpp's own default, float16."""
+"""ggml's numbers of the cache types; auto is llama.cpp's default, float16."""
 _CACHE_BYTES = {"auto": 2.0, "float32": 4.0, "bfloat16": 2.0, "q8_0": 34 / 32}
 _NO_PACKAGE = (
     "the runner llama.cpp needs the package llama-cpp-python: pip install 'parlay[llama-cpp]', which compiles llama.cpp"
@@ -37,7 +37,8 @@ _log = logging.getLogger(__name__)
 
 
 class BatchRow(NamedTuple):
-    """One row of a batch: it sees the cells of its first sequence up to its position, and joins all of them."""
+    """A row of a batch; it sees the cells of its first sequence up to its position, and its cell joins all its
+    sequences."""
 
     token: int
     position: int
@@ -47,7 +48,7 @@ class BatchRow(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Float32 ``logits_WV`` of the wanted rows, and if asked for, what the LM head reads, ``states_NH``, of all."""
+    """``logits_WV``, float32, of the wanted rows, and if asked for the LM head's inputs ``states_NH`` of all rows."""
 
     logits_WV: Tensor
     states_NH: Tensor | None
@@ -55,7 +56,7 @@ class Decoded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ContextFacts:
-    """A model and its context: ``cells`` in all, which the sequences 0 to ``sequences`` - 1 share."""
+    """A model and its context of ``cells`` cells, which the sequences 0 to ``sequences`` - 1 share."""
 
     vocab_size: int
     max_context: int
@@ -63,7 +64,7 @@ class ContextFacts:
     num_layers: int
     eos_ids: tuple[int, ...]
     windows: bool
-    """Whether some layers see the last keys only, so that llama.cpp may give earlier ones up."""
+    """Whether some layers have sliding windows, so that llama.cpp may drop earlier keys."""
     cells: int
     sequences: int
     cell_bytes: int
@@ -71,31 +72,32 @@ class ContextFacts:
 
 
 class Context(Protocol):
-    """Run rows and keep cells, as the runner asks of llama.cpp. A cell belongs to all sequences that go through it."""
+    """llama.cpp's functions that the runner needs: running rows, and managing cells. A cell belongs to all sequences
+    whose path it is on."""
 
     @property
     def facts(self) -> ContextFacts: ...
 
     def decode(self, rows: Sequence[BatchRow], states: bool) -> Decoded:
-        """Run rows in this order; the positions of each sequence go on where its cells end."""
+        """Run rows in this order; each sequence's positions continue its cells."""
         ...
 
     def copy(self, source: int, target: int, end: int, first: int = 0) -> None:
-        """Let ``target`` have the cells of ``source`` at positions ``first`` to ``end`` - 1, too."""
+        """Add ``source``'s cells at positions ``first`` to ``end`` - 1 to ``target``."""
         ...
 
     def remove(self, sequence: int, first: int) -> None:
-        """Take a sequence's cells at positions from ``first`` on; those that no other has are free."""
+        """Remove a sequence's cells from position ``first`` on; cells of no other sequence are freed."""
         ...
 
     def positions(self, sequence: int) -> tuple[int, int]:
-        """The first and the last position of a sequence; -1 and -1 where it has no cells."""
+        """The first and last position of a sequence; -1 and -1 if it has no cells."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextOptions:
-    """How a file is opened. ``cells`` is called with the bytes of a cell and the model's context."""
+    """How a file is opened; ``cells`` maps the bytes of a cell and the model's context to the number of cells."""
 
     cells: Callable[[int, int], int]
     threads: int
@@ -104,21 +106,21 @@ class ContextOptions:
 
 
 def package() -> Any:
-    """Import llama-cpp-python. Raises ParlayError where it is missing, or can't load its library."""
+    """Import llama-cpp-python. Raises ParlayError if it is missing, or can't load its library."""
     try:
         import llama_cpp
     except ImportError:
         raise ParlayError(_NO_PACKAGE) from None
-    except (OSError, RuntimeError) as error:  # its shared library is missing, or for another system
+    except (OSError, RuntimeError) as error:  # its shared library is missing or for another system
         raise ParlayError(f"llama-cpp-python can't load llama.cpp ({_first_line(error)}): install it again") from None
     return llama_cpp
 
 
 class LlamaContext(Context):
-    """A GGUF file, opened by llama.cpp. Freed when nobody has it any more.
+    """A GGUF file opened by llama.cpp, which is freed with this object.
 
-    Raises UnsupportedModel for a file that llama.cpp does not load, and for a model whose cache is no cells of keys
-    and values alone: what was verified in vain could not be taken back.
+    Raises UnsupportedModel for a file that llama.cpp does not load, and for a model whose cache is not only keys and
+    values, as rejected drafts could not be removed.
     """
 
     def __init__(self, path: Path, options: ContextOptions) -> None:
@@ -134,7 +136,7 @@ class LlamaContext(Context):
         weakref.finalize(self, lib.llama_model_free, self._model)
         self._refuse(path)
         self._facts, self._context = self._opened(path, options, heard)
-        weakref.finalize(self, lib.llama_free, self._context)  # the last one is called first
+        weakref.finalize(self, lib.llama_free, self._context)  # finalizers run in reverse order
         self._memory = lib.llama_get_memory(self._context)
         self._batch = lib.llama_batch_init(ROWS, 0, self._facts.sequences)
         weakref.finalize(self, lib.llama_batch_free, self._batch)
@@ -144,7 +146,7 @@ class LlamaContext(Context):
         return self._facts
 
     def decode(self, rows: Sequence[BatchRow], states: bool) -> Decoded:
-        """See `Context.decode`. Raises ParlayError where llama.cpp refuses the rows."""
+        """See `Context.decode`. Raises ParlayError if llama.cpp refuses the rows."""
         parts = [self._decode(rows[begin : begin + ROWS], states) for begin in range(0, len(rows), ROWS)]
         found = [part.states_NH for part in parts if part.states_NH is not None]
         return Decoded(torch.cat([part.logits_WV for part in parts]), torch.cat(found) if states else None)
@@ -175,7 +177,7 @@ class LlamaContext(Context):
             raise UnsupportedModel(f"{path} {kind}, which Parlay can't run through llama.cpp: leave the runner out")
 
     def _opened(self, path: Path, options: ContextOptions, heard: _Heard) -> tuple[ContextFacts, Any]:
-        """The context, whose number of cells depends on the model."""
+        """Open the context, whose number of cells depends on the model."""
         lib, model = self._lib, self._model
         context, cell_bytes = lib.llama_model_n_ctx_train(model), self._cell_bytes(options.cached)
         cells = options.cells(cell_bytes, context)
@@ -187,7 +189,7 @@ class LlamaContext(Context):
         params.type_k = params.type_v = _CACHE_TYPES[options.cached]
         if options.cached == "float32":
             params.flash_attn_type = 0  # it would round to float16
-        params.kv_unified = params.swa_full = True  # sequences share cells, and windows can go back
+        params.kv_unified = params.swa_full = True  # sequences share cells, and windows allow truncating
         params.offload_kqv = params.op_offload = options.offload
         made = lib.llama_init_from_model(model, params)
         if not made:
@@ -209,14 +211,14 @@ class LlamaContext(Context):
         return facts, made
 
     def _cell_bytes(self, cached: str) -> int:
-        """Bytes of the keys and values of a token in all layers."""
+        """Bytes of a token's keys and values in all layers."""
         lib, model = self._lib, self._model
         head = self._number("attention.key_length") or lib.llama_model_n_embd(model) // lib.llama_model_n_head(model)
         numbers = 2 * lib.llama_model_n_layer(model) * lib.llama_model_n_head_kv(model) * head
         return int(numbers * _CACHE_BYTES[cached])
 
     def _number(self, key: str) -> int:
-        """A number among the keys of the model's architecture; 0 where it is not said."""
+        """A numeric key of the model's architecture; 0 if it is missing."""
         architecture = self._said("general.architecture")
         said = self._said(f"{architecture}.{key}")
         return int(said) if said.isdigit() else 0
@@ -257,12 +259,12 @@ class LlamaContext(Context):
 
 
 def _copied(numbers: Any, shape: tuple[int, int]) -> Tensor:
-    """The numbers that llama.cpp has at a pointer until its next call."""
+    """Copy the numbers at a pointer of llama.cpp, which are valid until its next call."""
     return torch.from_numpy(np.ctypeslib.as_array(numbers, shape).copy())
 
 
 class _Heard:
-    """Hears what llama.cpp logs: for the log of this module, and its last error for a message."""
+    """Receives llama.cpp's log, for this module's log, and keeps the last error for messages."""
 
     def __init__(self, lib: Any) -> None:
         self._error = ""
@@ -284,7 +286,7 @@ class _Heard:
 
 @cache
 def _heard(lib: Any) -> _Heard:
-    """The listener of the process: llama.cpp has one, which must stay while it may call."""
+    """The process's log receiver; llama.cpp has only one, which must live as long as it may be called."""
     return _Heard(lib)
 
 

@@ -1,4 +1,4 @@
-"""Opens a GGUF file in llama.cpp, as `LoadOptions` ask, and says in one line what llama.cpp can't do."""
+"""Opens a GGUF file in llama.cpp with `LoadOptions`, and reports options that llama.cpp can't honour in one line."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _REFUSED = {
 
 
 def open_llama_cpp(found: Path, options: LoadOptions, room: TokenRoom) -> LlamaCppRunner:
-    """A runner over llama.cpp for the GGUF file ``found``.
+    """Open a llama.cpp runner for the GGUF file ``found``.
 
     Raises UsageError for options that llama.cpp can't honour, ParlayError without its package, UnsupportedModel for a
-    file that it does not run, ValueError for a budget that holds next to nothing.
+    file that it does not run, and ValueError for a memory budget that is too small.
     """
     if not found.is_file():
         raise UsageError(
@@ -45,7 +45,7 @@ def open_llama_cpp(found: Path, options: LoadOptions, room: TokenRoom) -> LlamaC
 
 
 def _offload(device: str) -> bool:
-    """Whether layers run on the devices that llama.cpp was built for. Raises UsageError where it has none."""
+    """Whether layers run on the devices that llama.cpp was built for. Raises UsageError if it has none."""
     able = bool(package().llama_supports_gpu_offload())
     if device in ("auto", "cpu"):
         return able and device == "auto"

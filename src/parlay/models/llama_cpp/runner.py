@@ -1,8 +1,8 @@
-"""llama.cpp behind the runner's protocol, at the exactness level ``seed``: its rows depend on the shape of a batch.
+"""A runner over llama.cpp; its exactness level is ``seed``, as its rows depend on the batch shape.
 
-llama.cpp masks a row by the sequences that its cells belong to. A Parlay sequence has one of these, and while a tree is
-verified each path to a leaf has one, to which all cells of the path belong (as in llama.cpp's own example of tree
-speculation). `keep` lets the sequence have the cells of the accepted path, and frees the others.
+llama.cpp masks a row by the sequences of its cells. A Parlay sequence has one of these. While a tree is verified, each
+path to a leaf has one, too, to which all cells of the path belong (as in llama.cpp's own example of tree speculation).
+`keep` moves the accepted path's cells to the sequence, and frees the others.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _ROOT = -1
 
 @dataclass(slots=True)
 class _Step:
-    """The rows that the last forward left.
+    """The rows of the last forward.
 
-    ``homes`` has for each node a sequence of llama.cpp that has its path; the root's is the sequence's own. ``tips`` is
-    the node at which each such sequence ends.
+    ``homes`` maps each node to a llama.cpp sequence that has its path; the root's is the sequence's own. ``tips`` maps
+    each such llama.cpp sequence to the node at its end.
     """
 
     segment: Segment
@@ -37,21 +37,21 @@ class _Step:
 @dataclass(slots=True)
 class _Sequence:
     number: int
-    """Its own sequence of llama.cpp."""
+    """The number of its own llama.cpp sequence."""
     cached: int = 0
     reserved: int = 0
     step: _Step | None = None
 
     def position(self, segment: Segment, depth: int = 0) -> int:
-        """The position of a node at this depth; 0: of the root."""
+        """The position of a node at this depth; depth 0 is the root."""
         return self.cached + len(segment.pending) - 1 + depth
 
 
 class LlamaCppRunner(TakenForGood, ReservingRunner[_Sequence], Runner):
-    """A runner over a context of llama.cpp. No prefixes are shared between sequences, but for copies by `fork`."""
+    """A runner over a llama.cpp context; sequences share prefixes only by `fork`."""
 
     def __init__(self, context: Context, *, name: str, longest: int | None = None, capacity: int | None = None) -> None:
-        """Texts have at most ``longest`` tokens; ``capacity`` is how many may be reserved, at most all cells."""
+        """Texts have at most ``longest`` tokens; at most ``capacity`` tokens (None: all cells) can be reserved."""
         facts = context.facts
         cells = min(facts.cells, capacity or facts.cells)
         super().__init__(cells, facts.max_context)
@@ -73,15 +73,15 @@ class LlamaCppRunner(TakenForGood, ReservingRunner[_Sequence], Runner):
         )
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
-        """Begin a sequence; nothing is ever cached already. Raises OutOfRoom where llama.cpp has no more sequences."""
+        """Begin a sequence; nothing is cached of it. Raises OutOfRoom if llama.cpp has no free sequence."""
         self._begin(sequence)
         return 0
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
-        """Run all segments in one batch. A tree with more leaves than llama.cpp has sequences left runs path by path.
+        """Run all segments in one batch; a tree with more leaves than llama.cpp has free sequences runs path by path.
 
-        Raises ValueError for what this runner can't do: skip sub-layers, read features, run cached tokens again, or
-        give hidden states other than those that the LM head reads.
+        Raises ValueError for what this runner can't do: skip sub-layers, read features, run cached tokens again, or tap
+        other hidden states than the LM head's inputs.
         """
         untapped = [tap for tap in taps if tap != self._spec.num_layers]
         for segment in segments:
@@ -105,7 +105,7 @@ class LlamaCppRunner(TakenForGood, ReservingRunner[_Sequence], Runner):
         return Output(torch.cat([each.logits_WV for each in results]), starts, {tap: torch.cat(states) for tap in taps})
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
-        """Cache the pending rows and the nodes of ``path``: as many as the last forward has left."""
+        """Cache the pending rows and the nodes of ``path``, as far as the last forward ran them."""
         state = self._sequences[sequence]
         step = state.step
         assert step is not None, f"sequence {sequence} has no forward to keep"
@@ -120,7 +120,7 @@ class LlamaCppRunner(TakenForGood, ReservingRunner[_Sequence], Runner):
         return state.cached
 
     def truncate(self, sequence: int, length: int) -> int:
-        """Forget tokens from ``length`` on; all, where llama.cpp gave up keys that the next row would see."""
+        """Forget tokens from ``length`` on, or all if llama.cpp dropped keys that the next row would need."""
         state = self._sequences[sequence]
         state.cached = min(state.cached, max(length, 0))
         self._forget(state)
@@ -130,7 +130,7 @@ class LlamaCppRunner(TakenForGood, ReservingRunner[_Sequence], Runner):
         return state.cached
 
     def fork(self, sequence: int, copy: int) -> None:
-        """Begin ``copy`` with the cells of ``sequence``. Raises OutOfRoom where llama.cpp has no more sequences."""
+        """Begin ``copy`` with the cells of ``sequence``. Raises OutOfRoom if llama.cpp has no free sequence."""
         state = self._sequences[sequence]
         twin = self._begin(copy)
         self._context.copy(state.number, twin.number, state.cached)
@@ -144,7 +144,8 @@ class LlamaCppRunner(TakenForGood, ReservingRunner[_Sequence], Runner):
             self._free.append(state.number)
 
     def check(self) -> None:
-        """Prove that each sequence has the cells of its tokens and no other, and that each number has one owner."""
+        """Check that each sequence has exactly the cells of its tokens, and that each llama.cpp sequence has one
+        owner."""
         assert self.free_tokens() >= 0, "more is reserved than the cache holds"
         numbers = list(self._free)
         for name, state in self._sequences.items():
@@ -166,7 +167,7 @@ class LlamaCppRunner(TakenForGood, ReservingRunner[_Sequence], Runner):
         return state
 
     def _forget(self, state: _Sequence, pending: int = 0) -> None:
-        """Drop what lies behind the cached tokens and so many pending ones, and the last forward's tree."""
+        """Remove the cells after the cached and ``pending`` tokens, and the last forward's tree."""
         step, state.step = state.step, None
         self._context.remove(state.number, state.cached + pending)
         self._give([each for each in step.tips if each != state.number] if step is not None else [])
@@ -179,7 +180,7 @@ class LlamaCppRunner(TakenForGood, ReservingRunner[_Sequence], Runner):
     # ------------------------------------------------------------------------------------------------------ forwards
 
     def _planned(self, segment: Segment) -> list[BatchRow] | None:
-        """Lay out the rows that run; None where llama.cpp has too few sequences for the leaves."""
+        """Lay out the rows of a batch; None if llama.cpp has too few free sequences for the leaves."""
         state, known = self._sequences[segment.sequence], max(0, segment.base - len(segment.pending))
         left = self._left(state, segment)
         if any(node not in left.homes for node in range(known)):
@@ -205,7 +206,7 @@ class LlamaCppRunner(TakenForGood, ReservingRunner[_Sequence], Runner):
         return _rows(state, segment, owners)
 
     def _left(self, state: _Sequence, segment: Segment) -> _Step:
-        """Keep what the last forward left of the rows before ``segment.base``, and drop its other rows."""
+        """Keep the last forward's rows before ``segment.base``, and remove its other rows."""
         step, pending = state.step, len(segment.pending)
         known = segment.base - pending
         if step is None or known <= 0:
@@ -221,14 +222,14 @@ class LlamaCppRunner(TakenForGood, ReservingRunner[_Sequence], Runner):
         return step
 
     def _copied(self, state: _Sequence, segment: Segment, source: int, depth: int) -> int:
-        """Another sequence of llama.cpp with the text, and with what has run of the path to a node at this depth."""
+        """Copy the text, and the rows of the path to a node at this depth, to a free llama.cpp sequence."""
         number = self._free.pop()
         end = state.position(segment, depth) + 1 if depth else state.cached + min(segment.base, len(segment.pending))
         self._context.copy(source, number, end)
         return number
 
     def _by_paths(self, segment: Segment, states: bool) -> Decoded:
-        """Run the paths to all leaves one after another, in the sequence's own cells: those of the last path stay."""
+        """Run the paths to all leaves one after another in the sequence's own cells; those of the last path stay."""
         state = self._sequences[segment.sequence]
         self._forget(state)
         number, pending = state.number, len(segment.pending)
@@ -251,7 +252,7 @@ class LlamaCppRunner(TakenForGood, ReservingRunner[_Sequence], Runner):
 
 
 def _rows(state: _Sequence, segment: Segment, owners: Mapping[int, Sequence[int]]) -> list[BatchRow]:
-    """The rows that run: pending ones belong to all paths, a node to those through it."""
+    """The rows to run; pending ones belong to all paths, a node to the paths through it."""
     pending, depths = len(segment.pending), trees.depths(segment.tree)
     everyone = tuple(dict.fromkeys([state.number, *(number for numbers in owners.values() for number in numbers)]))
     rows = []
@@ -266,7 +267,7 @@ def _rows(state: _Sequence, segment: Segment, owners: Mapping[int, Sequence[int]
 
 
 def _divided(out: Decoded | None, parts: Sequence[list[BatchRow] | Decoded]) -> list[Decoded]:
-    """Each segment's part: of one batch, or what it has got already."""
+    """Each segment's output: its part of the batch's, or the one that it has already."""
     found, wanted, ran = list[Decoded](), 0, 0
     for part in parts:
         if isinstance(part, Decoded):

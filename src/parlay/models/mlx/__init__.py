@@ -1,1 +1,1 @@
-"""Apple's MLX as a runner, with the models of the package mlx-lm."""
+"""Apple's MLX as a runner, with the package mlx-lm's models."""

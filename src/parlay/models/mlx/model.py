@@ -1,8 +1,8 @@
-"""A model of mlx-lm over a pool of slots: its rows have positions and masks of ours, and their keys any slots.
+"""An mlx-lm model over a pool of slots: the runner sets its rows' positions and masks, and keys may lie in any slots.
 
-mlx-lm's models ask their cache where the rows begin, for a mask, and to store keys and values. The layers of `MlxPool`
-answer with a position for each row, with what `SlotRows` say, and with all slots. Rotary embeddings are wrapped, since
-mlx-lm's count positions up from one offset.
+mlx-lm's models ask their cache for the position of the first row, for a mask, and to store keys and values. The layers
+of `MlxPool` answer with each row's position, the mask of `SlotRows`, and all slots. Rotary embeddings are wrapped, as
+mlx-lm's own count positions up from one offset.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ _ROTATIONS = (
     rope_utils.ProportionalRoPE,
 )
 _SPAN = 256
-"""Attention reads the slots up to a multiple of this, so that few shapes occur."""
+"""Attention reads slots up to a multiple of this, so that few shapes occur."""
 _BARE_ROWS = 32
-"""So many rows without logits run apart from the others, because the LM head of mlx-lm runs on all rows of a call."""
+"""From this many rows without logits on, they run in a call of their own, as mlx-lm's LM head runs on all rows of a
+call."""
 
 
 class MlxFacts(NamedTuple):
-    """Facts from config.json and a first forward. ``tapped``: of which layers hidden states can be had."""
+    """Facts from config.json and a first forward. ``tapped`` are the layers whose hidden states can be tapped."""
 
     vocab_size: int
     hidden_size: int
@@ -54,20 +55,20 @@ class MlxFacts(NamedTuple):
 
 
 class _Rotation:
-    """A rotary embedding whose rows may have any positions."""
+    """A rotary embedding for rows at any positions."""
 
     def __init__(self, inner: nn.Module) -> None:
         self._inner = inner
 
     def __call__(self, x_BHND: Any, offset: Any = 0) -> Any:
-        """Rotate rows by their positions, an array ``[N]``, or by those from a number on, as the wrapped one does."""
+        """Rotate rows by an array ``[N]`` of positions, or from an offset on, as the wrapped module does."""
         if not isinstance(offset, mx.array):
             return self._inner(x_BHND, offset=offset)
         return self._inner(x_BHND.transpose(2, 1, 0, 3), offset=offset).transpose(2, 1, 0, 3)
 
 
 class _Tap:
-    """A norm, and what it read or gave in the last forward."""
+    """Wraps a norm, and keeps its last input (or output, with ``after``)."""
 
     def __init__(self, norm: nn.Module, *, after: bool) -> None:
         self._norm, self._after = norm, after
@@ -80,7 +81,7 @@ class _Tap:
 
 
 class MlxPool(SlotPool):
-    """The slots of an mlx-lm model's layers. ``windows``: the most keys that a row of each layer sees, if not all."""
+    """The slots of an mlx-lm model's layers. ``windows`` are the most keys that a row sees in each layer; None: all."""
 
     def __init__(self, windows: Sequence[int | None]) -> None:
         super().__init__()
@@ -95,7 +96,7 @@ class MlxPool(SlotPool):
             layer.grow(capacity)
 
     def write_to(self, rows: SlotRows, part: slice) -> None:
-        """Let the next forward run this part of the rows, at their positions and under their mask."""
+        """Make the next forward run this part of the rows, with their positions and mask."""
         positions, slots = np.array(rows.positions[part], dtype=np.int32), np.array(rows.slots[part], dtype=np.int32)
         self._places[slots] = positions
         seen_NK = rows.seen_NK[part].numpy()
@@ -111,7 +112,7 @@ class MlxPool(SlotPool):
 
 
 class _PoolLayer:
-    """A layer's keys and values, each ``[1, H, K, D]``, in the form in which mlx-lm's models use a cache."""
+    """A layer's keys and values, each ``[1, H, K, D]``, with the interface of mlx-lm's caches."""
 
     def __init__(self, pool: MlxPool, window: int | None) -> None:
         self._pool, self._window = pool, window
@@ -120,11 +121,11 @@ class _PoolLayer:
 
     @property
     def offset(self) -> Any:
-        """Positions ``[N]`` of the rows."""
+        """The rows' positions ``[N]``."""
         return self._pool.positions_N
 
     def update_and_fetch(self, keys_BHND: Any, values_BHND: Any) -> tuple[Any, Any]:
-        """Write rows ``[1, H, N, D]`` to their slots, and return all slots that any row sees."""
+        """Write rows ``[1, H, N, D]`` to their slots, and return all slots that some row sees."""
         if self.keys is None:
             self.keys, self.values = self._room(keys_BHND), self._room(values_BHND)
         slots_N, width = self._pool.slots_N, self._pool.seen_NK.shape[1]
@@ -133,7 +134,7 @@ class _PoolLayer:
         return self.keys[:, :, :width], self.values[:, :, :width]
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """True where a row sees a slot, ``[N, K]``, however many rows and whichever form mlx-lm asks for."""
+        """The mask ``[N, K]``, True where a row sees a slot; the arguments of mlx-lm matter only for the window."""
         window = window_size or self._window
         seen_NK = self._pool.seen_NK
         return seen_NK if window is None else seen_NK & (self._pool.distances_NK < window)
@@ -149,9 +150,10 @@ class _PoolLayer:
 
 
 class MlxModel:
-    """A folder's model, as mlx-lm loads it. Raises UnsupportedModel for one that it does not load or run over slots.
+    """A folder's model as mlx-lm loads it. Raises UnsupportedModel for a model that mlx-lm can't load, or that can't
+    run over slots.
 
-    ``device``: as `LoadOptions` have it, and one that is here.
+    ``device`` is that of `LoadOptions`, and must exist.
     """
 
     def __init__(self, folder: Path, name: str, device: Any) -> None:
@@ -166,12 +168,13 @@ class MlxModel:
             self.facts = self._found(config)
 
     def full(self, tokens: Sequence[int]) -> Tensor:
-        """``[N, V]``: logits of a plain forward over the whole text, without any cache of ours."""
+        """The logits ``[N, V]`` of a plain forward over the whole text, without the pool."""
         with mx.stream(self._device):
             return _as_tensor(self._model(mx.array([list(tokens)]))[0])
 
     def run(self, rows: SlotRows, wanted: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
-        """Run rows, whose keys and values go to their slots: logits of the ``wanted`` ones, hidden states of all."""
+        """Run rows, and write their keys and values to their slots: returns logits of the ``wanted`` rows and hidden
+        states of all."""
         bare = wanted[0] if wanted else len(rows)
         parts = [slice(0, bare), slice(bare, len(rows))] if bare >= _BARE_ROWS else [slice(0, len(rows))]
         logits, states = list[Tensor](), list[dict[int, Tensor]]()
@@ -191,7 +194,7 @@ class MlxModel:
         out_BNV = self._model(mx.array([rows.ids[part]]), cache=self.pool.layers)
         chosen = [out_BNV[0][mx.array(list(wanted))]] if wanted else []
         states = [self._taps[tap].state_BNH[0] for tap in taps]
-        mx.eval(*chosen, *states, *self.pool.arrays())  # the head of rows without logits never runs
+        mx.eval(*chosen, *states, *self.pool.arrays())  # the LM head is never computed for rows without logits
         for tap in self._taps.values():
             tap.state_BNH = None
         empty_NV = torch.empty(0, out_BNV.shape[-1])
@@ -200,14 +203,15 @@ class MlxModel:
         }
 
     def _found(self, config: dict[str, Any]) -> MlxFacts:
-        """Run two rows, and take the keys' shapes from them. Models of images describe their text in a part."""
+        """Run two rows, and take the keys' shapes from them. Models of text and images describe the text in a part of
+        the config."""
         text = config.get("text_config") or config
         slots = self.pool.take(2)
         seen_NK = torch.zeros(2, self.pool.capacity, dtype=torch.bool)
         seen_NK[:, list(slots)] = torch.tensor([[True, False], [True, True]])
         try:
             logits_NV, _ = self.run(SlotRows([0, 0], [0, 1], list(slots), seen_NK), [0, 1], ())
-        except Exception as error:  # whatever a foreign model makes of a cache that it does not know
+        except Exception as error:  # a foreign model may raise anything for an unknown cache
             raise UnsupportedModel(
                 f"{self.name}: its model in mlx-lm runs over no cache of ours ({_line(error)})"
             ) from error
@@ -228,7 +232,7 @@ class MlxModel:
 
 
 def chosen_device(name: str) -> Any:
-    """The device of this name, or what ``auto`` stands for: MLX's own choice. None: it is not here."""
+    """The device of this name; ``auto`` means MLX's own choice. None if it does not exist here."""
     if name == "auto":
         return mx.default_device()
     kind = mx.cpu if name == "cpu" else mx.gpu
@@ -243,13 +247,13 @@ def _loaded(folder: Path, name: str) -> tuple[nn.Module, dict[str, Any]]:
         raise UnsupportedModel(f"{name}: config.json names no model_type")
     try:
         model, config = load_model(folder, model_config=_as_before(config))
-    except Exception as error:  # whatever a library makes of files that are not as they should be
+    except Exception as error:  # a library may raise anything for invalid files
         raise UnsupportedModel(f"mlx-lm can't load {name}: {_line(error)}") from error
     return model, config
 
 
 def _as_before(config: dict[str, Any]) -> dict[str, Any]:
-    """Positions that transformers 5 writes into ``rope_parameters``, under their former keys, which mlx-lm reads."""
+    """Move ``rope_parameters`` of transformers 5 to the older keys, which mlx-lm reads."""
     said = config.get("rope_parameters")
     if not isinstance(said, dict) or "rope_theta" in config:
         return {}
@@ -262,7 +266,7 @@ def _as_before(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _windows(model: nn.Module, name: str) -> list[int | None]:
-    """Each layer's window. Raises UnsupportedModel for a cache that is not the keys and values of every token."""
+    """The window of each layer. Raises UnsupportedModel for a cache that is not the keys and values of all tokens."""
     caches = make_prompt_cache(model)
     kinds = {type(cache).__name__ for cache in caches if type(cache) not in (KVCache, RotatingKVCache)}
     if kinds:
@@ -274,7 +278,7 @@ def _windows(model: nn.Module, name: str) -> list[int | None]:
 
 
 def _say_if_left_out(config: dict[str, Any], windows: Sequence[int | None], name: str) -> None:
-    """Log a line where config.json names a window, and mlx-lm's model has none."""
+    """Log a warning if config.json has a window that mlx-lm's model ignores."""
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     if window and not any(windows):
         _log.warning(
@@ -290,7 +294,7 @@ def _wrap_rotations(model: nn.Module) -> None:
 
 
 def _wrap_norms(model: nn.Module) -> dict[int, _Tap]:
-    """Tap what enters each layer, and what leaves the last norm, where they have their usual names."""
+    """Tap each layer's input and the last norm's output, if these modules have their usual names."""
     taps = dict[int, _Tap]()
     for number, layer in enumerate(model.layers):
         if "input_layernorm" in layer:
@@ -303,7 +307,7 @@ def _wrap_norms(model: nn.Module) -> dict[int, _Tap]:
 
 
 def _as_tensor(numbers: Any) -> Tensor:
-    """The numbers in float32, in the host's memory."""
+    """The numbers as float32 in host memory."""
     return torch.from_numpy(np.array(numbers.astype(mx.float32)))
 
 

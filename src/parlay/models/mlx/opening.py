@@ -1,4 +1,4 @@
-"""Opens a folder in MLX, as `LoadOptions` ask, and says in one line what MLX can't do."""
+"""Opens a folder in MLX with `LoadOptions`, and reports options that MLX can't honour in one line."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _NO_PACKAGE = "the runner mlx needs the package mlx-lm: pip install 'parlay[mlx]
 
 
 def open_mlx(found: Path, options: LoadOptions, room: TokenRoom) -> MlxRunner:
-    """A runner over mlx-lm for the folder ``found``. Nothing is fetched, and no code of the folder runs.
+    """Open an mlx-lm runner for the folder ``found``. Nothing is downloaded, and no code of the folder is run.
 
     Raises UsageError for options that MLX can't honour, ParlayError without its package, UnsupportedModel for a model
-    that it does not run, ValueError for a budget that holds next to nothing.
+    that it does not run, and ValueError for a memory budget that is too small.
     """
     if not found.is_dir():
         raise UsageError(f"runner mlx: {room.name} is a GGUF file: name a folder of safetensors, or a Hub id")
@@ -54,7 +54,7 @@ def open_mlx(found: Path, options: LoadOptions, room: TokenRoom) -> MlxRunner:
 
 
 def _import() -> None:
-    """Import mlx-lm. Raises ParlayError where it is missing, or can't load its library."""
+    """Import mlx-lm. Raises ParlayError if it is missing or can't load its library."""
     with _limits_kept():
         try:
             import mlx_lm  # noqa: F401  # here, where its errors are caught
@@ -68,7 +68,7 @@ def _import() -> None:
 
 @contextlib.contextmanager
 def _limits_kept() -> Iterator[None]:
-    """Undo what importing mlx-lm does to the number of files that this process may open."""
+    """Undo the change that importing mlx-lm makes to the limit of open files."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A model of mlx-lm behind the runner's protocol, at the exactness level ``seed``."""
+"""A runner over an mlx-lm model; its exactness level is ``seed``."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from parlay.types import NO_SKIP, Exactness, Output, RunnerSpec, Segment, Skip, 
 _PROMPT = (3, 9, 4, 8, 2, 11, 10, 9, 3, 12)
 _PATHS = ((5, 6), (7, 7))
 _BRANCHED = Tree(tokens=(5, 7, 6, 7), parents=(-1, -1, 0, 1))
-"""Both paths, whose rows interleave: wrong masks and wrong positions both show."""
+"""A tree with both paths, whose rows alternate, so that wrong masks and positions show."""
 
 
 class MlxRunner(TakenForGood, SlotRunner[MlxPool]):
-    """A runner over a model of mlx-lm, whose sequences may reserve ``most`` tokens together.
+    """A runner over an mlx-lm model, whose sequences may reserve ``most`` tokens together.
 
-    Texts have at most ``longest`` tokens. Raises UnsupportedModel for a model whose rows over slots are not those of a
-    plain forward.
+    Texts have at most ``longest`` tokens. Raises UnsupportedModel if its rows over slots differ from those of a plain
+    forward.
     """
 
     def __init__(self, model: MlxModel, *, most: int, longest: int | None = None) -> None:
@@ -51,8 +51,8 @@ class MlxRunner(TakenForGood, SlotRunner[MlxPool]):
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
         """Run all segments together.
 
-        Raises ValueError for what this runner can't do: skip sub-layers, read features, run cached tokens again, or
-        give hidden states of a model whose layers are not built as most are.
+        Raises ValueError for what this runner can't do: skip sub-layers, read features, run cached tokens again, or tap
+        layers with unusual names.
         """
         untapped = [tap for tap in taps if tap not in self._model.facts.tapped]
         for segment in segments:
@@ -62,7 +62,7 @@ class MlxRunner(TakenForGood, SlotRunner[MlxPool]):
         return Output(logits_RV, starts, states)
 
     def _compare(self) -> None:
-        """Raise UnsupportedModel unless cached rows, alone and in a tree, have the logits of a plain forward."""
+        """Raises UnsupportedModel unless cached rows, alone and in a tree, give the logits of a plain forward."""
         prompt = tuple(token % self._spec.vocab_size for token in _PROMPT)
         expected = [self._model.full(prompt + path)[len(prompt) - 1 :] for path in _PATHS]
         alone_NV = torch.cat([self._fed(prompt), self._fed(_PATHS[0][:1]), self._fed(_PATHS[0][1:])])
@@ -80,7 +80,7 @@ class MlxRunner(TakenForGood, SlotRunner[MlxPool]):
             )
 
     def _fed(self, tokens: Sequence[int]) -> Tensor:
-        """Logits of the last of more tokens of the text that is compared."""
+        """The last logits after feeding more tokens of the probe's text."""
         if 0 not in self._sequences:
             self.open(0, tokens)
         out = self.forward([Segment(0, tuple(tokens), logits_from=len(tokens) - 1)])

@@ -1,1 +1,1 @@
-"""Models made smaller without training: weights set to zero, inner units and whole layers left out."""
+"""Makes models smaller without training: weights set to zero, fewer inner units, fewer layers."""

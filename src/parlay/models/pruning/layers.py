@@ -1,4 +1,4 @@
-"""Which layers of a model stay, and its weights without the others."""
+"""Chooses the layers of a model that stay, and drops the weights of the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from parlay.options import UsageError
 
 
 def read_layers(name: str, text: str, layers: int) -> list[int]:
-    """Read rising numbers of layers with commas between. Raises UsageError, which calls the option ``name``."""
+    """Parse rising layer numbers, separated by commas. Raises UsageError that names the option ``name``."""
     words = text.split(",")
     kept = [int(word) for word in words if word.strip().isdecimal()]
     if len(kept) < len(words) or kept != sorted(set(kept)) or kept[-1] >= layers:
@@ -18,12 +18,12 @@ def read_layers(name: str, text: str, layers: int) -> list[int]:
 
 
 def evenly(count: int, layers: int) -> list[int]:
-    """``count`` layers, from the first to the last."""
+    """``count`` evenly spaced layers, including the first and the last."""
     return [round(place * (layers - 1) / max(count - 1, 1)) for place in range(count)]
 
 
 def only_layers(weights: Mapping[str, Weight], kept: Sequence[int]) -> dict[str, Weight]:
-    """The weights with these layers alone, numbered anew."""
+    """The weights of these layers only, renumbered."""
     renamed = {f"model.layers.{place}.": f"model.layers.{new}." for new, place in enumerate(kept)}
     found = {}
     for name, weight in weights.items():

@@ -1,4 +1,4 @@
-"""Which weights of a matrix become zero: a share of each row, or all but N of M neighbours."""
+"""Patterns of zeros in a matrix: a share of each row, or all but N of each M neighbours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _EXAMPLES = "give a share of zeros such as 0.5, or N:M such as 2:4, where N of M
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """``zeros`` is the share of weights that become zero; with ``group`` above 0, of each so many neighbours alike."""
+    """``zeros`` is the share of weights that become zero; with ``group`` above 0 it applies to each group of that many
+    neighbours."""
 
     text: str
     zeros: float
@@ -25,7 +26,7 @@ class Pattern:
 
     @staticmethod
     def read(text: str) -> Pattern:
-        """Read a share or N:M. Raises UsageError for another text."""
+        """Parse a share or N:M. Raises UsageError for any other text."""
         if found := _NEIGHBOURS.fullmatch(text):
             kept, group = int(found[1]), int(found[2])
             if not 0 < kept < group:
@@ -40,7 +41,7 @@ class Pattern:
         return Pattern(text, share)
 
     def check(self, name: str, inputs: int) -> None:
-        """Raises ParlayError for rows of a matrix that are no whole groups."""
+        """Raises ParlayError for a matrix whose rows are not whole groups."""
         if self.group and inputs % self.group:
             raise ParlayError(
                 f"pattern {self.text}: the rows of {name} have {inputs} inputs, which {self.group} does not divide; "
@@ -48,7 +49,7 @@ class Pattern:
             )
 
     def applied(self, weight_OI: Tensor, scores_OI: Tensor) -> Tensor:
-        """``weight_OI`` with zeros where the scores of its row, or of its group of neighbours, are lowest."""
+        """``weight_OI`` with zeros where the scores of its row, or of its group, are lowest."""
         outputs, inputs = weight_OI.shape
         group = self.group or inputs
         grouped = scores_OI.reshape(outputs, inputs // group, group)

@@ -1,8 +1,8 @@
-"""One-shot pruning: a model with weights at zero and narrower feed-forwards, layer by layer, with nothing trained.
+"""One-shot pruning without training, layer by layer: weights become zero, and feed-forwards narrower.
 
-Wanda (Sun et al. 2023): a weight counts as its size times the norm of its input on a text, and is compared with the
-others of its output. Inputs are those of the model whose earlier layers are pruned already. ``magnitude`` takes the
-size alone, and needs no text. Inner units of a feed-forward count as the sum of their last matrix's scores.
+Wanda (Sun et al. 2023): a weight's score is its magnitude times the norm of its input on a text, compared within its
+output's row. Inputs are those of the model whose earlier layers have been pruned already. ``magnitude`` scores by
+magnitude alone, and needs no text. An inner unit's score is the sum of its scores in the down projection.
 
 Shapes: O outputs, I inputs of a matrix, T tokens of a chunk, H hidden.
 """
@@ -28,18 +28,18 @@ from parlay.types import ParlayError
 _MATRICES = tuple(f"self_attn.{part}_proj" for part in "qkvo") + tuple(f"mlp.{part}_proj" for part in ("gate", "up"))
 _DOWN = "mlp.down_proj"
 _STEP = 32
-"""Inner units that stay are a multiple of this: whole blocks of the formats in few bits."""
+"""The number of inner units that stay is a multiple of this, so that rows are whole quantization blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Says what becomes of each layer: the ``pattern`` of its zeros, and the share of inner ``width`` that stays."""
+    """A plan for each layer: the ``pattern`` of zeros, and the share ``width`` of inner units that stays."""
 
     pattern: Pattern | None
     width: float = 1.0
 
     def units(self, size: int) -> int:
-        """How many of so many inner units stay."""
+        """How many of ``size`` inner units stay."""
         return size if self.width == 1 else min(size, max(_STEP, round(size * self.width / _STEP) * _STEP))
 
 
@@ -52,10 +52,10 @@ def pruned(
     text: ReadText | None,
     done: Callable[[int, int], None] = lambda layer, layers: None,
 ) -> tuple[DecoderConfig, dict[str, Tensor]]:
-    """The pruned model, its weights in bfloat16. ``text`` is what Wanda reads; None: sizes alone count.
+    """Prune a model; the weights become bfloat16. ``text`` is read for Wanda's scores; None: scores by magnitude.
 
-    ``done`` is called with how many layers are pruned, of how many. Raises what `check` raises, and ParlayError for a
-    text of too few tokens.
+    ``done`` is called with the number of pruned layers and of all. Raises what `check` raises, and ParlayError for too
+    short a text.
     """
     check(config, weights, cut)
     chunks = None if text is None else embedded(config, weights, text)
@@ -75,9 +75,8 @@ def pruned(
 
 
 def check(config: DecoderConfig, weights: Mapping[str, Weight], cut: Cut) -> None:
-    """Raises ParlayError for a model of another form than a dense Llama, Qwen2 or Qwen3, and for rows that the pattern
-    does not divide.
-    """
+    """Raises ParlayError for a model that is not a dense Llama, Qwen2 or Qwen3, and for rows that the pattern does not
+    divide."""
     if config.layers or (config.canvas is not None and config.canvas.text != "causal"):
         raise ParlayError(
             f"{config.architecture}: layers that differ, experts and diffusion models can't be pruned; dense models of "
@@ -93,7 +92,7 @@ def check(config: DecoderConfig, weights: Mapping[str, Weight], cut: Cut) -> Non
 def _norms(
     config: DecoderConfig, weights: Mapping[str, Weight], index: int, chunks: Sequence[Tensor]
 ) -> dict[str, Tensor]:
-    """By matrix of a layer, the norm ``[I]`` of each of its inputs on the text."""
+    """The norm ``[I]`` of each input on the text, by matrix of a layer."""
     sums: Sums = {}
     layer = recorded(build_layer(config, weights, index), sums)
     for chunk_TH in chunks:
@@ -102,7 +101,7 @@ def _norms(
 
 
 def _cut(layer: Mapping[str, Tensor], norms: Mapping[str, Tensor], cut: Cut) -> dict[str, Tensor]:
-    """The weights of a layer without the inner units that count least, and with its zeros."""
+    """A layer's weights without the inner units of lowest score, and with zeros."""
     found, norms, down = dict(layer), dict(norms), f"{_DOWN}.weight"
     size = layer[down].shape[1]
     if (units := cut.units(size)) < size:
@@ -123,5 +122,5 @@ def _scores(weight_OI: Tensor, norm_I: Tensor | None) -> Tensor:
 
 
 def _stored(weight: Weight) -> Tensor:
-    """``weight`` of any shape as it is written, in memory of its own."""
+    """``weight``, of any shape, as bfloat16 in memory of its own."""
     return as_tensor(weight, torch.float32).to(torch.bfloat16, copy=True)

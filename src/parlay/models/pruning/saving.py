@@ -1,4 +1,4 @@
-"""Writes a pruned model as a folder of safetensors that transformers and others open, too."""
+"""Writes a pruned model as a safetensors folder that transformers and others can open."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from parlay.system.user_cache import saved_whole
 from parlay.types import ParlayError
 
 _OWN_NAMES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""Architectures whose checkpoints name weights as the decoder does."""
+"""Architectures whose checkpoints use the decoder's names of weights."""
 _GONE = ("layer_types", "max_window_layers", "torch_dtype", "quantization_config")
-"""Keys that list layers which may be gone, the older name of dtype, and how weights were stored in fewer bits."""
+"""Keys that are dropped: lists of layers, the older name of dtype, and quantization."""
 
 
 def smaller(said: Json, config: DecoderConfig) -> dict[str, Any]:
-    """The config.json ``said`` of a model, for one of the same family with other numbers of layers and inner units."""
+    """A model's config.json ``said`` with the pruned numbers of layers and inner units."""
     kept = {key: value for key, value in said.items() if key not in _GONE}
     sizes = {"num_hidden_layers": config.num_layers, "intermediate_size": config.intermediate_size}
     return {**kept, **sizes, "dtype": "bfloat16"}
 
 
 def described(config: DecoderConfig, source: Path) -> dict[str, Any]:
-    """The config.json of a pruned decoder, whose weights have the decoder's names.
+    """The config.json of a pruned decoder whose weights have the decoder's names.
 
     Raises ParlayError for a model that no config.json of a Llama, Qwen2 or Qwen3 describes.
     """
@@ -54,7 +54,7 @@ def described(config: DecoderConfig, source: Path) -> dict[str, Any]:
 def save(folder: Path, config_said: Json, tensors: Mapping[str, Tensor], *, source: Path) -> None:
     """Write weights, config.json and tokenizer; ``source`` is the folder or GGUF file that was pruned.
 
-    Raises ParlayError where that can't be done.
+    Raises ParlayError if that fails.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

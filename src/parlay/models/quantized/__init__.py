@@ -1,1 +1,1 @@
-"""Checkpoints of the Hub whose matrices are rounded to few bits: AWQ, GPTQ and others. No value changes."""
+"""Quantized checkpoints from the Hub (AWQ, GPTQ and others), read without changing any value."""

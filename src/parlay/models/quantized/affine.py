@@ -1,4 +1,5 @@
-"""Matrices of whole codes, with a scale for each group of inputs, laid into the blocks that the decoders multiply."""
+"""Affinely quantized matrices: integer codes with a scale per group of inputs, converted to the blocks that decoders
+multiply."""
 
 from __future__ import annotations
 
@@ -12,16 +13,16 @@ from parlay.models.weights.shapes import BadCheckpoint
 from parlay.models.weights.stored import StoredTensor
 
 _BLOCK, _GROUP = 32, 128  # inputs
-_NIBBLE = 15  # the largest code of four bits
-_MIDDLE = 8  # what the codes of Q4_0 are above their values
+_NIBBLE = 15  # the largest four-bit code
+_MIDDLE = 8  # offset of Q4_0's codes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Affine:
-    """``scale * (code - zero)``, or ``scale * code + minimum`` where there are minimums.
+    """A matrix ``scale * (code - zero)``, or ``scale * code + minimum`` if it has minimums.
 
-    ``codes_OI`` uint8; scales, whole ``zeros_OG`` and ``minimums_OG`` are of G groups of inputs. ``group_I`` says which
-    group an input is in, where neighbouring ones are not together: blocks have the inputs in the order of their groups.
+    ``codes_OI`` is uint8; scales, integer ``zeros_OG`` and ``minimums_OG`` are per group of inputs. ``group_I`` is each
+    input's group, if groups are not of neighbouring inputs; blocks then have the inputs sorted by group.
     """
 
     codes_OI: Tensor
@@ -36,7 +37,7 @@ class Affine:
             raise BadCheckpoint(f"{name}: some scales are not finite: download or copy the checkpoint again")
 
     def obstacle(self) -> str | None:
-        """Why no kind of block holds these numbers exactly, if none does."""
+        """Why no block format holds these numbers exactly; None if one does."""
         inputs, groups = self.codes_OI.shape[1], self.scales_OG.shape[1]
         if self.group_I is not None and len(set(self.group_I.bincount(minlength=groups).tolist())) > 1:
             return "groups have different numbers of inputs"
@@ -55,7 +56,7 @@ class Affine:
         return None if least >= -128 and most <= 127 else "codes less their zeros take more than eight bits"
 
     def in_blocks(self) -> StoredTensor:
-        """The matrix in the smallest blocks that hold its numbers; only where there is no `obstacle`."""
+        """Convert the matrix to the smallest blocks that hold its numbers exactly; `obstacle` must be None."""
         if self.group_I is not None:
             order = self.group_I.argsort(stable=True)
             return replace(replace(self, codes_OI=self.codes_OI[:, order], group_I=None).in_blocks(), columns=order)
@@ -78,7 +79,7 @@ class Affine:
         return self._stored(Format.Q4_Z, scales_OK2, zeros_OK2, _nibbles(codes_OKB))
 
     def _in_groups(self) -> StoredTensor:
-        """Lay out blocks of 128 inputs, which share a scale and a zero."""
+        """Convert to blocks of 128 inputs that share a scale and a zero."""
         assert self.zeros_OG is not None, "groups have zeros"
         outputs, times = len(self.codes_OI), self.codes_OI.shape[1] // self.scales_OG.shape[1] // _GROUP
         scales_OG1 = self.scales_OG.half().repeat_interleave(times, 1)[:, :, None].contiguous()
@@ -97,7 +98,7 @@ class Affine:
         return (scales_OI * (codes_OI - self._by_input(self.zeros_OG.float()))).to(dtype)
 
     def _by_input(self, numbers_OG: Tensor) -> Tensor:
-        """Repeat numbers of groups for each input, ``[O, I]``."""
+        """Expand numbers per group to numbers per input, ``[O, I]``."""
         inputs, groups = self.codes_OI.shape[1], numbers_OG.shape[1]
         group_I = self.group_I
         if group_I is None:
@@ -105,20 +106,20 @@ class Affine:
         return numbers_OG[:, group_I.long()]
 
     def _by_block(self, numbers_OG: Tensor) -> Tensor:
-        """Repeat numbers of groups for each of their blocks, ``[O, blocks]``."""
+        """Expand numbers per group to numbers per block, ``[O, blocks]``."""
         return numbers_OG.repeat_interleave(self.codes_OI.shape[1] // numbers_OG.shape[1] // _BLOCK, 1)
 
     def _stored(self, format: Format, *parts_OKB: Tensor) -> StoredTensor:
-        """Lay these bytes of each block one behind the other."""
+        """Concatenate the bytes of each block's parts."""
         return StoredTensor(format, tuple(self.codes_OI.shape), torch.cat(parts_OKB, 2).flatten(1))
 
 
 def _is_half(numbers: Tensor) -> bool:
-    """Whether half precision holds ``numbers`` of any shape exactly."""
+    """Whether float16 holds ``numbers``, of any shape, exactly."""
     return bool((numbers.half().float() == numbers.float()).all())
 
 
 def _nibbles(codes_OKB: Tensor) -> Tensor:
-    """Codes of blocks as bytes ``[O, K, B / 2]``: the first half of a block in the low halves."""
+    """Pack four-bit codes of blocks into bytes ``[O, K, B / 2]``: the first half of a block goes to the low nibbles."""
     low, high = codes_OKB.chunk(2, 2)
     return low | high << 4

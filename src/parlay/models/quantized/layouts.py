@@ -1,6 +1,6 @@
-"""How programs lay out matrices of few bits in safetensors files: codes packed into words, and the scales beside them.
+"""Layouts of quantized matrices in safetensors files: codes packed into 32-bit words, and separate scales.
 
-O outputs, I inputs, G groups of inputs. Words hold their codes lowest bits first, if nothing else is said.
+O outputs, I inputs, G groups of inputs. Words hold codes from the lowest bits on, unless said otherwise.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from parlay.models.quantized.affine import Affine
 from parlay.models.weights.shapes import BadCheckpoint
 
 Parts = Mapping[str, Tensor]
-"""The tensors of one matrix, by what follows its name."""
+"""The tensors of one matrix, by their suffix."""
 
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where a word has each of eight outputs
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # place in a word of each of eight outputs
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """How a checkpoint's config groups inputs: ``size`` of them share a scale, -1 for all of a row.
+    """How a checkpoint groups inputs: ``size`` inputs share a scale; -1: all inputs of a row.
 
     ``zero_offset`` is added to stored zeros.
     """
@@ -31,12 +31,12 @@ class Grouping:
     zero_offset: int = 0
 
     def count(self, inputs: int) -> int:
-        """How many groups so many inputs make."""
+        """The number of groups of so many inputs."""
         return 1 if self.size == -1 else -(-inputs // self.size)
 
 
 def awq(name: str, parts: Parts, grouping: Grouping) -> Affine:
-    """AWQ's gemm layout (Lin et al. 2023): words of eight outputs, in an order of their own."""
+    """AWQ's gemm layout (Lin et al. 2023): words of eight outputs in a special order."""
     inputs, words = _matrix(name, parts, "qweight")
     groups, outputs = grouping.count(inputs), 8 * words
     zeros_GW = _shaped(name, parts, "qzeros", (groups, words))
@@ -49,15 +49,15 @@ def awq(name: str, parts: Parts, grouping: Grouping) -> Affine:
 
 
 def _awq_codes(words: Tensor) -> Tensor:
-    """``words`` ``[..., W]`` as codes ``[..., 8 W]``."""
+    """Unpack ``words`` ``[..., W]`` to codes ``[..., 8 W]``."""
     codes = unpacked(words, 4)
     return codes.view(*words.shape, 8)[..., list(_AWQ_PLACES)].flatten(-2)
 
 
 def gptq(name: str, parts: Parts, grouping: Grouping) -> Affine:
-    """GPTQ's layout (Frantar et al. 2022): words of neighbouring inputs, and the group of each input.
+    """GPTQ's layout (Frantar et al. 2022): words of neighbouring inputs, and each input's group.
 
-    Files of its first version have zeros that are one too small.
+    Files of its first version store zeros minus one.
     """
     words, outputs = _matrix(name, parts, "qweight")
     inputs = _part(name, parts, "g_idx").numel() if "g_idx" in parts else 8 * words
@@ -73,7 +73,8 @@ def gptq(name: str, parts: Parts, grouping: Grouping) -> Affine:
 
 
 def compressed_tensors(name: str, parts: Parts, grouping: Grouping) -> Affine:
-    """The layout pack-quantized: words of neighbouring inputs, codes and zeros as far above 0 as they reach below."""
+    """The layout pack-quantized of compressed-tensors: words of neighbouring inputs, with signed codes and zeros
+    shifted to start at 0."""
     rows, words = _matrix(name, parts, "weight_packed")
     shape = _part(name, parts, "weight_shape").tolist()
     if len(shape) != 2 or shape[0] != rows:
@@ -96,7 +97,7 @@ def compressed_tensors(name: str, parts: Parts, grouping: Grouping) -> Affine:
 
 
 def _zero_points(name: str, parts: Parts, shape: tuple[int, int], bits: int) -> Tensor:
-    """Zeros ``[O, G]``, as codes count them: words of outputs, or whole numbers with signs as older files have them."""
+    """Zeros ``[O, G]`` in the codes' units, from words of outputs, or from signed integers in older files."""
     outputs, groups = shape
     if parts["weight_zero_point"].dtype == torch.int8:
         return _shaped(name, parts, "weight_zero_point", shape).to(torch.int16) + (1 << bits - 1)
@@ -105,7 +106,7 @@ def _zero_points(name: str, parts: Parts, shape: tuple[int, int], bits: int) -> 
 
 
 def mlx(name: str, parts: Parts, grouping: Grouping) -> Affine:
-    """MLX's affine layout: words of neighbouring inputs, and what is added to all numbers of a group."""
+    """MLX's affine layout: words of neighbouring inputs, and a bias per group."""
     outputs, words = _matrix(name, parts, "weight")
     scales_OG = _part(name, parts, "scales")
     inputs = scales_OG.shape[-1] * grouping.size
@@ -117,7 +118,7 @@ def mlx(name: str, parts: Parts, grouping: Grouping) -> Affine:
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
-    """``words`` ``[..., W]`` of 32 bits as ``[..., 32 / bits * W]`` codes of 2, 4 or 8 bits, uint8."""
+    """Unpack 32-bit ``words`` ``[..., W]`` to ``[..., 32 / bits * W]`` uint8 codes of 2, 4 or 8 bits."""
     octets = words.contiguous().view(torch.uint8)
     if bits == 8:
         return octets
@@ -125,7 +126,7 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
 
 
 def _bits(name: str, stored: int, inputs: int) -> int:
-    """Bits of a code where ``stored`` bits hold those of so many inputs."""
+    """Bits per code, if ``stored`` bits hold the codes of ``inputs`` inputs."""
     bits = stored // inputs if inputs and stored % inputs == 0 else 0
     if bits not in (2, 4, 8):
         raise BadCheckpoint(
@@ -135,7 +136,7 @@ def _bits(name: str, stored: int, inputs: int) -> int:
 
 
 def _order(name: str, group_I: Tensor | None, inputs: int, groups: int) -> Tensor | None:
-    """The group of each input; None where groups are of neighbouring inputs, in order."""
+    """The group of each input; None if groups are of neighbouring inputs, in order."""
     if group_I is None or group_I.numel() == 0:
         return None
     whole = not group_I.dtype.is_floating_point

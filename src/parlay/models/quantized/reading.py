@@ -1,4 +1,4 @@
-"""From what a config says of rounded matrices to the weights that decoders take: methods by name, and their parts."""
+"""Reads the quantization section of config.json, and converts quantized tensors to weights for decoders."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from parlay.types import ParlayError
 
 _log = logging.getLogger(__name__)
 METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "mlx")
-"""As ``quant_method`` names them; MLX names none."""
+"""Names in ``quant_method``; MLX has no such key."""
 _PACKED_MXFP4, _FLOATS, _FP8 = "mxfp4-pack-quantized", "float-quantized", "fp8"
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _OF_FLOAT8 = ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale")
-"""Parts of a matrix of eight-bit floats. The last two are for rounding its inputs, which nobody does here."""
+"""Further tensors of an eight-bit float matrix; the last two are for quantizing inputs, which is not done here."""
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a checkpoint's matrices are rounded. ``own`` are groupings of single matrices that differ.
+    """How a checkpoint's matrices are quantized. ``own`` has the groupings of single matrices that differ.
 
-    ``block``: outputs and inputs that share a scale, of eight-bit floats in blocks.
+    ``block`` is the number of outputs and of inputs that share a scale, for eight-bit floats in blocks.
     """
 
     method: str
@@ -45,12 +45,12 @@ class Scheme:
 
 
 def scheme_of(directory: Path, raw: Json, of_family: Collection[str] = ()) -> Scheme | None:
-    """The scheme that a config.json describes; None for plain weights, and for methods that the family reads itself.
+    """The scheme in a config.json; None for plain weights, and for methods that the family reads itself.
 
-    Raises UnsupportedModel for a method that can't be read, ParlayError for a form of a known one that can't.
+    Raises UnsupportedModel for an unsupported method, ParlayError for an unsupported variant of a known one.
     """
     said = raw.get("quantization_config") or raw.get("compression_config") or raw.get("quantization")
-    if said is None and (directory / "quantize_config.json").is_file():  # as AutoGPTQ wrote it at first
+    if said is None and (directory / "quantize_config.json").is_file():  # as early versions of AutoGPTQ wrote it
         said = {"quant_method": "gptq", **read_json(directory / "quantize_config.json")}
     if said is None:
         return None
@@ -82,7 +82,7 @@ def _grouping(method: str, said: Json) -> Grouping:
 
 
 def _block(said: Json) -> tuple[int, int]:
-    """The sizes of blocks of eight-bit floats, which each maker names otherwise."""
+    """The block size of eight-bit floats, which each maker names differently."""
     groups = [group.get("weights") or {} for group in (said.get("config_groups") or {}).values()]
     found = [said.get("weight_block_size"), *(weights.get("block_structure") for weights in groups)]
     outputs, inputs = next((each for each in found if each), (1, 1))
@@ -92,7 +92,7 @@ def _block(said: Json) -> tuple[int, int]:
 
 
 def _own(said: Json) -> dict[str, Grouping]:
-    """Groupings of single matrices, which MLX lists under their names."""
+    """Groupings of single matrices, which MLX lists by name."""
     return {name: Grouping(int(form["group_size"])) for name, form in said.items() if isinstance(form, Mapping)}
 
 
@@ -151,12 +151,12 @@ _REFUSED: Mapping[str, Callable[[Json], str | None]] = {
     "bitsandbytes": _bitsandbytes_reason,
     "mlx": _mlx_reason,
 }
-"""Why a form of a method can't be read; None if it can."""
+"""Why a variant of a method can't be read; None if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The part that a rounded matrix has and others don't, its other parts, and how they are read."""
+    """The tensor that marks a quantized matrix, its other tensors, and how they are read."""
 
     mark: str
     others: tuple[str, ...]
@@ -176,9 +176,10 @@ _LAYOUTS = {
 
 
 def restored(scheme: Scheme, tensors: Mapping[str, Tensor], dtype: str) -> dict[str, Weight]:
-    """The checkpoint's weights under plain names: rounded matrices in blocks, or as numbers where no block holds them.
+    """The checkpoint's weights under plain names: quantized matrices in blocks, or as numbers if no block format holds
+    them.
 
-    Numbers are in ``dtype``, the checkpoint's own. Raises BadCheckpoint for parts that are missing or don't fit.
+    The numbers are in ``dtype``, the checkpoint's own. Raises BadCheckpoint for missing or mis-shaped tensors.
     """
     if scheme.method == "bitsandbytes":
         return _restored_nf4(tensors)
@@ -205,7 +206,7 @@ def restored(scheme: Scheme, tensors: Mapping[str, Tensor], dtype: str) -> dict[
 
 
 def _finite(name: str, numbers_OI: Tensor) -> Tensor:
-    """The same numbers ``[O, I]``. Raises BadCheckpoint where some are beyond their type."""
+    """Return the numbers ``[O, I]``. Raises BadCheckpoint if some overflowed their type."""
     if not numbers_OI.isfinite().all():
         raise BadCheckpoint(f"{name}: some of its numbers are beyond {numbers_OI.dtype}: download or copy it again")
     return numbers_OI
@@ -213,7 +214,7 @@ def _finite(name: str, numbers_OI: Tensor) -> Tensor:
 
 @contextmanager
 def fitting(name: str) -> Iterator[None]:
-    """Raises BadCheckpoint for parts of the matrix ``name`` that have other types or shapes than its layout."""
+    """Raises BadCheckpoint if tensors of the matrix ``name`` have other types or shapes than the layout."""
     try:
         yield
     except ParlayError:
@@ -234,7 +235,7 @@ def _restored_nf4(tensors: Mapping[str, Tensor]) -> dict[str, Weight]:
 
 
 def _by_matrix(rounded: set[str], tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Each rounded matrix with its parts, and all other tensors, whose only part is themselves."""
+    """Each quantized matrix with its tensors, and every other tensor alone."""
     parts: dict[str, dict[str, Tensor]] = {name: {} for name in rounded}
     for name, tensor in tensors.items():
         of, _, kind = name.partition(".weight.")

@@ -1,4 +1,4 @@
-"""Matrices whose codes stand for numbers of a table: nf4 of bitsandbytes, and floats of eight bits."""
+"""Matrices whose codes index a table of numbers: nf4 of bitsandbytes, and eight-bit floats."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from torch import Tensor
 from parlay.models.weights.shapes import BadCheckpoint
 
 NF4_STATE = "quant_state.bitsandbytes__nf4"
-"""The part that says shape, dtype and block size of an nf4 matrix, as JSON in bytes."""
+"""The tensor with shape, dtype and block size of an nf4 matrix, as JSON in bytes."""
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def nf4(name: str, parts: Mapping[str, Tensor]) -> Tensor:
-    """The numbers of an nf4 matrix in its own dtype (Dettmers et al. 2023): no table of eight-bit numbers holds them.
+    """Dequantize an nf4 matrix to its own dtype (Dettmers et al. 2023), as no table of eight-bit numbers holds its
+    values.
 
-    ``parts`` are named after ``name``; "" is the matrix itself, whose bytes hold the first of two codes in their high
-    halves. The largest sizes of blocks may be in eight bits themselves.
+    ``parts`` are named by their suffix; "" is the matrix itself, whose bytes hold the first of two codes in the high
+    nibble. The blocks' largest magnitudes may be quantized to eight bits themselves.
     """
     state = _state(name, parts[NF4_STATE])
     shape, block, dtype = [int(size) for size in state["shape"]], int(state["blocksize"]), _DTYPES[state["dtype"]]
@@ -39,10 +40,10 @@ def nf4(name: str, parts: Mapping[str, Tensor]) -> Tensor:
 
 
 def float8(name: str, parts: Mapping[str, Tensor], block: tuple[int, int]) -> Tensor:
-    """The numbers ``[O, I]`` of a matrix of eight-bit floats, in float32.
+    """Dequantize a matrix of eight-bit floats to float32 ``[O, I]``.
 
-    Its scales are one for all, one for each output, or one for each ``block`` of outputs and inputs. Their names differ
-    (``weight_scale_inv`` as in DeepSeek-V3, ``weight_scale``), and all of them are what floats are multiplied by.
+    There is one scale for all, one per output, or one per ``block`` of outputs and inputs. The scales' names differ
+    (``weight_scale_inv`` as in DeepSeek-V3, ``weight_scale``), but all are factors.
     """
     floats_OI = parts["weight"].float()
     scales = parts.get("weight_scale_inv", parts.get("weight_scale"))
@@ -63,7 +64,7 @@ def float8(name: str, parts: Mapping[str, Tensor], block: tuple[int, int]) -> Te
 
 
 def _state(name: str, part: Tensor) -> dict[str, Any]:
-    """Read the JSON whose bytes are ``part`` ``[n]``."""
+    """Parse the JSON in the bytes of ``part`` ``[n]``."""
     try:
         state = json.loads(bytes(part.tolist()))
         if state["blocksize"] > 0 and state["dtype"] in _DTYPES and len(state["shape"]) == 2:
@@ -74,7 +75,7 @@ def _state(name: str, part: Tensor) -> dict[str, Any]:
 
 
 def _largest_sizes(name: str, parts: Mapping[str, Tensor], state: Mapping[str, Any], blocks: int) -> Tensor:
-    """The largest size in each block, float32 ``[blocks]``."""
+    """The largest magnitude of each block, float32 ``[blocks]``."""
     sizes = _counted(name, parts, "absmax", blocks)
     if sizes.dtype != torch.uint8:
         return sizes.float()

@@ -1,1 +1,1 @@
-"""Tokenizers from the files of a folder."""
+"""Loads tokenizers from the files of a folder."""

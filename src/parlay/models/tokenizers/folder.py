@@ -1,4 +1,4 @@
-"""The tokenizer in a model's folder: without transformers where tokenizer.json says all that it does."""
+"""The tokenizer in a model's folder, without importing transformers if tokenizer.json describes it completely."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parlay.models.tokenizers.plain import PlainTokenizer, panics_as_errors
 from parlay.types import ParlayError, Tokenizer
 
 _CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
-"""Tokenizer classes of transformers that do nothing beyond what tokenizer.json says."""
+"""transformers' tokenizer classes that add nothing to tokenizer.json."""
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _UNDERSTOOD = frozenset(
     {
@@ -28,27 +28,28 @@ _UNDERSTOOD = frozenset(
         *("added_tokens_decoder", "chat_template", "clean_up_tokenization_spaces", "extra_special_tokens"),
     }
 )
-"""Keys of tokenizer_config.json that change nothing, or that are looked at here."""
+"""Keys of tokenizer_config.json that change nothing or are handled here."""
 _FILES = ("tokenizer*", "vocab*", "*.model", "*.spm", "*.tiktoken")
-"""Files of which a folder with a tokenizer has at least one."""
+"""A folder with a tokenizer has at least one of these files."""
 _COPIED = (".json", ".txt", ".jinja", ".model", ".spm", ".tiktoken")
 _MORE_TEMPLATES = "additional_chat_templates"
 _MOST_GROWTH, _LONGEST_WORD, _LONGEST_FORM = 100, 1000, 64
-"""Letters that the steps of a tokenizer may make of one, besides Unicode's forms: published ones make up to 16. Letters
-of a word that is cut by trying all pieces. Bytes of the longest form that Unicode has for a letter, and some more."""
+"""Most letters that a tokenizer's steps may make of one, besides Unicode's normal forms; published ones make up to 16.
+Most letters of a word that is split by trying all pieces. More than the bytes of the longest normal form of a letter in
+Unicode."""
 _ADDED = {"Prepend": "prepend", "Append": "append", "Metaspace": "replacement"}
-"""Steps that add what a key of theirs says."""
+"""Steps that insert the text of one of their keys, with that key."""
 _OTHERS = ("added_tokens.json", "special_tokens_map.json", _MORE_TEMPLATES)
-"""What else may say something of a tokenizer."""
+"""Other files that may describe a tokenizer."""
 
 
 def has_tokenizer(directory: Path) -> bool:
-    """Whether a file of a tokenizer is there. Without one transformers makes some up that knows no text."""
+    """Whether the folder has a file of a tokenizer. Without one transformers would make an empty tokenizer."""
     return any(path for pattern in _FILES for path in directory.glob(pattern))
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """Raises ParlayError for one that can't be read, or that is not there."""
+    """Load the folder's tokenizer. Raises ParlayError if it is missing or can't be read."""
     if not has_tokenizer(directory):
         raise _unreadable(directory, ValueError("there is none; copy tokenizer.json there, or name another"))
     try:
@@ -57,19 +58,19 @@ def load_tokenizer(directory: Path) -> Tokenizer:
             found = _plain(directory) or _of_transformers(directory)
             if not len(found):
                 raise ValueError("it has no tokens")
-    except Exception as error:  # the libraries raise no narrower kind
+    except Exception as error:  # the libraries raise no narrower type
         raise _unreadable(directory, error) from error
     return found
 
 
 def tokenizer_digest(directory: Path) -> str:
-    """Tell the tokenizer of a folder from others, without making it; empty where no one file says all of it."""
+    """A hash of a folder's tokenizer, without building it; empty if no single file describes it."""
     stored = directory / "tokenizer.json"
     return hash_of(stored) if stored.is_file() else ""
 
 
 def load_template(directory: Path) -> str:
-    """The chat templates of a folder as one text. Raises ParlayError for a file that makes no sense."""
+    """The chat templates of a folder, joined. Raises ParlayError for an invalid file."""
     described = directory / "tokenizer_config.json"
     try:
         found = _template(directory, read_json(described) if described.is_file() else {})
@@ -82,7 +83,7 @@ def load_template(directory: Path) -> str:
 
 
 def save_tokenizer(tokenizer: PlainTokenizer, directory: Path) -> None:
-    """Write a tokenizer with its chat templates into a folder, as transformers has them."""
+    """Write a tokenizer with its chat templates into a folder, in transformers' format."""
     tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))
     said: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_tokens_map}
     templates = tokenizer.chat_template
@@ -94,7 +95,7 @@ def save_tokenizer(tokenizer: PlainTokenizer, directory: Path) -> None:
 
 
 def copy_texts(source: Path, directory: Path) -> None:
-    """Copy what stands beside the weights of a folder: config, tokenizer and templates."""
+    """Copy a folder's files other than weights: config, tokenizer and templates."""
     directory.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.is_file() and "safetensors" not in file.name and file.suffix in _COPIED:
@@ -102,16 +103,16 @@ def copy_texts(source: Path, directory: Path) -> None:
 
 
 def _of_transformers(directory: Path) -> Tokenizer:
-    from transformers import AutoTokenizer  # here, because it takes two seconds to import
+    from transformers import AutoTokenizer  # here, as importing it takes two seconds
 
     found: Tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     return found
 
 
 def check_steps(stored: Path) -> None:
-    """Raises ValueError where the steps of a tokenizer.json make a text grow, or take long, without end.
+    """Raises ValueError if steps of a tokenizer.json could make a text grow without bound or take forever.
 
-    They are run when it is loaded already, over the tokens that were added.
+    They already run while it is loaded, on the added tokens.
     """
     said = read_json(stored) if stored.is_file() else {}
     before, after = _growth(said.get("normalizer")) * _growth(said.get("pre_tokenizer")), _growth(said.get("decoder"))
@@ -126,7 +127,7 @@ def check_steps(stored: Path) -> None:
 
 
 def _growth(step: object) -> float:
-    """How many letters one may become by a step and those within it, at most; Unicode's own forms are left out."""
+    """The most letters that a step, with those inside it, may make of one; Unicode's normal forms do not count."""
     if not isinstance(step, Mapping):
         return 1
     kind, own = step.get("type"), 1.0
@@ -145,7 +146,7 @@ def _growth(step: object) -> float:
 
 
 def _longest_form(charsmap: str) -> int:
-    """Bytes of the longest text that a table of SentencePiece's puts in the place of a letter."""
+    """Bytes of the longest replacement of a letter in one of SentencePiece's tables."""
     table = base64.b64decode(charsmap)
     return max(map(len, table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")))
 
@@ -156,7 +157,7 @@ def _unreadable(directory: Path, error: Exception) -> ParlayError:
 
 
 def _plain(directory: Path) -> PlainTokenizer | None:
-    """The tokenizer that transformers would make, or None if a file says anything that is not handled here."""
+    """The tokenizer that transformers would make, or None if a file has anything that is not handled here."""
     described, stored = directory / "tokenizer_config.json", directory / "tokenizer.json"
     if not described.is_file() or not stored.is_file() or any((directory / name).exists() for name in _OTHERS):
         return None
@@ -170,7 +171,7 @@ def _plain(directory: Path) -> PlainTokenizer | None:
 
 
 def _says_no_more(said: Mapping[str, Any], special: Mapping[str, Any], backend: Backend) -> bool:
-    """Whether tokenizer.json knows every token that the config names, as the config has it."""
+    """Whether tokenizer.json has every token that the config names, with the same properties."""
     known: Mapping[int, AddedToken] = backend.get_added_tokens_decoder()
     marked = {token.content for token in known.values() if token.special}
     if said.get("extra_special_tokens") or not all(token in marked for token in map(str, special.values())):
@@ -187,7 +188,7 @@ def _same(token: AddedToken, said: Mapping[str, Any]) -> bool:
 
 
 def _template(directory: Path, said: Mapping[str, Any]) -> Any:
-    """The text of the template, a list where there are several, or None."""
+    """The template's text, a list if there are several, or None."""
     alone = directory / "chat_template.jinja"
     found = alone.read_text(encoding="utf-8") if alone.is_file() else said.get("chat_template")
     entries = [each if isinstance(each, Mapping) else {} for each in found] if isinstance(found, list) else []

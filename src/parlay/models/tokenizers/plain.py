@@ -1,6 +1,6 @@
-"""A tokenizer that its tokenizer.json says all of: the library that runs it, and the names of its special tokens.
+"""A tokenizer that its tokenizer.json describes completely: the library that runs it, and its special tokens' names.
 
-transformers has the same with much around it, and takes half a second to import.
+transformers offers the same with much more around it, and takes half a second to import.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from tokenizers import AddedToken, Tokenizer
 
 _LONG = 4096
-"""Characters, or tokens, above which the calls for several texts are used: other threads can run during those."""
+"""Characters or tokens above which the batch functions are used, as they let other threads run."""
 
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Raise ValueError where a library in Rust panics, which is no `Exception`: say, at a regex that never ends."""
+    """Raise ValueError instead of a Rust library's panic, which is not an `Exception`; a regex that never ends causes
+    one."""
     try:
         yield
     except BaseException as error:
@@ -25,17 +26,17 @@ def panics_as_errors() -> Iterator[None]:
 
 
 def raise_panic(error: BaseException) -> None:
-    """Raise ValueError for a panic of a library in Rust; nothing for another error."""
+    """Raise ValueError if the error is a Rust library's panic; do nothing for other errors."""
     if type(error).__module__ == "pyo3_runtime":
         reason = " ".join(str(error).split())
         raise ValueError(f"this model's tokenizer failed ({reason:.200}): change the text, or the tokenizer") from None
 
 
 class PlainTokenizer:
-    """Implements `parlay.types.Tokenizer` over ``backend``, which is changed so that it neither cuts nor fills texts.
+    """Implements `parlay.types.Tokenizer` over ``backend``, whose truncation and padding are switched off.
 
-    ``special`` are special tokens by what they are for (``bos_token``, ...). Those that the backend does not know as
-    such are made so. ``digest`` tells its file from others, where it was read from one.
+    ``special`` are special tokens by purpose (``bos_token``, ...); those that are not special in the backend become so.
+    ``digest`` is the hash of its file, if it was read from one.
     """
 
     is_fast = True

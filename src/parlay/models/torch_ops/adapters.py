@@ -1,4 +1,4 @@
-"""Adapters of low rank as torch operators: what they add to each product, for the runs of rows that have them."""
+"""LoRA adapters as torch operators: they add to products of the rows that use them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parlay.models.rope import interleave
 from parlay.models.torch_ops.linear import MIN_ROWS, Linear, pack, padded, rows_independent
 
 QKV, OUT, GATE_UP, DOWN = range(4)
-"""The decoder's products of a layer; the last two are of experts, too."""
+"""A layer's products; the last two exist in experts, too."""
 _PRODUCT = {
     "q_proj": (QKV, 0),
     "k_proj": (QKV, 1),
@@ -27,15 +27,16 @@ _PRODUCT = {
     "up_proj": (GATE_UP, 1),
     "down_proj": (DOWN, 0),
 }
-"""By the ends of their names: the product that matrices add to, and which of its parts."""
+"""The product that a matrix adds to and its part of that product, by the last part of its name."""
 
 ProductOf = tuple[int, int | None, int]
-"""Layer, expert if it is one of an expert, and product."""
+"""Layer, expert (or None), and product."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Matrices that add to the outputs from ``first`` on. ``together``: rows may be multiplied together."""
+    """Matrices that add to a product's outputs from ``first`` on. ``together``: whether rows may be multiplied
+    together."""
 
     down: Linear
     up: Linear
@@ -43,7 +44,7 @@ class _Pair:
     together: bool
 
     def add(self, x_KI: Tensor, y_KO: Tensor) -> None:
-        """Add the product of some rows to their outputs, of which none depends on another's row."""
+        """Add the product of some rows to their outputs; no row's result depends on other rows."""
         part_KO = y_KO[:, self.first : self.first + self.up.out_features]
         if self.together:
             rows = len(x_KI)
@@ -59,7 +60,7 @@ Pairs = Mapping[ProductOf, Sequence[_Pair]]
 
 
 class _Run(NamedTuple):
-    """Rows ``first`` to ``end``, which have the same adapter."""
+    """Rows ``first`` to ``end``, which use the same adapter."""
 
     first: int
     end: int
@@ -68,14 +69,14 @@ class _Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowAdapters:
-    """Adapters of some rows, of which the last ones may have none."""
+    """The adapters of some rows; later rows have none."""
 
     rows: Sequence[Pairs | None] = ()
     runs: Sequence[_Run] = ()
 
     @classmethod
     def of(cls, rows: Sequence[Pairs | None]) -> RowAdapters:
-        """With the adapter of each row, or None."""
+        """Group rows by adapter; None means no adapter."""
         runs, first = list[_Run](), 0
         for end in range(1, len(rows) + 1):
             if end == len(rows) or rows[end] is not rows[first]:
@@ -85,13 +86,13 @@ class RowAdapters:
         return cls(rows, runs) if runs else NO_ADAPTERS
 
     def add(self, product: ProductOf, x_NI: Tensor, y_NO: Tensor) -> None:
-        """Add to a product's outputs what adapters add, run by run."""
+        """Add the adapters' products to a product's outputs, run by run."""
         for first, end, pairs in self.runs:
             for pair in pairs.get(product, ()):
                 pair.add(x_NI[first:end], y_NO[first:end])
 
     def chosen(self, rows: Sequence[int]) -> RowAdapters:
-        """Pick the rows with these numbers, in this order."""
+        """The adapters of the rows with these indices, in this order."""
         if not self.runs:
             return self
         return RowAdapters.of([self.rows[row] if row < len(self.rows) else None for row in rows])
@@ -101,7 +102,7 @@ NO_ADAPTERS = RowAdapters()
 
 
 class TorchAdapters:
-    """Adapters packed once each, in the decoder's dtype and on its device."""
+    """Adapters in the decoder's dtype and on its device, packed once each."""
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config, self._dtype, self._device = config, dtype, device
@@ -109,7 +110,7 @@ class TorchAdapters:
         self._independent: dict[tuple[int, int], bool] = {}
 
     def pack(self, adapter: LowRankAdapter) -> Pairs:
-        """Pack an adapter, unless it is: its pairs by product. Any thread may call this."""
+        """Pack an adapter, unless it is packed; returns its matrices by product. Any thread may call this."""
         pairs = self._held.get(adapter)
         if pairs is None:
             found: dict[ProductOf, list[_Pair]] = {}
@@ -123,11 +124,11 @@ class TorchAdapters:
         return pairs
 
     def adapt(self, rows: Sequence[LowRankAdapter | None]) -> RowAdapters:
-        """Find what the adapters of these rows add; a row's is the same whatever rows are beside it."""
+        """The adapters of these rows; a row's result does not depend on other rows."""
         return RowAdapters.of([None if row is None else self.pack(row) for row in rows])
 
     def _first(self, place: Place, part: int) -> int:
-        """The outputs of a product before those of its number ``part``."""
+        """The first output of part number ``part`` in a fused product."""
         config, form = self._config, self._config.forms[place.layer]
         if place.product.startswith("self_attn."):
             heads = config.heads_of(form)
@@ -146,11 +147,11 @@ class TorchAdapters:
         return _Pair(down, up, first, self._is_independent(down) and self._is_independent(up))
 
     def _packed(self, matrix: Tensor) -> Linear:
-        """``matrix`` ``[out, in]`` as a linear layer here."""
+        """``matrix`` ``[out, in]`` as a linear layer."""
         return pack(matrix.to(self._device, self._dtype))
 
     def _is_independent(self, linear: Linear) -> bool:
-        """Whether its rows come out the same in any company, judged once for each shape; elsewhere none does."""
+        """Whether rows come out the same in any batch, tested once per shape on a CPU and assumed elsewhere."""
         shape = (linear.in_features, linear.out_features)
         if shape not in self._independent:
             with torch.no_grad():

@@ -1,11 +1,11 @@
-"""Exact attention of one sequence's new rows over its cached keys.
+"""Exact attention of a sequence's new rows over its cached keys.
 
-A head group's queries are folded into the rows of one product: ``[K, T * G, D]`` against keys ``[K, S, D]``, which are
-put into one layer's buffer first and read from there.
+The queries of a head group are folded into the rows of one product, ``[K, T * G, D]`` against keys ``[K, S, D]``, which
+are first copied to one layer's buffer.
 
-Shapes: N rows of all segments, of which T are this segment's; A query, key and value heads together; K key/value heads;
-G query heads for each of them; D numbers of a head, which are P pairs (complex); S slots of the buffer; Q rows of a
-product's queries, which are T * G and what pads them.
+Shapes: N rows of all segments, T of them this segment's; A query, key and value heads together; K key-value heads; G
+query heads per key-value head; D numbers of a head, as P complex pairs; S slots of the buffer; Q rows of a product's
+queries: T * G and padding.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from parlay.models.torch_ops.step_rows import StepRows
 from parlay.types import ChosenPages, trees
 
 Attend = Callable[[int, Tensor], None]
-"""``(layer, qkv_NAP)``: store keys and values of one segment's rows and write the attention of these rows.
+"""Called with ``(layer, qkv_NAP)``: stores keys and values of one segment's rows, and writes their attention.
 
-``qkv_NAP`` holds the rows of all segments: query, key and value heads as complex pairs.
+``qkv_NAP`` has the query, key and value heads of all segments' rows as complex pairs.
 """
 
 _TILE_ROWS = 256
-"""Most rows per product, so that scores stay small and early rows of a long prefill skip later keys."""
+"""Most rows per product, so that scores stay small and the first rows of a long prefill skip later keys."""
 
 
 class ExactAttention:
-    """Attention whose rows come out bit for bit the same, whatever rows and keys are beside them.
+    """Attention whose rows are bit-identical, whatever other rows and keys there are.
 
     Sums over keys run in path order, in products padded to a fixed multiple of rows and keys. A branching tree is
-    computed path by path: the nodes of a path are copied behind the pending rows, then those not yet computed attend.
+    computed path by path: a path's nodes are copied after the pending rows, and those not computed yet attend.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class ExactAttention:
         dtype: torch.dtype,
         sinks: Sequence[Tensor | None],
     ) -> None:
-        """Each layer of the model has its form, and its ``sinks`` ``[heads]`` or none; those of one kind run here."""
+        """``forms`` and ``sinks`` (``[heads]`` or None) are those of all layers; only the layers of ``kind`` run
+        here."""
         heads = kind.heads
         self._heads, self._forms, self._ropes, self._form, self._dtype = heads, forms, ropes, padding, dtype
         self._readers = kind.readers
@@ -72,7 +73,8 @@ class ExactAttention:
         self._hidden = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
 
     def plan(self, rows: StepRows, place: Rows, begin: int, out: Tensor, prefix: SeenPrefix | None = None) -> Attend:
-        """How one segment attends, the same in every layer: rows from ``begin`` on, into ``out`` ``[T, K * G * D]``."""
+        """Plan one segment's attention, which is the same in every layer: rows from ``begin`` on, into ``out`` ``[T, K
+        * G * D]``."""
         heads = self._heads
         count = len(out)
         keys = Keys.of(rows, place, heads, self._form.keys, self._dtype)
@@ -91,7 +93,7 @@ class ExactAttention:
         return _Plan(keys, parts, tiles, self._readers)
 
     def _tile(self, keys: Keys, queries_KQD: Tensor, out_TKW: Tensor, run: Run, prefix: SeenPrefix | None) -> _Tile:
-        """The product of one run's rows. ``out_TKW`` is what all rows' attention goes to, W = G * D."""
+        """The product of one run's rows. ``out_TKW`` is the output of all rows, with W = G * D."""
         group, length, first = self._heads.group, len(run.rows), run.rows[0]
         padded = _round_up(length * group, self._form.rows)
         seen = _round_up(run.end, self._form.keys)
@@ -114,7 +116,8 @@ class ExactAttention:
         )
 
     def _hide_all(self, keys: Keys, run: Run, padded: int, seen: int) -> list[_Hidden]:
-        """Hide in each layer what `_hide` says, except chosen pages from the heads of layers without window."""
+        """The masks of `_hide` for each layer; layers without a window also hide the pages that their heads did not
+        choose."""
         windows = {form.window for form in self._forms}
         hidden = {window: self._hide(run, padded, seen, window, keys.hidden) for window in windows}
         chosen = keys.chosen.pages_LKC if keys.chosen is not None else None
@@ -129,7 +132,7 @@ class ExactAttention:
         ]
 
     def _votes(self, keys: Keys, run: Run) -> list[Tensor | None]:
-        """Where the run's rows vote ``[K, rows, P]``, in each layer without window."""
+        """Where the run's rows write their votes ``[K, rows, P]``, for each layer without a window."""
         rows = slice(run.rows[0], run.rows[-1] + 1)
         voting = [keys.votes is not None and not form.window for form in self._forms]
         return [
@@ -137,7 +140,7 @@ class ExactAttention:
         ]
 
     def _hide(self, run: Run, padded: int, seen: int, window: int | None, span: tuple[int, int]) -> _Hidden:
-        """Minus infinity where one of the run's rows, padded, must not see a key; none sees those of ``span``."""
+        """Minus infinity where one of the run's (padded) rows must not see a key; no row sees the keys of ``span``."""
         if window is None and not run.together and not span[1]:
             first = run.position + 1
             return _Hidden(first, self._hidden[:padded, : seen - first])
@@ -152,12 +155,12 @@ class ExactAttention:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """One layer's keys and values of a sequence in path order: ``buffer`` ``[2, K, S, D]``, filled by each layer.
+    """One layer's keys and values of a sequence in path order: ``buffer`` ``[2, K, S, D]``, refilled for each layer.
 
-    Committed and pending rows have the slots of their positions, nodes those from ``nodes_at`` on. Where the tree
-    branches, the slots between are free: paths are laid there. ``there`` nodes have run before. S is a multiple of what
-    products are padded to. No row sees the slots of the ``hidden`` span, but those of ``chosen`` pages. Rows write
-    ``votes``, if there are any.
+    Committed and pending rows have the slots of their positions, nodes those from ``nodes_at`` on. If the tree
+    branches, the slots between are for copies of paths. ``there`` nodes have run already. S is a multiple of the
+    products' padding. No row sees the slots of the span ``hidden``, except for ``chosen`` pages. Rows write to
+    ``votes``, if present.
     """
 
     buffer: Tensor
@@ -181,7 +184,7 @@ class Keys:
         return Keys(buffer, rows, first, root_end, nodes_at, there, *seen)
 
     def spans(self) -> list[tuple[int, int, int]]:
-        """The rows that run, as spans of neighbouring slots: first row, row behind the last, first slot."""
+        """The rows to run, as spans of neighbouring slots: first row, end row, first slot."""
         count, split = len(self.rows.positions), self.root_end - self.first
         if self.nodes_at == self.root_end:
             return [(0, count, self.rows.known)]
@@ -189,21 +192,21 @@ class Keys:
         return [span for span in spans if span[0] < span[1]]
 
     def fill(self, layer: int) -> None:
-        """Put what is cached in place. Rows that run are put by others, before anyone reads them."""
+        """Copy the cached rows to their slots. The rows to run are written by others before they are read."""
         past = self.rows.read(layer)
         if past is not None:
             self.buffer[:, :, : self.first] = past[:, :, : self.first]
             self.buffer[:, :, self.nodes_at : self.nodes_at + self.there] = past[:, :, self.root_end :]
 
     def store(self, layer: int) -> None:
-        """Write the rows that run to their pages."""
+        """Write the rows that ran to their pages."""
         new = [self.buffer[:, :, slot : slot + last - first] for first, last, slot in self.spans()]
         self.rows.write(layer, new[0] if len(new) == 1 else torch.cat(new, 2))
 
 
 @dataclass(frozen=True, slots=True)
 class _Moves:
-    """Copies of the rows in slots ``sources`` of the buffer ``[2, K, S, D]`` to ``target``, a part of it."""
+    """Copies rows from the slots ``sources`` of ``buffer`` ``[2, K, S, D]`` to ``target``, a part of it."""
 
     buffer: Tensor
     sources: Tensor
@@ -221,7 +224,8 @@ class _Moves:
 
 
 class _Hidden(NamedTuple):
-    """``added`` ``[Q, n]``, or ``[K, Q, n]`` where heads differ, joins the scores from slot ``first`` on.
+    """A mask ``added`` ``[Q, n]``, or ``[K, Q, n]`` if heads differ, which is added to the scores from slot ``first``
+    on.
 
     It is minus infinity where a row must not see a key.
     """
@@ -232,7 +236,8 @@ class _Hidden(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Gather:
-    """The ``rows`` ``[T]`` of one path, which are not adjacent. ``queries`` ``[K, Q, D]`` are those of all rows."""
+    """Collects the queries of the ``rows`` ``[T]`` of one path, which are not adjacent. ``queries`` ``[K, Q, D]`` are
+    those of all rows."""
 
     queries: Tensor
     rows: Tensor
@@ -249,12 +254,11 @@ class _Gather:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """One product: ``queries`` ``[K, Q, D]`` of some rows against the keys of slots 0 to S.
+    """One product: ``queries`` ``[K, Q, D]`` of some rows with the keys in slots 0 to S.
 
-    ``keys`` are ``[K, D, S]`` and ``values`` ``[K, S, D]``. Each layer has what is hidden, the cap of its scores, and
-    its sinks ``[K, Q, 1]`` or none.
-    ``size`` and ``stride`` read the product ``[K, Q, D]`` as ``[T, K, G * D]``, which is the shape of ``out``. Votes of
-    the rows go to ``votes`` ``[K, T, P]`` of each layer, if it has any.
+    ``keys`` are ``[K, D, S]`` and ``values`` ``[K, S, D]``. Each layer has its mask, its cap of scores, and its sinks
+    ``[K, Q, 1]`` or None. With ``size`` and ``stride`` the product ``[K, Q, D]`` is viewed as ``[T, K, G * D]``, the
+    shape of ``out``. The rows' votes go to ``votes`` ``[K, T, P]`` of each layer that has any.
     """
 
     queries: Tensor

@@ -74,10 +74,7 @@ class Recorder:
 
 
 class HttpRequests:
-    """Counts answered requests by path and status, under the names that dashboards for FastAPI applications know.
-
-    A path is its route's, so what clients write there makes no labels.
-    """
+    """Counts answered requests by path and status, under the names that dashboards for FastAPI applications know."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._count = prometheus_client.Counter(

@@ -162,7 +162,7 @@ def _pieces(pieces: Sequence[Piece]) -> dict[str, object]:
 
 
 class ChatChunks(OpenAIChunks):
-    """The role of each choice first, then the deltas."""
+    """Sends each choice's role first, then its deltas."""
 
     def __init__(self, job: Job, shape: ChatShape, usage: StreamUsage, ended: Collection[int] = ()) -> None:
         super().__init__("chat.completion.chunk", [job], shape, usage, ended)
@@ -208,7 +208,7 @@ class ChatChunks(OpenAIChunks):
 
 
 def _call_deltas(deltas: Sequence[Delta]) -> list[dict[str, object]]:
-    """At most one entry per call: it begins with id and name, later ones have more arguments."""
+    """One entry per call at most: the first has id and name, later ones more arguments."""
     entries: dict[int, dict[str, object]] = {}
     written: dict[int, str] = {}
     for delta in deltas:
@@ -224,7 +224,7 @@ def _call_deltas(deltas: Sequence[Delta]) -> list[dict[str, object]]:
 
 
 class CompletionChunks(OpenAIChunks):
-    """The echo first, if the request asks for it."""
+    """Sends the echo first, if the request asks for it."""
 
     def __init__(
         self, jobs: Sequence[Job], shape: CompletionShape, usage: StreamUsage, ended: Collection[int] = ()

@@ -141,7 +141,8 @@ async def _lines(run: Run, chunks: Chunks) -> AsyncGenerator[bytes]:
 T = TypeVar("T")
 
 _FEW_LOGPROBS = 4096
-"""Above it a reply is written in a thread: with 20 alternatives to each token of a long prompt that takes seconds."""
+"""A reply with more log-probabilities is written in a thread: for a long prompt with 20 alternatives per token that
+takes seconds."""
 _CLIENT_GONE = 499  # for the log: nobody reads the answer
 _FORM = b"application/x-www-form-urlencoded"
 _OF_PAGES = frozenset({b"origin", b"sec-fetch-site"})
@@ -153,7 +154,7 @@ _REASONS = {
     "hex escape": "it holds half of a surrogate pair, which is no character",
     "invalid unicode code point": "it holds bytes that are not UTF-8",
 }
-"""Clearer words for some of the parser's messages."""
+"""Clearer texts for some of the parser's messages."""
 
 
 class BodyRoute(APIRoute):
@@ -171,14 +172,13 @@ class BodyRoute(APIRoute):
 class _JsonRequest(Request):
     async def json(self) -> Any:
         value = read_json(await self.body())
-        await asyncio.sleep(0)  # others have their turn before the value is looked through, which takes as long again
+        await asyncio.sleep(0)  # lets others run before the value is validated, which takes as long again
         return value
 
 
 def _as_json(scope: Scope) -> Scope:
-    """Some clients send JSON and do not say so; curl calls it a form. A web page that may send nothing here can do that
-    too, but any request of a page to another origin says where it comes from.
-    """
+    """Mark the request as JSON, as some clients don't, and curl calls it a form. A web page of another origin could
+    send JSON in this way, too, but its requests carry an Origin, and are left as they are."""
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     types = {value.lower() for name, value in headers if name == b"content-type"}
     if types - {_FORM} or any(name in _OF_PAGES for name, _ in headers):
@@ -188,7 +188,7 @@ def _as_json(scope: Scope) -> Scope:
 
 
 def read_json(body: bytes) -> Any:
-    """Three times as fast as the standard library, and strict about text. Raises JSONDecodeError."""
+    """Parse JSON three times as fast as the standard library, and strictly about text. Raises JSONDecodeError."""
     try:
         return from_json(body.removeprefix(b"\xef\xbb\xbf"), cache_strings=False)
     except ValueError as error:

@@ -24,9 +24,9 @@ class SetBlockRecipe(CanvasRecipe):
     """Set block decoding (Gat et al. 2025, arXiv:2509.04185) with the masks of Fast-dLLM v2 (arXiv:2509.26328).
 
     The first canvas of a row begins where its answer does, or at a drawn place after that, and others follow it; each
-    sees the clean causal text before it and itself. So prompts are never masked. The row before a place predicts it, as
-    in the text. By turns all places are masked, as when the model drafts for itself, and then each place in one of two
-    copies, so that all are learned.
+    sees the clean causal text before it and itself. So prompts are never masked. A place is predicted by the row before
+    it, as in the text. By turns all places are masked, as when the model drafts for itself, and then each place in one
+    of two copies, so that all are learned.
 
     The same weights serve both modes. What keeps the causal mode is the loss: at clean rows of the same forward the
     model learns the distributions that it had as it was (``original``). Canvases learn these too, where the papers

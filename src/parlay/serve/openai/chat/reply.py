@@ -43,9 +43,8 @@ class AnswerMessage(TypedDict):
 
 
 class AttributionReply(TypedDict):
-    """A part of the text that is mostly from one place of the datastore: so many tokens of a document, from the token
-    at ``position`` on. ``share`` is the part of their probability that the datastore gave.
-    """
+    """A part of the text that comes mostly from the datastore: ``tokens`` tokens of a document, from its token
+    ``position`` on. ``share`` is the datastore's share of their probability."""
 
     text: str
     document: str
@@ -170,7 +169,7 @@ def finish_word(reason: FinishReason, *, called: Literal["tool_calls", "function
 
 
 def attributions_reply(sample: CompletionOutput) -> list[AttributionReply]:
-    """The parts of a text that are mostly from the datastore, as JSON has them."""
+    """The parts of a text that come mostly from the datastore, as JSON."""
     return [
         {
             "text": part.text,
