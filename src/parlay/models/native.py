@@ -164,7 +164,7 @@ class NativeRunner(Runner):
         rows_NLSKD = self.store.rows_of(sequence, text, move.first, move.length) if movable else None
         if rows_NLSKD is None:
             return self.store.length(sequence)
-        halves = bool(self._forward.kernels.cache_lanes)  # the compiled decoder pairs a head's halves, torch neighbours
+        halves = bool(self._forward.kernels.cache_lanes)  # the compiled decoder rotates halves
         turn_keys(rows_NLSKD[:, :, 0], [form.rope for form in self._config.forms], move.to - move.first, halves=halves)
         return self.store.append(sequence, text[move.first : move.first + move.length], rows_NLSKD)
 

@@ -290,7 +290,7 @@ class _Tile:
             self.out[self.gather.rows] = result.to(self.out.dtype)
 
     def _mixed(self, layer: int, queries_KQD: Tensor, scores_KQS: Tensor) -> Tensor:
-        """``[K, Q, D]``, contiguous."""
+        """The attention of the tile's rows, ``[K, Q, D]``, contiguous."""
         if self.prefix is None:
             weights = softmax_with(self.sinks[layer], scores_KQS)
             self._vote(self.votes[layer], weights)
@@ -312,11 +312,11 @@ class _Tile:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some rows turned by their positions: queries into their product's layout, keys and values into the buffer.
+    """Rotates some rows by their positions: queries go to their product's layout, keys and values to the buffer.
 
     ``first`` is the first of these rows in a contiguous ``qkv_NAP``, which has queries, then keys and values if any.
-    Each layer has its ``rotations``. ``query_target`` ``[T, K, G, P]`` and ``kv_target`` ``[T, 2, K, P]`` are where the
-    products go.
+    ``rotations`` has one entry per layer. The results go to ``query_target`` ``[T, K, G, P]`` and ``kv_target`` ``[T,
+    2, K, P]``.
     """
 
     first: int
@@ -338,7 +338,8 @@ class _Part:
 
 
 class _Plan:
-    """One segment's attention, ready for every layer of a kind. ``readers`` find keys of the layer before in place."""
+    """One segment's attention, prepared for all layers of a kind. The layers ``readers`` use the keys that the layer
+    before left in the buffer."""
 
     def __init__(self, keys: Keys, parts: list[_Part], tiles: list[_Tile], readers: frozenset[int]) -> None:
         self._keys, self._parts, self._tiles, self._readers = keys, parts, tiles, readers
@@ -355,7 +356,7 @@ class _Plan:
 
 
 def _parts(heads: Heads, keys: Keys, *, begin: int, queries_KQD: Tensor, rotations: Sequence[Rotations]) -> list[_Part]:
-    """Pending rows and nodes, which may lie apart, in blocks that torch does not split between threads."""
+    """Pending rows and nodes, which may be apart, in blocks that torch does not split between threads."""
     count, pairs = len(keys.rows.positions), heads.head_dim // 2
     buffer = torch.view_as_complex(keys.buffer.view(*keys.buffer.shape[:-1], pairs, 2))
     used = queries_KQD[:, : count * heads.group].view(heads.num_kv_heads, count, heads.group, pairs, 2)

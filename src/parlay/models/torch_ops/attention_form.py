@@ -1,4 +1,4 @@
-"""How batched products must be padded for a row to come out the same whatever else they hold: found by trying."""
+"""Finds by trying how batched products must be padded so that a row does not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from parlay.models.rope import Rope, Rotations
 from parlay.types import Prefix
 
 SERIAL = 32_768
-"""torch splits elementwise work of more elements between threads, in the middle of a row if need be."""
+"""torch splits elementwise work on more elements between threads, even within a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """``num_heads`` query heads in groups of ``group`` per key/value head."""
+    """``num_heads`` query heads, ``group`` of them per key-value head."""
 
     num_heads: int
     num_kv_heads: int
@@ -37,33 +37,33 @@ class Heads:
 
 
 class LayerRopes:
-    """The rotations of each layer; layers of one form share them."""
+    """The rotations of each layer; layers with the same form share them."""
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._kinds = [(form.rope, config.heads_of(form).size, form.scale) for form in config.forms]
         self._ropes = {kind: Rope(*kind[:2], dtype, device, kind[2]) for kind in self._kinds}
 
     def at(self, positions_T: Tensor, last: int) -> list[Rotations]:
-        """For each layer those of these positions, int64, of which ``last`` is the largest."""
+        """Rotations at these int64 positions for each layer; ``last`` is the largest position."""
         found = {kind: rope.at(positions_T, last) for kind, rope in self._ropes.items()}
         return [found[kind] for kind in self._kinds]
 
     def room(self, rows: int) -> list[Rotations]:
-        """For each layer memory for the rotations of so many rows; layers of one form share it."""
+        """Allocate rotations of ``rows`` rows for each layer; layers with the same form share them."""
         found = {kind: rope.room(rows) for kind, rope in self._ropes.items()}
         return [found[kind] for kind in self._kinds]
 
     def fill(self, room: Sequence[Rotations], positions_T: Tensor, last: int) -> None:
-        """Write what `at` gives to the first rows of what `room` gave."""
+        """Write the result of `at` to the first rows of the result of `room`."""
         for kind, own in dict(zip(self._kinds, room, strict=True)).items():
             self._ropes[kind].fill(own, positions_T, last)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionKind:
-    """Layers that attend with the same heads: all of them alone, or ``source`` and its ``readers``.
+    """Layers that attend with the same heads: all such layers, or ``source`` and its ``readers``.
 
-    These see its keys and store none.
+    The readers use the source's keys and store none.
     """
 
     heads: Heads
@@ -86,9 +86,9 @@ def attention_kinds(config: DecoderConfig) -> list[AttentionKind]:
 
 
 def capped(scores: Tensor, cap: float) -> Tensor:
-    """``cap`` * tanh(score / cap) of ``scores``, of any shape, in place where they are contiguous.
+    """``cap`` * tanh(score / cap) of ``scores``, of any shape, in place if they are contiguous.
 
-    In parts that torch does not split between threads: at the end of a part its tanh rounds otherwise.
+    It works in parts that torch does not split between threads, as tanh rounds differently at the end of a part.
     """
     scores = scores.contiguous()
     for part in torch.split(scores.view(-1), SERIAL // 2):
@@ -97,16 +97,17 @@ def capped(scores: Tensor, cap: float) -> Tensor:
 
 
 def softmax_with(sinks: Tensor | None, scores: Tensor) -> Tensor:
-    """Weights of ``scores`` ``[..., S]``; ``sinks`` ``[..., 1]`` beside them take weight and give nothing."""
+    """Softmax of ``scores`` ``[..., S]``; ``sinks`` ``[..., 1]`` take part of the weight and contribute no value."""
     if sinks is None:
         return torch.softmax(scores, -1)
     return torch.softmax(torch.cat((scores, sinks), -1), -1)[..., :-1].contiguous()
 
 
 class SeenPrefix(NamedTuple):
-    """Keys and values ``[L, K, P, D]`` that the last ``rows`` rows of a segment see besides their path, in each layer.
+    """Keys and values ``[L, K, P, D]`` of a trained prefix, which the last ``rows`` rows of a segment see besides their
+    path.
 
-    Keys are in the order of rotations, which do not turn them.
+    Keys are in rotation order, but not rotated.
     """
 
     keys: Tensor
@@ -115,7 +116,7 @@ class SeenPrefix(NamedTuple):
 
 
 def prefix_of(prefix: Prefix, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Keys and values of a `SeenPrefix`."""
+    """The keys and values of a `SeenPrefix`."""
     keys, values = prefix.states.to(device, dtype).unbind(1)
     pairs = keys.reshape(*keys.shape[:-1], 2, -1).transpose(-1, -2)  # halves to pairs, as `interleave` orders weights
     return pairs.flatten(-2).contiguous(), values.contiguous()
@@ -123,18 +124,20 @@ def prefix_of(prefix: Prefix, dtype: torch.dtype, device: torch.device) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Multiples to which a batched product's rows and keys are padded; 1 leaves them as they are."""
+    """Multiples to which a batched product's rows and keys are padded; 1 means no padding."""
 
     rows: int
     keys: int
 
 
 _FORMS = (Form(4, 192), Form(8, 192), Form(16, 192), Form(8, 256), Form(16, 256), Form(16, 384), Form(16, 512))
-"""Tried in order, cheapest first. (4, 192) holds in MKL on AMD Zen 4, with AVX-512 and AVX2, one and two threads."""
+"""Tried in this order, cheapest first. (4, 192) works in MKL on AMD Zen 4, with AVX-512 and AVX2, with one and two
+threads."""
 
 
 def choose_form(heads: frozenset[Heads], dtype: torch.dtype) -> Form | None:
-    """The first form whose products do not depend on how many rows and masked keys they hold; None if none does.
+    """The first form in which a product's rows do not depend on the number of rows and masked keys; None if there is
+    none.
 
     ``heads`` are those of all layers.
     """
@@ -147,7 +150,7 @@ def _choose_form(heads: frozenset[Heads], dtype: torch.dtype, threads: int) -> F
 
 
 def _holds(heads: Heads, dtype: torch.dtype, form: Form) -> bool:
-    """Compare products of random numbers over some multiples of rows and keys with the largest of them."""
+    """Whether products of random numbers with some multiples of rows and keys equal the largest one."""
     generator = torch.Generator().manual_seed(0)
     row_counts = [form.rows * count for count in (1, 2, 3, 5, 8, 16)]
     key_counts = [form.keys * count for count in (1, 2, 3, 4, 5, 7)]

@@ -1,4 +1,4 @@
-"""Masked attention of one sequence's new rows: one fused product, keys in slot order, no exact form needed."""
+"""Masked attention of a sequence's new rows: one fused product, with keys in slot order and no exact form."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from parlay.types import trees
 
 
 class MaskedAttention:
-    """torch's scaled dot product attention; a tree is a mask. The last bits of a row may depend on the other rows."""
+    """torch's scaled dot product attention, with trees as masks. The last bits of a row may depend on the other
+    rows."""
 
     def __init__(
         self, kind: AttentionKind, forms: Sequence[LayerForm], ropes: LayerRopes, sinks: Sequence[Tensor | None]
     ) -> None:
-        """Each layer of the model has its form, and its ``sinks`` ``[heads]`` or none; those of one kind run here."""
+        """``forms`` and ``sinks`` (``[heads]`` or None) are those of all layers; only the layers of ``kind`` run
+        here."""
         self._kind, self._forms, self._ropes, self._sinks = kind, forms, ropes, sinks
 
     def plan(self, rows: StepRows, place: Rows, begin: int, out: Tensor, prefix: SeenPrefix | None = None) -> Attend:
-        """How one segment attends, the same in every layer: rows from ``begin`` on, into ``out`` ``[T, K * G * D]``."""
+        """Plan one segment's attention, which is the same in every layer: rows from ``begin`` on, into ``out`` ``[T, K
+        * G * D]``."""
         alone = len(out) == 1 and trees.is_chain(place.tree) and prefix is None
         keys = place.start + place.end
         windows = {form.window for form in self._forms}
@@ -51,9 +54,9 @@ class MaskedAttention:
 
 
 class _MaskedPlan:
-    """One segment's attention, ready for every layer.
+    """One segment's attention, prepared for every layer.
 
-    `parlay.models.torch_ops.attention` explains the letters of shapes.
+    The letters of shapes are those of `parlay.models.torch_ops.attention`.
     """
 
     def __init__(
@@ -69,13 +72,14 @@ class _MaskedPlan:
         out: Tensor,
         prefix: SeenPrefix | None,
     ) -> None:
-        """Each layer has its mask ``[T, S]``, with a prefix of P rows ``[T, P + S]``; ``out`` is ``[T, K * G * D]``."""
+        """Each layer has its mask ``[T, S]``, or with a prefix of P rows ``[T, P + S]``; ``out`` is ``[T, K * G *
+        D]``."""
         heads = kind.heads
         self._kind, self._heads, self._step, self._prefix = kind, heads, rows, prefix
         self._rotations, self._masks, self._caps, self._sinks = rotations, masks, caps, sinks
         self._rows = slice(begin, begin + len(out))
         self._out = out.view(len(out), heads.num_heads, heads.head_dim)
-        self._shared: tuple[Tensor, Tensor] | None = None  # keys and values of the layer that others read
+        self._shared: tuple[Tensor, Tensor] | None = None  # keys and values of the layer whose keys others use
 
     def __call__(self, layer: int, qkv_NAP: Tensor) -> None:
         heads, rotations = self._heads, self._rotations[layer]
@@ -93,7 +97,7 @@ class _MaskedPlan:
         self._out.copy_(result.transpose(0, 1))
 
     def _keys_values(self, layer: int, qkv_TAP: Tensor, rotations: Rotations) -> tuple[Tensor, Tensor]:
-        """Collect the keys and values that the rows of a layer see; new ones go to their places."""
+        """The keys and values that a layer's rows see; new ones are also written to the cache."""
         heads, past = self._heads, self._step.read(layer)
         keys_values = qkv_TAP[:, heads.num_heads :].view(len(qkv_TAP), 2, heads.num_kv_heads, -1)
         new = torch.view_as_real(keys_values * rotations.keys_values).flatten(-2).permute(1, 2, 0, 3)
@@ -115,7 +119,7 @@ def _attend(
     cap: float,
     sinks_A: Tensor | None,
 ) -> Tensor:
-    """``[A, T, D]``; ``mask`` is ``[T, S]``, and queries carry the scale."""
+    """Attention ``[A, T, D]``; ``mask`` is ``[T, S]``, and queries include the scale."""
     if not cap and sinks_A is None:
         whole = queries_ATD[None], keys_KSD[None], values_KSD[None]
         return F.scaled_dot_product_attention(*whole, attn_mask=mask, scale=1.0, enable_gqa=True)[0]
@@ -130,7 +134,7 @@ def _attend(
 
 
 def _mask(place: Rows, prefix: SeenPrefix | None, window: int | None) -> Tensor:
-    """``[T, start + end]``: True where a row that runs sees a slot; the rows of a prefix come before these."""
+    """The mask ``[T, start + end]``, True where a row to run sees a slot; a prefix's rows come before."""
     start, pending, end = place.start, place.pending, place.end
     seen = torch.ones(end, start + end, dtype=torch.bool).tril_(start)
     if not trees.is_chain(place.tree):

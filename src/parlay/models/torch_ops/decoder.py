@@ -1,6 +1,6 @@
-"""The Llama lineage as a function of rows: weights arranged for speed, and the loop over layers.
+"""The decoder of Llama-like models as a function of rows: weights arranged for speed, and the loop over layers.
 
-Rows of all sequences lie in one matrix ``[N, H]``; only attention knows whose they are.
+Rows of all sequences are in one matrix ``[N, H]``; only attention knows their sequences.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ from parlay.types import Skip
 
 @dataclass(frozen=True, slots=True)
 class PrescaledRmsNorm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last n numbers, as x / hypot(|x|, sqrt(n eps)) * (sqrt(n) weight).
+    """RMS norm x / sqrt(mean(x^2) + eps) * weight over the last n numbers, computed as x / hypot(|x|, sqrt(n eps)) *
+    (sqrt(n) weight).
 
-    ``floor`` ``[]`` is sqrt(n eps), and ``weight`` ``[n]`` or ``[heads, n]`` carries sqrt(n).
+    ``floor`` ``[]`` is sqrt(n eps), and ``weight`` ``[n]`` or ``[heads, n]`` includes sqrt(n).
     """
 
     floor: Tensor
     weight: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``x`` ``[..., n]`` normed, in its own dtype."""
+        """Norm ``x`` ``[..., n]``; the result has its dtype."""
         length = torch.linalg.vector_norm(x, 2, -1, True, dtype=self.floor.dtype).hypot_(self.floor)
         return torch.div(x, length).mul_(self.weight).to(x.dtype)
 
     def inplace(self, x: Tensor) -> None:
-        """Norm ``x`` ``[..., n]``, which has the dtype of the norm already."""
+        """Norm ``x`` ``[..., n]`` in place; it must have the norm's dtype."""
         x.div_(torch.linalg.vector_norm(x, 2, -1, True).hypot_(self.floor)).mul_(self.weight)
 
 
 @dataclass(frozen=True, slots=True)
 class PerLayerProducts:
-    """Gate, product and norm of the numbers that a layer reads besides the hidden state."""
+    """Gate, projection and norm of a layer's per-layer inputs."""
 
     gate: Linear
     out: Linear
@@ -53,14 +54,14 @@ class PerLayerProducts:
     activation: Activation
 
     def __call__(self, hidden_NH: Tensor, numbers_NP: Tensor) -> Tensor:
-        """``[N, H]``, which is added at the layer's end."""
+        """The ``[N, H]`` that is added at the end of the layer."""
         gated_NP = gated_product(torch.cat((self.gate(hidden_NH), numbers_NP), 1), self.activation)
         return self.norm(self.out(gated_NP))
 
 
 @dataclass(frozen=True, slots=True)
 class PerLayerEmbedding:
-    """Makes these numbers; see `PerLayerInputs`."""
+    """Computes per-layer inputs; see `PerLayerInputs`."""
 
     embedding: Tensor
     projection: Linear
@@ -68,7 +69,7 @@ class PerLayerEmbedding:
     scale: float
 
     def __call__(self, ids_N: Tensor, inputs_NH: Tensor) -> Tensor:
-        """``[N, layers, P]`` of rows whose ``inputs_NH`` enter the first layer."""
+        """The per-layer inputs ``[N, layers, P]`` of rows with the first layer's inputs ``inputs_NH``."""
         projected_NLP = self.projection(inputs_NH).view(len(ids_N), -1, len(self.norm.weight))
         return F.embedding(ids_N, self.embedding).view_as(projected_NLP) * self.scale + self.norm(projected_NLP)
 
@@ -77,9 +78,9 @@ class PerLayerEmbedding:
 class DecoderLayer:
     """One layer; query, key and value weights form one product.
 
-    ``qk_norm`` norms each head of queries and keys, and of values where the model does so; with two norms, all heads of
-    each together. ``sinks`` are ``[heads]``. ``out_scale`` multiplies what leaves the layer. With a ``group``, each of
-    its processes has some of the heads.
+    ``qk_norm`` norms each head of queries and keys (and of values if the model does); two norms apply to all query
+    heads and all key heads together. ``sinks`` are ``[heads]``. ``out_scale`` multiplies the layer's output. With a
+    ``group``, each of its processes has some of the heads.
     """
 
     heads: Heads
@@ -99,19 +100,19 @@ class DecoderLayer:
 
     @property
     def mixture(self) -> MixtureMlp | None:
-        """Experts, if it has some."""
+        """The layer's experts; None if it has none."""
         if isinstance(self.mlp, MlpBesideExperts):
             return self.mlp.mixture
         return self.mlp if isinstance(self.mlp, MixtureMlp) else None
 
     def with_mixture(self, mixture: MixtureMlp) -> DecoderLayer:
-        """Make the same layer with other experts."""
+        """The same layer with other experts."""
         if isinstance(self.mlp, MlpBesideExperts):
             return replace(self, mlp=replace(self.mlp, mixture=mixture))
         return replace(self, mlp=mixture)
 
     def with_weights(self, move: Callable[[Tensor], Tensor]) -> DecoderLayer:
-        """Make the same layer with what ``move`` makes of each matrix, but for those of norms and routers."""
+        """The same layer with ``move`` applied to each matrix except those of norms and routers."""
         last = self.per_layer
         return replace(
             self,
@@ -122,20 +123,20 @@ class DecoderLayer:
         )
 
     def add(self, hidden_NH: Tensor, given_NH: Tensor, half: int) -> None:
-        """Add what attention (0) or feed-forward (1) gives, normed and scaled where the layer does so."""
+        """Add the output of attention (0) or feed-forward (1), normed and scaled if the layer does so."""
         if self.residual_scale != 1:
             given_NH = given_NH.mul(self.residual_scale)
         hidden_NH.add_(given_NH if self.out_norms is None else self.out_norms[half](given_NH))
 
     def feed_forward(self, hidden_NH: Tensor, adapters: RowAdapters, layer: int) -> Tensor:
-        """Run the second half of layer number ``layer``, up to what it gives: ``[N, H]``."""
+        """Run the feed-forward half of layer number ``layer``; returns its output ``[N, H]``, before it is added."""
         x_NH = hidden_NH if self.mlp_norm is None else self.mlp_norm(hidden_NH)
         if isinstance(self.mlp, MlpBesideExperts):
             return self.mlp(hidden_NH, x_NH, adapters, layer)
         return self.mlp(x_NH, adapters, layer)
 
     def end(self, hidden_NH: Tensor, numbers_NP: Tensor | None) -> None:
-        """Do what comes behind the feed-forward, with the layer's own numbers of the rows if it reads such."""
+        """Run what follows the feed-forward; ``numbers_NP`` are the layer's per-layer inputs, if it has any."""
         if self.per_layer is not None and numbers_NP is not None:
             hidden_NH.add_(self.per_layer(hidden_NH, numbers_NP))
         if self.out_scale != 1:
@@ -144,7 +145,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class EagerDecoder:
-    """Weights of a whole model. ``compute`` is the dtype of norms, rotations and exact attention.
+    """The weights of a whole model. ``compute`` is the dtype of norms, rotations and exact attention.
 
     ``embedding`` is ``[V, H]``.
     """
@@ -155,19 +156,19 @@ class EagerDecoder:
     norm: PrescaledRmsNorm | None
     head: Linear
     beside_norm: PrescaledRmsNorm | None = None
-    """Of embeddings that the first layer's attention reads beside the rows' inputs; see `HeadForm`."""
+    """The norm of embeddings that the first layer's attention reads beside the rows' inputs; see `HeadForm`."""
     raw_tap: bool = False
     embedding_scale: float = 1.0
     logit_cap: float = 0.0
     per_layer: PerLayerEmbedding | None = None
     in_order: Callable[[Sequence[DecoderLayer]], Iterator[tuple[int, DecoderLayer]]] = enumerate
-    """How to go through the layers, of which some may be on their way to the device."""
+    """Iterates over the layers in order, some of which may be on their way to the device."""
     streamed_bytes: int = 0
-    """Bytes of layers that every forward copies there."""
+    """Bytes of layers that every forward copies to the device."""
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of embeddings and head, which never leave the device."""
+        """Bytes of embeddings and LM head, which stay on the device."""
         extra = 0 if self.per_layer is None else self.per_layer.embedding.nbytes
         head = self.head.in_features * self.head.out_features * self.head.dtype.itemsize
         return self.embedding.nbytes + head + extra
@@ -178,7 +179,7 @@ class EagerDecoder:
         return embedded_NH if self.embedding_scale == 1 else embedded_NH.mul_(self.embedding_scale)
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
-        """``[N, V]`` of rows that are normed for the head."""
+        """Logits ``[N, V]`` of rows that are normed for the LM head."""
         logits_NV = self.head(hidden_NH)
         for row in logits_NV if self.logit_cap else ():  # one by one, or its number would show in its last bits
             capped(row, self.logit_cap)
@@ -197,13 +198,15 @@ class EagerDecoder:
         adapters: RowAdapters = NO_ADAPTERS,
         count: int | None = None,
     ) -> Tensor:
-        """Hidden states after the last layer ``[N, H]``. Those that enter the tapped layers go to ``taps``.
+        """Run the layers on rows; returns the hidden states ``[N, H]`` after the last one. The inputs of tapped layers
+        are put into ``taps``.
 
-        ``hidden_NH`` are the rows' inputs, which are overwritten. ``plan`` gets the matrix ``[N, heads * D]`` that
-        attention with such heads writes to, and returns how each sequence attends. The sub-layers of ``skip`` do not
-        run. ``embedded_NH`` is for decoders with a ``beside_norm``, ``numbers_NLP`` for those with ``per_layer``. Rows
-        of ``joining`` run in all layers; what they are before their own is never seen. ``adapters`` are those of the
-        rows. Rows from ``count`` on fill a product up. They are as the first one, so that they choose its experts.
+        ``hidden_NH`` are the rows' inputs, which are overwritten. ``plan`` gets the matrices ``[N, heads * D]`` into
+        which attention writes, by heads, and returns each layer's attention. The sub-layers in ``skip`` do not run.
+        ``embedded_NH`` is for decoders with a ``beside_norm``, ``numbers_NLP`` for those with ``per_layer``. Rows of
+        ``joining`` run in all layers, but nothing sees their state before the layer at which they join. ``adapters``
+        are those of the rows. Rows from ``count`` on are padding, equal to the first row so that they choose its
+        experts.
         """
         kinds = {layer.heads for layer in self.layers}
         mixed = {heads: hidden_NH.new_zeros(len(hidden_NH), heads.num_heads * heads.head_dim) for heads in kinds}
@@ -226,7 +229,7 @@ class EagerDecoder:
         return hidden_NH
 
     def summed(self, group: Group) -> EagerDecoder:
-        """The same decoder as part of a group, whose sub-layers give sums over all."""
+        """The same decoder as part of a group, whose sub-layers' outputs are summed over all processes."""
         layers: list[DecoderLayer] = []
         for layer in self.layers:
             mlp = layer.mlp
@@ -236,11 +239,11 @@ class EagerDecoder:
         return replace(self, layers=tuple(layers))
 
     def last(self, hidden_NH: Tensor) -> Tensor:
-        """Norm the rows for the head, unless the model has no such norm."""
+        """Apply the final norm, if the model has one."""
         return hidden_NH if self.norm is None else self.norm(hidden_NH)
 
     def _qkv(self, index: int, hidden_NH: Tensor, embedded_NH: Tensor | None, adapters: RowAdapters) -> Tensor:
-        """``[N, qkv_heads, D/2]`` complex: query, key and value heads as pairs, normed where the model does so."""
+        """Query, key and value heads ``[N, qkv_heads, D/2]`` as complex pairs, normed if the model does so."""
         layer = self.layers[index]
         heads = layer.heads
         normed = hidden_NH if layer.attention_norm is None else layer.attention_norm(hidden_NH)
@@ -261,10 +264,10 @@ class EagerDecoder:
 
 
 def _join(hidden_NH: Tensor, joining: Sequence[SegmentFeatures]) -> None:
-    """Rows that begin here get their state; see `Join`."""
+    """Set the state of rows that join at this layer; see `Join`."""
     for _, first, features, anchors in joining:
         assert features.join is not None, "only such rows join"
         down_RH, up_RH = features.join.down_RH.to(hidden_NH.device), features.join.up_RH.to(hidden_NH.device)
         for row, (anchor, given_H) in enumerate(zip(anchors, features.rows_KH.to(hidden_NH.device), strict=True)):
-            state_H = hidden_NH[anchor].float()  # one by one: rows must not depend on each other
+            state_H = hidden_NH[anchor].float()  # one by one, as rows must not depend on each other
             hidden_NH[first + row] = (given_H + state_H + (down_RH @ state_H) @ up_RH).to(hidden_NH.dtype)

@@ -1,4 +1,4 @@
-"""The decoder as torch operators: every device and dtype, nothing to build."""
+"""The decoder in torch operators, for every device and dtype, without anything to compile."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ from parlay.types import Features, Prefix
 
 
 class EagerForward(Forward):
-    """A `Forward` of packed linears and batched products, or of masked attention where these are not exact.
+    """A `Forward` of packed linear layers and batched products, or of masked attention where these are not exact.
 
-    On CUDA devices Triton's kernels attend, where they can be had.
+    On CUDA devices Triton's kernels compute attention, if they are available.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class EagerForward(Forward):
         streaming: tuple[WeightRoom, Lane[Mark]] | None = None,
         recorder: Callable[[], Recorder] | None = None,
     ) -> None:
-        """Raises UnsupportedModel for a part with some of the layers or keys: these need the compiled decoder.
+        """Raises UnsupportedModel for a part with only some layers or keys, which needs the compiled decoder.
 
-        ``paged``: whether Triton's kernels may attend. ``streaming``: the room for weights on the device, and what
-        copies those beyond it there. Raises ParlayError where the least that works does not fit. ``recorder`` makes
-        what records steps as CUDA graphs; without it operators are launched one by one.
+        ``paged``: whether Triton's kernels may be used. ``streaming`` is the room for weights on the device, and the
+        stream that copies the other weights there. Raises ParlayError if even the least that works does not fit.
+        ``recorder`` makes the recorder of CUDA graphs; None: operators are launched one by one.
         """
         if part.states or part.context is not None:
             split = "pipeline" if part.states else "context"
@@ -107,7 +107,7 @@ class EagerForward(Forward):
         self._recorder, self._graphs = recorder, None if recorder is None else self._graphs_by(recorder, ropes)
 
     def _graphs_by(self, recorder: Callable[[], Recorder], ropes: LayerRopes) -> StepGraphs | None:
-        """Make what records steps, if they can be; the kernels' line says it."""
+        """Set up CUDA graphs for steps, if possible; the line about kernels mentions it."""
         graphs: StepGraphs | None = None
         if self._paged is None:
             how = "no CUDA graphs: they need attention by Triton"
@@ -118,7 +118,7 @@ class EagerForward(Forward):
         else:
             try:
                 made = recorder()
-            except Exception as error:  # whatever a driver brings
+            except Exception as error:  # a driver may raise anything
                 how = f"no CUDA graphs: {triton_here.reason(error)}"
             else:
                 pages, recent = self._kernels.cache_shapes(self._config, self._device)
@@ -131,7 +131,7 @@ class EagerForward(Forward):
     def _attend_by(
         self, kind: AttentionKind, config: DecoderConfig, ropes: LayerRopes, judged: Judgement
     ) -> MaskedAttention | ExactAttention:
-        """Torch's attention of one kind of layer."""
+        """torch's attention for one kind of layers."""
         sinks = [layer.sinks for layer in self._decoder.layers]
         if judged.form is None:
             return MaskedAttention(kind, config.forms, ropes, sinks)
@@ -163,11 +163,11 @@ class EagerForward(Forward):
         return made
 
     def add_ngrams(self, table: NgramTable) -> None:
-        """Take the table that rows read besides their embeddings."""
+        """Set the table of n-gram embeddings."""
         self._ngrams = table
 
     def attach(self, budget: Budget) -> None:
-        """See `Forward.attach`: graphs count."""
+        """Charge CUDA graphs to a budget; see `Forward.attach`."""
         self._budget = budget
         if self._graphs is not None:
             self._graphs.attach(budget)
@@ -183,7 +183,7 @@ class EagerForward(Forward):
             hidden = self._chosen(hidden, work.wanted if self._part.logits else [])
             if not normed:
                 hidden = self._decoder.last(hidden)
-        with torch.no_grad():  # logits are ordinary tensors, which their reader may change
+        with torch.no_grad():  # logits are ordinary tensors, which the caller may change
             if self._part.logits:
                 logits = self._decoder.logits(hidden)[: len(work.wanted)].float()
             else:
@@ -191,7 +191,7 @@ class EagerForward(Forward):
         return ForwardOutput(logits, taps)
 
     def _by_operators(self, work: ForwardBatch, taps: Taps) -> tuple[Tensor, bool]:
-        """Run all layers: what leaves the last one ``[N, H]``, and whether that is normed for the head."""
+        """Run all layers; returns the last one's output ``[N, H]``, and whether it is normed for the LM head."""
         count, last = len(work.ids), len(self._decoder.layers)
         rows_N = torch.tensor(work.ids + work.ids[:1] * (padded(count) - count), device=self._device)
         inputs = self._inputs(work, rows_N)
@@ -215,7 +215,7 @@ class EagerForward(Forward):
         return hidden, normed
 
     def _inputs(self, work: ForwardBatch, rows_N: Tensor) -> StepInputs:
-        """Make what enters the first layer of rows with these ids, of which the first are the work's."""
+        """The first layer's inputs of rows with these ids, the first of which are the work's."""
         count, embedded_NH = len(work.ids), self._decoder.embed(rows_N)
         if work.inputs is not None:
             embedded_NH[:count] = work.inputs.to(embedded_NH)
@@ -225,9 +225,9 @@ class EagerForward(Forward):
         return StepInputs(with_features(embedded_NH, work.features), beside_NH)
 
     def _plan(self, work: ForwardBatch, out: Mapping[Heads, Tensor]) -> Sequence[Attend]:
-        """How all segments attend, into their rows of ``out`` ``[N, heads * D]`` of the layer's heads.
+        """Plan the attention of all segments, into their rows of ``out`` ``[N, heads * D]`` by heads.
 
-        Kernels of pages take those that see no prefix.
+        Paged kernels handle the segments without a prefix.
         """
         ends = list(accumulate(place.end - place.base for place in work.places))
         seen = {given.place: self._seen(given.features) for given in work.features}
@@ -240,7 +240,7 @@ class EagerForward(Forward):
         return attends
 
     def _plan_one(self, begin: int, place: Rows, out: Mapping[Heads, Tensor], seen: SeenPrefix | None) -> Attend:
-        """How one segment attends by torch's operators."""
+        """Plan one segment's attention in torch operators."""
         rows = step_rows(place, self._device, self._kernels.pages)
         end = begin + place.end - place.base
         plans = {
@@ -258,7 +258,7 @@ class EagerForward(Forward):
         return SeenPrefix(*self._prefixes[prefix], len(features))
 
     def _chosen(self, hidden_NH: Tensor, wanted: list[int]) -> Tensor:
-        """The rows that the LM head reads, and some more where their number asks for that."""
+        """The rows for the LM head, padded to a number that `padded` allows."""
         count = padded(len(wanted))
         if count == len(hidden_NH) and wanted[-1:] == [len(wanted) - 1]:
             return hidden_NH
@@ -267,5 +267,5 @@ class EagerForward(Forward):
 
 
 def _attend(plans: Sequence[Attend], layer: int, qkv_NAP: Tensor) -> None:
-    """Attend as the layer's own plan says."""
+    """Attend by the layer's own plan."""
     plans[layer](layer, qkv_NAP)

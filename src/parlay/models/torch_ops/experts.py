@@ -1,9 +1,10 @@
-"""Experts that don't fit on a device: the host's memory has all of them, and those are copied that rows have chosen.
+"""Experts that don't fit on a device: they are kept in the host's memory, and those that rows choose are copied.
 
-A layer's router runs first, so that only its rows' experts are needed. They are copied into slots and stay there until
-others of their layer need the room: the one used longest ago goes first (Eliseev and Mazur 2023, "Fast Inference of
-Mixture-of-Experts Language Models with Offloading"). Each layer has its share of the slots, because with one order for
-all of them a layer's experts would be gone whenever its turn comes. While one is computed, the next ones are copied.
+A layer's router runs first, so only the experts that its rows chose are needed. They are copied into slots and stay
+until other experts of their layer need the room; the least recently used is replaced first (Eliseev and Mazur 2023,
+"Fast Inference of Mixture-of-Experts Language Models with Offloading"). Each layer has its share of the slots, as with
+one common order a layer's experts would always be gone when its turn comes. While one expert is computed, the next ones
+are copied.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from parlay.types.layer_split import BUFFERS
 _log = logging.getLogger(__name__)
 
 Expert = tuple[int, int]
-"""A layer, and an expert's number in it."""
+"""A layer's number, and an expert's number in it."""
 
 
 class _Coming(NamedTuple, Generic[Mark]):
@@ -38,7 +39,7 @@ class _Coming(NamedTuple, Generic[Mark]):
 
 
 class ExpertShelf(Shelf, Generic[Mark]):
-    """``slots`` on the device, of which each holds one of the ``experts``, or none yet."""
+    """``slots`` on the device, each of which is empty or holds one of ``experts``."""
 
     def __init__(
         self, experts: Mapping[Expert, HostLayer[GatedMlp]], slots: Sequence[Tensor], lane: Lane[Mark]
@@ -46,14 +47,14 @@ class ExpertShelf(Shelf, Generic[Mark]):
         assert len(slots) >= BUFFERS, "one is computed while another one is copied"
         self._experts, self._slots, self._lane = experts, slots, lane
         self._held: OrderedDict[Expert, tuple[int, Mark]] = OrderedDict()
-        """Experts by last use, with their slots and the ends of their copies."""
+        """Experts in the order of last use, with their slots and the marks of their copies."""
         self._unused = list(range(len(slots)))
         self._share = len(slots) / len({layer for layer, _ in experts})
         self._computed: dict[int, Mark] = {}
-        """By slot, what the computing stream must have done before it is overwritten."""
+        """By slot, the mark that the computing stream must pass before the slot is overwritten."""
 
     def in_order(self, layer: int, chosen: Sequence[int]) -> Iterator[GatedMlp]:
-        """Yield the chosen experts of a layer; each is there until the next one is asked for."""
+        """Yield the chosen experts of a layer; each is valid until the next one is requested."""
         left = deque((layer, number) for number in chosen)
         coming: deque[_Coming[Mark]] = deque()
         while left or coming:
@@ -66,7 +67,7 @@ class ExpertShelf(Shelf, Generic[Mark]):
                 self._computed[slot] = self._lane.computed()
 
     def _copy_ahead(self, left: deque[Expert], coming: deque[_Coming[Mark]]) -> None:
-        """Begin to copy the experts that are left, as long as there are slots that none waits in."""
+        """Start copying the experts that are left, while there are slots without a waiting expert."""
         while left:
             expert = left[0]
             if expert not in self._held:
@@ -81,14 +82,15 @@ class ExpertShelf(Shelf, Generic[Mark]):
             left.popleft()
 
     def _free_slot(self, left: deque[Expert], waiting: set[Expert]) -> int | None:
-        """An unused slot, else that of the expert used longest ago of layers with more than their share.
+        """An empty slot, else that of the least recently used expert of a layer above its share; None if there is none
+        now.
 
-        One that is needed later goes only where none waits that will be done with before.
+        An expert that is still needed is replaced only if no other copied expert will be used before it.
         """
         if self._unused:
             return self._unused.pop(0)
         counts = Counter(layer for layer, _ in self._held)
-        counts[left[0][0]] += 1  # the one that will come
+        counts[left[0][0]] += 1  # the expert to be copied
         done = [expert for expert in self._held if expert not in waiting and expert not in left]
         rich = [expert for expert in done if counts[expert[0]] > self._share] or done
         if not rich and waiting:
@@ -100,10 +102,10 @@ class ExpertShelf(Shelf, Generic[Mark]):
 def place_experts(
     layers: Iterable[DecoderLayer], room: WeightRoom, resident: int, lane: Lane[Mark], device: torch.device
 ) -> PlacedLayers[DecoderLayer]:
-    """Keep all but the experts of a mixture on the device, and as many of these as the room holds beside that.
+    """Keep everything but experts on the device, and as many experts as the room allows beside that.
 
-    Layers are asked for one by one. Raises ParlayError where the room does not hold the least that works, or the
-    host's memory not the experts.
+    ``layers`` is consumed one by one. Raises ParlayError if the room is below the least that works, or if the host's
+    memory can't hold the experts.
     """
     placed, experts, size = list[DecoderLayer](), dict[Expert, HostLayer[GatedMlp]](), Region(taken=resident)
     for number, layer in enumerate(layers):

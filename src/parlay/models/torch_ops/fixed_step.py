@@ -1,7 +1,7 @@
-"""A step of a fixed shape: rows are put into memory that stays, and layers run over it without waiting for the host.
+"""A step of fixed shape: rows are written to fixed memory, and layers run over it without waiting for the host.
 
-That is what a CUDA graph can record: each operator reads and writes the same addresses whenever it runs. What differs
-from step to step is numbers in this memory: tokens, positions, which slots rows see, and where the pages are.
+This can be recorded as a CUDA graph, in which each operator always reads and writes the same addresses. Only numbers in
+this memory change from step to step: tokens, positions, the slots that rows see, and the places of pages.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from parlay.models.triton_ops.row_table import FIELDS, RowNumbers, RowTable
 from parlay.types import NO_SKIP, Skip
 
 _LISTS = 1 << 17
-"""Pages of the texts of a step, and slots on paths down their trees: what a step may have of both."""
+"""Most pages of the step's texts plus slots on paths of their trees."""
 
 
 class StepShape(NamedTuple):
-    """So many ``rows``, of which none sees the position ``bound``; the layers tapped, and the sub-layers left out."""
+    """A step with ``rows`` rows at positions below ``bound``, the tapped layers, and the skipped sub-layers."""
 
     rows: int
     bound: int
@@ -38,16 +38,16 @@ class StepShape(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """Inputs of the first layer, ``rows_NH``, and what its attention reads beside them in some heads."""
+    """The first layer's inputs ``rows_NH``, and the inputs that some heads' attention reads beside them."""
 
     rows_NH: Tensor
     beside_NH: Tensor | None
 
 
 class FixedStep:
-    """The memory of a decoder's steps of any shape up to ``rows``, and what runs over it.
+    """The memory for a decoder's steps of up to ``rows`` rows, and the layers that run over it.
 
-    Rows that fill a shape up are texts of one token, which they write to a page that is nobody else's.
+    Padding rows are texts of one token, which are written to a page of their own.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class FixedStep:
         *,
         rows: int,
     ) -> None:
-        """``shapes`` are those of the pages of layers that see all keys, and of the others."""
+        """``shapes`` are the cache shapes of layers that see all keys, and of the others."""
         self._decoder, self._attention, self._ropes = decoder, attention, ropes
         device, embedding = decoder.embedding.device, decoder.embedding
         self._numbers = torch.zeros(rows * (2 + FIELDS) + _LISTS, dtype=torch.int64, device=device)
@@ -72,12 +72,12 @@ class FixedStep:
         self._spare = _spare_rows(*shapes)
 
     def takes(self, rows: RowNumbers) -> bool:
-        """Whether the lists of these rows fit."""
+        """Whether these rows' lists fit into the memory."""
         return len(rows.lists) <= _LISTS
 
     @property
     def bytes(self) -> int:
-        """The memory that is held."""
+        """The bytes of this memory."""
         rotations = [each for pair in {id(pair): pair for pair in self._rotations}.values() for each in pair]
         held = [self._numbers, self._inputs, self._hidden, *rotations, *self._taps.values()]
         held += [] if self._beside is None else [self._beside]
@@ -85,7 +85,7 @@ class FixedStep:
         return sum(each.nbytes for each in (*held, *pages))
 
     def place(self, shape: StepShape, ids: list[int], rows: RowNumbers) -> Tensor:
-        """Put tokens and rows into their places, in one transfer; returns the ids ``[N]`` of all rows of the shape."""
+        """Write tokens and rows to the memory in one transfer; returns the ids ``[N]`` of all rows of the shape."""
         filled = rows.filled(shape.rows, self._spare)
         more = shape.rows - len(ids)
         flat = torch.tensor([*ids, *ids[:1] * more, *filled.flat()], dtype=torch.int64)
@@ -97,14 +97,14 @@ class FixedStep:
         return self._numbers[: shape.rows]
 
     def enter(self, inputs: StepInputs) -> None:
-        """Take what enters the first layer."""
+        """Write the first layer's inputs to the memory."""
         count = len(inputs.rows_NH)
         self._inputs[:count].copy_(inputs.rows_NH)
         if self._beside is not None and inputs.beside_NH is not None:
             self._beside[:count].copy_(inputs.beside_NH)
 
     def run(self, shape: StepShape) -> None:
-        """Run all layers over what was placed. This is what graphs record: it makes no choice by any number."""
+        """Run all layers over the memory. Graphs record this, so nothing here depends on a number in it."""
         decoder, rows, last = self._decoder, shape.rows, len(self._decoder.layers)
         inputs_NH, ids_N = self._inputs[:rows], self._numbers[:rows]
         hidden_NH = self._hidden[:rows].copy_(inputs_NH)
@@ -126,16 +126,16 @@ class FixedStep:
             hidden_NH.copy_(normed_NH)
 
     def hidden(self, shape: StepShape) -> Tensor:
-        """Return what leaves the last layer, normed for the head, ``[rows, H]``: the next step overwrites it."""
+        """The last layer's output ``[rows, H]``, normed for the LM head; the next step overwrites it."""
         return self._hidden[: shape.rows]
 
     def tap(self, shape: StepShape, taps: Taps, count: int) -> None:
-        """Copy the tapped states of the first rows, so many."""
+        """Copy the tapped states of the first ``count`` rows."""
         with taps.timed():
             taps.states = {layer: self._taps[layer][:count].clone() for layer in shape.taps}
 
     def _table(self, shape: StepShape) -> RowTable:
-        """The rows as kernels read them."""
+        """The rows as the kernels read them."""
         rows = shape.rows
         behind = rows * (2 + FIELDS)
         fields = self._numbers[2 * rows : behind].view(-1, FIELDS)
@@ -147,7 +147,7 @@ class FixedStep:
 
 
 def _spare_rows(shape: CacheShape, recent: CacheShape | None) -> Rows:
-    """The one row of a text of one token, in pages of its own."""
+    """The only row of a text of one token, with pages of its own."""
     own = _spare_table(shape)
     return Rows(own, 0, 1, recent=None if recent is None else _spare_table(recent))
 

@@ -1,4 +1,4 @@
-"""Which kernels and which dtype run here, chosen once by trying, with the reason in one line."""
+"""Chooses kernels and dtype once, by trying, with the reason in one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parlay.types import Exactness
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """``form`` is None where attention has no exact form, and masked attention runs instead."""
+    """The result of testing kernels; ``form`` is None if attention has no exact form, and masked attention is used."""
 
     form: Form | None
     exactness: Exactness
@@ -25,9 +25,9 @@ class Judgement:
 
 
 def judge(decoder: EagerDecoder, device: torch.device, *, paged: bool = False) -> Judgement:
-    """Test with the model's own products whether a row depends on the rows beside it.
+    """Test with the model's own products whether a row depends on the other rows.
 
-    ``paged``: Triton's kernels attend, whose rows do not; products of linear layers may.
+    With ``paged`` Triton's kernels compute attention, whose rows don't; those of linear layers may.
     """
     linears = _distinct_linears(decoder)
     kind = "oneDNN packed" if all(isinstance(linear, PackedLinear) for linear in linears) else "torch"
@@ -48,7 +48,7 @@ def judge(decoder: EagerDecoder, device: torch.device, *, paged: bool = False) -
 
 
 def _distinct_linears(decoder: EagerDecoder) -> list[Linear]:
-    """One linear layer per shape: their kernels depend on nothing else."""
+    """One linear layer per shape, as kernels depend on nothing else."""
     linears = [decoder.head, *([] if decoder.per_layer is None else [decoder.per_layer.projection])]
     for layer in decoder.layers:
         linears += [layer.qkv, layer.attention_out, *layer.mlp.linears]
@@ -60,16 +60,16 @@ def _distinct_linears(decoder: EagerDecoder) -> list[Linear]:
 _TIMED_ROWS = (1, 8)
 _TIMED_DTYPES = (torch.float32, torch.bfloat16)
 _TIMED_CALLS, _TIMED_SECONDS = 15, 0.5
-_MAX_TIMED_WEIGHTS = 1 << 26  # 64 M weights: enough to leave every cache, few enough to pack quickly
-_WORTH_FLOAT32 = 1.2  # bfloat16 halves the weights and their traffic, so float32 must win by more than noise
+_MAX_TIMED_WEIGHTS = 1 << 26  # 64 M weights: too many for any cache, and few enough to pack quickly
+_WORTH_FLOAT32 = 1.2  # bfloat16 halves memory traffic, so float32 must be faster by more than noise
 
 
 @lru_cache
 def choose_dtype(config: DecoderConfig, device: torch.device) -> tuple[torch.dtype, str]:
     """The dtype that decodes fastest here, and why, in one line.
 
-    On CPU the model's largest linear layer is timed at 1 and 8 rows in float32 and bfloat16: where bfloat16 has no
-    hardware support it can be hundreds of times slower.
+    On a CPU the model's largest linear layer is timed with 1 and 8 rows in float32 and bfloat16: without hardware
+    support bfloat16 can be hundreds of times slower.
     """
     if device.type == "cuda" and torch.cuda.is_bf16_supported():
         return torch.bfloat16, "the GPU computes in bfloat16"
@@ -86,9 +86,9 @@ def choose_dtype(config: DecoderConfig, device: torch.device) -> tuple[torch.dty
 
 
 def _time_linears(config: DecoderConfig) -> dict[torch.dtype, tuple[float, float]]:
-    """Least seconds of a call with 1 and with 8 rows, by dtype, over a weight of the largest layer's shape.
+    """Least seconds of a call with 1 and with 8 rows, by dtype, for a weight of the largest layer's shape.
 
-    On one thread and taking turns, so that whatever else runs on the machine changes the times but not their order.
+    Dtypes are timed alternately on one thread, so that other load changes the times but not their order.
     """
     widest = max(config.vocab_size, 2 * config.intermediate_size)
     width = min(widest, _MAX_TIMED_WEIGHTS // config.hidden_size)

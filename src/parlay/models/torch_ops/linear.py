@@ -1,7 +1,7 @@
-"""Linear layers whose rows do not depend on the rows beside them, and the test that says whether they do.
+"""Linear layers whose rows do not depend on the other rows, and the test for that.
 
-oneDNN's packed product sums each output in one order for any number of rows from two up. It is not public API of
-torch: where it is missing, or refuses a dtype, `F.linear` takes its place, and `rows_independent` judges it alike.
+oneDNN's packed product sums each output in the same order for any number of rows from two up. It is not a public API of
+torch; if it is missing or refuses a dtype, `F.linear` is used, and `rows_independent` tests it, too.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch import Tensor
 from parlay.models.part import Group
 
 MIN_ROWS = 2
-"""One row alone takes other kernels (measured: fp32 from 1,536 inputs on), which are no faster here."""
+"""A single row uses other kernels (measured: float32 from 1,536 inputs on), which are no faster here."""
 
-_EACH = 16  # row counts up to here are told apart
-_SIZES = 8  # row counts per doubling beyond
+_EACH = 16  # up to this many rows, each count is used
+_SIZES = 8  # row counts per doubling above that
 
 _BATCH_HINT = 16
 _TESTED_ROWS = (2, 3, 5, 8, 17, 33)
 
 
 def padded(rows: int) -> int:
-    """How many rows to multiply where so many are wanted: one of few counts, at most an eighth more.
+    """The number of rows to multiply for ``rows`` wanted ones: one of few counts, at most an eighth more.
 
-    oneDNN compiles a kernel for each number of rows that it meets. That takes longer than the product (measured: 3 to
-    30 ms), and half a megabyte, and a thousand of them are kept.
+    oneDNN compiles a kernel for each number of rows. That takes longer than the product (measured: 3 to 30 ms), needs
+    half a megabyte, and a thousand kernels are kept.
     """
     if rows <= _EACH:
         return max(rows, MIN_ROWS)
@@ -37,7 +37,7 @@ def padded(rows: int) -> int:
 
 
 class PackedLinear:
-    """``weight`` ``[O, I]`` in oneDNN's blocked layout, its own copy, and ``bias`` ``[O]``."""
+    """A linear layer with ``weight`` ``[O, I]`` copied to oneDNN's blocked layout, and ``bias`` ``[O]``."""
 
     __slots__ = ("_bias", "_call", "_weight", "dtype", "in_features", "out_features")
 
@@ -54,7 +54,7 @@ class PackedLinear:
 
 
 class PlainLinear:
-    """`F.linear` over ``weight`` ``[O, I]`` as it is, and ``bias`` ``[O]``."""
+    """A linear layer by `F.linear`, with ``weight`` ``[O, I]`` as it is, and ``bias`` ``[O]``."""
 
     __slots__ = ("_bias", "_weight", "dtype", "in_features", "out_features")
 
@@ -67,12 +67,12 @@ class PlainLinear:
         return F.linear(x_NI, self._weight, self._bias)
 
     def with_weight(self, move: Callable[[Tensor], Tensor]) -> PlainLinear:
-        """Make the same product with what ``move`` makes of its weight."""
+        """The same layer with ``move`` applied to its weight."""
         return PlainLinear(move(self._weight), self._bias)
 
 
 class RecordedLinear:
-    """``linear``, which adds up the squares of its inputs in ``sums_I``."""
+    """Wraps ``linear``, and adds up the squares of its inputs in ``sums_I``."""
 
     __slots__ = ("_linear", "dtype", "in_features", "out_features", "sums_I")
 
@@ -88,7 +88,7 @@ class RecordedLinear:
 
 
 def summed(own_NO: Tensor, group: Group | None) -> Tensor:
-    """The sums over what all processes of a group give, added in float32; without one what this process gives."""
+    """Sum an output over all processes of a group in float32; without a group it is returned as it is."""
     if group is None:
         return own_NO
     sums_NO = own_NO.to(group.device, torch.float32).contiguous()
@@ -97,29 +97,29 @@ def summed(own_NO: Tensor, group: Group | None) -> Tensor:
 
 
 Linear = PackedLinear | PlainLinear | RecordedLinear
-"""``[N, I] -> [N, O]``: N rows, I inputs, O outputs. Callers give at least `MIN_ROWS` rows."""
+"""Maps ``[N, I]`` to ``[N, O]``, for N rows, I inputs, O outputs. Callers pass at least `MIN_ROWS` rows."""
 
 
 def moved(linear: Linear, move: Callable[[Tensor], Tensor]) -> PlainLinear:
-    """Make the same product with what ``move`` makes of its weight. Only such over a plain matrix can be moved."""
+    """The same layer with ``move`` applied to its weight, which must be a plain matrix."""
     assert isinstance(linear, PlainLinear), f"{type(linear).__name__} has its weight in a layout of its own"
     return linear.with_weight(move)
 
 
 def pack(weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
-    """The fastest linear layer for these weights, on their device and in their dtype."""
+    """The fastest linear layer for these weights, with their device and dtype."""
     if weight_OI.device.type != "cpu":
         return PlainLinear(weight_OI, bias_O)
     try:
         packed = PackedLinear(weight_OI, bias_O)
         packed(torch.zeros(MIN_ROWS, packed.in_features, dtype=weight_OI.dtype))
-    except (AttributeError, RuntimeError):  # the operator is absent, or refuses this dtype on this processor
+    except (AttributeError, RuntimeError):  # the operator is missing, or refuses this dtype on this processor
         return PlainLinear(weight_OI.clone(), bias_O)  # the weight may be a view of a mapped file
     return packed
 
 
 def rows_independent(linear: Linear) -> bool:
-    """Whether random rows come out bit for bit the same in products of 2 to 33 rows, first and last alike."""
+    """Whether random rows are bit-identical in products of 2 to 33 rows, at the beginning and at the end."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(max(_TESTED_ROWS), linear.in_features, generator=generator).to(linear.dtype)
     whole = linear(x)

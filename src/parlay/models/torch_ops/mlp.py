@@ -1,4 +1,4 @@
-"""Feed-forwards as torch operators: one gated product for all rows, or experts for the rows that chose them."""
+"""Feed-forwards in torch operators: one gated product for all rows, or experts for the rows that chose them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from parlay.models.torch_ops.attention_form import SERIAL
 from parlay.models.torch_ops.linear import Linear, moved, padded, summed
 
 _LIMIT, _STEEPNESS = 7.0, 1.702
-"""Of gpt-oss's activation."""
+"""Constants of gpt-oss's activation."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
     """``down(activation(gate) * up)``; gate and up form one product.
 
-    With a ``group``, each of its processes has some of the units.
+    With a ``group``, each of its processes has some of the inner units.
     """
 
     gate_up: Linear
@@ -41,11 +41,12 @@ class GatedMlp:
         return (self.gate_up, self.down)
 
     def with_weights(self, move: Callable[[Tensor], Tensor]) -> GatedMlp:
-        """Make the same with what ``move`` makes of each matrix."""
+        """The same feed-forward with ``move`` applied to each matrix."""
         return replace(self, gate_up=moved(self.gate_up, move), down=moved(self.down, move))
 
     def __call__(self, x_NH: Tensor, adapters: RowAdapters, layer: int, expert: int | None = None) -> Tensor:
-        """``[N, H]``, of two rows or more; to both products is added what adapters of the layer or expert add."""
+        """Map ``[N, H]`` to ``[N, H]``, for at least two rows, with the adapters of the layer or expert added to both
+        products."""
         gate_up_NI = self.gate_up(x_NH)
         adapters.add((layer, expert, GATE_UP), x_NH, gate_up_NI)
         gated_NI = gated_product(gate_up_NI, self.activation)
@@ -55,20 +56,20 @@ class GatedMlp:
 
 
 class Shelf(Protocol):
-    """Holds experts of which not all are on the device."""
+    """Provides experts, some of which are not on the device."""
 
     def in_order(self, layer: int, chosen: Sequence[int]) -> Iterator[GatedMlp]:
-        """Yield the chosen experts of a layer; each is there until the next one is asked for."""
+        """Yield the chosen experts of a layer; each is valid until the next one is requested."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureMlp:
-    """Experts, each run for the rows that chose it. What they give a row is summed in the order of their numbers.
+    """Experts, each run for the rows that chose it. A row's outputs are summed in the order of expert numbers, so they
+    don't depend on other rows with the same experts.
 
-    So what a row gets does not depend on the rows that share its experts. ``router`` computes in float32, or float64.
-    With a ``group``, each of its processes has some units of every expert. With a ``shelf``, those that run come from
-    there.
+    ``router`` computes in float32 or float64. With a ``group``, each of its processes has some units of every expert.
+    With a ``shelf``, experts come from there.
     """
 
     form: Experts
@@ -82,17 +83,18 @@ class MixtureMlp:
 
     @property
     def linears(self) -> Sequence[Linear]:
-        """All products of the feed-forward, those of one expert for all."""
+        """All products of the feed-forward; those of one expert stand for all."""
         shared = () if self.shared is None else self.shared.linears
         return (self.router, *self.experts[0].linears, *shared)
 
     def with_weights(self, move: Callable[[Tensor], Tensor]) -> MixtureMlp:
-        """Make the same with what ``move`` makes of each matrix, but for the router's."""
+        """The same feed-forward with ``move`` applied to each matrix except the router's."""
         shared = None if self.shared is None else self.shared.with_weights(move)
         return replace(self, experts=tuple(each.with_weights(move) for each in self.experts), shared=shared)
 
     def __call__(self, x_NH: Tensor, adapters: RowAdapters, layer: int, routed_NH: Tensor | None = None) -> Tensor:
-        """``[N, H]``, of two rows or more; with what adapters add to experts. The router may read other numbers."""
+        """Map ``[N, H]`` to ``[N, H]``, for at least two rows, with the experts' adapters added. The router may read
+        other inputs, ``routed_NH``."""
         logits_NE = self.router((x_NH if routed_NH is None else routed_NH).to(self.router.dtype))
         weights_NK, chosen_NK = self._choose(logits_NE[:, : self.form.count])
         if self.scales is not None:
@@ -112,7 +114,7 @@ class MixtureMlp:
         return summed(result_NH, self.group)
 
     def _choose(self, logits_NE: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights and numbers of the experts of each row, ``[N, K]`` each."""
+        """The weights and numbers of each row's experts, ``[N, K]`` each."""
         if self.choice_bias is not None:
             return self._choose_by_sigmoid(logits_NE, self.choice_bias)
         if self.form.normalized:
@@ -138,16 +140,17 @@ class MixtureMlp:
 
 
 def _run(expert: GatedMlp, x_RH: Tensor, adapters: RowAdapters, layer: int, number: int) -> Tensor:
-    """Run an expert for so many rows ``x_RH``, one or more: products take a padded number of them."""
+    """Run an expert for one or more rows ``x_RH``, padded to a number that products allow."""
     count = len(x_RH)
     filled = F.pad(x_RH, (0, 0, 0, padded(count) - count))
     return expert(filled, adapters, layer, number)[:count]
 
 
 def _by_expert(chosen_NK: Tensor) -> Iterator[tuple[int, Sequence[int], Tensor]]:
-    """Yield the experts that rows chose, in rising order, with their rows: as numbers, and ``[2, R]`` with places.
+    """Yield the chosen experts in rising order with their rows: row numbers, and ``[2, R]`` with rows and places in
+    ``chosen_NK``.
 
-    The device is waited for once, not for each expert.
+    This waits for the device once, not for each expert.
     """
     runs = sorted(
         (expert, row, place) for row, chosen in enumerate(chosen_NK.tolist()) for place, expert in enumerate(chosen)
@@ -161,7 +164,7 @@ def _by_expert(chosen_NK: Tensor) -> Iterator[tuple[int, Sequence[int], Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class MlpBesideExperts:
-    """A feed-forward for every row and experts, each with norms of its own; see `Experts.beside`."""
+    """A dense feed-forward for every row next to experts, each with norms of its own; see `Experts.beside`."""
 
     dense: GatedMlp
     mixture: MixtureMlp
@@ -172,24 +175,24 @@ class MlpBesideExperts:
 
     @property
     def linears(self) -> Sequence[Linear]:
-        """All products of both, those of one expert for all."""
+        """All products of both; those of one expert stand for all."""
         return (*self.dense.linears, *self.mixture.linears)
 
     def with_weights(self, move: Callable[[Tensor], Tensor]) -> MlpBesideExperts:
-        """Make the same with what ``move`` makes of each matrix, but for the router's."""
+        """The same with ``move`` applied to each matrix except the router's."""
         return replace(self, dense=self.dense.with_weights(move), mixture=self.mixture.with_weights(move))
 
     def __call__(self, hidden_NH: Tensor, x_NH: Tensor, adapters: RowAdapters, layer: int) -> Tensor:
-        """``[N, H]`` of hidden states, which are normed in ``x_NH`` for the feed-forward."""
+        """Map hidden states ``[N, H]`` to ``[N, H]``; ``x_NH`` are the states normed for the dense feed-forward."""
         given_NH = self.mixture(self.experts_norm(hidden_NH), adapters, layer, self.router_norm(hidden_NH))
         return self.dense_out_norm(self.dense(x_NH, adapters, layer)) + self.experts_out_norm(given_NH)
 
 
 def gated_product(gate_up: Tensor, activation: Activation) -> Tensor:
-    """activation(gate) * up for ``gate_up`` ``[N, 2 I]``, whose rows hold gate and up side by side.
+    """activation(gate) * up for ``gate_up`` ``[N, 2 I]``, whose rows have gate and up side by side.
 
-    In float32 torch's activations differ in the last bit between vector and remainder lanes, so that no block of rows
-    may be large enough to be split between threads within a row.
+    In float32 torch's activations differ in the last bit between vector and remainder lanes, so blocks of rows must be
+    too small to be split between threads within a row.
     """
     width = gate_up.shape[1] // 2
     gate, up = gate_up.narrow(1, 0, width), gate_up.narrow(1, width, width)
@@ -203,7 +206,7 @@ def gated_product(gate_up: Tensor, activation: Activation) -> Tensor:
 
 
 def _steep(gate: Tensor) -> Tensor:
-    """x * sigmoid(1.702 x) of ``gate`` ``[N, I]``, one row at a time: its number must not show in the last bits."""
+    """x * sigmoid(1.702 x) of ``gate`` ``[N, I]``, row by row, so that the bits don't depend on the number of rows."""
     return torch.stack([row * (row * _STEEPNESS).sigmoid() for row in gate.unbind()])
 
 

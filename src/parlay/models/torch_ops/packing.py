@@ -1,4 +1,4 @@
-"""Packs a checkpoint's weights as `EagerDecoder` reads them."""
+"""Packs a checkpoint's weights for `EagerDecoder`."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def build(
     device: torch.device,
     streaming: tuple[WeightRoom, Lane[Mark]] | None = None,
 ) -> EagerDecoder:
-    """Pack a checkpoint's weights (Hugging Face names) for `EagerDecoder`.
+    """Pack a checkpoint's weights, which have Hugging Face names.
 
-    With ``streaming``, layers beyond the room stay in the host's memory. Raises ParlayError where the least that works
-    does not fit.
+    With ``streaming``, layers beyond the room stay in the host's memory. Raises ParlayError if even the least that
+    works does not fit.
     """
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     fused = FusedWeights(config, weights, compute)
@@ -52,7 +52,7 @@ def build(
     layers = (packer.layer(fused.layer(index), form) for index, form in enumerate(config.forms))
     bare = EagerDecoder(
         compute=compute,
-        embedding=packer.tensor(fused.embedding).clone(),  # no mapped file, which somebody may cut short
+        embedding=packer.tensor(fused.embedding).clone(),  # not a mapped file, which someone may truncate
         layers=(),
         norm=packer.any_norm(fused.final_norm),
         head=pack(packer.tensor(fused.head), None),
@@ -71,7 +71,7 @@ def build(
 
 
 def build_layer(config: DecoderConfig, weights: Mapping[str, Operand], index: int) -> DecoderLayer:
-    """Pack one layer alone, in float32."""
+    """Pack a single layer in float32."""
     fused = FusedWeights(config, weights, torch.float32)
     packer = _Packer(config, torch.float32, torch.float32, torch.device("cpu"))
     return packer.layer(fused.layer(index), config.forms[index])
@@ -79,7 +79,7 @@ def build_layer(config: DecoderConfig, weights: Mapping[str, Operand], index: in
 
 @dataclass(frozen=True, slots=True)
 class _Packer:
-    """Puts weights into the dtype, the device and the order in which `EagerDecoder` reads them."""
+    """Converts weights to the dtype, device and order of `EagerDecoder`."""
 
     config: DecoderConfig
     dtype: torch.dtype
@@ -114,12 +114,12 @@ class _Packer:
         )
 
     def per_layer(self, inputs: PerLayerInputs | None) -> PerLayerEmbedding | None:
-        """Make what gives each layer numbers of its own, if they read such."""
+        """Pack the weights of per-layer inputs, if the model has any."""
         if inputs is None:
             return None
         floor = torch.tensor(inputs.floor**0.5, dtype=self.compute, device=self.device)
         return PerLayerEmbedding(
-            embedding=self.tensor(inputs.embedding).clone(),  # no mapped file, as above
+            embedding=self.tensor(inputs.embedding).clone(),  # not a mapped file, as above
             projection=pack(self.tensor(inputs.projection), None),
             norm=PrescaledRmsNorm(floor, inputs.norm.to(self.device)),
             scale=inputs.scale,
@@ -166,16 +166,16 @@ class _Packer:
         return as_tensor(weight, self.dtype).to(self.device)
 
     def any_norm(self, weight: Tensor | None) -> PrescaledRmsNorm | None:
-        """Make the norm of ``weight`` ``[n]``, if there is one."""
+        """The norm of ``weight`` ``[n]``, or None if there is none."""
         return None if weight is None else self._norm(weight)
 
     def _norm(self, weight: Tensor) -> PrescaledRmsNorm:
-        """Make the norm of ``weight`` ``[n]`` or ``[heads, n]``."""
+        """The norm of ``weight`` ``[n]`` or ``[heads, n]``."""
         floor = (weight.shape[-1] * self.config.rms_norm_eps) ** 0.5
         return PrescaledRmsNorm(torch.tensor(floor, dtype=self.compute, device=self.device), weight.to(self.device))
 
     def _paired(self, parts: Sequence[Tensor], heads: Heads) -> Tensor:
-        """Query, key and value rows ``[heads * D, ...]`` as one; the first two are put in the order of rotations."""
+        """Concatenate query, key and value rows ``[heads * D, ...]``; the first two are put in rotation order."""
         turned = [interleave(part, heads.head_dim) for part in parts[:2]]
         return torch.cat([*turned, *parts[2:]])
 

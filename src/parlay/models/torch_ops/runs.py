@@ -1,4 +1,4 @@
-"""The rows of a sequence in runs: rows at consecutive positions of one path, which one product computes."""
+"""Splits a sequence's rows into runs: rows at consecutive positions of one path, computed by one product."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from parlay.types import trees
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Rows, counted from the first that runs, at positions from ``position`` on. They see the keys before ``end``.
+    """``rows``, counted from the first row to run, at positions from ``position`` on. They see keys before ``end``:
+    each row those up to its own, or all if the rows are ``together``.
 
-    Each sees those up to its own, or all, if the rows are ``together``. Before they attend, the contents of slots
-    ``sources`` are copied to slot ``place`` and on.
+    Before they attend, the slots ``sources`` are copied to the slots from ``place`` on.
     """
 
     rows: tuple[int, ...]
@@ -26,11 +26,11 @@ class Run:
     place: int = 0
 
     def apart(self, first: int) -> Iterator[Run]:
-        """The rows before row ``first``, and the others: one run or two, of which the first brings the copies."""
+        """Split into the rows before row ``first`` and the others; the first part makes the copies."""
         return self._split([sum(row < first for row in self.rows)])
 
     def cut(self, most: int) -> Iterator[Run]:
-        """Runs of at most so many rows; the first brings the copies."""
+        """Split into runs of at most ``most`` rows; the first makes the copies."""
         return self._split(range(most, len(self.rows), most))
 
     def _split(self, places: list[int] | range) -> Iterator[Run]:
@@ -42,7 +42,8 @@ class Run:
 
 
 def runs(place: Rows, nodes_at: int) -> Iterator[Run]:
-    """The runs of a sequence's rows, those that see each other apart. Nodes have slots from ``nodes_at`` on."""
+    """The runs of a sequence's rows; rows that see each other are in runs of their own. Nodes have the slots from
+    ``nodes_at`` on."""
     if place.block:
         found = _block_runs(place)
     else:
@@ -59,7 +60,7 @@ def _chain_runs(place: Rows) -> list[Run]:
 
 
 def _block_runs(place: Rows) -> list[Run]:
-    """A chain, cut where a block begins: the rows of each part see each other."""
+    """A chain, split where blocks begin; the rows of each part see each other."""
     begin, end, found = place.start + place.base, place.start + place.end, []
     at = begin
     while at < end:
@@ -70,7 +71,7 @@ def _block_runs(place: Rows) -> list[Run]:
 
 
 def _tree_runs(place: Rows, nodes_at: int) -> list[Run]:
-    """Pending rows, then for each leaf the nodes of its path that no earlier path or forward had."""
+    """Pending rows, then for each leaf those nodes of its path that no earlier path or forward computed."""
     behind_root = place.start + place.pending
     alone = range(max(0, place.pending - place.base))
     found = [Run(tuple(alone), place.start + place.base, behind_root)] if alone else []

@@ -1,7 +1,7 @@
-"""CUDA graphs of a decoder's steps: what was launched once is launched again as a whole.
+"""CUDA graphs of a decoder's steps: a step's launches are recorded, and replayed as one.
 
-In small models most of a step on a GPU is the host's time to launch operators. A graph has them all in one launch. Each
-shape of a step needs its own; numbers of rows are powers of two, so there are few shapes.
+In small models most of a GPU's step is the host's time for launching operators, and a graph needs one launch. Each
+shape of a step needs its own graph; row counts are rounded to powers of two, so there are few shapes.
 """
 
 from __future__ import annotations
@@ -27,42 +27,43 @@ from parlay.models.triton_ops.row_table import PlacedRows, RowNumbers
 _log = logging.getLogger(__name__)
 
 MOST_ROWS = 512
-"""The rows of the largest graph, as many as the engine's steps usually have at most."""
+"""Rows of the largest graph; the engine's steps rarely have more."""
 _MOST_GRAPHS = 96
-"""More are not kept: the one that was not used for longest goes."""
+"""Most graphs kept; the least recently used one is dropped."""
 _PATIENCE = 256
-"""Steps without graphs after memory was needed elsewhere; twice as many each time."""
+"""Steps without graphs after memory was needed elsewhere; doubled each time."""
 _UNITS, _MOST = 64, 0.05
-"""By how many units of precision a replay may differ from what the operators gave, and the most of the largest number
-that this may be."""
+"""By how many units of precision a replay may differ from the operators' result, and the largest such difference as a
+share of the largest number."""
 
 
 class Recording(NamedTuple):
-    """A recorded call: ``replay`` launches it again, and it holds so many ``bytes``."""
+    """A recorded call: ``replay`` launches it again, and it takes ``bytes`` of memory."""
 
     replay: Callable[[], None]
     bytes: int
 
 
 class Recorder(Protocol):
-    """Records what a call launches, in memory that its recordings share."""
+    """Records the launches of calls, in memory that its recordings share."""
 
     @property
     def share(self) -> int:
-        """Bytes that recordings may take where nobody says how much memory there is."""
+        """Bytes for recordings if no budget sets a limit."""
         ...
 
     def record(self, call: Callable[[], None]) -> Recording:
-        """Record the call, which ran before. Raises whatever a driver raises."""
+        """Record a call that has run before. Raises what the driver raises."""
         ...
 
     def forget(self) -> None:
-        """Give back the memory of all recordings: they are gone."""
+        """Free the memory of all recordings after they have been dropped."""
         ...
 
 
 class CudaRecorder:
-    """`Recorder` by `torch.cuda.CUDAGraph`: one pool of memory for all graphs of a decoder, which replay in turn.
+    """A `Recorder` with `torch.cuda.CUDAGraph`: one memory pool for all graphs of a decoder, which are replayed one at
+    a time.
 
     Other threads may use the device meanwhile.
     """
@@ -74,13 +75,13 @@ class CudaRecorder:
 
     @property
     def share(self) -> int:
-        """See `Recorder`: a sixteenth of what is free."""
+        """A sixteenth of the free memory; see `Recorder`."""
         return self._free() // 16
 
     def record(self, call: Callable[[], None]) -> Recording:
-        """Record the call on a stream of its own, on which it runs once before, as libraries ask for their memory then.
+        """Record the call on a stream of its own; it runs there once before, as libraries allocate their memory then.
 
-        Bytes are what the device has less of afterwards.
+        ``bytes`` is the decrease of the device's free memory.
         """
         usual = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(usual)
@@ -99,7 +100,7 @@ class CudaRecorder:
     def forget(self) -> None:
         """See `Recorder`."""
         torch.cuda.synchronize(self._device)
-        self._pool = torch.cuda.graph_pool_handle()  # that of graphs that are gone can't be used again
+        self._pool = torch.cuda.graph_pool_handle()  # the pool of dropped graphs can't be reused
         torch.cuda.empty_cache()
 
     def _free(self) -> int:
@@ -107,13 +108,14 @@ class CudaRecorder:
 
 
 class StepGraphs:
-    """The graphs of one decoder. A shape is recorded when it comes up for the second time, so no start waits for it.
+    """The graphs of one decoder. A shape is recorded at its second occurrence, so that startup does not wait for it.
 
-    The first time operators run one by one, over the same memory. A recording is replayed at once, and compared with
-    them. Where recording fails or the results differ, operators run one by one from then on, and one line says so.
+    At its first, operators run one by one over the same memory. A new recording is replayed at once, and compared with
+    them. If recording fails or the results differ, operators are used from then on, and one line is logged.
 
-    Memory counts against a budget with a fixed total, beside the texts of all models. Texts of the target may take it;
-    then there are no graphs for a while. This is a `Holder` of that budget. Otherwise the recorder's share bounds it.
+    The memory is charged to a budget with a fixed total, beside the caches of all models. The target's texts may take
+    it; then there are no graphs for a while. For that this is a `Holder` of the budget. Without such a budget the
+    recorder's share is the limit.
     """
 
     def __init__(self, make_step: Callable[[], FixedStep], recorder: Recorder) -> None:
@@ -127,16 +129,17 @@ class StepGraphs:
         self._over = False
 
     def attach(self, budget: Budget) -> None:
-        """Count graphs against a budget, if its total is fixed."""
+        """Charge graphs to a budget if its total is fixed."""
         if budget.fixed:
             self._budget = budget
             budget.attach(self)
 
     def run(self, work: ForwardBatch, inputs: Callable[[Tensor], StepInputs], taps: Taps) -> Tensor | None:
-        """Return what leaves the last layer ``[rows, H]``, normed for the head, of the work's rows and some behind.
+        """Run a step with a graph; returns the last layer's output ``[rows, H]``, normed for the LM head, of the work's
+        rows and padding.
 
-        None where the work has to run without graphs. ``inputs`` makes what enters the first layer of the ids of all
-        rows. What comes out is overwritten in the next step, but not the states in ``taps``.
+        None if the work must run without graphs. ``inputs`` makes the first layer's inputs from the ids of all rows.
+        The next step overwrites the output, but not the states in ``taps``.
         """
         if self._waiting:
             self._waiting -= 1
@@ -145,7 +148,7 @@ class StepGraphs:
             return None
         try:
             return self._run(work, inputs, taps)
-        except Exception as error:  # whatever a driver brings
+        except Exception as error:  # a driver may raise anything
             self._over = True
             _warn_once(reason(error))
             self._drop()
@@ -162,7 +165,7 @@ class StepGraphs:
         shape = StepShape(*sizes, tuple(work.taps), work.skip)
         step.enter(inputs(step.place(shape, work.ids, rows)))
         if (replay := self._graphs.pop(shape, None)) is not None:
-            self._graphs[shape] = replay  # the last one is the newest
+            self._graphs[shape] = replay  # the newest is last
             replay()
         else:
             step.run(shape)
@@ -174,7 +177,7 @@ class StepGraphs:
         return step.hidden(shape)
 
     def _record(self, step: FixedStep, shape: StepShape) -> None:
-        """Record a step that has just run. Raises ArithmeticError if its replay finds something else."""
+        """Record a step that has just run. Raises ArithmeticError if its replay gives another result."""
         found_NH = step.hidden(shape).clone()
         replay, size = self._recorder.record(partial(step.run, shape))
         if not _near(step.hidden(shape), found_NH):
@@ -189,7 +192,7 @@ class StepGraphs:
             del self._graphs[next(iter(self._graphs))]  # its memory stays in the pool
 
     def _begin(self) -> FixedStep | None:
-        """Make the memory of steps; None where there is none for it now."""
+        """Allocate the memory of steps; None if there is not enough now."""
         step = self._make_step()
         if not self._fits(step.bytes):
             self._wait()
@@ -198,7 +201,7 @@ class StepGraphs:
         return step
 
     def _fits(self, size: int) -> bool:
-        """Whether there is memory for so many bytes more."""
+        """Whether there is memory for ``size`` more bytes."""
         return self.held + size <= self._share if self._budget is None else self._budget.make_room(size, self)
 
     def _wait(self) -> None:
@@ -214,20 +217,20 @@ class StepGraphs:
 
     @property
     def held(self) -> int:
-        """Bytes of all graphs and of what they read and write."""
+        """Bytes of all graphs and their inputs and outputs."""
         return self._bytes + (0 if self._step is None else self._step.bytes)
 
     @property
     def spare(self) -> int:
-        """See `parlay.cache.budget.Holder`: graphs that are not used now soon will be."""
+        """Always 0, as unused graphs will soon be used; see `parlay.cache.budget.Holder`."""
         return 0
 
     def drop_spare(self) -> bool:
-        """See `parlay.cache.budget.Holder`."""
+        """Drop nothing; see `parlay.cache.budget.Holder`."""
         return False
 
     def drop_used(self) -> bool:
-        """See `parlay.cache.budget.Holder`: all graphs go, and for a while there are none."""
+        """Drop all graphs, and use none for a while; see `parlay.cache.budget.Holder`."""
         if self._step is None:
             return False
         _log.info("CUDA graphs gave up %s", format_bytes(self.held))
@@ -237,18 +240,18 @@ class StepGraphs:
 
 
 def _is_special(work: ForwardBatch) -> bool:
-    """Whether rows have adapters, join at a later layer, or see a prefix: these run operator by operator."""
+    """Whether rows have adapters, join at a later layer, or see a prefix: such steps run without graphs."""
     special = (given.features.join is not None or given.features.prefix is not None for given in work.features)
     return any(adapter is not None for adapter in work.adapters) or any(special)
 
 
 def _power_of_two(number: int, least: int) -> int:
-    """The least power of two that is not below both numbers, of which the second is one."""
+    """The least power of two that is at least ``number`` and ``least``, which is one itself."""
     return max(least, 1 << (number - 1).bit_length())
 
 
 def _near(got_NH: Tensor, wanted_NH: Tensor) -> bool:
-    """Whether a replay found what the operators did, give or take roundings. Waits for the device."""
+    """Whether a replay gave the operators' result, up to rounding. It waits for the device."""
     difference, largest = (float(each.abs().amax()) for each in (got_NH - wanted_NH, wanted_NH))
     return difference <= min(_UNITS * torch.finfo(got_NH.dtype).eps, _MOST) * largest
 

@@ -1,9 +1,9 @@
-"""Where the rows of a step lie, as tensors: made once for each step, and read by all layers.
+"""The places of a step's rows as tensors, made once per step and read by all layers.
 
-Cached keys and values stay in their pages. A layer picks those that it needs out of the slabs by number, for as long as
-it runs. The compiled decoder reads pages where they lie.
+Cached keys and values stay in their pages. A layer gathers those that it needs from the slabs while it runs. The
+compiled decoder reads the pages in place.
 
-Steps that are CUDA graphs have their rows in memory that stays: see `parlay.models.torch_ops.fixed_step`.
+Steps with CUDA graphs have their rows in fixed memory: see `parlay.models.torch_ops.fixed_step`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from parlay.types import trees
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Pages or slots ``numbers`` int64 ``[n]`` of a slab ``memory`` ``[layers, 2, kv_heads, pages, BLOCK, D]``."""
+    """Pages or slots ``numbers`` (int64 ``[n]``) of a slab ``memory`` ``[layers, 2, kv_heads, pages, BLOCK, D]``."""
 
     memory: Tensor
     numbers: Tensor
 
     def slots(self, layer: int) -> Tensor:
-        """Keys and values of all slots of one layer ``[2, kv_heads, pages * BLOCK, D]``, where they lie."""
+        """A view of the keys and values in all slots of one layer, ``[2, kv_heads, pages * BLOCK, D]``."""
         return self.memory[layer].flatten(2, 3)
 
 
 class _Table(NamedTuple):
-    """The ``pages`` of known slots, and the slots that rows are written to."""
+    """The ``pages`` of known slots, and the slots to which rows are written."""
 
     pages: tuple[_Part, ...]
     targets: tuple[_Part, ...]
@@ -43,19 +43,20 @@ class _Table(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The rows of one sequence: ``positions`` int64 ``[T]``, up to ``last``, and the ``known`` slots before them."""
+    """The rows of one sequence: int64 ``positions`` ``[T]``, the largest of which is ``last``, and the number of
+    ``known`` slots before them."""
 
     positions: Tensor
     last: int
     known: int
     dtype: torch.dtype
-    """The type in which keys and values are cached."""
+    """The type of cached keys and values."""
     _layers: LayerPages
     _tables: tuple[_Table, ...]
-    """Of layers that see all keys, and of those that see the last ones alone, where these have pages of their own."""
+    """One table for layers that see all keys, one for layers with recent pages if there are any."""
 
     def read(self, layer: int) -> Tensor | None:
-        """Keys and values of the known slots ``[2, kv_heads, known, D]``; None where there are none."""
+        """Keys and values of the known slots ``[2, kv_heads, known, D]``; None if there are none."""
         if not self.known:
             return None
         table, place = self._tables[self._layers.recent[layer]], self._layers.place[layer]
@@ -64,7 +65,7 @@ class StepRows:
         return pages.flatten(2, 3)[:, :, : self.known]
 
     def write(self, layer: int, new: Tensor) -> None:
-        """Write keys and values ``new`` ``[2, kv_heads, T, D]`` of the rows to their slots."""
+        """Write the rows' keys and values ``new`` ``[2, kv_heads, T, D]`` to their slots."""
         table, place, done = self._tables[self._layers.recent[layer]], self._layers.place[layer], 0
         for part in table.targets:
             count = len(part.numbers)
@@ -73,13 +74,13 @@ class StepRows:
 
 
 def uncached(count: int, device: torch.device) -> StepRows:
-    """So many rows at the beginning of a text that nobody goes on with: their keys and values are not written."""
+    """``count`` rows at the beginning of a text that does not go on, so that their keys and values are not stored."""
     positions = torch.arange(count, device=device)
     return StepRows(positions, count - 1, 0, torch.float32, LayerPages.alike(1), (_Table((), ()),))
 
 
 def step_rows(place: Rows, device: torch.device, layers: LayerPages) -> StepRows:
-    """The tensors of one sequence's rows."""
+    """Make the tensors of one sequence's rows."""
     numbers = positions(place)
     tables = [place.table, *([] if place.recent is None else [place.recent])]
     return StepRows(
@@ -101,7 +102,7 @@ def _table(place: Rows, table: PageTable, device: torch.device) -> _Table:
 
 
 def _parts(numbers: Sequence[tuple[Tensor, int]], device: torch.device) -> tuple[_Part, ...]:
-    """Numbers that follow each other in one slab are one part."""
+    """Group consecutive numbers of the same slab."""
     return tuple(
         _Part(found[0][0], torch.tensor([number for _, number in found], device=device))
         for _, group in groupby(numbers, key=lambda pair: id(pair[0]))
@@ -110,7 +111,7 @@ def _parts(numbers: Sequence[tuple[Tensor, int]], device: torch.device) -> tuple
 
 
 def positions(place: Rows) -> list[int]:
-    """The positions of the rows that run."""
+    """The positions of the rows to run."""
     root, own = place.start + place.pending - 1, place.places
     if trees.is_chain(place.tree):
         found = list(range(place.start + place.base, place.start + place.end))

@@ -1,8 +1,8 @@
-"""Layers that don't fit on a device: the host's memory has them, and every forward copies them, ahead of computing.
+"""Layers that don't fit on a device: they are kept in the host's memory, and every forward copies them ahead of time.
 
-A layer is copied on a stream beside the one that computes, into one of two buffers, while another layer computes from
-the other one. A copy waits until the buffer's last layer has been computed, and a layer until it has been copied.
-Copies go round: at the end of a forward those for the next one are on their way.
+A layer is copied on a second stream into one of two buffers, while another layer computes from the other buffer. A copy
+waits until the buffer's previous layer has been computed, and a layer waits for its copy. The copies go round: at the
+end of a forward those for the next one have been started.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from parlay.types.layer_split import BUFFERS, LayerSplit
 _log = logging.getLogger(__name__)
 
 _ALIGNED = 256
-"""Matrices begin at multiples of so many bytes."""
+"""Matrices begin at multiples of this many bytes."""
 
 Mark = TypeVar("Mark")
-"""A place in a stream's work, which another stream can wait for."""
+"""A point in a stream's work for which another stream can wait."""
 
 
 class Lane(Protocol[Mark]):
-    """A stream for copies beside the one that computes."""
+    """A stream for copies next to the computing stream."""
 
     def host_memory(self, size: int) -> Tensor:
-        """Take so many bytes of the host's memory, ``[size]`` uint8, from which the device can copy by itself."""
+        """Allocate pinned host memory, uint8 ``[size]``, from which the device can copy."""
         ...
 
     def copy(self, to_B: Tensor, from_B: Tensor, after: Mark) -> Mark:
-        """Begin to copy once the computing stream has come to ``after``; the mark is behind the copy."""
+        """Start a copy when the computing stream has passed ``after``; the returned mark is after the copy."""
         ...
 
     def wait(self, copied: Mark) -> None:
-        """Let the computing stream wait for a copy before what it is given from now on."""
+        """Make the computing stream wait for a copy before its further work."""
         ...
 
     def computed(self) -> Mark:
-        """Mark the end of what the computing stream has been given so far."""
+        """Mark the end of the computing stream's work so far."""
         ...
 
 
@@ -57,7 +57,7 @@ class CudaLane(Lane[torch.cuda.Event]):
         self._device, self._stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def host_memory(self, size: int) -> Tensor:
-        """Raises ParlayError where the system pins no more memory."""
+        """Raises ParlayError if the system pins no more memory."""
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
@@ -84,10 +84,10 @@ class CudaLane(Lane[torch.cuda.Event]):
 
 
 class Movable(Protocol):
-    """A layer, whose matrices can lie elsewhere."""
+    """A layer whose matrices can be moved."""
 
     def with_weights(self, move: Callable[[Tensor], Tensor]) -> Self:
-        """Make the same layer with what ``move`` makes of each matrix, always in the same order."""
+        """The same layer with ``move`` applied to each matrix, always in the same order."""
         ...
 
 
@@ -96,13 +96,13 @@ _Layer = TypeVar("_Layer", bound=Movable)
 
 @dataclass(slots=True)
 class Region:
-    """Hands out parts of some memory one after another; without memory it counts."""
+    """Hands out consecutive parts of some memory; without memory it only counts."""
 
     memory_B: Tensor | None = None
     taken: int = 0
 
     def place(self, like_OI: Tensor) -> Tensor:
-        """Return a part of the shape and type of a matrix."""
+        """A part with the shape and type of a matrix."""
         size = like_OI.nbytes
         begin, self.taken = self.taken, self.taken + size + -size % _ALIGNED
         if self.memory_B is None:
@@ -110,12 +110,12 @@ class Region:
         return self.memory_B[begin : begin + size].view(like_OI.dtype).view(like_OI.shape)
 
     def filled(self, like_OI: Tensor) -> Tensor:
-        """Return a part that holds the numbers of a matrix."""
+        """A part with a copy of a matrix."""
         return self.place(like_OI).copy_(like_OI)
 
 
 class HostLayer(NamedTuple, Generic[_Layer]):
-    """A layer whose matrices lie one after another in the host's memory."""
+    """A layer whose matrices are consecutive in host memory."""
 
     layer: _Layer
     memory_B: Tensor
@@ -129,7 +129,7 @@ class HostLayer(NamedTuple, Generic[_Layer]):
 
 
 class LayerCopies(Generic[Mark]):
-    """Copies the streamed layers of a model, ``images`` by number, into ``buffers``, in order and round and round."""
+    """Copies the streamed layers of a model, ``images`` by number, into ``buffers``, in order, again and again."""
 
     def __init__(
         self, split: LayerSplit, images: Mapping[int, Tensor], buffers: Sequence[Tensor], lane: Lane[Mark]
@@ -138,10 +138,10 @@ class LayerCopies(Generic[Mark]):
         self._numbers = {layer: number for number, layer in enumerate(split.streamed)}
         self._free, self._next = set(range(BUFFERS)), 0
         self._coming: deque[tuple[int, Mark]] = deque()
-        """Layers whose copies have begun, in order, and the ends of these."""
+        """Layers whose copies have been started, in order, with their marks."""
 
     def in_order(self, layers: Sequence[_Layer]) -> Iterator[tuple[int, _Layer]]:
-        """Yield the layers of a forward with their numbers; each is there until the next one is asked for."""
+        """Yield a forward's layers with their numbers; each is valid until the next one is requested."""
         if [layer for layer, _ in self._coming] != list(self.split.streamed[:BUFFERS]):
             self._begin_anew()
         for index, layer in enumerate(layers):
@@ -156,15 +156,15 @@ class LayerCopies(Generic[Mark]):
             self._copy_ahead()
 
     def _begin_anew(self) -> None:
-        """Begin with the first layer, whatever a forward that failed has left in the buffers."""
+        """Restart with the first layer after a forward that failed."""
         self._coming.clear()
         self._free, self._next = set(range(BUFFERS)), 0
         self._copy_ahead()
 
     def _copy_ahead(self) -> None:
-        """Begin to copy the next layers into buffers that are free once the computing stream has done its work so far.
+        """Start copying the next layers into buffers that will be free after the computing stream's work so far.
 
-        Where the number of layers is odd, the last and the first share a buffer, and the latter comes after the former.
+        With an odd number of layers the last and the first share a buffer, and the first waits for the last.
         """
         while (place := self._next % BUFFERS) in self._free:
             self._free.remove(place)
@@ -176,7 +176,7 @@ class LayerCopies(Generic[Mark]):
 
 
 class PlacedLayers(NamedTuple, Generic[_Layer]):
-    """The layers of a model, some of which read their matrices from buffers, and how to go through them in order."""
+    """A model's layers, some of which read their matrices from buffers, and the iterator over them."""
 
     layers: tuple[_Layer, ...]
     in_order: Callable[[Sequence[_Layer]], Iterator[tuple[int, _Layer]]]
@@ -186,10 +186,10 @@ class PlacedLayers(NamedTuple, Generic[_Layer]):
 def place_layers(
     layers: Iterable[_Layer], room: WeightRoom, resident: int, lane: Lane[Mark], device: torch.device
 ) -> PlacedLayers[_Layer]:
-    """Keep as many layers on the device as the room holds beside ``resident`` bytes, and the others with the host.
+    """Keep as many layers on the device as fit beside ``resident`` bytes, and the others in host memory.
 
-    Layers are asked for one by one, and each may be on the device until the next one is. Raises ParlayError where the
-    room does not hold the least that works, or the host's memory not the layers.
+    ``layers`` is consumed one by one; each may be on the device until the next one is requested. Raises ParlayError if
+    the room is below the least that works, or if the host's memory can't hold the layers.
     """
     hosts = [HostLayer.of(layer, lane) for layer in layers]
     split = room.split([len(host.memory_B) for host in hosts], resident)

@@ -1,8 +1,7 @@
-"""DiffusionGemma behind the runner's protocol: an encoder reads the text, and a decoder a canvas of noise after it.
+"""A runner over DiffusionGemma: an encoder reads the text, and a decoder a canvas of noise after it.
 
-Both are transformers' own. The encoder caches keys and values of the text, causally; the decoder's rows see all of
-them and each other, and nothing of theirs is kept. No row of the text predicts anything, so the model fills canvases
-alone.
+Both are transformers' own modules. The encoder caches the text's keys and values, causally; the decoder's rows see all
+of them and each other, and are not cached. Rows of the text predict nothing, so the model only fills canvases.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from parlay.types import NO_SKIP, CanvasSpec, Exactness, Output, Runner, RunnerS
 
 @dataclass(slots=True)
 class _Text:
-    """``cache`` holds the tokens that are ``encoded``, of which the first ``cached`` count as cached.
+    """``cache`` has the tokens that are ``encoded``, the first ``cached`` of which count as cached.
 
-    Those behind them may be what comes next: a canvas takes many forwards, each of which begins with its root.
+    Later ones may be the canvas's root, with which each of its many forwards begins.
     """
 
     cache: DynamicCache
@@ -39,8 +38,8 @@ class _Text:
 class BlockDiffusionRunner(ReservingRunner[_Text], Runner):
     """A runner over a block diffusion model of transformers, for texts without images.
 
-    ``max_tokens_cached`` bounds what all sequences may reserve together, as `ReservingRunner` says. Raises
-    UnsupportedModel for a text that is not causal.
+    All sequences together may reserve ``max_tokens_cached`` tokens; see `ReservingRunner`. Raises UnsupportedModel if
+    the text is not causal.
     """
 
     def __init__(self, model: PreTrainedModel, *, max_tokens_cached: int | None = None, name: str = "") -> None:
@@ -66,16 +65,16 @@ class BlockDiffusionRunner(ReservingRunner[_Text], Runner):
         super().__init__(max_tokens_cached, self._spec.max_context)
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
-        """Begin a sequence; nothing is ever cached already, because prefixes are not shared here."""
+        """Begin a sequence; nothing is cached of it, as prefixes are not shared."""
         self.add(sequence, _Text(self._new_cache()))
         return 0
 
     @torch.no_grad()
     @torch_on_all()
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
-        """Run all segments, one after another. Logits of rows of the text are zeros: they predict nothing.
+        """Run all segments one after another. Logits of text rows are zeros, as they predict nothing.
 
-        Raises ValueError for what this runner can't do: taps, skipping, and trees that are no canvas.
+        Raises ValueError for what this runner can't do: taps, skipping, and trees that are not canvases.
         """
         rows, starts = list[Tensor](), [0]
         for segment in segments:
@@ -93,7 +92,7 @@ class BlockDiffusionRunner(ReservingRunner[_Text], Runner):
         return state.cached
 
     def truncate(self, sequence: int, length: int) -> int:
-        """Forget tokens from ``length`` on: the next forward says which ones really go."""
+        """Forget tokens from ``length`` on; the next forward determines which are really dropped."""
         state = self._sequences[sequence]
         state.cached, state.pending = min(state.cached, length), 0
         return state.cached
@@ -103,7 +102,7 @@ class BlockDiffusionRunner(ReservingRunner[_Text], Runner):
         self.add(copy, _Text(copied(state.cache), list(state.encoded), state.cached))
 
     def check(self) -> None:
-        """Prove that each cache holds the tokens that it is said to hold, and that reservations fit."""
+        """Check that each cache has exactly its sequence's tokens, and that reservations fit."""
         assert self.free_tokens() >= 0, "more is reserved than the cache holds"
         for name, state in self._sequences.items():
             held = state.cache.get_seq_length()
@@ -113,7 +112,8 @@ class BlockDiffusionRunner(ReservingRunner[_Text], Runner):
         return DynamicCache(config=self._model.config.get_text_config(decoder=True))
 
     def _encode(self, state: _Text, pending: Sequence[int]) -> None:
-        """Encode what of the text is not; a cache of another text is begun again, because windows can't be cut back."""
+        """Encode the part of the text that is not encoded; if the cache has another text it is restarted, as windows
+        can't be truncated."""
         wanted = [*state.encoded[: state.cached], *pending]
         known = len(state.encoded)
         if state.encoded != wanted[:known]:

@@ -1,4 +1,4 @@
-"""One forward of a transformers model on rows of a cached sequence, whatever arguments its forward takes."""
+"""One forward of a transformers model on rows of a cached sequence, adapted to its forward's arguments."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from parlay.models.config import UnsupportedModel
 from parlay.models.slots import CallRows
 
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
-"""Names of the cache among the arguments of a forward: of transformers 5.24, of earlier ones, of recurrent models."""
+"""Names of the forward's cache argument: since transformers 5.24, before that, and of recurrent models."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """``logits_RV`` of the last rows asked for, and per layer boundary the hidden states ``[N, H]`` of all rows."""
+    """``logits_RV`` of the last rows asked for, and the hidden states ``[N, H]`` of all rows at each layer boundary."""
 
     logits_RV: Tensor
     hidden: tuple[Tensor, ...]
 
 
 class ModelCall:
-    """Runs rows through a model and its cache, and says what the model's forward takes.
+    """Runs rows through a model and its cache, and knows the arguments of the model's forward.
 
-    Raises UnsupportedModel for an encoder-decoder and for a model without a cache object in its signature.
+    Raises UnsupportedModel for an encoder-decoder, and for a model whose forward takes no cache object.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -51,22 +51,23 @@ class ModelCall:
         return DynamicCache(config=self.model.config)
 
     def cached_by(self, cache: Cache) -> dict[str, Cache]:
-        """The argument that hands the model a cache."""
+        """The argument with the model's cache."""
         return {self._cache_argument: cache}
 
     def kept_rows(self, wanted: Sequence[int]) -> dict[str, Tensor]:
-        """The argument by which the head runs on the wanted rows alone, at least one; none where it can't choose."""
+        """The argument that limits the LM head to the wanted rows (at least one); empty if the model has none."""
         if not self._takes_kept:
             return {}
         return {"logits_to_keep": torch.tensor(list(wanted) or [0], device=self.device)}
 
     def full(self, tokens: Sequence[int]) -> Tensor:
-        """``[N, V]``: logits of a plain forward over the whole text, without any cache."""
+        """The logits ``[N, V]`` of a plain forward over the whole text, without a cache."""
         logits_BNV: Tensor = self.model(input_ids=self._ids([tokens]), use_cache=False).logits
         return logits_BNV[0]
 
     def chain(self, rows: CallRows, cache: DynamicCache, wanted: int, hidden: bool = False) -> CallResult:
-        """Feed rows without branches, masked as the model likes; logits of the last ``wanted``. Grows ``cache``."""
+        """Run rows without branches, with the model's own mask; returns the logits of the last ``wanted`` rows.
+        ``cache`` grows."""
         options: dict[str, Any] = {"logits_to_keep": max(wanted, 1)} if self._takes_kept else {}
         if self.takes_positions:
             options["position_ids"] = torch.tensor([rows.positions], device=self.device)
@@ -74,9 +75,8 @@ class ModelCall:
         return _result(out, 0, len(rows.tokens), wanted)
 
     def branched(self, batch: Sequence[CallRows], cache: DynamicCache, hidden: bool = False) -> list[CallResult]:
-        """Feed trees of one or several sequences under a mask of ours; logits of all rows. Grows ``cache``,
-        which is padded to its longest sequence.
-        """
+        """Run trees of one or several sequences, with our own mask; returns the logits of all rows. ``cache``, which is
+        padded to its longest sequence, grows."""
         width = max(len(rows.tokens) for rows in batch)
         positions = [_filled(rows.positions, width) for rows in batch]
         options = {
@@ -95,9 +95,9 @@ class ModelCall:
 
 
 def cache_argument(name: str, accepted: Container[str]) -> str:
-    """Return the argument under which a forward takes its cache: `cache` since transformers 5.24.
+    """The name of the forward's cache argument: `cache` since transformers 5.24.
 
-    Raises UnsupportedModel, which names the model, if the forward takes none.
+    Raises UnsupportedModel, naming the model, if it takes none.
     """
     for argument in CACHE_ARGUMENTS:
         if argument in accepted:
@@ -110,7 +110,8 @@ def _filled(numbers: Sequence[int], width: int) -> list[int]:
 
 
 def _result(out: Any, index: int, count: int, wanted: int) -> CallResult:
-    """Sequence ``index`` of a batch: its last ``wanted`` of ``count`` rows of logits, all its hidden states."""
+    """The result of sequence ``index`` of a batch: logits of its last ``wanted`` of ``count`` rows, and all its hidden
+    states."""
     logits_RV = out.logits[index]
     logits_RV = logits_RV[:count] if len(logits_RV) >= count else logits_RV
     layers = out.hidden_states or ()
@@ -118,9 +119,9 @@ def _result(out: Any, index: int, count: int, wanted: int) -> CallResult:
 
 
 def additive_mask(batch: Sequence[CallRows], dtype: torch.dtype) -> Tensor:
-    """``[B, 1, R, L + R]``: 0 where a row sees a key, the dtype's lowest number elsewhere.
+    """A mask ``[B, 1, R, L + R]``: 0 where a row sees a key, the dtype's lowest number elsewhere.
 
-    Keys are those of the cache, padded to its longest sequence L, then the rows. Padding rows see themselves alone.
+    Keys are the cache's, padded to its longest sequence L, then the rows'. Padding rows see only themselves.
     """
     longest = max(rows.cached + rows.base for rows in batch)
     width = max(len(rows.tokens) for rows in batch)
@@ -139,12 +140,12 @@ def additive_mask(batch: Sequence[CallRows], dtype: torch.dtype) -> Tensor:
 
 
 def rows_selectable(cache: DynamicCache) -> bool:
-    """True when the cache is nothing but keys and values of every token, so that any rows of it can be dropped."""
+    """Whether the cache consists of the keys and values of every token, so that any of its rows can be dropped."""
     return all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 def holds_tokens(cache: Cache) -> bool:
-    """Tell whether a forward has written to the cache: keys and values, or the states of recurrent layers."""
+    """Whether a forward has written to the cache: keys and values, or the states of recurrent layers."""
     for layer in cache.layers:
         if isinstance(layer, LinearAttentionCacheLayerMixin) and any(layer.has_previous_state.values()):
             return True
@@ -154,10 +155,10 @@ def holds_tokens(cache: Cache) -> bool:
 
 
 def copied(cache: DynamicCache) -> DynamicCache:
-    """A copy of a cache. When the copy grows, the original does not change.
+    """Copy a cache; the original does not change when the copy grows.
 
-    Key-value layers replace their tensors when they grow, so the layer alone is copied; recurrent layers write in
-    place, so their states are copied too.
+    Key-value layers replace their tensors when they grow, so only the layer object is copied; recurrent layers write in
+    place, so their states are copied, too.
     """
     twin = copy.copy(cache)
     twin.layers = [
@@ -168,7 +169,7 @@ def copied(cache: DynamicCache) -> DynamicCache:
 
 
 def select(cache: DynamicCache, index: int, kept: Sequence[int]) -> DynamicCache:
-    """The rows ``kept``, in rising order, of sequence ``index`` of a cache, as a cache of that sequence alone."""
+    """A cache with only the rows ``kept``, in rising order, of sequence ``index``."""
     chosen = copy.copy(cache)
     chosen.layers = [copy.copy(layer) for layer in cache.layers]
     for layer in chosen.layers:
@@ -179,14 +180,15 @@ def select(cache: DynamicCache, index: int, kept: Sequence[int]) -> DynamicCache
 
 
 def _chosen_rows(states_BHLD: Tensor, kept: Sequence[int]) -> Tensor:
-    """A view where the rows are a prefix; the next forward copies it anyway."""
+    """Select rows; if they are a prefix this is a view, which the next forward copies anyway."""
     if not kept or kept[-1] == len(kept) - 1:
         return states_BHLD[:, :, : len(kept)]
     return states_BHLD.index_select(2, torch.tensor(kept, device=states_BHLD.device))
 
 
 def join(caches: Sequence[DynamicCache], lengths: Sequence[int]) -> DynamicCache:
-    """Caches of several sequences as one batch, padded at the end to the longest. Lengths must be above zero."""
+    """Join the caches of several sequences to a batch, padded at the end to the longest. All lengths must be above
+    zero."""
     longest = max(lengths)
     joined = copy.copy(caches[0])
     joined.layers = [copy.copy(layer) for layer in caches[0].layers]

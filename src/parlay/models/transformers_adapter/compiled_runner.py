@@ -1,6 +1,6 @@
-"""A causal model of transformers whose forwards are compiled: one pool of slots for all texts, and one graph.
+"""A causal transformers model with compiled forwards: one pool of slots for all texts, and one graph.
 
-It takes models that verify trees under a mask of ours. Logits are those of `AdapterRunner` up to rounding.
+It needs a model that can verify trees with our own mask. The logits are those of `AdapterRunner` up to rounding.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from parlay.system.threads import torch_on_all
 from parlay.types import NO_SKIP, Output, Segment, Skip
 
 _TRACED = 5
-"""Rows with which the graph is made. Torch would take a number that is a size in the model, too, to be always that."""
+"""Rows with which the graph is traced; torch would treat a number that is also a size in the model as constant."""
 
 
 class NotCompiled(UnsupportedModel):
-    """A model that has to run as it is. The message names it and the reason."""
+    """Raised for a model that must run uncompiled; the message names it and the reason."""
 
     def __init__(self, model: str, why: str) -> None:
         super().__init__(f"{model} runs uncompiled: {why}")
 
 
 class CompiledRunner(SlotRunner[TransformersPool]):
-    """A runner over a transformers model that torch.compile takes. Construction compiles, or reads what was compiled.
+    """A runner over a transformers model that torch.compile can compile. The constructor compiles it, or loads what was
+    compiled before.
 
-    ``max_tokens_cached`` is as for `AdapterRunner`, ``backend`` and ``clock`` as for `CompiledCall`. A model that is
-    ``owned`` is held by nobody else: its linear layers are packed. Raises
-    NotCompiled for a model that does not verify trees under masks or gets no graph, UnsupportedModel for one that can't
-    be run at all.
+    ``max_tokens_cached`` is that of `AdapterRunner`, ``backend`` and ``clock`` those of `CompiledCall`. If the model is
+    ``owned`` nobody else holds it, and its linear layers are packed. Raises NotCompiled for a model that can't verify
+    trees with masks or be compiled, UnsupportedModel for one that can't run at all.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class CompiledRunner(SlotRunner[TransformersPool]):
     @torch.no_grad()
     @torch_on_all()
     def _prepare(self, owned: bool) -> None:
-        """Compile now, and not in the first request."""
+        """Compile now instead of in the first request."""
         slots = self._pool.take(_TRACED)
         rows = self._flat(SlotRows.of([CallRows((0,) * _TRACED, 0)], [[]], [slots], self._pool.capacity))
         if owned:

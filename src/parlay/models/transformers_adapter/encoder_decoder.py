@@ -1,7 +1,7 @@
-"""T5 and Marian behind the runner's protocol: the rows before the decoder's start token are read by the encoder.
+"""A runner over T5 and Marian: the encoder reads the rows before the decoder's start token.
 
-So a source is the beginning of a prompt, and the engine has no second kind of input. Rows of the source cost nothing
-and predict nothing; the start token's row runs the encoder once, and each row after it runs the decoder.
+So the source is the beginning of the prompt, and the engine has only one kind of input. Rows of the source cost nothing
+and predict nothing; the start token's row runs the encoder once, and each later row the decoder.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from parlay.system.threads import torch_on_all
 from parlay.types import NO_SKIP, EncoderSpec, Exactness, Output, Runner, RunnerSpec, Segment, Skip, trees
 
 KINDS = ("marian", "mt5", "t5")
-"""Model types that run here. Each counts positions from the decoder's start token."""
+"""Supported model types; they count positions from the decoder's start token."""
 _ENCODINGS = 64
-"""Sources whose encodings are kept for requests to come."""
+"""Most encoded sources kept for later requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A source's encoding ``[1, S, H]``, and each decoder layer's keys and values of it once a forward made them."""
+    """A source's encoding ``[1, S, H]``, and the cross-attention keys and values that a forward has made of it."""
 
     states_1SH: Tensor
     cross: DynamicCache
@@ -40,7 +40,7 @@ class _Encoded:
 
 @dataclass(slots=True)
 class _Sequence:
-    """``source`` and ``target`` are the cached tokens before the start token, and how many there are from it on."""
+    """``source`` are the cached tokens before the start token, and ``target`` counts those from it on."""
 
     salt: str
     source: tuple[int, ...] = ()
@@ -57,7 +57,7 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Step:
-    """The last forward's source, its encoding, the decoder's cache after all rows, and how many rows are pending.
+    """The last forward's source, its encoding, the decoder's cache after all rows, and the number of pending rows.
 
     ``index`` is the sequence's place in the cache, which may be a batch's.
     """
@@ -71,19 +71,19 @@ class _Step:
 
 @dataclass(slots=True)
 class _Rows:
-    """Results of a segment: logits of the wanted rows, and hidden states of all, zero where the source's rows are."""
+    """A segment's results: logits of the wanted rows, and hidden states of all rows, zeros for those of the source."""
 
     logits_RV: Tensor
     hidden: tuple[Tensor, ...] = field(default=())
 
 
 class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
-    """A runner over an encoder-decoder of transformers; it verifies chains.
+    """A runner over a transformers encoder-decoder; it verifies chains.
 
-    The models' forwards take no positions, so sequences run together where their targets are equally long, as those are
-    that began in the same step; others run one after another. ``max_tokens_cached`` bounds what all of them may reserve
-    together; without it, 65,536 tokens or four full contexts. Raises UnsupportedModel for kinds other than `KINDS`, and
-    for a model without a start token.
+    The models' forwards take no positions, so sequences run together only if their targets are equally long, as are
+    those that began in the same step; others run one after another. All sequences together may reserve
+    ``max_tokens_cached`` tokens; None: 65,536 or four full contexts, whichever is more. Raises UnsupportedModel for
+    types other than `KINDS`, and for a model without a start token.
     """
 
     def __init__(self, model: PreTrainedModel, *, max_tokens_cached: int | None = None, name: str = "") -> None:
@@ -93,7 +93,7 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
         if (start := _start(model)) is None:
             raise UnsupportedModel(f"{kind}: config.json has no decoder_start_token_id: add the model's own")
         said = config.max_position_embeddings if config.model_type == "marian" else None
-        longest = int(said or UNBOUNDED)  # T5 knows distances only
+        longest = int(said or UNBOUNDED)  # T5 has relative positions only
         self._cache_argument = cache_argument(kind, inspect.signature(model.forward).parameters)
         self._encodings: OrderedDict[tuple[str, tuple[int, ...]], _Encoded] = OrderedDict()
         super().__init__(max_tokens_cached, longest if said else 0)
@@ -101,7 +101,7 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
         self._spec = RunnerSpec(
             name=name or str(config.name_or_path or kind),
             vocab_size=int(config.vocab_size),
-            max_context=2 * longest,  # of source and target together
+            max_context=2 * longest,  # source and target together
             tree="chain",
             exactness=Exactness.SEED,
             hidden_size=int(config.d_model),
@@ -114,7 +114,7 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
         )
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
-        """Begin a sequence; nothing is cached. A source that was read before is not encoded again."""
+        """Begin a sequence; nothing is cached of it. A source that was read before is not encoded again."""
         assert sequence not in self._sequences, f"sequence {sequence} is open already"
         self._sequences[sequence] = _Sequence(salt)
         return 0
@@ -122,7 +122,8 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
     @torch.no_grad()
     @torch_on_all()
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
-        """Run segments, equally long ones together; rows before a base run again. Raises ValueError where it can't."""
+        """Run segments, those of equal length together; rows before a base run again. Raises ValueError for a segment
+        that can't run."""
         for segment in segments:
             self._refuse(segment, skip)
         groups = defaultdict[tuple[int, int], list[Segment]](list)
@@ -171,7 +172,7 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
         self._sequences[copy] = _Sequence(state.salt, state.source, state.target, state.encoded, cache)
 
     def check(self) -> None:
-        """Prove that each decoder layer holds the cached target, and that reservations fit."""
+        """Check that each decoder layer has exactly the cached target, and that reservations fit."""
         assert self.free_tokens() >= 0, "more is reserved than the cache holds"
         for name, state in self._sequences.items():
             for layer in state.cache.layers if state.cache is not None else ():
@@ -192,7 +193,7 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
             raise ValueError(f"{self._spec.name} is an encoder-decoder, which can't {what} here")
 
     def _run(self, segment: Segment, hidden: bool) -> _Rows:
-        """Rows of the source are noted, those from the start token on decoded."""
+        """Run one segment: rows of the source are only noted, those from the start token on are decoded."""
         state, start, pending = self._sequences[segment.sequence], self._encoder.start, segment.pending
         read = 0
         if not state.target:
@@ -208,7 +209,7 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
         return self._with_source(segment, read, out, 0, hidden)
 
     def _run_batch(self, segments: Sequence[Segment], hidden: bool) -> list[_Rows]:
-        """Segments of decoder rows alone, with targets of one length and as many rows; sources are padded."""
+        """Run segments of decoder rows only, with equally long targets and equally many rows; sources are padded."""
         states = [self._sequences[segment.sequence] for segment in segments]
         caches = [state.cache for state in states if state.cache is not None]
         encoded = [state.encoded for state in states if state.encoded is not None]
@@ -229,7 +230,7 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
         return self._spec.encoder
 
     def _encode(self, salt: str, source: tuple[int, ...]) -> _Encoded:
-        """Read a source as a whole; an empty one, with which forwards are timed, is the start token.
+        """Encode a source; an empty one, with which forwards are timed, becomes the start token.
 
         Tenants with different ``salt`` share nothing.
         """
@@ -250,7 +251,8 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
         seen_BS: Tensor | None,
         hidden: bool,
     ) -> Any:
-        """Run the decoder on ``tokens`` after what ``cache`` holds, and let it grow. ``seen_BS``: 1 for the sources."""
+        """Run the decoder on ``tokens`` after the content of ``cache``, which grows. ``seen_BS`` is 1 for real tokens
+        of the padded sources."""
         return self._model(
             encoder_outputs=BaseModelOutput(last_hidden_state=states_BSH),
             attention_mask=seen_BS,
@@ -261,9 +263,9 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
         )
 
     def _with_source(self, segment: Segment, read: int, out: Any, index: int, hidden: bool) -> _Rows:
-        """Put zeros where the first ``read`` rows are the source's, and leave out rows that nobody asked for.
+        """Put zeros for the first ``read`` rows, which belong to the source, and drop rows that were not asked for.
 
-        ``index`` is the segment's place in the batch that gave ``out``.
+        ``index`` is the segment's place in the batch of ``out``.
         """
         spec, device, dtype = self._spec, self._model.device, self._model.dtype
         logits_NV = torch.zeros(read, spec.vocab_size, device=device, dtype=dtype)
@@ -279,7 +281,7 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
 
 
 def _said(model: PreTrainedModel, name: str) -> Any:
-    """A field of the generation config, or else of the config; None where neither has it."""
+    """A field of the generation config, else of the config; None if neither has it."""
     for said in (model.generation_config, model.config):
         fields = {} if said is None else said.to_dict()
         if fields.get(name) is not None:
@@ -293,7 +295,7 @@ def _start(model: PreTrainedModel) -> int | None:
 
 
 def _never(model: PreTrainedModel) -> list[int]:
-    """Tokens that the generation config bars, as Marian's does its start token."""
+    """Tokens that the generation config forbids, such as Marian's start token."""
     return [int(word[0]) for word in _said(model, "bad_words_ids") or () if len(word) == 1]
 
 

@@ -1,8 +1,8 @@
-"""A transformers model's forward over slots as one graph of torch.compile, used where it computes the same and sooner.
+"""A transformers model's forward over slots as one graph of torch.compile, used if it computes the same and is faster.
 
-The graph is made once, for any number of rows from 2 on and any number of slots, so that no step waits for another
-one; a single row is filled up to two. Layers that are alike are traced and compiled once. What inductor makes of the
-graph lies on disk, where the next process finds it.
+The graph is traced once, for any number of rows from 2 on and any number of slots, so that no step waits for tracing; a
+single row is padded to two. Identical layers are traced and compiled once. Inductor's results are kept on disk, where
+the next process finds them.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from parlay.system import machine
 from parlay.system.user_cache import user_cache
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-"""Upper ends of the ranges of row counts for which the quicker form is found. Prompts' larger chunks run uncompiled."""
+"""Upper ends of the ranges of row counts for which the faster form is determined. Larger chunks of prompts run
+uncompiled."""
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-"""torch's own environment variable for the folder of what inductor compiled."""
-_LEAST = 2  # rows of the graph; torch makes another one for exactly one row
-_ROUNDS = 3  # of timing both forms in turns, of which the quickest count
-_ROOM = 1.25  # times the weights of linear layers: memory that must be available to pack them
+"""torch's environment variable for the folder of inductor's results."""
+_LEAST = 2  # least rows of the graph; torch would make another one for a single row
+_ROUNDS = 3  # rounds in which both forms are timed; the fastest counts
+_ROOM = 1.25  # memory needed for packing, as a multiple of the linear layers' weights
 _UNITS, _MOST = 512, 0.1
-"""Logits of both forms may differ by so many units in the last place of the largest one, and by this part of it."""
+"""Largest difference of both forms' logits in units in the last place of the largest logit, and as a share of it."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class FlatRows:
-    """Rows of any sequences, one after another: token ids, positions and slots ``[N]``, and an additive mask over all
-    slots, ``[N, K]``.
-    """
+    """Rows of any sequences: token ids, positions and slots ``[N]``, and an additive mask over all slots, ``[N,
+    K]``."""
 
     ids_N: Tensor
     positions_N: Tensor
@@ -56,7 +56,7 @@ class FlatRows:
 
     @staticmethod
     def of(rows: SlotRows, dtype: torch.dtype, device: torch.device) -> FlatRows:
-        """The same rows, as a model of this type reads them: its lowest number where a row sees no slot."""
+        """Convert rows for a model of this dtype, whose lowest number masks slots."""
         seen_NK = rows.seen_NK.to(device)
         mask_NK = torch.zeros(seen_NK.shape, dtype=dtype, device=device)
         return FlatRows(
@@ -70,7 +70,7 @@ class FlatRows:
         return len(self.ids_N)
 
     def filled(self, count: int) -> FlatRows:
-        """The same with more rows, up to ``count``, that nobody sees."""
+        """Pad to ``count`` rows that no row sees."""
         more = count - len(self)
         if more <= 0:
             return self
@@ -85,7 +85,7 @@ class FlatRows:
 
 @dataclass(frozen=True, slots=True)
 class FlatResult:
-    """``logits_NV`` of the rows asked for, and per layer boundary the hidden states ``[N, H]`` of all rows."""
+    """``logits_NV`` of the wanted rows, and the hidden states ``[N, H]`` of all rows at each layer boundary."""
 
     logits_NV: Tensor
     hidden: tuple[Tensor, ...]
@@ -93,9 +93,8 @@ class FlatResult:
 
 @dataclass(slots=True)
 class _Graph:
-    """A model's graph, with or without hidden states, in which layers may be ``regions``. ``pays``: whether it is
-    quicker, by the range of row counts. ``broken``: why there is none.
-    """
+    """A model's graph, with or without hidden states; its layers may be ``regions``. ``pays`` says whether it is
+    faster, by range of row counts. ``broken`` says why there is no graph; empty if there is one."""
 
     run: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
     regions: LayerRegions | None = None
@@ -103,20 +102,19 @@ class _Graph:
     broken: str = ""
 
     def inside(self) -> AbstractContextManager[None]:
-        """Inside, the model is as the graph was made of it."""
+        """A context in which the model is in the state in which it was traced."""
         return nullcontext() if self.regions is None else self.regions.inside()
 
 
 _graphs: WeakKeyDictionary[PreTrainedModel, dict[tuple[bool, str], _Graph]] = WeakKeyDictionary()
-"""Graphs of a model object, the same for all runners over it."""
+"""The graphs of a model object, shared by all its runners."""
 
 
 class CompiledCall:
-    """Runs rows through a model and its pool of slots, compiled where that pays.
+    """Runs rows through a model and its pool of slots, compiled if that is faster.
 
-    A graph that can't be made, or whose logits differ from the model's own by more than rounding, is given up; one that
-    leaves hidden states too may fail alone, and then the log has one line. ``backend`` is one of torch.compile's,
-    ``clock`` what both forms are timed by.
+    A graph that can't be made, or whose logits differ by more than rounding, is not used; if only the one with hidden
+    states fails, a line is logged. ``backend`` is torch.compile's, and ``clock`` times both forms.
     """
 
     def __init__(
@@ -132,10 +130,10 @@ class CompiledCall:
             _keep_on_disk()
 
     def pack(self, rows: FlatRows) -> None:
-        """Pack the linear layers of a model that nobody else holds, if that is possible and its logits stay the same.
+        """Pack the linear layers of a model that nobody else holds, if possible and if its logits stay the same up to
+        rounding.
 
-        That is up to rounding. Until they are known to, both forms are in memory, so it is left out where there is
-        little.
+        Until that is known both forms are in memory, so it is skipped if memory is short.
         """
         model, everything = self._call.model, range(len(rows))
         if machine.available_bytes() < _ROOM * linear_bytes(model):
@@ -153,7 +151,8 @@ class CompiledCall:
             packed.undo()
 
     def prepare(self, rows: FlatRows) -> str:
-        """Make room for keys and values, which a graph has to find there, and the graph. Return why there is none."""
+        """Allocate keys and values, which a graph needs, and make the graph. Returns why there is no graph, or an empty
+        string."""
         self._plain(rows, range(len(rows)), hidden=False)
         graph = self._graph(hidden=False)
         if not graph.broken and not graph.pays:
@@ -161,7 +160,7 @@ class CompiledCall:
         return graph.broken
 
     def __call__(self, rows: FlatRows, wanted: Sequence[int], hidden: bool) -> FlatResult:
-        """Write the rows' keys and values, and return logits of the ``wanted`` rows."""
+        """Write the rows' keys and values; returns the logits of the ``wanted`` rows."""
         if len(rows) > ROWS[-1]:
             return self._plain(rows, wanted, hidden)
         graph = self._graph(hidden)
@@ -178,12 +177,12 @@ class CompiledCall:
     def _graph(self, hidden: bool) -> _Graph:
         known = _graphs.setdefault(self._call.model, {})
         if (hidden, self._backend) not in known:
-            regions = None if hidden else LayerRegions.of(self._call.model)  # states are read between layers
+            regions = None if hidden else LayerRegions.of(self._call.model)  # hidden states are read between layers
             known[hidden, self._backend] = _compiled(self._backend, regions)
         return known[hidden, self._backend]
 
     def _plain(self, rows: FlatRows, wanted: Sequence[int], hidden: bool) -> FlatResult:
-        """The model as it is; its head runs on the wanted rows alone, where it can choose."""
+        """Run the model uncompiled; its LM head runs on the wanted rows only, if it can."""
         kept = self._call.kept_rows(wanted)
         self._pool.write_to(rows.slots_N)
         logits_NV, states = _forward(self._call.model, self._inputs(rows, hidden) | kept)
@@ -208,17 +207,17 @@ class CompiledCall:
     # ------------------------------------------------------------------------------------------------- making a graph
 
     def _try(self, graph: _Graph, rows: FlatRows, size: int, hidden: bool) -> None:
-        """Find out whether the graph computes what the model does, and whether it is quicker for so many rows.
+        """Find out whether the graph computes what the model does, and whether it is faster for this number of rows.
 
-        Both forms write the same keys and values to the same slots, so nothing is left of what is tried here. Where the
-        graph can't be made of regions, it is made without.
+        Both forms write the same keys and values to the same slots, so nothing remains of the trial. If the graph can't
+        be made with regions, it is made without.
         """
         name, first = self._call.name, not graph.pays
         expected_NV = self._plain(rows, range(len(rows)), hidden).logits_NV
         began = self._clock()
         try:
             got_NV = self._traced(graph, rows, hidden) if first else self._compiled(graph, rows, hidden)[0]
-        except Exception as error:  # whatever a foreign model, a compiler or its absence brings
+        except Exception as error:  # a foreign model or a compiler, or its absence, may raise anything
             graph.broken = _reason(error)
             self._try_whole(graph, rows, size, hidden)
             return
@@ -233,7 +232,7 @@ class CompiledCall:
         _log.info("%s runs %s for up to %d rows", name, "compiled" if graph.pays[size] else "uncompiled", size)
 
     def _try_whole(self, graph: _Graph, rows: FlatRows, size: int, hidden: bool) -> None:
-        """Make the graph without regions, if its layers were some."""
+        """Make the graph without regions, if it had any."""
         if graph.regions is None or graph.pays:
             return
         _log.debug("%s is compiled as a whole: %s", self._call.name, graph.broken)
@@ -243,7 +242,7 @@ class CompiledCall:
             self._try(graph, rows, size, hidden)
 
     def _traced(self, graph: _Graph, rows: FlatRows, hidden: bool) -> Tensor:
-        """The first call, which makes the graph: for any number of rows and slots."""
+        """Make the first call, which traces the graph for any number of rows and slots."""
         filled = rows.filled(_LEAST)
         dynamic = torch._dynamo.mark_dynamic
         self._pool.write_to(filled.slots_N)
@@ -269,7 +268,7 @@ class CompiledCall:
 
 
 def _forward(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The one call of the model, which is compiled, or not."""
+    """The model's call, to be compiled or not."""
     out = model(use_cache=True, **inputs)
     return out.logits[0], out.hidden_states or ()
 
@@ -277,12 +276,12 @@ def _forward(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[Tensor, tu
 def _compiled(backend: str, regions: LayerRegions | None) -> _Graph:
     try:
         return _Graph(torch.compile(_forward, backend=backend, fullgraph=True, dynamic=False), regions)
-    except RuntimeError as error:  # torch has none for this Python, or this system
+    except RuntimeError as error:  # torch does not support this Python or system
         return _Graph(_forward, broken=_reason(error))
 
 
 def _size(rows: FlatRows) -> int:
-    """The range of row counts that it is in."""
+    """The range of row counts of these rows."""
     return ROWS[bisect_left(ROWS, len(rows))]
 
 
@@ -299,16 +298,16 @@ def _allowed(expected_NV: Tensor) -> float:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what went wrong, without the names of the compiler's layers."""
+    """The first line of an error, without the names of the compiler's layers."""
     inner = error.__cause__ if isinstance(error.__cause__, Exception) else error
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
     return f"torch.compile fails ({lines[0][:200] if lines else type(inner).__name__})"
 
 
 def _keep_on_disk() -> None:
-    """Let inductor keep what it compiles among the user's other files, unless the user says where.
+    """Let inductor keep its results in the user's cache folder, unless the user sets a folder.
 
-    Torch sets the variable to its own default, a folder for temporary files, as soon as parts of it are imported.
+    torch sets the variable to its own default, a temporary folder, as soon as parts of it are imported.
     """
     folder = user_cache() / "graphs"
     if os.environ.get(FOLDER) in (None, os.path.abspath(default_cache_dir())):

@@ -1,6 +1,6 @@
-"""A transformers model's linear layers with their weights as oneDNN multiplies them quickest, on CPUs.
+"""Replaces a transformers model's linear layers by oneDNN's packed ones, on CPUs.
 
-Only a model that nobody else holds is packed: its own weights go, or they would lie in memory twice.
+Only a model that nobody else holds is packed, as its own weights are dropped to save memory.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from parlay.models.torch_ops.linear import PackedLinear, pack, padded
 
 _numbers = itertools.count()
 _layers: WeakValueDictionary[int, PackedLayer] = WeakValueDictionary()
-"""By number: a graph can't hold packed weights, but it can call an operator that finds them."""
+"""Packed layers by number: a graph can't contain packed weights, but can call an operator that looks them up."""
 
 
 @cache
 def _operator() -> Callable[[Tensor, Tensor, int], Tensor]:
-    """Define ``parlay::packed_linear(x, number, outputs)`` for torch, which takes any rows ``[..., I]``."""
+    """Define the operator ``parlay::packed_linear(x, number, outputs)`` for rows ``[..., I]``."""
     torch.library.define("parlay::packed_linear", "(Tensor x, Tensor number, int outputs) -> Tensor")
     torch.library.impl("parlay::packed_linear", "CPU", _multiply)
     torch.library.register_fake("parlay::packed_linear", _shaped)
@@ -33,7 +33,7 @@ def _operator() -> Callable[[Tensor, Tensor, int], Tensor]:
 
 
 def _multiply(x: Tensor, number: Tensor, outputs: int) -> Tensor:
-    """Multiply ``x`` ``[..., I]`` by the weights of the layer that has the ``number`` ``[]``."""
+    """Multiply ``x`` ``[..., I]`` by the weights of the layer with ``number`` ``[]``."""
     rows_NI, linear = x.reshape(-1, x.shape[-1]), _layers[int(number)].packed
     count = len(rows_NI)
     if more := padded(count) - count:
@@ -42,12 +42,12 @@ def _multiply(x: Tensor, number: Tensor, outputs: int) -> Tensor:
 
 
 def _shaped(x: Tensor, number: Tensor, outputs: int) -> Tensor:
-    """Make a result of the right shape, of ``x`` ``[..., I]`` and ``number`` ``[]``."""
+    """An empty result of the right shape, for ``x`` ``[..., I]`` and ``number`` ``[]``."""
     return x.new_empty(*x.shape[:-1], outputs)
 
 
 class PackedLayer(nn.Module):
-    """In place of ``linear``, whose weights ``packed`` has."""
+    """Replaces ``linear``; ``packed`` has its weights."""
 
     def __init__(self, linear: nn.Linear, packed: PackedLinear) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class PackedLayer(nn.Module):
 
 
 class PackedLinears:
-    """The linear layers of a model, packed; `undo` puts its own back as long as they are kept."""
+    """The packed linear layers of a model; `undo` restores its own while this object is kept."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._own: list[tuple[nn.Module, str, nn.Linear]] = []
@@ -76,18 +76,18 @@ class PackedLinears:
         return len(self._own)
 
     def undo(self) -> None:
-        """Put the model's own layers back."""
+        """Restore the model's own layers."""
         for parent, name, child in self._own:
             setattr(parent, name, child)
 
 
 def linear_bytes(model: PreTrainedModel) -> int:
-    """How much memory its layers take while they are packed."""
+    """Bytes that the linear layers' weights take."""
     return sum(child.weight.nbytes for child in model.modules() if _is_plain(child))
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether it is a linear layer of its own numbers on a CPU that nobody has changed."""
+    """Whether this is an unmodified linear layer with weights of its own on a CPU."""
     if type(module) is not nn.Linear or "forward" in vars(module):
         return False
     weight, hooks = module.weight, (module._forward_hooks, module._forward_pre_hooks)

@@ -1,4 +1,4 @@
-"""Finds out by trying what a transformers model can do behind a runner, instead of trusting its type."""
+"""Finds out by trying what a transformers model can do as a runner, instead of trusting its type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parlay.models.transformers_adapter.call import ModelCall, copied, rows_sele
 from parlay.types import Tree
 
 _BRANCHED = Tree(tokens=(5, 7, 6, 7), parents=(-1, -1, 0, 1))
-"""Two paths of two nodes whose rows interleave: wrong masks and wrong positions both show."""
+"""Two paths of two nodes whose rows alternate, so that wrong masks and positions show."""
 _PATHS = ((5, 6), (7, 7))
 _CHAIN = Tree(tokens=_PATHS[0], parents=(-1, 0))
 _PROMPT = (3, 9, 4, 8, 2, 11, 10, 9, 3, 12)
@@ -24,18 +24,18 @@ _PROMPT = (3, 9, 4, 8, 2, 11, 10, 9, 3, 12)
 
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """The widest draft that a model verifies rightly, and why it is no wider."""
+    """The most general draft that a model verifies correctly, and why it is not more general."""
 
     tree: Literal["tree", "chain", "none"]
     reason: str
 
 
 _found: WeakKeyDictionary[PreTrainedModel, dict[str, Ability]] = WeakKeyDictionary()
-"""What was found out about a model object under each attention implementation: the same for every later caller."""
+"""Results by model object and attention implementation, for later callers."""
 
 
 def ability(call: ModelCall) -> Ability:
-    """`probe`, once per model object and attention implementation."""
+    """Probe a model once per object and attention implementation; see `probe`."""
     known = _found.setdefault(call.model, {})
     attention = str(call.config._attn_implementation)
     if attention not in known:
@@ -47,13 +47,13 @@ def ability(call: ModelCall) -> Ability:
 def probe(call: ModelCall) -> Ability:
     """Compare cached forwards with plain ones on a short text, from branched rows down to single ones.
 
-    Raises UnsupportedModel when even one cached row at a time differs from the plain forward, or raises.
+    Raises UnsupportedModel if even single cached rows differ from the plain forward or raise.
     """
     try:
         return _probe(call)
     except UnsupportedModel:
         raise
-    except Exception as error:  # a foreign model may fail in any way; its user needs one line about it
+    except Exception as error:  # a foreign model may fail in any way, and its user needs one line about it
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UnsupportedModel(f"{call.name}: a forward with a cache fails ({reason})") from error
 
@@ -78,9 +78,9 @@ def _probe(call: ModelCall) -> Ability:
 
 
 def _serial_noise(call: ModelCall, prompt: tuple[int, ...], path: tuple[int, ...], expected_RV: Tensor) -> float:
-    """The largest difference that counts as rounding, taken from rows that are fed one at a time.
+    """The largest difference that counts as rounding, from rows that are run one at a time.
 
-    Another text runs in between: a model that keeps state outside its cache can't serve two sequences.
+    Another text runs in between, as a model with state outside its cache can't serve two sequences.
     """
     cache = call.new_cache()
     rows = [call.chain(CallRows(prompt, 0), cache, 1).logits_RV]
@@ -95,14 +95,14 @@ def _serial_noise(call: ModelCall, prompt: tuple[int, ...], path: tuple[int, ...
 
 
 def _no_tree_reason(call: ModelCall) -> str:
-    """Why a model can't verify branches, as far as that can be told without trying; empty if it may."""
+    """Why a model can't verify branches, as far as that is known without trying; empty if it may."""
     cache, attention = call.new_cache(), call.config._attn_implementation
     if not rows_selectable(cache):
         kinds = sorted({type(layer).__name__ for layer in cache.layers})
         return f"its cache can't drop single rows ({', '.join(kinds)})"
     if not call.takes_positions:
         return "its forward takes no position_ids"
-    # GPT-Neo: the texts that are tried here may be too short to show it.
+    # GPT-Neo: the probe's texts may be too short to show it.
     if "local" in call.config.to_dict().get("attention_layers", ()):
         return "some of its layers see the last keys by their places in the cache, not by their positions"
     if attention not in ("sdpa", "eager"):

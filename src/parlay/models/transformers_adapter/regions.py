@@ -1,6 +1,6 @@
-"""A model's layers as regions of its graph: torch traces one that is like another once, and compiles it once.
+"""A model's layers as regions of its graph: torch traces and compiles identical ones once.
 
-So a start with everything on disk takes a third to a half of the time that it takes to trace every layer.
+So a start with everything on disk takes a third to a half of the time of tracing every layer.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from transformers import PreTrainedModel
 
 from parlay.models.transformers_adapter.call import CACHE_ARGUMENTS
 
-_KINDS = 64  # of layers in one model; torch gives up beyond it
+_KINDS = 64  # most kinds of layers in a model; torch gives up beyond that
 
 
 class _OneLayer(NamedTuple):
-    """A layer's part of the cache: its keys and values ``[1, H, K, D]``, and the slots that rows are written to.
+    """A layer's part of the cache: keys and values ``[1, H, K, D]``, and the slots to which rows are written.
 
-    It ignores which layer asks, so that torch need not know either: a number would tell the layers apart.
+    It ignores the layer's number, which would make torch treat layers as different.
     """
 
     keys: Tensor
@@ -44,9 +44,9 @@ def _run(
 
 
 class LayerRegions:
-    """The layers of a model, each of which is a region while its graph is made or run.
+    """A model's layers, each of which is a region while its graph is made or run.
 
-    Torch compares what a trace hangs on, so layers that differ are traced apart.
+    Torch compares what a trace depends on, so different layers are traced separately.
     """
 
     def __init__(self, layers: Sequence[nn.Module], argument: str) -> None:
@@ -55,7 +55,7 @@ class LayerRegions:
 
     @staticmethod
     def of(model: PreTrainedModel) -> LayerRegions | None:
-        """Find a model's layers; None where nothing is alike, or each has a forward that somebody has put there."""
+        """The regions of a model's layers; None if no layers are alike, or if their forwards have been replaced."""
         count = model.config.get_text_config(decoder=True).num_hidden_layers
         found = [each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each) == count > 1]
         if len(found) != 1 or any("forward" in vars(layer) for layer in found[0]):
@@ -66,15 +66,15 @@ class LayerRegions:
         if arguments[0] and arguments.count(arguments[0]) == count:
             try:
                 return LayerRegions(list(found[0]), min(arguments[0]))
-            except TypeError:  # an earlier torch, which traces each region anew
+            except TypeError:  # an earlier torch, which traces each region again
                 return None
         return None
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Let the model call its layers as regions within the block."""
+        """A context in which the model calls its layers as regions."""
         for layer, forward in self._forwards:
-            vars(layer)["forward"] = forward  # past `nn.Module`'s own checks, which take longer than all else here
+            vars(layer)["forward"] = forward  # bypasses `nn.Module`'s checks, which take longer than the rest
         try:
             yield
         finally:
@@ -83,7 +83,7 @@ class LayerRegions:
 
 
 def _in_region(nested: Callable[..., Any], layer: nn.Module, number: int, argument: str) -> Callable[..., Any]:
-    """The forward of a layer, whose cache is the one of this number."""
+    """The forward of a layer; ``number`` is that of its cache."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         slots = kwargs.pop(argument).layers[number]
