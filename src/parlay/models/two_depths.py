@@ -1,7 +1,7 @@
-"""Texts whose answer runs through fewer layers than their source: a deep encoder and a shallow decoder in one stack.
+"""Texts whose answers run through fewer layers than their source: a deep encoder and a shallow decoder in one stack.
 
-Kasai et al. 2021 (arXiv:2006.10369) have encoders and decoders; here the rows of a source see those before them. Rows
-of the answer begin at the last layers with their embeddings, and see the source's keys there.
+Kasai et al. 2021 (arXiv:2006.10369) use encoders and decoders; here the source's rows are causal. The answer's rows
+enter the last layers as embeddings, and see the source's keys there.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from parlay.models.forward import Forward, ForwardBatch, ForwardOutput, Taps
 from parlay.types import NO_TREE, Segment, Skip
 
 Begin = Callable[[ForwardBatch], Callable[[], ForwardOutput]]
-"""How rows begin to run; see `Forward.begin`."""
+"""Starts to run rows; see `Forward.begin`."""
 _HALVES: tuple[Literal["attention", "mlp"], ...] = ("attention", "mlp")
 
 
 def unused_layers(config: DecoderConfig) -> Skip:
-    """The layers that rows of an answer do not run through."""
+    """The layers that an answer's rows skip."""
     first = config.num_layers - config.shallow.layers if config.shallow else 0
     return frozenset((half, layer) for layer in range(first) for half in _HALVES)
 
 
 def deep_rows(store: Store, segments: Sequence[Segment], shallow: Shallow) -> list[int]:
-    """How many rows of each segment run through all layers, of those that again run, are pending, or are nodes.
+    """How many rows of each segment run through all layers: of those that run again, pending ones, or nodes.
 
-    A text's first rows do, as far as its first separator; without one all do, and the nodes below too. Raises
-    ValueError for a node below such a separator that is a node itself.
+    These are a text's rows up to its first separator; without one they are all rows, including nodes. Raises ValueError
+    for a node below a separator that is a node itself.
     """
     found = []
     for segment in segments:
@@ -52,14 +52,14 @@ def deep_rows(store: Store, segments: Sequence[Segment], shallow: Shallow) -> li
 
 @dataclass(frozen=True, slots=True)
 class TwoDepths:
-    """Runs rows through all layers where they are ``deep``, so many of each place, then the others without ``skip``."""
+    """Runs the first ``deep`` rows of each place through all layers, then the others without the layers in ``skip``."""
 
     forward: Forward
     skip: Skip
     deep: Sequence[int]
 
     def begin(self, work: ForwardBatch) -> Callable[[], ForwardOutput]:
-        """Begin to run the rows; see `Forward.begin`. Raises ValueError for features."""
+        """Start to run the rows; see `Forward.begin`. Raises ValueError for features."""
         if work.features:
             raise ValueError("rows that read something else than tokens have no depth here")
         halves = [self._half(work, deep=deep) for deep in (True, False)]
@@ -72,7 +72,7 @@ class TwoDepths:
         return lambda: _merged(work, [rows for rows, _ in halves], outs)
 
     def _half(self, work: ForwardBatch, *, deep: bool) -> tuple[list[int], ForwardBatch]:
-        """The flat numbers of the rows of one depth, and the work that they are."""
+        """The batch's row numbers of one depth, and the work with these rows."""
         rows, places = list[int](), list[Rows]()
         begins = accumulate((place.end - place.base for place in work.places), initial=0)
         for begin, place, count in zip(begins, work.places, self.deep, strict=False):
@@ -96,7 +96,7 @@ class TwoDepths:
 
 
 def _merged(work: ForwardBatch, rows: Sequence[Sequence[int]], outs: Sequence[ForwardOutput]) -> ForwardOutput:
-    """Logits and taps of both halves, in the order of the work's rows."""
+    """Merge both halves' logits and taps in the order of the work's rows."""
     known = [set(each) for each in rows]
     logits = torch.empty(len(work.wanted), outs[0].logits.shape[1])
     for own, out in zip(known, outs, strict=True):

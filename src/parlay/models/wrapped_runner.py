@@ -1,4 +1,4 @@
-"""A runner around another one, for those that look at or change a part of what it does."""
+"""The base of runners that wrap another one to observe or change a part of its work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from parlay.types import NO_SKIP, Output, Runner, RunnerSpec, Segment, Skip
 
 
 class WrappedRunner(Runner):
-    """Passes everything on to ``inner``, one forward at a time; see `parlay.types.Runner`."""
+    """Forwards all calls to ``inner``, one forward at a time; see `parlay.types.Runner`."""
 
     def __init__(self, inner: Runner) -> None:
         self._inner = inner

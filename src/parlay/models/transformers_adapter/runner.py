@@ -1,8 +1,8 @@
-"""Any causal language model of transformers behind the runner's protocol, at the exactness level ``seed``.
+"""A runner over any causal transformers model; its exactness level is ``seed``.
 
-A step runs on a copy of the sequence's cache, and `keep` decides what becomes of it, so a forward never changes
-committed state. Key-value caches keep any rows. Others (recurrent, hybrid, sliding window) can only be kept whole or
-dropped whole: a partly accepted chain drops the step, and the engine feeds the accepted tokens again.
+A step runs on a copy of the sequence's cache, and `keep` decides which part of it stays, so a forward never changes
+committed state. From key-value caches any rows can be kept. Other caches (recurrent, hybrid, sliding window) can only
+be kept or dropped completely: a partly accepted chain drops the step, and the engine runs the accepted tokens again.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from parlay.types import NO_SKIP, Exactness, Output, Runner, RunnerSpec, Segment
 
 THROUGH = "transformers"
 _BATCHED_ROWS = 32
-"""Segments of at most so many rows run as one padded batch; longer ones run alone, where padding would cost more."""
+"""Segments of at most this many rows run as one padded batch; longer ones run alone, as padding would cost more."""
 
 
 @dataclass(slots=True)
 class _LastForward:
-    """The caches that the last forward left: after all its rows, and before its tree where that was taken.
+    """The caches after the last forward: after all its rows, and before its tree if that was kept separately.
 
-    ``after`` may hold a whole batch: ``index`` is this sequence's place in it, and ``slots`` say where each row
-    lies.
+    ``after`` may be a whole batch's: ``index`` is this sequence's place in it, and ``slots`` are the rows' places.
     """
 
     segment: Segment
@@ -50,11 +49,12 @@ class _Sequence:
 
 
 class AdapterRunner(ReservingRunner[_Sequence], Runner):
-    """A runner over a transformers model. Construction tries out what the model can verify (see `spec.kernels`).
+    """A runner over a transformers model. The constructor finds out by trying what the model can verify (see
+    `spec.kernels`).
 
-    ``max_tokens_cached`` bounds what all sequences may reserve together; without it, four full contexts or 65,536
-    tokens, whichever is more. It counts tokens, not bytes, because the bytes per token depend on the model. Raises
-    UnsupportedModel, naming the model and the reason, for one that can't be run with a cache.
+    All sequences together may reserve ``max_tokens_cached`` tokens; None: four full contexts or 65,536 tokens,
+    whichever is more. Tokens are counted instead of bytes, as the bytes per token depend on the model. Raises
+    UnsupportedModel, naming the model and the reason, if it can't run with a cache.
     """
 
     def __init__(self, model: PreTrainedModel, *, max_tokens_cached: int | None = None, name: str = "") -> None:
@@ -65,17 +65,17 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
         super().__init__(max_tokens_cached, self._spec.max_context)
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
-        """Begin a sequence; nothing is ever cached already, because prefixes are not shared here."""
+        """Begin a sequence; nothing is cached of it, as prefixes are not shared."""
         self.add(sequence, _Sequence(self._call.new_cache()))
         return 0
 
     @torch.no_grad()
     @torch_on_all()
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
-        """Run all segments, short ones together if the model takes our masks and positions.
+        """Run all segments, short ones together if the model accepts our masks and positions.
 
-        Where its cache can't drop single rows, those before a segment's base run again. Raises ValueError for what this
-        runner can't do: skip sub-layers, read features, run cached tokens again.
+        If its cache can't drop single rows, those before a segment's base run again. Raises ValueError for what this
+        runner can't do: skip sub-layers, read features, or run cached tokens again.
         """
         for segment in segments:
             step = self._sequences[segment.sequence].step
@@ -112,7 +112,7 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
         return state.cached
 
     def truncate(self, sequence: int, length: int) -> int:
-        """Forget tokens from ``length`` on; a cache that can't be cut is dropped whole."""
+        """Forget tokens from ``length`` on; a cache that can't be truncated is dropped completely."""
         state = self._sequences[sequence]
         state.step = None
         if length < state.cached:
@@ -126,7 +126,7 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
         self.add(copy, _Sequence(copied(state.cache), state.cached))
 
     def check(self) -> None:
-        """Prove that every key-value layer holds exactly the cached tokens and that reservations fit."""
+        """Check that every key-value layer has exactly the cached tokens, and that reservations fit."""
         assert self.free_tokens() >= 0, "more is reserved than the cache holds"
         for name, state in self._sequences.items():
             for layer in state.cache.layers if self._selectable else ():
@@ -153,7 +153,7 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
         }
 
     def _seen(self, segment: Segment) -> DynamicCache:
-        """The cache before the segment's rows run: committed tokens, and the rows before its base."""
+        """The cache before the segment's rows: committed tokens, and the rows before its base."""
         state = self._sequences[segment.sequence]
         if not segment.base:
             return copied(state.cache)
@@ -180,7 +180,8 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
         return self._call.chain(CallRows(tokens, state.cached), step.after, wanted, hidden)
 
     def _run_in_two(self, step: _LastForward, cached: int, hidden: bool) -> CallResult:
-        """Pending, then tree: so that tokens fed again after a partial acceptance are never fed a third time."""
+        """Run the pending rows, then the tree, so that tokens repeated after a partial acceptance are never run a third
+        time."""
         segment, pending = step.segment, len(step.segment.pending)
         wanted = max(pending - segment.logits_from, 0)
         above = self._call.chain(CallRows(segment.pending, cached), step.after, wanted, hidden)
@@ -190,7 +191,8 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
         return _joined_results([above, below])
 
     def _run_serially(self, segment: Segment, cached: int, work: DynamicCache, hidden: bool) -> CallResult:
-        """One row at a time, for models whose several cached rows at once come out wrong; the first chunk is whole."""
+        """Run one row at a time, for models that compute several cached rows wrongly; the first chunk runs as a
+        whole."""
         assert not segment.tree, f"{self._call.name} verifies no drafts"
         if cached == 0:
             return self._call.chain(CallRows(segment.pending, 0), work, segment.end - segment.logits_from, hidden)
@@ -203,7 +205,7 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
 
 
 def spec_of(call: ModelCall, found: Ability, name: str, how: str = "") -> RunnerSpec:
-    """The facts of a runner over a model; ``how`` says what else is special about it."""
+    """The spec of a runner over a model; ``how`` says what else is special about it."""
     model, config = call.model, call.config
     return RunnerSpec(
         name=name or str(model.config.name_or_path or call.name),
@@ -221,12 +223,12 @@ def spec_of(call: ModelCall, found: Ability, name: str, how: str = "") -> Runner
 
 
 def _context(config: PreTrainedConfig) -> int:
-    """The longest text of a model with such a config.
+    """The longest text of a model with this config; with longrope, the original context.
 
-    With longrope that is the original context. Beyond it transformers turns all rows of a call by other factors, so
-    that a text would depend on the drafts and on the texts beside it.
+    Beyond that transformers uses other factors for all rows of a call, so a text would depend on drafts and on other
+    texts.
     """
-    # Not every config names a context length; absence means that there is none.
+    # Some configs have no context length; then there is no limit.
     longest = int(getattr(config, "max_position_embeddings", None) or UNBOUNDED)
     rope = config.to_dict().get("rope_parameters") or {}
     original = rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
@@ -234,7 +236,7 @@ def _context(config: PreTrainedConfig) -> int:
 
 
 def eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    """The ids that end its texts."""
+    """The ids that end the model's texts."""
     said = model.generation_config.eos_token_id if model.generation_config is not None else None
     if said is None:
         said = model.config.get_text_config(decoder=True).eos_token_id
@@ -244,7 +246,8 @@ def eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 def _slots(segment: Segment, cached: int, first: int) -> tuple[int, ...]:
-    """Where the segment's rows lie in a cache: before its base behind the cached tokens, others from ``first`` on."""
+    """The cache slots of a segment's rows: those before its base follow the cached tokens, the others begin at
+    ``first``."""
     return (*range(cached, cached + segment.base), *range(first, first + segment.rows))
 
 

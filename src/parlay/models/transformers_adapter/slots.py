@@ -1,4 +1,4 @@
-"""The pool of slots of a transformers model: a cache whose shapes do not change from step to step."""
+"""A transformers model's pool of slots: a cache whose shapes do not change from step to step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parlay.models.slots import IDLE, LEAST_SLOTS, SlotPool
 
 
 class SlotLayer(StaticLayer):  # type: ignore[misc]  # transformers has no types
-    """A layer's keys and values, each ``[1, H, K, D]``. Rows are written to ``slots_N`` of them."""
+    """A layer's keys and values, each ``[1, H, K, D]``; rows are written to the slots ``slots_N``."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(max_cache_len=capacity)
@@ -20,7 +20,7 @@ class SlotLayer(StaticLayer):  # type: ignore[misc]  # transformers has no types
         self.slots_N = torch.tensor([IDLE])
 
     def lazy_initialization(self, keys_BHND: Tensor, values_BHND: Tensor) -> None:
-        """Make room of the shape that the model's first rows have."""
+        """Allocate memory with the shape of the model's first rows."""
         self.dtype, self.device = keys_BHND.dtype, keys_BHND.device
         heads = keys_BHND.shape[:2]
         self.keys = keys_BHND.new_zeros(*heads, self.max_cache_len, keys_BHND.shape[-1])
@@ -28,7 +28,7 @@ class SlotLayer(StaticLayer):  # type: ignore[misc]  # transformers has no types
         self.is_initialized = True
 
     def update(self, keys_BHND: Tensor, values_BHND: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write rows ``[1, H, N, D]``, and return all slots: the mask says what is seen."""
+        """Write rows ``[1, H, N, D]``, and return all slots; the mask hides those that are not seen."""
         if not self.is_initialized:
             self.lazy_initialization(keys_BHND, values_BHND)
         self.keys[:, :, self.slots_N] = keys_BHND
@@ -36,11 +36,11 @@ class SlotLayer(StaticLayer):  # type: ignore[misc]  # transformers has no types
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
-        """Nothing asks in earnest: positions and masks are given."""
+        """Always 0, as positions and masks are passed in."""
         return 0
 
     def grow(self, capacity: int) -> None:
-        """Have so many slots from now on; those there were keep what they hold."""
+        """Grow to ``capacity`` slots; existing slots keep their content."""
         if self.is_initialized:
             self.keys, self.values = _wider(self.keys, capacity), _wider(self.values, capacity)
         self.max_cache_len = capacity
@@ -67,12 +67,12 @@ class TransformersPool(SlotPool):
             layer.grow(capacity)
 
     def write_to(self, slots_N: Tensor) -> None:
-        """Let the next forward write its rows to these slots."""
+        """Make the next forward write its rows to these slots."""
         for layer in self._layers:
             layer.slots_N = slots_N
 
     def any_size(self, mark: Callable[[Tensor, int], object]) -> None:
-        """Mark how many slots there are, and how many rows are written, as what may change from call to call."""
+        """Call ``mark`` for the dimensions that may change: the number of slots, and the number of rows written."""
         for layer in self._layers:
             mark(layer.keys, 2)
             mark(layer.values, 2)

@@ -1,1 +1,1 @@
-"""The native decoder's kernels in Triton, for CUDA devices and for Triton's interpreter."""
+"""The native decoder's Triton kernels, for CUDA devices and for Triton's interpreter."""

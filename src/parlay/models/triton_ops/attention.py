@@ -1,4 +1,4 @@
-"""Attention of a whole step's rows over pages where they lie, by Triton's kernels: a launch for all sequences."""
+"""Attention of all rows of a step over pages in place, by Triton kernels: one launch for all sequences."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from parlay.models.triton_ops.row_table import BLOCK, PlacedRows, RowNumbers, Ro
 
 _KEYS = {2: 64, 4: 32, 8: 8}
 SPAN = 512
-"""Keys of a block, by the bytes of a number, and those that one program sums up: a row's last bits depend on both."""
+"""Keys per block, by bytes of a number, and keys per program; a row's last bits depend on both."""
 _PARTS_BYTES = 64 << 20
-"""Rows of a long prefill run in several launches, so that the parts of their spans take no more memory than this."""
+"""Most bytes of partial results; the rows of a long prefill run in several launches."""
 
 
 class Kernel(Protocol):
-    """A kernel of Triton's, or what stands for it: by a grid what launches it."""
+    """A Triton kernel, or its stand-in: indexing it by a grid returns the launcher."""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
 
 
 class PageKernels(Protocol):
-    """The kernels of `parlay.models.triton_ops.kernels`; ``FACTORS`` are types of theirs by those of torch."""
+    """The kernels of `parlay.models.triton_ops.kernels`; ``FACTORS`` maps torch's dtypes to Triton's."""
 
     @property
     def FACTORS(self) -> Mapping[torch.dtype, Any]: ...
@@ -45,16 +45,16 @@ class PageKernels(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The shape of all products with such heads, as the kernels' constants."""
+    """The shape of all products with these heads, as the kernels' constants."""
 
     heads: Heads
     dtype: torch.dtype
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        """Name what both kernels of attention are compiled for."""
+        """The constants for which both attention kernels are compiled."""
         heads, wide = self.heads, self.dtype == torch.float64
-        least = 1 if wide else 16  # what matrix units take
+        least = 1 if wide else 16  # the least size for matrix units
         return {
             "HEADS": heads.num_kv_heads,
             "G": heads.group,
@@ -68,7 +68,8 @@ class _Layout:
 
 
 class PagedAttention:
-    """Attention of layers of all kinds. A row's result depends on no other row, and not on where its keys lie."""
+    """Attention of all kinds of layers. A row's result depends neither on other rows nor on where its keys are
+    stored."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class PagedAttention:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Each layer has its kind, its form and its ``sinks`` ``[heads]`` or none. Pages hold numbers of ``dtype``."""
+        """Each layer has its kind, its form, and ``sinks`` (``[heads]`` or None). Pages have numbers of ``dtype``."""
         multiplied = device.type != "cpu" and dtype in kernels.FACTORS  # the interpreter can't multiply bfloat16
         self._kernels, self._factors = kernels, kernels.FACTORS[dtype if multiplied else torch.float32]
         self._kinds, self._forms, self._ropes, self._pages, self._dtype = kinds, forms, ropes, pages, dtype
@@ -90,15 +91,15 @@ class PagedAttention:
         self._sinks = [None if layer is None else layer.float().contiguous() for layer in sinks]
 
     def plan(self, placed: Sequence[PlacedRows], out: Mapping[Heads, Tensor]) -> Attend:
-        """How the rows of these sequences attend, in every layer, into ``out`` ``[N, K * G * D]`` of its heads."""
+        """Plan the attention of these sequences' rows in every layer, into ``out`` ``[N, K * G * D]`` by heads."""
         rows, device = RowNumbers.of(placed), next(iter(out.values())).device
         table = RowTable.of(rows, device)
         return self.by_table(table, self._ropes.at(table.positions, rows.last), out)
 
     def by_table(self, table: RowTable, rotations: Sequence[Rotations], out: Mapping[Heads, Tensor]) -> Attend:
-        """The same of rows in a ``table``, with each layer's ``rotations`` of their positions.
+        """Plan the attention of the rows in a ``table``, with each layer's ``rotations`` of their positions.
 
-        Whatever it launches depends on the table's shape and its bound alone, not on its numbers.
+        Its launches depend only on the table's shape and bound, not on its numbers.
         """
 
         def attend(layer: int, qkv_NAP: Tensor) -> None:
@@ -119,15 +120,15 @@ class PagedAttention:
         return attend
 
     def _cached(self, turned: Tensor) -> Tensor:
-        """Pairs ``turned`` ``[..., P]`` as the numbers ``[..., D]`` of which pages and queries are."""
+        """Convert rotated pairs ``[..., P]`` to the numbers ``[..., D]`` of pages and queries."""
         return torch.view_as_real(turned).flatten(-2).to(self._dtype)
 
     def _where(self, layer: int) -> tuple[int, int]:
-        """Which kind of pages a layer has, and its place in them."""
+        """A layer's kind of pages, and its index in them."""
         return int(self._pages.recent[layer]), self._pages.place[layer]
 
     def _store(self, layer: int, table: RowTable, new: Tensor) -> None:
-        """Write keys and values ``new`` ``[T, 2, K, D]`` to their slots."""
+        """Write keys and values ``new`` ``[T, 2, K, D]`` to the rows' slots."""
         layout = self._layouts[self._kinds[layer].heads].constants
         constants = {name: layout[name] for name in ("HEADS", "D", "DP")}
         grid = len(new), layout["HEADS"]
@@ -164,5 +165,5 @@ class PagedAttention:
 
 
 def _power_of_two(number: int) -> int:
-    """The least power of two that is not below the number."""
+    """The least power of two that is at least ``number``."""
     return 1 << (number - 1).bit_length()

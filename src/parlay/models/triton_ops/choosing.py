@@ -1,4 +1,4 @@
-"""Whether attention over pages runs as Triton's kernels here: tried once for each shape of heads, before it is used."""
+"""Decides whether Triton's kernels compute attention over pages, by a trial for each shape of heads."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _log = logging.getLogger(__name__)
 
 _NEAR = {torch.float64: 1e-9, torch.float32: 1e-4}
 _ROUGH = 5e-2
-"""How near torch's results must be, and how near in types of fewer digits."""
+"""Tolerances of the comparison with torch, by dtype, and for less precise dtypes."""
 _TREE = Tree((0,) * 6, (-1, 0, -1, 2, 2, 1))
 _START, _PENDING = 37, 3
-"""The rows of a trial: a tree below pending rows, behind a text that ends in the middle of a page."""
+"""The trial's rows: a tree below pending rows, after a text that ends within a page."""
 
 
 def paged_attention(
@@ -41,17 +41,17 @@ def paged_attention(
     dtype: torch.dtype,
     device: torch.device,
 ) -> PagedAttention | None:
-    """Make attention over pages for a model's layers; None where torch's has to do.
+    """Make attention over pages for a model's layers; None if torch's attention must be used.
 
-    Kernels are compiled and compared with torch's on a small tree for each kind of layer. If that fails, one line is
-    logged.
+    The kernels are compiled and compared with torch's attention on a small tree for each kind of layer. If that fails,
+    one line is logged.
     """
     if not triton_here.asked_for(device):
         return None
     trials = {(form, kind.heads, own is not None) for form, kind, own in zip(config.forms, kinds, sinks, strict=True)}
     try:
         triton_here.check()
-        from parlay.models.triton_ops import kernels  # here, because it needs Triton
+        from parlay.models.triton_ops import kernels  # here, as it needs Triton
 
         for form, heads, has_sinks in trials:
             _try(kernels, config, form, heads, dtype=dtype, device=device, has_sinks=has_sinks)
@@ -72,7 +72,7 @@ def _try(
     device: torch.device,
     has_sinks: bool,
 ) -> None:
-    """Run the rows of a small tree by both attentions. Raises ArithmeticError where they differ."""
+    """Compute a small tree's rows with both attentions. Raises ArithmeticError if the results differ."""
     form = replace(form, kv_heads=heads.num_kv_heads, head_dim=heads.head_dim, keys_of=None)
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     ropes = LayerRopes(replace(config, num_layers=1, layers=(form,)), compute, device)
@@ -92,7 +92,7 @@ def _try(
 
 
 def _random_pages(heads: Heads, dtype: torch.dtype, device: torch.device, chance: torch.Generator) -> PageTable:
-    """Pages with room for the rows of a trial, in one slab and out of order."""
+    """Pages with room for the trial's rows, in one slab and out of order."""
     count = pages_for(_START + _PENDING + len(_TREE))
     slab = torch.randn(1, 2, heads.num_kv_heads, count, BLOCK, heads.head_dim, generator=chance).to(device, dtype)
     table = PageTable()

@@ -1,12 +1,12 @@
 """Triton kernels of attention over pages. Importing this module needs Triton.
 
-A program computes the query heads of one key head of one row, over one span of ``SPAN`` keys, in blocks of ``KEYS``.
-Spans and blocks begin at fixed positions of the row's own path, and every product has one shape, so nothing that a row
-adds up depends on the other rows: not on how many there are, and not on where the nodes of a tree lie. Spans keep a GPU
-busy where a long text has few rows (Flash-Decoding, Dao et al. 2023). A second kernel puts their parts together in the
-order of the text, without atomics.
+A program computes the query heads of one key head of one row over one span of ``SPAN`` keys, in blocks of ``KEYS``.
+Spans and blocks begin at fixed positions of the row's own path, and all products have the same shape, so a row's sums
+depend neither on the number of other rows nor on where a tree's nodes are stored. Spans keep a GPU busy when a long
+text has few rows (Flash-Decoding, Dao et al. 2023). A second kernel combines their partial results in text order,
+without atomics.
 
-Kernels are not compiled again for other numbers or alignments, so those that a trial compiled are those that run.
+Kernels are not recompiled for other numbers or alignments, so the trial tests the kernels that are used.
 
 Shapes: T rows, G query heads of a key head, padded to GP; D numbers of a head, padded to DP.
 """
@@ -26,10 +26,10 @@ PAGES = tl.constexpr(6)
 SLOT = tl.constexpr(8)
 PITCH = tl.constexpr(9)
 FIELDS = tl.constexpr(11)
-"""Numbers of a row, in the order of `parlay.models.triton_ops.row_table`."""
+"""Fields of a row, as in `parlay.models.triton_ops.row_table`."""
 
 FACTORS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-"""What matrix units multiply numbers of these types as."""
+"""The types in which matrix units multiply numbers of these dtypes."""
 
 
 @triton.jit(do_not_specialize=["recent", "place"], do_not_specialize_on_alignment=["fields", "lists"])
@@ -44,9 +44,9 @@ def store(
     DP: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Write the key and the value of one head of one row, of ``new`` ``[T, 2, HEADS, D]``, to the row's slot.
+    """Write the key and value of one head of one row of ``new`` ``[T, 2, HEADS, D]`` to the row's slot.
 
-    ``recent``: 1 for layers that have pages of their own, of the last tokens, and 0 for the others.
+    ``recent`` is 1 for layers with recent pages, 0 for the others.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     own = fields + row * FIELDS
@@ -88,12 +88,12 @@ def attend(
     FACTORS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Mix the values of one span of keys for the ``queries`` ``[T, HEADS * G, D]``, which carry the scale.
+    """Sum the values of one span of keys for ``queries`` ``[T, HEADS * G, D]``, which include the scale.
 
-    Writes sums of values ``mixed`` ``[T, HEADS, spans, GP, D]``, relative to the largest scores ``peaks``, and sums of
-    weights ``sums``; both are ``[T, HEADS, spans, GP]``. ``window``: how many keys a row sees, or 0 for all. Keys and
-    values of a token begin at a multiple of ``ALIGNED`` bytes. Matrix units multiply numbers of the type ``FACTORS``.
-    ``WIDE``: float64, in sums, for these units may not have it.
+    Writes sums of values ``mixed`` ``[T, HEADS, spans, GP, D]`` relative to the largest scores ``peaks``, and sums of
+    weights ``sums``, both ``[T, HEADS, spans, GP]``. ``window`` is the number of keys that a row sees, or 0 for all. A
+    token's keys and values begin at a multiple of ``ALIGNED`` bytes. Matrix units multiply numbers of type ``FACTORS``.
+    With ``WIDE`` float64 is computed by sums, as matrix units may not support it.
     """
     row, head, span = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     own = fields + row * FIELDS
@@ -152,9 +152,10 @@ def combine(
     SINKS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Put the spans of `attend` together, in their order, into ``out`` ``[T, HEADS * G * D]``.
+    """Combine the spans of `attend` in order into ``out`` ``[T, HEADS * G * D]``, whose rows are ``stride`` numbers
+    apart.
 
-    Its rows lie ``stride`` numbers apart. ``sinks`` ``[HEADS * G]`` are scores that take weight and give nothing.
+    ``sinks`` ``[HEADS * G]`` are scores that take weight and contribute no value.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     low, bound = _seen(fields + row * FIELDS, window)
@@ -181,14 +182,14 @@ def combine(
 
 @triton.jit
 def _seen(own, window):
-    """The first position that a row sees, and the bound of these."""
+    """The first position that a row sees, and the bound of the positions it sees."""
     at = tl.load(own + OWN)
     return tl.where(window > 0, tl.maximum(at - window + 1, 0), 0), tl.load(own + BOUND)
 
 
 @triton.jit
 def _slots(own, lists, position, low, bound):
-    """The slots of these positions on the row's path, and which of them it sees."""
+    """The slots of these positions on the row's path, and whether the row sees them."""
     hidden, visible = tl.load(own + HIDDEN), tl.load(own + HIDDEN + 1)
     seen = (position >= low) & (position < bound) & ((position < hidden) | (position >= visible))
     ahead = position - tl.load(own + PATH_FROM)
@@ -198,28 +199,28 @@ def _slots(own, lists, position, low, bound):
 
 @triton.jit
 def _nothing(GP: tl.constexpr, DP: tl.constexpr, WIDE: tl.constexpr):
-    """Largest score, sum of weights and sum of values before any key."""
+    """The initial largest score, sum of weights and sum of values."""
     kind: tl.constexpr = tl.float64 if WIDE else tl.float32
     return tl.full([GP], float("-inf"), kind), tl.zeros([GP], kind), tl.zeros([GP, DP], kind)
 
 
 @triton.jit
 def _raised(peak, theirs):
-    """The larger score, what scores are relative to from now on, and the factor of what was summed up before."""
+    """The new largest score, the base to which scores are relative, and the factor for earlier sums."""
     higher = tl.maximum(peak, theirs)
-    base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing was seen yet: weights are 0, not NaN
+    base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: weights are 0, not NaN
     return higher, base, tl.exp(peak - base)
 
 
 @triton.jit
 def _scores(query, keys, seen, cap, CAPPED: tl.constexpr, FACTORS: tl.constexpr, WIDE: tl.constexpr):
-    """Scores ``[GP, KEYS]``, minus infinity of keys that the row does not see."""
+    """Scores ``[GP, KEYS]``, minus infinity for keys that the row does not see."""
     if WIDE:
         scores = tl.sum(query[:, None, :] * keys[None, :, :], 2)
     else:
         scores = tl.dot(query.to(FACTORS), tl.trans(keys.to(FACTORS)), input_precision="ieee")
     if CAPPED:
-        scores = cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))  # the tangent, which the interpreter has not
+        scores = cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))  # tanh, which the interpreter lacks
     return tl.where(seen[None, :], scores, float("-inf"))
 
 

@@ -1,4 +1,4 @@
-"""Where the rows of a whole step lie, as one tensor of numbers that kernels read: one transfer to the device a step."""
+"""The places of a step's rows as one tensor of numbers for kernels, so that one transfer per step is enough."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from parlay.types import trees
 __all__ = ["BLOCK", "FIELDS", "PlacedRows", "RowNumbers", "RowTable"]
 
 FIELDS = 11
-"""Numbers of a row: its own position; the bound of those that it sees; the first hidden position and the one after the
-last; the position from which its path lists slots; where that list begins, and those of the addresses of its pages, of
-layers that see all keys and of the others; its own slot; the pitch of its pages of either kind, in numbers."""
+"""The numbers of a row: its own position; the bound of the positions it sees; the first hidden position and the one
+after the last; the position from which its path lists slots; the start of that list, and the starts of its page
+addresses for layers that see all keys and for the others; its own slot; the pitches of both kinds of pages, in
+numbers."""
 _BOUND = 1
 _LISTS = range(5, 8)
-"""The fields that say where lists begin."""
+"""The fields with starts of lists."""
 
 _NO_TREE = 1 << 40
-"""A position that no text has: up to there, slots are positions."""
+"""A position beyond any text: below it, slots equal positions."""
 
 
 class PlacedRows(NamedTuple):
-    """Rows of one sequence, of which the first that runs has the number ``begin`` in the batch."""
+    """Rows of one sequence; the first one to run is row ``begin`` of the batch."""
 
     begin: int
     place: Rows
 
 
 class _Sight(NamedTuple):
-    """The position of a row, the bound of those that it sees, and the nodes of its path where the tree branches."""
+    """A row's position, the bound of the positions it sees, and the nodes of its path if the tree branches."""
 
     own: int
     bound: int
@@ -46,9 +47,9 @@ class _Sight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowNumbers:
-    """The `FIELDS` of T rows, which have these ``numbers`` in the batch, and the ``lists`` that fields point into.
+    """The `FIELDS` of T rows, their ``numbers`` in the batch, and the ``lists`` into which fields point.
 
-    ``positions`` are those by which keys and queries are turned.
+    Keys and queries are rotated by ``positions``.
     """
 
     numbers: list[int]
@@ -58,7 +59,7 @@ class RowNumbers:
 
     @staticmethod
     def of(placed: Sequence[PlacedRows]) -> RowNumbers:
-        """Lay out the rows of one sequence or more."""
+        """Lay out the rows of one or more sequences."""
         numbers, turned, fields, lists = list[int](), list[int](), list[list[int]](), list[int]()
         for begin, place in placed:
             whole = len(lists)
@@ -82,11 +83,11 @@ class RowNumbers:
 
     @property
     def bound(self) -> int:
-        """A position that no row sees, nor any behind it."""
+        """The first position that no row sees."""
         return max([row[_BOUND] for row in self.fields])
 
     def filled(self, count: int, place: Rows) -> RowNumbers:
-        """The same with rows up to so many in all, each the one row of ``place``."""
+        """The same rows padded to ``count``, each with the only row of ``place``."""
         more = count - len(self.fields)
         if more <= 0:
             return self
@@ -103,16 +104,16 @@ class RowNumbers:
         )
 
     def flat(self) -> list[int]:
-        """The positions, all fields, then the lists."""
+        """The positions, all fields, and the lists, concatenated."""
         return [*self.positions, *chain.from_iterable(self.fields), *self.lists]
 
 
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """``fields`` int64 ``[T, FIELDS]`` of T rows on the device, and the ``lists`` that they point into, int64 too.
+    """The ``fields`` (int64 ``[T, FIELDS]``) of T rows on the device, and the int64 ``lists`` into which they point.
 
-    The rows' ``numbers`` in the batch are a slice, or int64 ``[T]`` as their ``positions`` are. No row sees the
-    position ``bound``.
+    The rows' ``numbers`` in the batch are a slice or int64 ``[T]``, like their ``positions``. No row sees the position
+    ``bound``.
     """
 
     numbers: slice | Tensor
@@ -123,7 +124,7 @@ class RowTable:
 
     @staticmethod
     def of(rows: RowNumbers, device: torch.device) -> RowTable:
-        """Bring rows to the device."""
+        """Copy rows to the device."""
         numbers, count = rows.numbers, len(rows.fields)
         flat = torch.tensor([*rows.flat(), *numbers], dtype=torch.int64).to(device)
         sizes = [count, count * FIELDS, len(rows.lists), count]
@@ -147,9 +148,9 @@ def _pitch(table: PageTable) -> int:
 
 
 def _sights(place: Rows) -> Iterator[_Sight]:
-    """The rows that run, in order."""
+    """The rows to run, in order."""
     sights = list(_apart(place))
-    for nodes in trees.last_chains(place.tree, place.together):  # each row sees what the last one of its chain does
+    for nodes in trees.last_chains(place.tree, place.together):  # each row sees what the last row of its chain sees
         last = sights[place.pending + nodes.stop - 1]
         for row in range(place.pending + nodes.start, place.pending + nodes.stop):
             sights[row] = last._replace(own=sights[row].own)
@@ -157,7 +158,7 @@ def _sights(place: Rows) -> Iterator[_Sight]:
 
 
 def _apart(place: Rows) -> Iterator[_Sight]:
-    """All rows, as if none saw those after it but where they are in blocks."""
+    """All rows, as if no row outside of blocks saw later ones."""
     start, behind_root, end = place.start, place.start + place.pending, place.start + place.end
     if place.block:
         yield from (_Sight(at, min(end, at - at % place.block + place.block)) for at in range(start, end))

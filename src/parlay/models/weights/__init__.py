@@ -1,1 +1,1 @@
-"""Weights as files hold them, and as decoders take them."""
+"""Weights as files store them, and as decoders read them."""

@@ -1,6 +1,6 @@
-"""The numbers that stored blocks stand for, exactly as ggml reads them: scale times code, minus a minimum.
+"""Dequantizes stored blocks exactly as ggml does: scale times code, minus a minimum.
 
-The slow, plain reading: for devices without kernels of ours for a format, for rows of embeddings, and for tests.
+This is the slow, plain way: for devices without kernels for a format, for rows of embeddings, and for tests.
 ``blocks_NB`` are N blocks of B bytes each, uint8.
 """
 
@@ -17,17 +17,18 @@ from parlay.models.weights.grids import VALUES, points
 from parlay.models.weights.stored import StoredTensor
 
 _CHUNK = 1 << 22
-"""Weights that are read at a time, so that what is needed in between stays small."""
+"""Weights dequantized at a time, to keep intermediate results small."""
 NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""What the codes of IQ4_NL and IQ4_XS stand for."""
+"""The values of the codes of IQ4_NL and IQ4_XS."""
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the numbers that the codes of MXFP4 stand for; its scales are halved."""
+"""Twice the values of MXFP4's codes; its scales are halved."""
 
 
 class Groups(NamedTuple):
-    """N blocks as G groups that share a scale: ``scales * codes - minimums``.
+    """N blocks as G groups with a scale each: ``scales * codes - minimums``.
 
-    ``codes`` ``[N, G, weights]`` whole numbers, ``scales`` and ``minimums`` ``[N, G, 1]`` float32; None for no minimum.
+    ``codes`` ``[N, G, weights]`` are integers, ``scales`` and ``minimums`` ``[N, G, 1]`` float32; None means no
+    minimum.
     """
 
     codes: Tensor
@@ -36,7 +37,7 @@ class Groups(NamedTuple):
 
 
 def dense(stored: StoredTensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The tensor that ``stored`` stands for, rounded from float32 to ``dtype`` once, in memory of its own."""
+    """Dequantize a tensor, rounded once from float32 to ``dtype``, in memory of its own."""
     plain = stored.format.plain
     if plain is not None:
         return stored.rows.clone().view(plain).view(stored.shape).to(dtype)
@@ -55,7 +56,7 @@ def dense(stored: StoredTensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def groups(format: Format, blocks_NB: Tensor) -> Groups:
-    """N blocks of B bytes each, in any format but F32, F16 and BF16, as codes and scales."""
+    """Split N blocks of B bytes, of any format but F32, F16 and BF16, into codes and scales."""
     return _indexed(format, blocks_NB) if format in INDEXED else _READERS[format](blocks_NB)
 
 
@@ -71,17 +72,17 @@ def _half(blocks_NB: Tensor, at: int) -> Tensor:
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """``packed`` ``[..., n]`` bytes as ``[..., 2 n]`` codes: the low halves of all of them, then the high ones."""
+    """Unpack bytes ``[..., n]`` to codes ``[..., 2 n]``: first all low nibbles, then all high ones."""
     return torch.cat((packed & 15, packed >> 4), -1)
 
 
 def _looked_up(codes: Tensor, table: tuple[int, ...]) -> Tensor:
-    """``codes`` of any shape as the int8 numbers that they stand for."""
+    """Replace ``codes``, of any shape, by their int8 values in ``table``."""
     return torch.tensor(table, dtype=torch.int8)[codes.int()]
 
 
 def _bits(packed: Tensor, width: int) -> Tensor:
-    """``packed`` ``[..., n]`` bytes as ``[..., n, 8 / width]`` numbers of ``width`` bits, lowest first."""
+    """Unpack bytes ``[..., n]`` to ``[..., n, 8 / width]`` numbers of ``width`` bits, lowest first."""
     return packed[..., None] >> torch.arange(0, 8, width, dtype=torch.uint8) & (1 << width) - 1
 
 
@@ -100,7 +101,7 @@ def _q4_z(blocks_NB: Tensor) -> Groups:
 
 
 def _fifth_bits(blocks_NB: Tensor, at: int) -> Tensor:
-    """Codes of five bits: four bytes of high bits from ``at`` on, then nibbles."""
+    """Five-bit codes from four bytes of high bits at ``at`` and the nibbles after them."""
     high = _bits(blocks_NB[:, None, at : at + 4], 1).flatten(2)
     return _nibbles(blocks_NB[:, None, at + 4 :]) | high << 4
 
@@ -118,9 +119,9 @@ def _q8_0(blocks_NB: Tensor) -> Groups:
 
 
 def _scales_and_minimums(blocks_NB: Tensor) -> tuple[Tensor, Tensor]:
-    """Read the scales and minimums of the eight groups of Q4_K or Q5_K blocks.
+    """The scales and minimums of the eight groups of Q4_K or Q5_K blocks.
 
-    They have six bits each in twelve bytes, times one float16 for each kind.
+    They are six-bit numbers in twelve bytes, times a float16 for each kind.
     """
     scale, minimum, rest = blocks_NB[:, 4:8], blocks_NB[:, 8:12], blocks_NB[:, 12:16]
     scales = torch.cat((scale & 63, rest & 15 | scale >> 2 & 48), 1)
@@ -129,7 +130,7 @@ def _scales_and_minimums(blocks_NB: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pairs(packed_NB: Tensor) -> Tensor:
-    """Codes of two bits, ``[N, 8, 32]``: those of four neighbouring groups lie in the same 32 bytes."""
+    """Two-bit codes ``[N, 8, 32]``: four neighbouring groups share 32 bytes."""
     return _bits(packed_NB.reshape(-1, 2, 32), 2).transpose(2, 3).reshape(-1, 8, 32)
 
 

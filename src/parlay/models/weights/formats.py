@@ -1,4 +1,4 @@
-"""The formats in which files store weights: ggml's, and one of ours. Needs neither torch nor numpy."""
+"""The formats of stored weights: ggml's, and two of our own. This module imports neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Format(Enum):
-    """A way to store weights: ``(number in ggml and in GGUF files, weights in a block, bytes of a block)``."""
+    """A storage format: ``(number in ggml and GGUF files, weights per block, bytes per block)``."""
 
     F32 = (0, 1, 4)
     F16 = (1, 1, 2)
@@ -39,25 +39,25 @@ class Format(Enum):
     MXFP4 = (39, 32, 17)
     Q4_Z = (63, 32, 20)
     Q4_Z128 = (62, 128, 68)
-    """Both in no file: a float16 scale, a zero in int8, an unused byte, then codes of 32 weights or four times 32."""
+    """Our own, in no file: a float16 scale, an int8 zero, an unused byte, then codes of 32 or 128 weights."""
 
     def __init__(self, number: int, block: int, block_bytes: int) -> None:
         self.number, self.block, self.block_bytes = number, block, block_bytes
 
     @property
     def plain(self) -> torch.dtype | None:
-        """The torch type of a format whose weights are ordinary numbers, else None."""
-        import torch  # here, because files are read before it is loaded, which takes a second
+        """The torch dtype of a format of plain numbers, else None."""
+        import torch  # here, as files are read before torch is imported, which takes a second
 
         return {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}.get(self.name)
 
     @property
     def bits(self) -> float:
-        """Bits of a weight, its share of the scales included."""
+        """Bits per weight, including its share of the scales."""
         return 8 * self.block_bytes / self.block
 
     def row_bytes(self, length: int) -> int:
-        """Bytes of a row of so many weights; ValueError unless whole blocks make it up."""
+        """Bytes of a row of ``length`` weights. Raises ValueError unless the row consists of whole blocks."""
         if length % self.block:
             raise ValueError(f"a row of {length} weights is no whole number of {self.name} blocks of {self.block}")
         return length // self.block * self.block_bytes
@@ -66,11 +66,11 @@ class Format(Enum):
 FORMATS = {format.number: format for format in Format if format not in (Format.Q4_Z, Format.Q4_Z128)}
 """Formats by their number in GGUF files."""
 INDEXED = frozenset(format for format in Format if format.name.startswith(("IQ1", "IQ2", "IQ3")))
-"""Formats whose blocks point into tables: kernels read them in another form (`parlay.models.weights.grids`)."""
+"""Formats with indices into tables; kernels read them in another form (`parlay.models.weights.grids`)."""
 
 
 class DamagedWeights(ParlayError):
-    """Weights that can't be meant: infinite, or no numbers. ``origin`` says of which tensor."""
+    """Raised for weights that are infinite or NaN; ``origin`` names the tensor."""
 
     def __init__(self, origin: str) -> None:
         super().__init__(f"{origin} holds numbers that are not finite: the file is damaged")

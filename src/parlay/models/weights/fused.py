@@ -1,4 +1,4 @@
-"""A checkpoint's weights, grouped as every decoder packs them."""
+"""A checkpoint's weights, grouped as all decoders pack them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from parlay.models.weights.shapes import Weight
 from parlay.models.weights.stored import StoredTensor
 
 Operand = Weight | Int8Weight
-"""A weight as decoders take it: as in the checkpoint, or to be rounded."""
+"""A weight for decoders: as in the checkpoint, or to be quantized."""
 ROUTERS = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
-"""Ends of the names of matrices that choose a row's experts, which nobody rounds."""
+"""Suffixes of matrices that choose a row's experts, which are never quantized."""
 
 
 class QuantizeRefused(UnsupportedModel):
-    """The weights can't be stored in eight bits."""
+    """Raised if the weights can't be stored in eight bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatedWeights:
-    """A gated feed-forward, and what is added to each of its three products, if anything is."""
+    """A gated feed-forward with its optional biases."""
 
     gate: Operand
     up: Operand
@@ -40,7 +40,7 @@ class GatedWeights:
 
 @dataclass(frozen=True, slots=True)
 class BesideWeights:
-    """A feed-forward ``dense`` beside experts, with the norms of a layer that has both, and ``scales`` of experts."""
+    """A feed-forward ``dense`` next to experts, with that layer's norms and the experts' ``scales``."""
 
     dense: GatedWeights
     router_norm: Tensor
@@ -52,9 +52,9 @@ class BesideWeights:
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """A mixture of experts. ``router`` ``[E, H]`` has a row more for the gate of a ``shared`` expert that has one.
+    """A mixture of experts. ``router`` ``[E, H]`` has one more row if a ``shared`` expert has a gate.
 
-    ``choice_bias`` ``[E]`` is added, float32, to the sigmoids that experts are chosen by.
+    ``choice_bias`` ``[E]``, float32, is added to the sigmoids by which experts are chosen.
     """
 
     router: StoredTensor
@@ -67,7 +67,7 @@ class ExpertWeights:
 
 @dataclass(frozen=True, slots=True)
 class PerLayerWeights:
-    """Gate, product and norm of the numbers that a layer reads besides the hidden state."""
+    """Gate, projection and norm of a layer's per-layer inputs."""
 
     gate: Operand
     out: Operand
@@ -76,10 +76,10 @@ class PerLayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class PerLayerInputs:
-    """Where these numbers come from: ``embedding`` ``[V, L * P]`` times ``scale``, plus a normed product.
+    """The source of per-layer inputs: ``embedding`` ``[V, L * P]`` times ``scale``, plus a normed projection.
 
-    ``norm`` ``[P]`` is that of each layer's outputs of ``projection`` ``[L * P, H]``, whose floor is ``floor``. The
-    sum's factor, one over the root of two, is in the norm and in ``scale``.
+    ``norm`` ``[P]`` applies to each layer's outputs of ``projection`` ``[L * P, H]``; ``floor`` is its epsilon. The
+    sum's factor, 1 / sqrt(2), is included in the norm and in ``scale``.
     """
 
     embedding: Operand
@@ -91,12 +91,12 @@ class PerLayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Norms over n numbers carry sqrt(n) times the checkpoint's weight.
+    """The weights of one layer. Norms over n numbers are the checkpoint's weights times sqrt(n).
 
-    ``qkv`` are the weights of queries, keys and values, of queries alone in layers that see others' keys. ``qkv_bias``
-    is what is added to them, ``qk_norm`` the norms of query and key heads, ``out_norms`` those of what attention and
-    feed-forward give, and ``sinks`` ``[heads]`` the scores of keys without a value. ``out_scale`` multiplies what
-    leaves the layer.
+    ``qkv`` are the query, key and value weights; only the query weights in layers that use other layers' keys.
+    ``qkv_bias`` are their biases, ``qk_norm`` the norms of query and key heads, ``out_norms`` those of the outputs of
+    attention and feed-forward, and ``sinks`` ``[heads]`` scores of keys without a value. ``out_scale`` multiplies the
+    layer's output.
     """
 
     attention_norm: Tensor | None
@@ -114,35 +114,35 @@ class LayerWeights:
 
 
 class FusedWeights:
-    """``weights`` bear Hugging Face names. ``compute`` is the dtype of norms and biases."""
+    """Groups ``weights``, which have Hugging Face names; ``compute`` is the dtype of norms and biases."""
 
     def __init__(self, config: DecoderConfig, weights: Mapping[str, Operand], compute: torch.dtype) -> None:
         self._config, self._weights, self._compute = config, weights, compute
 
     @property
     def embedding(self) -> Operand:
-        """``[V, H]``."""
+        """The embedding ``[V, H]``."""
         return self._weights["model.embed_tokens.weight"]
 
     @property
     def head(self) -> Operand:
-        """The LM head's weight: the embedding, unless there is another."""
+        """The LM head's weight, which is the embedding if they are tied."""
         return self._weights.get("lm_head.weight", self.embedding)
 
     @property
     def final_norm(self) -> Tensor | None:
-        """The norm before the LM head, which carries the scale of logits, too."""
+        """The norm before the LM head, multiplied by the logits' scale; None if there is none."""
         return None if self._bare else self._norm("model.norm.weight") * self._config.logit_scale
 
     @property
     def beside_norm(self) -> Tensor | None:
-        """The norm of embeddings that attention reads beside features; see `HeadForm`."""
+        """The norm of embeddings that attention reads next to features; see `HeadForm`."""
         head = self._config.head
         return self._norm("model.layers.0.beside_layernorm.weight") if head and head.beside else None
 
     @property
     def _bare(self) -> bool:
-        """Whether the model is a head without these norms; see `HeadForm`."""
+        """Whether the model is a draft head without these norms; see `HeadForm`."""
         return self._config.head is not None and self._config.head.bare
 
     @property
@@ -184,7 +184,7 @@ class FusedWeights:
 
     @property
     def per_layer(self) -> PerLayerInputs | None:
-        """Where the numbers come from that each layer reads besides the hidden state, if there are such."""
+        """The source of per-layer inputs; None if the model has none."""
         config, of = self._config, self._weights
         if not config.per_layer_size:
             return None
@@ -209,7 +209,7 @@ class FusedWeights:
         return GatedWeights(gate, up, down, (gate_bias, up_bias, down_bias))
 
     def _beside(self, at: str) -> BesideWeights:
-        """The router reads x / |x| times its norm, the experts sqrt(H) x / |x| times theirs; H numbers are in x."""
+        """The router reads x / |x| times its norm, the experts sqrt(H) x / |x| times theirs, for x of H numbers."""
         return BesideWeights(
             dense=self._gated(at + "mlp."),
             router_norm=self._vector(at + "router_layernorm.weight"),
@@ -220,7 +220,7 @@ class FusedWeights:
         )
 
     def _experts(self, layer: str, experts: Experts) -> ExpertWeights:
-        """The router stays in float32, whatever the model computes in: a row's experts hang on its last bits."""
+        """The router stays in float32 whatever the model computes in, as a row's experts depend on its last bits."""
         at = layer + "mlp."
         router = as_tensor(self._weights[at + "gate.weight"], torch.float32)
         if experts.shared_gate:
@@ -236,12 +236,12 @@ class FusedWeights:
         )
 
     def _norm(self, name: str, order: Tensor | None = None) -> Tensor:
-        """The norm ``name`` times the root of its size; its numbers in the ``order`` ``[D]`` of each head."""
+        """The norm ``name`` times the root of its size, with each head's numbers in the ``order`` ``[D]``."""
         weight = self._in_order(name, order)
         return weight * math.sqrt(len(weight))
 
     def _in_order(self, name: str, order: Tensor | None) -> Tensor:
-        """The vector ``name``, of heads whose numbers go to the places of ``order`` ``[D]``."""
+        """The vector ``name``, with each head's numbers in the ``order`` ``[D]``."""
         vector = self._vector(name)
         return vector if order is None else vector.view(-1, len(order))[:, order].flatten()
 
@@ -249,12 +249,12 @@ class FusedWeights:
         return self._own(name, self._compute)
 
     def _own(self, name: str, dtype: torch.dtype) -> Tensor:
-        """The numbers of a weight in memory of their own: a file that is mapped may be cut short later."""
+        """A copy of a weight's numbers, as a mapped file may be truncated later."""
         return as_tensor(self._weights[name], dtype).clone()
 
 
 def as_tensor(weight: Operand, dtype: torch.dtype) -> Tensor:
-    """The numbers that a weight stands for."""
+    """A weight as a plain tensor."""
     if isinstance(weight, Tensor):
         return weight.to(dtype)
     if isinstance(weight, StoredTensor):
@@ -264,7 +264,7 @@ def as_tensor(weight: Operand, dtype: torch.dtype) -> Tensor:
 
 
 def ordered(weight: Operand, order: Tensor | None) -> Operand:
-    """The rows ``[heads * D, ...]`` of a matrix, each head's in the ``order`` ``[D]``; None: as they are."""
+    """A matrix's rows ``[heads * D, ...]``, each head's in the ``order`` ``[D]``; None: unchanged."""
     if order is None:
         return weight
     rows = (torch.arange(weight.shape[0]).view(-1, len(order))[:, order]).flatten()
@@ -274,7 +274,7 @@ def ordered(weight: Operand, order: Tensor | None) -> Operand:
 
 
 def order_of_columns(weights: Sequence[Operand]) -> Tensor | None:
-    """The order in which those of the weights that are in blocks have their columns, if they have one in common."""
+    """The common column order of those weights that are in blocks; None if there is none."""
     blocks = [
         None if isinstance(weight, Int8Weight) else weight.columns
         for weight in weights
@@ -285,20 +285,20 @@ def order_of_columns(weights: Sequence[Operand]) -> Tensor | None:
 
 
 def orders_of_columns(weights: Mapping[str, Operand]) -> dict[str, Tensor]:
-    """The order in which each weight has its columns, of those that have one of their own."""
+    """The column order of each weight whose columns are permuted."""
     orders = {name: order_of_columns([weight]) for name, weight in weights.items()}
     return {name: order for name, order in orders.items() if order is not None}
 
 
 def chosen_rows(weight: Operand, ids_N: Tensor) -> Operand:
-    """The rows of these ids, int64 ``[n]``, as a weight of their own: blocks of a file stay blocks."""
+    """The rows with these ids, int64 ``[n]``, as a weight; quantized blocks stay quantized."""
     if isinstance(weight, StoredTensor):
         return weight.chosen(ids_N)
     return weight[ids_N] if isinstance(weight, Tensor) else weight.dense(torch.float32)[ids_N]
 
 
 def rows_of(weight: Operand, ids_N: Tensor) -> Tensor:
-    """The numbers of the rows of these ids, int64 ``[n]``: float32 ``[n, ...]``."""
+    """The rows with these ids, int64 ``[n]``, as float32 ``[n, ...]``."""
     if isinstance(weight, Tensor):
         return weight[ids_N].float()
     if isinstance(weight, StoredTensor):
@@ -307,7 +307,7 @@ def rows_of(weight: Operand, ids_N: Tensor) -> Tensor:
 
 
 def multiplied(weights: Mapping[str, Operand]) -> dict[str, Operand]:
-    """The matrices of a checkpoint that enter products, but routers: those of the layers, and the LM head."""
+    """The matrices of products, except routers: those of the layers, and the LM head."""
     embedding = weights["model.embed_tokens.weight"]
     read_by_row = (embedding, weights.get("model.embed_tokens_per_layer.weight"))
     matrices = {
@@ -319,9 +319,9 @@ def multiplied(weights: Mapping[str, Operand]) -> dict[str, Operand]:
 
 
 def in_eight_bits(weights: Mapping[str, Operand]) -> dict[str, Operand]:
-    """The checkpoint with every matrix of numbers that enters products rounded, the embedding as it was.
+    """The checkpoint with all plain matrices of products quantized to int8, but not the embedding.
 
-    Matrices in blocks are in few bits already, and stay. Raises QuantizeRefused where all are.
+    Quantized matrices stay as they are. Raises QuantizeRefused if all are quantized.
     """
     numbers = {
         name: weight if isinstance(weight, Tensor) else as_tensor(weight, torch.float32)
@@ -335,7 +335,7 @@ def in_eight_bits(weights: Mapping[str, Operand]) -> dict[str, Operand]:
 
 
 def stored_as(weights: Mapping[str, Operand]) -> str:
-    """The formats of weights that are not plain numbers, by how many they hold; empty where all are."""
+    """The formats of weights that are not plain numbers, the most frequent first; empty if all are plain."""
     counts: Counter[str] = Counter()
     for weight in weights.values():
         if isinstance(weight, Int8Weight):

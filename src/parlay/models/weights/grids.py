@@ -1,8 +1,9 @@
-"""Blocks of IQ1, IQ2 and IQ3: numbers of points in tables of eight or four sizes, signs, and small scales.
+"""Blocks of IQ1, IQ2 and IQ3: indices of points in tables, signs, and small scales; a point has eight or four
+magnitudes.
 
-The tables come from the Python package gguf, because they were found by search and follow from no rule. Which sizes a
-table has is few: three for IQ1 and IQ2, eight for IQ3. With their signs they are at most 16 values, so each weight
-becomes a code of four bits without a change of its value, which is how kernels read these formats (`indexed`).
+The tables come from the Python package gguf, as they were found by search and follow no rule. A table has few
+magnitudes: three for IQ1 and IQ2, eight for IQ3. With signs these are at most 16 values, so each weight becomes a
+four-bit code without a change of value, which is how kernels read these formats (`indexed`).
 
 N blocks of 256 weights, B bytes each.
 """
@@ -31,11 +32,11 @@ VALUES: Mapping[Format, tuple[tuple[int, ...], int]] = {
     Format.IQ3_XXS: _THREES,
     Format.IQ3_S: _ODD,
 }
-"""The values that codes stand for, and how many of them a scale counts as one."""
+"""The values of the codes, and how many of their units make one unit of scale."""
 
 
 class Points(NamedTuple):
-    """Blocks taken apart: ``values`` int8 ``[N, 256]``, small scales ``[N, 16]`` and float16 bits int16 ``[N, 1]``."""
+    """Unpacked blocks: ``values`` int8 ``[N, 256]``, small scales ``[N, 16]``, and float16 bits as int16 ``[N, 1]``."""
 
     values: Tensor
     small: Tensor
@@ -43,12 +44,12 @@ class Points(NamedTuple):
 
 
 def points(format: Format, blocks_NB: Tensor) -> Points:
-    """The blocks as whole numbers times scales. Raises ParlayError where the package gguf is not installed."""
+    """Unpack blocks to integers with scales. Raises ParlayError if the package gguf is not installed."""
     return _READERS[format](blocks_NB)
 
 
 def indexed(format: Format, rows_RB: Tensor) -> Tensor:
-    """Rows of blocks as the kernels pack them: of each block a float16, 16 small scales and 128 bytes of codes."""
+    """Convert rows of blocks to the kernels' form: per block a float16, 16 small scales and 128 bytes of codes."""
     found = points(format, rows_RB.reshape(-1, format.block_bytes))
     places = torch.zeros(256, dtype=torch.uint8)
     values = torch.tensor(VALUES[format][0])
@@ -60,7 +61,7 @@ def indexed(format: Format, rows_RB: Tensor) -> Tensor:
 
 @cache
 def _table(name: str) -> Tensor:
-    """The points of a format, int8 ``[points, 8 or 4]``."""
+    """The points of a format's table, int8 ``[points, 8 or 4]``."""
     try:
         from gguf import quants
     except ModuleNotFoundError as error:
@@ -73,24 +74,24 @@ def _table(name: str) -> Tensor:
 
 
 def _words(blocks_NB: Tensor, begin: int, end: int, dtype: torch.dtype) -> Tensor:
-    """Bytes ``begin`` to ``end`` of the blocks ``[N, B]`` as whole numbers of ``dtype``, without a sign, in int32."""
-    part = blocks_NB[:, begin:end].clone(memory_format=torch.contiguous_format)  # aligned, even of one block
+    """Bytes ``begin`` to ``end`` of the blocks ``[N, B]`` as unsigned integers of ``dtype``, in int32."""
+    part = blocks_NB[:, begin:end].clone(memory_format=torch.contiguous_format)  # aligned, even for a single block
     words = part.view(dtype)
     return words.int() & 0xFFFF if dtype is torch.int16 else words
 
 
 def _bits(packed: Tensor, width: int, count: int) -> Tensor:
-    """``packed`` of any shape as ``[..., count]`` numbers of ``width`` bits, lowest first."""
+    """Unpack numbers of any shape to ``[..., count]`` numbers of ``width`` bits, lowest first."""
     return packed[..., None] >> torch.arange(0, width * count, width, dtype=packed.dtype) & (1 << width) - 1
 
 
 def _signs(bits: Tensor) -> Tensor:
-    """``bits`` of any shape, eight signs each, as ``[..., 8]`` factors."""
+    """Unpack ``bits`` of any shape, eight signs each, to factors ``[..., 8]``."""
     return 1 - 2 * _bits(bits, 1, 8).to(torch.int8)
 
 
 def _signs_of_seven(bits: Tensor) -> Tensor:
-    """The same of seven signs, ``bits`` of any shape: an eighth makes the number of minus signs even."""
+    """Unpack ``bits`` of any shape, seven signs each; an eighth sign makes the number of minus signs even."""
     odd = _bits(bits, 1, 7).sum(-1, dtype=bits.dtype) & 1
     return _signs(bits | odd << 7)
 
@@ -145,7 +146,7 @@ def _iq1_s(blocks_NB: Tensor) -> Points:
 
 
 def _iq1_m(blocks_NB: Tensor) -> Points:
-    """The bits of the float16 lie in the highest four of each of the last words."""
+    """Unpack IQ1_M; the float16's bits are in the highest four bits of each of the last words."""
     high, words = _nibbles(blocks_NB[:, 32:48]).int(), _words(blocks_NB, 48, 56, torch.int16)
     which = blocks_NB[:, :32].int() | (high & 7) << 8
     shift = 1 - 2 * (high >> 3)
@@ -155,12 +156,12 @@ def _iq1_m(blocks_NB: Tensor) -> Points:
 
 
 def _signed(sizes: Tensor, signs: Tensor) -> Tensor:
-    """``sizes`` of any shape times ``signs`` of any shape, as ``[N, 256]``; both have 256 numbers for each block."""
+    """``sizes`` times ``signs``, both of any shape with 256 numbers per block, as ``[N, 256]``."""
     return sizes.reshape(len(sizes), -1) * signs.reshape(len(signs), -1)
 
 
 def _odd(small: Tensor) -> Tensor:
-    """Small scales ``small`` of any shape, which count halves: 2 s + 1 of them."""
+    """Convert small scales, of any shape, to units of one half: 2 s + 1."""
     return (2 * small + 1).to(torch.int8)
 
 
@@ -176,6 +177,6 @@ _READERS: Mapping[Format, Callable[[Tensor], Points]] = {
 
 
 def packable(part: StoredTensor) -> Tensor:
-    """The rows of blocks, uint8 ``[O, bytes]``, in the form that the library packs."""
+    """The blocks' rows, uint8 ``[O, bytes]``, in the form that the library packs."""
     rows = part.rows
     return indexed(part.format, rows.reshape(-1, rows.shape[-1])) if part.format in INDEXED else rows

@@ -1,6 +1,6 @@
-"""Parts of a model: some of its layers, or of each layer some heads and feed-forward units.
+"""Cuts parts out of a model: some of its layers, or some heads and feed-forward units of each layer.
 
-Nothing is read here: what is cut from a mapped file stays mapped. Blocks are cut between each other only.
+Nothing is read: parts of a mapped file stay mapped, and blocks are never split.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from parlay.models.weights.quantize import Int8Weight
 from parlay.models.weights.stored import StoredTensor
 
 _WHOLE_BLOCK = 32
-"""Units that are handed out together where there are enough: products round their inputs in blocks of so many."""
+"""Units are assigned in groups of this size if there are enough, as products quantize their inputs in such blocks."""
 _INWARD = ("o_proj", "down_proj")
-"""Products of which a share has some inputs: what they give is a sum over all shares. Of others it has some outputs."""
+"""Products of which a share has some inputs, and whose outputs are summed over all shares; of other products it has
+some outputs."""
 
 
 def divide(count: int, parts: int) -> list[range]:
-    """So many numbers in ranges as even as can be; where they are not, the first are the shorter ones."""
+    """Split ``count`` numbers into ranges that are as even as possible, shorter ones first."""
     ends = [count * part // parts for part in range(parts + 1)]
     return [range(begin, end) for begin, end in pairwise(ends)]
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Which ``heads`` a share has of the key heads, each with ``group`` queries, and which ``units``.
+    """The ``heads`` of a share, of all key heads with ``group`` query heads each, and its ``units``.
 
-    ``experts`` are each layer's units of every expert, and of the shared one.
+    ``experts`` are its units of every expert, and of the shared one, by layer.
     """
 
     heads: range
@@ -46,13 +47,13 @@ class Spans:
 
     @staticmethod
     def of(config: DecoderConfig, weights: Mapping[str, Operand], part: int, parts: int) -> Spans:
-        """Find what one of so many shares of a model has."""
+        """The spans of share number ``part`` of ``parts``."""
         heads, group = divide(config.num_kv_heads, parts)[part], config.num_heads // config.num_kv_heads
         experts = [_units_of_experts(form.experts, weights, part, parts) for form in config.forms]
         return Spans(heads, group, config.head_dim, _units(config, weights, part, parts), experts)
 
     def find(self, name: str) -> range | None:
-        """The outputs, or inputs of products that lead back, that a share has of a weight; None: it has all."""
+        """The outputs (or inputs, for products whose outputs are summed) that a share has of a weight; None: all."""
         layer, mixture, kind = _place(name)
         if mixture:
             return self.experts[layer].get(mixture)
@@ -68,17 +69,18 @@ class Spans:
 def share(
     config: DecoderConfig, weights: Mapping[str, Operand], part: int, parts: int
 ) -> tuple[DecoderConfig, dict[str, Operand]]:
-    """Cut one of so many shares: of each layer some key heads with their queries, and some feed-forward units.
+    """Cut share number ``part`` of ``parts`` out of a model: some key heads of each layer with their queries, and some
+    feed-forward units.
 
-    Of experts, every share has some units of each. The sums over all shares of what attention and feed-forward give are
-    what the whole layer gives. Heads that are normed together are not shared out.
+    Each share has some units of every expert. The sums of all shares' outputs of attention and feed-forward are the
+    whole layer's. Heads that are normed together can't be divided.
     """
     spans, cut = Spans.of(config, weights, part, parts), dict[str, Operand]()
     for name, weight in weights.items():
         span = spans.find(name)
         if span is None:
             cut[name] = weight
-        elif name.endswith(("o_proj.bias", "down_proj.bias")):  # added once
+        elif name.endswith(("o_proj.bias", "down_proj.bias")):  # added only once
             cut[name] = as_tensor(weight, torch.float32) * (part == 0)
         else:
             cut[name] = (_columns if _leads_back(name) else _rows)(weight, span)
@@ -89,9 +91,9 @@ def share(
 
 
 def adapter_part(matrices: Mapping[str, LowRank], layers: range, spans: Spans | None) -> dict[str, LowRank]:
-    """Cut out what an adapter adds in a stage with these ``layers``, and there in a share with these ``spans``.
+    """The part of an adapter for a stage with these ``layers``, and for a share of it with these ``spans``.
 
-    Names are those in the stage, and matrices have memory of their own.
+    Names are those of the stage, and the matrices are copies.
     """
     cut: dict[str, LowRank] = {}
     for name, (down_RI, up_OR) in matrices.items():
@@ -111,9 +113,9 @@ def adapter_part(matrices: Mapping[str, LowRank], layers: range, spans: Spans | 
 def stage(
     config: DecoderConfig, weights: Mapping[str, Operand], layers: range
 ) -> tuple[DecoderConfig, dict[str, Operand]]:
-    """Cut these layers out. Embedding, last norm and LM head belong to the first of them.
+    """Cut these layers out of a model. The embedding, final norm and LM head belong to the first stage.
 
-    Other stages read hidden states and give hidden states: one row of zeros stands for their embedding.
+    Other stages map hidden states to hidden states; one row of zeros takes the place of their embedding.
     """
     cut: dict[str, Operand] = {}
     for name, weight in weights.items():
@@ -141,7 +143,8 @@ def _leads_back(name: str) -> bool:
 
 
 def _place(name: str) -> tuple[int, str, str]:
-    """The layer of a weight, what it belongs to there (``experts``, ``shared_expert``, or nothing), and its kind."""
+    """A weight's layer, the module that it belongs to there (``experts``, ``shared_expert`` or nothing), and its
+    kind."""
     parts = name.split(".")
     layer = int(parts[2]) if name.startswith("model.layers.") else 0
     mixture = parts[4] if len(parts) > 5 and parts[4] in ("experts", "shared_expert") else ""
@@ -151,7 +154,7 @@ def _place(name: str) -> tuple[int, str, str]:
 def _units_of_experts(
     experts: Experts | None, weights: Mapping[str, Operand], part: int, parts: int
 ) -> dict[str, range]:
-    """Which units of every expert, and of the shared one, belong to a share; nothing where there are none."""
+    """A share's units of every expert, and of the shared one; empty for layers without experts."""
     if experts is None:
         return {}
     sizes = {"experts": experts.size, "shared_expert": experts.shared}
@@ -159,7 +162,7 @@ def _units_of_experts(
 
 
 def _with_units(form: LayerForm, units: Mapping[str, range]) -> LayerForm:
-    """The form of a layer whose experts have these units alone."""
+    """The form of a layer whose experts have only these units."""
     if form.experts is None:
         return form
     own = replace(form.experts, size=len(units["experts"]), shared=len(units["shared_expert"]))
@@ -172,7 +175,7 @@ def _even_units(count: int, together: int, part: int, parts: int) -> range:
 
 
 def _together(weights: Mapping[str, Operand], count: int, parts: int) -> int:
-    """How many units are handed out together, of so many: whole blocks of every matrix that has their columns."""
+    """The group size in which ``count`` units are assigned: whole blocks of every matrix with these columns."""
     stored = [weight for name, weight in weights.items() if name.endswith("down_proj.weight")]
     together = max([2, *(weight.format.block for weight in stored if isinstance(weight, StoredTensor))])
     if together < _WHOLE_BLOCK <= count // parts:
@@ -181,7 +184,7 @@ def _together(weights: Mapping[str, Operand], count: int, parts: int) -> int:
 
 
 def _units(config: DecoderConfig, weights: Mapping[str, Operand], part: int, parts: int) -> range:
-    """Feed-forward units of a share: an even number."""
+    """A share's feed-forward units, an even number."""
     count = config.intermediate_size
     together = _together(weights, count, parts)
     begin, end = _ends(config, together, parts)[part : part + 2]
@@ -189,9 +192,9 @@ def _units(config: DecoderConfig, weights: Mapping[str, Operand], part: int, par
 
 
 def _ends(config: DecoderConfig, together: int, parts: int) -> list[int]:
-    """Where shares end, in blocks of so many units. All read as many weights, as far as that is possible.
+    """The ends of shares, in groups of ``together`` units. All shares read equally many weights, as far as possible.
 
-    Their key heads may be uneven, and the first share has the LM head, too.
+    Their key heads may be uneven, and the first share also has the LM head.
     """
     hidden, group = config.hidden_size, config.num_heads // config.num_kv_heads
     blocks, block = -(-config.intermediate_size // together), 3 * hidden * together
@@ -201,13 +204,13 @@ def _ends(config: DecoderConfig, together: int, parts: int) -> list[int]:
     even = (sum(weights) + blocks * block) / parts
     wanted = [max(even - own, block) for own in weights]
     ends = [round(blocks * sum(wanted[:part]) / sum(wanted)) for part in range(parts + 1)]
-    for part in range(1, parts):  # one block at least for each
+    for part in range(1, parts):  # at least one group for each
         ends[part] = min(max(ends[part], ends[part - 1] + 1), blocks - parts + part)
     return ends
 
 
 def _rows(weight: Operand, span: range) -> Operand:
-    """Outputs of a matrix, or numbers of a bias."""
+    """Some outputs of a matrix, or some numbers of a bias."""
     if isinstance(weight, Int8Weight):
         return Int8Weight(weight.source[span.start : span.stop])
     if isinstance(weight, Tensor):
@@ -218,7 +221,8 @@ def _rows(weight: Operand, span: range) -> Operand:
 
 
 def _columns(weight: Operand, span: range) -> Operand:
-    """Inputs of a matrix. Where they end within blocks of a file, or lie in another order there, as numbers."""
+    """Some inputs of a matrix. If they end within blocks, or if its columns are permuted, the result is plain
+    numbers."""
     if isinstance(weight, Int8Weight):
         return Int8Weight(weight.source[:, span.start : span.stop])
     if isinstance(weight, Tensor):

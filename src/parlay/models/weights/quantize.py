@@ -1,4 +1,4 @@
-"""Weights rounded to few bits: whole numbers times one step size for each output, or in the blocks of files."""
+"""Quantizes weights: integers with one step size per output, or blocks of GGUF formats."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from parlay.models.weights.formats import Format
 from parlay.models.weights.stored import StoredTensor
 
 LARGEST = 127
-_HIGHEST = 15  # code of Q4_1
-_HALF = 16  # of the codes of Q5_0
+_HIGHEST = 15  # the largest code of Q4_1
+_HALF = 16  # offset of Q5_0's codes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int8Weight:
-    """A matrix ``[out, in]`` that is rounded to eight bits whenever somebody reads it, so that none is held twice."""
+    """A matrix ``[out, in]`` that is quantized to int8 each time it is read, so that it is not stored twice."""
 
     source: Tensor
 
@@ -27,25 +27,25 @@ class Int8Weight:
         return tuple(self.source.shape)
 
     def quantized(self) -> tuple[Tensor, Tensor]:
-        """int8 ``[out, in]`` and float32 steps ``[out]``; to nearest, none is clipped."""
+        """int8 ``[out, in]`` and float32 step sizes ``[out]``, rounded to nearest without clipping."""
         weight = self.source.float()
         steps = weight.abs().amax(1) / LARGEST
         safe = torch.where(steps > 0, steps, torch.ones_like(steps))
         return (weight / safe[:, None]).round().to(torch.int8), steps
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """The numbers that are left, for kernels that can't multiply int8."""
+        """The dequantized numbers, for kernels that can't multiply int8."""
         numbers, steps = self.quantized()
         return (numbers.float() * steps[:, None]).to(dtype)
 
 
 def fits_blocks(weight: Tensor) -> bool:
-    """Whether the rows of a matrix ``weight`` ``[..., n]`` are whole blocks of the formats below."""
+    """Whether the rows of ``weight`` ``[..., n]`` are whole blocks of the formats below."""
     return weight.shape[-1] % Format.Q8_0.block == 0
 
 
 def in_q8_0(weight_OI: Tensor) -> StoredTensor:
-    """The matrix rounded to the blocks of Q8_0; ValueError unless its rows are whole blocks."""
+    """Quantize a matrix to Q8_0. Raises ValueError unless its rows are whole blocks."""
     blocks_NK = weight_OI.float().reshape(-1, Format.Q8_0.block)
     scale_N1 = (blocks_NK.abs().amax(1, keepdim=True) / LARGEST).to(torch.float16)
     steps_N1 = torch.where(scale_N1 == 0, torch.ones_like(scale_N1), scale_N1).float()
@@ -55,10 +55,10 @@ def in_q8_0(weight_OI: Tensor) -> StoredTensor:
 
 
 def in_q5_0(weight_OI: Tensor) -> StoredTensor:
-    """The matrix rounded to the blocks of Q5_0; ValueError unless its rows are whole blocks.
+    """Quantize a matrix to Q5_0. Raises ValueError unless its rows are whole blocks.
 
-    A block has a scale, the fifth bits of its 32 codes, then their low bits, two codes to a byte. The number of largest
-    size in a block is the code 0, which is -16 scales.
+    A block has a scale, the fifth bits of its 32 codes, then their low nibbles, two per byte. The number of largest
+    magnitude in a block gets the code 0, which means -16 scales.
     """
     blocks_NK = weight_OI.float().reshape(-1, Format.Q5_0.block)
     largest_N1 = blocks_NK.gather(1, blocks_NK.abs().argmax(1, keepdim=True))
@@ -72,7 +72,7 @@ def in_q5_0(weight_OI: Tensor) -> StoredTensor:
 
 
 def in_q4_1(weight_OI: Tensor) -> StoredTensor:
-    """The matrix rounded to the blocks of Q4_1; ValueError unless its rows are whole blocks."""
+    """Quantize a matrix to Q4_1. Raises ValueError unless its rows are whole blocks."""
     blocks_NK = weight_OI.float().reshape(-1, Format.Q4_1.block)
     least_N1, most_N1 = blocks_NK.aminmax(dim=1, keepdim=True)
     scale_N1, least_N1 = ((most_N1 - least_N1) / _HIGHEST).to(torch.float16), least_N1.to(torch.float16)

@@ -1,4 +1,4 @@
-"""Weights that checkpoints store together, taken apart: fused projections, stacked experts, gpt-oss's mixtures."""
+"""Splits weights that checkpoints store together: fused projections, stacked experts, gpt-oss's mixtures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parlay.models.weights.shapes import BadCheckpoint, Weight
 from parlay.models.weights.stored import StoredTensor
 
 TURNED = re.compile(r"self_attn\.[qk]_proj\.")
-"""The decoder's names of weights whose rows turn with positions."""
+"""The decoder's names of weights whose rows are rotated."""
 _OUT = "mlp.experts.down_proj"
 _JOINS = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -24,23 +24,24 @@ _JOINS = {
 _OF_LAYER = re.compile(r"(?P<at>model\.layers\.\d+\.)(?P<module>.+)\.(?P<kind>\w+)")
 _EXPERT = re.compile(r"(?P<at>.*\.mlp\.experts\.)\d+\.(?P<part>.+)")
 STACKED = re.compile(r"(?P<at>.*\.mlp\.experts\.)(?P<part>gate_up_proj|gate_proj|up_proj|down_proj)\.(?P<kind>\w+)")
-"""The decoder's names of weights that hold those of all experts of a layer."""
+"""The decoder's names of tensors with all experts of a layer."""
 
 
 def matrices_in(product: str) -> tuple[str, ...]:
-    """The matrices that are side by side in a product of the decoder, also of experts; itself where there is one."""
+    """The matrices that are fused in a product of the decoder or of an expert; the product's own name if it is not
+    fused."""
     at, _, last = product.rpartition(".")
     parts = next((parts for joined, parts in _JOINS.items() if joined.endswith(f".{last}")), (last,))
     return tuple(f"{at}.{part.rpartition('.')[2]}" for part in parts)
 
 
 def unfused(weights: Mapping[str, Weight], config: DecoderConfig) -> dict[str, Weight]:
-    """The decoder's weights, each by itself; of stacked experts, and of projections that form one matrix."""
+    """The decoder's weights one by one, from stacked experts and fused projections."""
     found: dict[str, Weight] = {}
     experts = max((form.experts.count for form in config.forms if form.experts), default=0)
     for name, weight in weights.items():
         stacked = STACKED.fullmatch(name)
-        if stacked and len(weight.shape) > 1 and weight.shape[0] <= experts:  # others the check of shapes will name
+        if stacked and len(weight.shape) > 1 and weight.shape[0] <= experts:  # the check of shapes names others
             for expert in range(weight.shape[0]):
                 own = f"{stacked['at']}{expert}.{stacked['part']}.{stacked['kind']}"
                 found.update(_halves_of_rows(own, _item(weight, expert), config))
@@ -50,21 +51,21 @@ def unfused(weights: Mapping[str, Weight], config: DecoderConfig) -> dict[str, W
 
 
 def in_halves(weights: Mapping[str, Weight], config: DecoderConfig) -> dict[str, Weight]:
-    """The weights with each head's rows from pairs that turn together (0, D/2, 1, D/2 + 1, ...) put back in halves.
+    """Reorder each head's rows from neighbouring pairs (0, D/2, 1, D/2 + 1, ...) to halves.
 
-    Whole rows move; of heads that turn in part those rows that do. A weight of a wrong shape stays, for the check of
-    shapes to name it.
+    Whole rows move; in partly rotated heads only the rotated rows do. A weight of the wrong shape stays as it is, for
+    the check of shapes to report it.
     """
     return _reordered(weights, config, _halves_of_pairs(config))
 
 
 def in_pairs(weights: Mapping[str, Weight], config: DecoderConfig) -> dict[str, Weight]:
-    """The weights with each head's rows from halves put in pairs: what `in_halves` undoes."""
+    """Reorder each head's rows from halves to neighbouring pairs: the inverse of `in_halves`."""
     return _reordered(weights, config, _halves_of_pairs(config).argsort())
 
 
 def _halves_of_pairs(config: DecoderConfig) -> Tensor:
-    """Where each row of a head in halves lies in pairs."""
+    """The place among pairs of each row of a head in halves."""
     rotated = config.rope.rotated or config.head_dim
     places = torch.arange(config.head_dim)
     places[:rotated] = places[:rotated].view(-1, 2).T.flatten()
@@ -81,9 +82,9 @@ def _reordered(weights: Mapping[str, Weight], config: DecoderConfig, places_D: T
 
 
 def _halves_of_rows(name: str, weight: Weight, config: DecoderConfig) -> Iterator[tuple[str, Weight]]:
-    """Gate and up of a fused matrix, or queries, keys and values; others as they are."""
+    """Split a fused matrix into gate and up, or queries, keys and values; other weights stay as they are."""
     base, _, kind = name.rpartition(".")
-    if len(weight.shape) < (2 if isinstance(weight, StoredTensor) else 1):  # the check of shapes will name it
+    if len(weight.shape) < (2 if isinstance(weight, StoredTensor) else 1):  # the check of shapes reports it
         yield name, weight
         return
     if base.endswith(".gate_up_proj"):
@@ -102,7 +103,7 @@ def _halves_of_rows(name: str, weight: Weight, config: DecoderConfig) -> Iterato
 
 
 def fused(weights: Mapping[str, Tensor], forms: Collection[str]) -> dict[str, Tensor]:
-    """Put together what `unfused` takes apart: experts, and projections of which ``forms`` has the name."""
+    """Fuse what `unfused` splits: experts, and the projections named in ``forms``."""
     joins = {name: parts for name, parts in _JOINS.items() if name in forms}
     members = {part: name for name, parts in joins.items() for part in parts}
     groups: dict[str, list[Tensor]] = {}
@@ -119,7 +120,7 @@ def fused(weights: Mapping[str, Tensor], forms: Collection[str]) -> dict[str, Te
 
 
 def _split(name: str) -> tuple[str, str, str]:
-    """Layer, module and kind of a weight's name."""
+    """A weight name's layer, module and kind."""
     match = _OF_LAYER.fullmatch(name)
     return (match["at"], match["module"], match["kind"]) if match else ("", name, "")
 
@@ -129,9 +130,9 @@ def _item(weight: Weight, index: int) -> Weight:
 
 
 def gpt_oss(tensors: Mapping[str, Tensor]) -> Mapping[str, Weight]:
-    """Take gpt-oss's tensors apart: gates and ups lie in turn, as columns, or as rows in blocks of MXFP4.
+    """Split gpt-oss's tensors, in which gates and ups alternate as columns, or as rows in MXFP4 blocks.
 
-    Raises BadCheckpoint for blocks without their exponents.
+    Raises BadCheckpoint for blocks without exponents.
     """
     found: dict[str, Weight] = {}
     for name, tensor in tensors.items():
@@ -148,7 +149,7 @@ def gpt_oss(tensors: Mapping[str, Tensor]) -> Mapping[str, Weight]:
 
 
 def _parts(name: str, weight: Tensor | StoredTensor, kind: str) -> Iterator[tuple[str, Weight]]:
-    """Keep what leads out as it is, and take gates and ups apart; ``weight`` ``[E, O, ...]``."""
+    """Keep the down projection as it is, and split gates from ups; ``weight`` is ``[E, O, ...]``."""
     if name.endswith(_OUT):
         yield f"{name}.{kind}", weight
         return
@@ -163,10 +164,10 @@ def _parts(name: str, weight: Tensor | StoredTensor, kind: str) -> Iterator[tupl
 
 
 def mxfp4(name: str, packed: Tensor, exponents: Tensor) -> StoredTensor:
-    """Lay out blocks of 32 codes of four bits, and a power of two for each, as GGUF files have them.
+    """Convert MXFP4 blocks, 32 four-bit codes with a power of two, to the layout of GGUF files.
 
-    ``packed`` ``[..., K, 16]`` and ``exponents`` ``[..., K]`` are uint8. Only places change: bytes hold neighbouring
-    codes here, and codes that are 16 apart there.
+    ``packed`` ``[..., K, 16]`` and ``exponents`` ``[..., K]`` are uint8. Only the order changes: a byte has two
+    neighbouring codes here, and codes 16 apart in GGUF.
     """
     if tuple(packed.shape) != (*exponents.shape, 16) or {packed.dtype, exponents.dtype} != {torch.uint8}:
         raise BadCheckpoint(f"{name} {list(packed.shape)} has no scales of its shape, but {list(exponents.shape)}")

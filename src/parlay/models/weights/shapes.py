@@ -1,4 +1,4 @@
-"""Which weights a decoder has, and whether a checkpoint holds these and no others."""
+"""The weights of a decoder, and the check that a checkpoint has exactly these."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from parlay.models.weights.stored import StoredTensor
 from parlay.types import ParlayError
 
 Weight = Tensor | StoredTensor
-"""One weight of a checkpoint: as numbers, or in a file's own blocks."""
+"""One weight of a checkpoint: a tensor, or a file's own blocks."""
 
 
 class BadCheckpoint(ParlayError):
-    """The files of a checkpoint don't hold the weights that its config calls for."""
+    """Raised if a checkpoint's files don't have the weights that its config requires."""
 
 
 def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every weight that a decoder of this config has."""
+    """Names and shapes of all weights of a decoder with this config."""
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
         "model.norm.weight": (config.hidden_size,),
@@ -38,7 +38,8 @@ def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def unread(config: DecoderConfig) -> set[str]:
-    """Weights that a checkpoint may have and nobody reads: those of keys and values of layers that see others'."""
+    """Weights that a checkpoint may have but nobody reads: key and value weights of layers that use other layers'
+    keys."""
     return {
         f"model.layers.{layer}.self_attn.{part}.weight"
         for layer, form in enumerate(config.forms)
@@ -118,7 +119,8 @@ def _expert_shapes(hidden: int, experts: Experts) -> dict[str, tuple[int, ...]]:
 
 
 def check_weights(where: Path, expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, Weight]) -> None:
-    """Raises BadCheckpoint naming the first missing, extra and mis-shaped weights of the checkpoint at ``where``."""
+    """Raises BadCheckpoint that names the first missing, extra and mis-shaped weights of the checkpoint at
+    ``where``."""
     missing = [name for name in expected if name not in weights]
     extra = [name for name in weights if name not in expected]
     shapes = [
@@ -133,7 +135,7 @@ def check_weights(where: Path, expected: Mapping[str, tuple[int, ...]], weights:
 
 
 def some(names: Iterable[str], most: int = 3) -> str:
-    """The first few; names come from files, so one that a terminal would act on is spelled out."""
+    """The first few names; as they come from files, unprintable characters are escaped."""
     listed = list(names)
     return ", ".join(name if name.isprintable() else repr(name) for name in listed[:most]) + (
         ", ..." if len(listed) > most else ""

@@ -1,6 +1,6 @@
-"""Weights as a file stores them: rows of blocks, each of small whole numbers and their scales.
+"""Weights as a file stores them: rows of blocks, each with integer codes and their scales.
 
-The formats are ggml's, which GGUF files hold. A block is a fixed number of neighbouring weights of a row, in a fixed
+The formats are ggml's, as in GGUF files. A block has a fixed number of neighbouring weights of a row, and a fixed
 number of bytes. Nothing here changes a value.
 """
 
@@ -24,14 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
-    """A tensor of ``shape``, last dimension fastest, as in torch.
+    """A tensor of ``shape`` with the last dimension fastest, as in torch.
 
-    ``data`` holds the blocks, uint8 ``[*shape[:-1], row_bytes]``. Rows can be reordered without touching a value, for
-    blocks never cross from one into the next: row i of the tensor is row ``order[i]`` of ``data``, or row i where order
-    is None. Column k of the blocks is column ``columns[k]`` of the tensor, where inputs that share a scale are no
-    neighbours. ``file`` is the mapping of a whole file that ``data`` lies in, if it does; nobody may write to it then.
-    ``origin`` is what messages call the tensor. ``ahead`` packs the file's matrices meanwhile, if somebody
-    does.
+    ``data`` are its blocks, uint8 ``[*shape[:-1], row_bytes]``. Rows can be permuted, as blocks never cross from one
+    row to the next: row i of the tensor is row ``order[i]`` of ``data``, or row i if order is None. Column k of the
+    blocks is column ``columns[k]`` of the tensor, if inputs that share a scale are not neighbours. ``file`` is the
+    mapped file that contains ``data``, if any; nobody may write to it then. ``origin`` names the tensor in messages.
+    ``ahead`` is the packing of the file's matrices that is under way, if any.
     """
 
     format: Format
@@ -52,11 +51,12 @@ class StoredTensor:
 
     @property
     def rows(self) -> Tensor:
-        """The rows in the tensor's order, uint8 ``[*shape[:-1], row_bytes]``; a copy where ``data`` has another."""
+        """The rows in the tensor's order, uint8 ``[*shape[:-1], row_bytes]``; a copy if they are permuted in
+        ``data``."""
         return self.data if self.order is None else self.data[self.order]
 
     def parts(self, rows: int) -> Iterator[StoredTensor]:
-        """So many rows at a time, the last ones fewer; all at once where they are in another order."""
+        """Yield ``rows`` rows at a time; all at once if they are permuted."""
         if self.order is not None:
             yield self
             return
@@ -65,25 +65,26 @@ class StoredTensor:
             yield replace(self, shape=(len(part), *self.shape[1:]), data=part)
 
     def chosen(self, ids_N: Tensor) -> StoredTensor:
-        """The rows of these ids, int64 ``[n]``, as a tensor of their own."""
+        """The rows with these ids, int64 ``[n]``, as a tensor."""
         data = self.data[ids_N if self.order is None else self.order[ids_N]]
         return replace(self, shape=(len(data), *self.shape[1:]), data=data, file=None, order=None, ahead=None)
 
     def taken(self, rows: slice) -> StoredTensor:
-        """Take ``rows`` that lie in their own order as a tensor of their own, in the same memory."""
+        """Some ``rows``, which must not be permuted, as a tensor in the same memory."""
         assert self.order is None, "the rows were not put in another order yet"
         data = self.data[rows]
         return replace(self, shape=(len(data), *self.shape[1:]), data=data)
 
     def item(self, index: int) -> StoredTensor:
-        """One of the matrices ``[O, I]`` of a stack ``[E, O, I]``, in the same memory."""
+        """Matrix ``[O, I]`` number ``index`` of a stack ``[E, O, I]``, in the same memory."""
         return replace(self, shape=self.shape[1:], data=self.data[index])
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """For one who reads it once: it is checked before, and its pages of the file are given back after.
+        """A context for reading the tensor once: its numbers are checked first, and its pages of the file are released
+        afterwards.
 
-        Without that, a file and what is made of it would be in memory together. Raises DamagedWeights for numbers or
+        Otherwise the file and what is made of it would be in memory together. Raises DamagedWeights for numbers or
         scales that are not finite.
         """
         if not is_finite(self):
@@ -92,7 +93,7 @@ class StoredTensor:
         self.give_back()
 
     def give_back(self) -> None:
-        """Let the system take back its pages of the file, which nobody will read again."""
+        """Let the system reclaim the pages of the file, which nobody will read again."""
         if self.file is not None:
             begin = int(self.data.storage_offset())
             page = begin // mmap.PAGESIZE * mmap.PAGESIZE
@@ -110,20 +111,21 @@ _EXPONENTS = {Format.F32: (0x7F80, (1,)), Format.BF16: (0x7F80, (0,)), Format.F1
     ),
     **dict.fromkeys(INDEXED - {Format.IQ1_M}, (0x7C00, (0,))),
 }
-"""Bits that are all set in infinities and in what is no number, and the words of 16 bits in a block that have them."""
-_CHUNK = 1 << 15  # so that what is made on the way stays in the processor
+"""The bits that are all set in infinities and NaN, and the 16-bit words of a block that contain them."""
+_CHUNK = 1 << 15  # so that intermediate results stay in the processor's cache
 
 
 def is_finite(stored: StoredTensor) -> bool:
-    """Whether every number of a plain format, and every scale of another, is finite. MXFP4 has no other scales."""
-    if stored.format is Format.IQ1_M:  # the exponent lies in the highest bits of the last two words
+    """Whether all numbers of a plain format, or all scales of a quantized one, are finite. MXFP4's scales always
+    are."""
+    if stored.format is Format.IQ1_M:  # the exponent is in the highest bits of the last two words
         words = stored.data.numpy().reshape(-1).view(np.uint16).reshape(-1, stored.format.block_bytes // 2)
         return not ((words[:, 27] & 0x7000 == 0x7000) & (words[:, 26] & 0xC000 == 0xC000)).any()
     if stored.format not in _EXPONENTS:
         return True
     mask, places = _EXPONENTS[stored.format]
     blocks = stored.data.numpy().reshape(-1).view(np.uint16).reshape(-1, stored.format.block_bytes // 2)
-    return not any(  # in numpy, which starts no threads of its own: several of ours may be here
+    return not any(  # numpy, as torch would start threads in each of our threads
         ((blocks[start : start + _CHUNK, place] & mask) == mask).any()
         for start in range(0, len(blocks), _CHUNK)
         for place in places
