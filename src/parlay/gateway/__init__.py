@@ -1,1 +1,1 @@
-"""`parlay gateway`: one address for several replicas of a server. It retries requests and resumes broken streams."""
+"""`parlay gateway`: one address for several replicas of a server, which retries requests and resumes broken streams."""

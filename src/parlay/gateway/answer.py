@@ -1,4 +1,5 @@
-"""One request at a gateway: tried on one replica after another until a client has its whole answer, each part once."""
+"""Answers one request at a gateway: tries one replica after another until the client has the whole answer, each part
+once."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 REPLICA_HEADER = b"parlay-replica"
 _ELSEWHERE = frozenset({500, 502, 503, 504, LOOP})
-"""Statuses of a replica that another one may better."""
+"""Statuses of a replica for which another replica is tried."""
 _STREAMS = (EVENT_STREAM.encode(), b"application/x-ndjson")
 
 
 class Answer:
-    """Gives one answer to one client. ``cut`` says whether the gateway ends now."""
+    """Gives one client its answer; ``cut`` says whether the gateway is shutting down."""
 
     def __init__(
         self,
@@ -49,18 +50,18 @@ class Answer:
         self._cut = cut
         self._delivered = Delivered()
         self._last: tuple[Head, int, bytes] | None = None
-        """The best reply of a replica that failed."""
+        """The best reply so far of a replica that failed."""
         self._error_event: tuple[Head, int, bytes] | None = None
-        """The event with which a replica ended the stream."""
+        """The error event with which a replica ended the stream."""
         self._problem = ""
         self._events = b""
-        """What `_take` has left to be sent."""
+        """What `_take` left to be sent."""
         self._ended = False
         self.started = False
-        """Whether the client has the answer's head."""
+        """Whether the head has been sent to the client."""
 
     async def give(self) -> None:
-        """Try until the answer is whole. Raises ApiError when no replica gives it."""
+        """Try replicas until the answer is complete. Raises ApiError if none gives it."""
         tried: Tried = set()
         failures = 0
         while (replica := await self._next(tried)) is not None:
@@ -81,7 +82,7 @@ class Answer:
         await self._give_up()
 
     async def fail(self, error: ApiError) -> None:
-        """End a stream that has begun with an error, in the shape of its protocol."""
+        """End a stream that has begun with an error in its protocol's shape."""
         self._counts.broken.inc()
         path = self._asked.path
         if path.startswith(MESSAGES):
@@ -98,12 +99,14 @@ class Answer:
     # ------------------------------------------------------------------------------------------------------ one replica
 
     async def _next(self, tried: Tried) -> Replica | None:
-        """The replica to try. With an answer at hand, if only an error, nobody waits for another."""
+        """The replica to try next. If there is already an answer, even an error, do not wait for a replica to become
+        ready."""
         seconds = self._settings.wait_seconds if self._last is None and self._error_event is None else 0
         return await self._fleet.wait(self._asked.key, tried, seconds)
 
     async def _try(self, replica: Replica, exchange: Exchange) -> bool:
-        """Whether the client has its answer. Raises ReplicaLost, also in the midst of it."""
+        """Try one replica; returns whether the client has its answer. Raises ReplicaLost, possibly in the middle of the
+        answer."""
         head = await exchange.send(self._asked.message(replica.address.authority, self._body()))
         header = head.get(HEADER.encode()).decode("latin-1")
         if self._asked.method == "HEAD":
@@ -120,14 +123,14 @@ class Answer:
         return True
 
     def _body(self) -> bytes | None:
-        """The body for a replica, which asks for a resumable stream or for the rest of one."""
+        """The body for a replica, which asks for a resumable stream or for the rest of one; None: the client's own."""
         if not self._asked.resumable:
             return None
         rest = self._delivered.resume() if self._delivered.opened else {}
         return self._asked.with_fields(resume={**self._asked.resume, **rest})
 
     async def _relay(self, head: Head, header: str, number: int, exchange: Exchange) -> bool:
-        """Pass a resumable stream on, and keep count of what the client has."""
+        """Relay a resumable stream, and record what the client has."""
         if self._delivered.opened:
             self._counts.resumed.inc()
         self._delivered.begin(header, lines=not head.get(b"content-type").startswith(_STREAMS[0]))
@@ -155,7 +158,8 @@ class Answer:
         return True
 
     def _take(self, data: bytes) -> bool:
-        """Write what has come of a resumable stream; False where that, or what follows from it, may have to wait."""
+        """Write the received part of a resumable stream at once; returns False if writing, or what follows, may have to
+        wait."""
         delivered = self._delivered
         events = delivered.feed(data)
         whole = delivered.done or delivered.fault is not None
@@ -165,7 +169,8 @@ class Answer:
         return not whole
 
     async def _pass_on(self, head: Head, number: int, exchange: Exchange) -> None:
-        """Pass on a stream that can't be resumed, in whole events. It can begin anew until its first one."""
+        """Relay a stream that can't be resumed, in whole events. Until the first event it can be restarted on another
+        replica."""
         end = b"\n\n" if head.get(b"content-type").startswith(_STREAMS[0]) else b"\n"
         kept = b""
         while data := await exchange.read():
@@ -192,13 +197,13 @@ class Answer:
         return True
 
     def _refused(self, head: Head, body: bytes) -> bool:
-        """A replica that should go on with a stream does not."""
+        """Note that a replica refuses to resume a stream."""
         self._problem = _message(body) or f"a replica answered with status {head.status}"
         logger.warning("a stream can't be resumed: %s", self._problem)
         return False
 
     def _note_loss(self, replica: Replica, error: ReplicaLost) -> None:
-        """Raises ApiError where the client has a part that no other replica can go on with."""
+        """Raises ApiError if the client has a part that no other replica can continue."""
         if self.started and not self._delivered.opened:
             why = self._problem or f"those of {self._asked.path} never can"
             message = f"the replica was lost ({error}), and this stream can't be resumed: {why}"
@@ -212,7 +217,7 @@ class Answer:
     # ------------------------------------------------------------------------------------------------------- the client
 
     async def _give_up(self) -> None:
-        """Send the best error there is. Raises ApiError where none came from a replica."""
+        """Send the best error reply. Raises ApiError if no replica sent one."""
         if self._error_event is not None:
             self._counts.broken.inc()
             await self._part(*self._error_event)
@@ -236,7 +241,7 @@ class Answer:
         await self._send({"type": "http.response.body", "body": body})
 
     async def _part(self, head: Head, number: int, data: bytes, *, last: bool = False) -> None:
-        """Send a part of a stream, the first one with the head."""
+        """Send a part of a stream, with the head before the first."""
         if not self.started:
             await self._start(head, number, [])
         self._ended = last
@@ -256,12 +261,12 @@ class Answer:
 
 
 def _looks_like_json(body: bytes) -> bool:
-    """Whether it begins and ends as an object or a list does: to read a large one would hold up all others."""
+    """Whether a body begins and ends like an object or a list; parsing a large one would delay all other requests."""
     return body[:1] + body.rstrip()[-1:] in (b"{}", b"[]")
 
 
 def _message(body: bytes) -> str:
-    """The message of an error; empty where there is none."""
+    """The message of an error reply; empty if there is none."""
     try:
         return str(from_json(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):

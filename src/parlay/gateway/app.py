@@ -1,4 +1,4 @@
-"""`create_gateway`: the application in front of some replicas."""
+"""`create_gateway` makes the application in front of some replicas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HEALTH = frozenset({"/health", "/v1/health", "/ping", "/ready"})
 
 
 class Gateway:
-    """ASGI application that hands requests to replicas. ``fleet`` is to be started in the same event loop."""
+    """An ASGI application that passes requests to replicas; ``fleet`` must be started in the same event loop."""
 
     def __init__(self, addresses: Sequence[Address], settings: GatewaySettings) -> None:
         self.settings = settings
@@ -40,7 +40,7 @@ class Gateway:
             keys=tuple(settings.keys),
             own_limits=settings.keys,
             hosts=settings.hosts,
-            cors_origins=("*",),  # replicas say which pages may ask
+            cors_origins=("*",),  # the replicas decide which pages may send requests
             max_body_bytes=settings.max_body_bytes,
             concurrency=settings.concurrency,
         )
@@ -55,7 +55,7 @@ class Gateway:
         await self._app(scope, receive, send)
 
     async def shut_down(self, *, at_once: bool = False) -> None:
-        """Take no new requests and let those under way finish, as long as the settings allow; then close."""
+        """Refuse new requests, let those under way finish within the settings' limit, then close."""
         self.limiter.shut = True
         try:
             async with asyncio.timeout(0 if at_once else self.settings.drain_seconds):
@@ -86,7 +86,7 @@ class Gateway:
             return await reply(scope, receive, send)
         if path.startswith("/replicas/") and (match := _METRICS.fullmatch(path)) is not None:
             return await (await self._metrics_of(int(match[1]), scope))(scope, receive, send)
-        asked = await read_question(scope, (await receive())["body"])  # whole: see `BodyLimit`
+        asked = await read_question(scope, (await receive())["body"])  # complete, thanks to `BodyLimit`
         state = scope["state"]
         parts: Parts | None = state.get(PARTS)
         answer = Answer(asked, self.fleet, self.settings, self.counts, send=send, parts=parts, cut=lambda: self._cut)
@@ -101,7 +101,7 @@ class Gateway:
             await error.response(path)(scope, receive, send)
 
     async def _metrics_of(self, number: int, scope: Scope) -> Response:
-        """The metrics of one replica, which may listen where nobody else can reach it."""
+        """The metrics of one replica, which clients may not be able to reach themselves."""
         replica = next((one for one in self.fleet.replicas if one.number == number), None)
         if replica is None:
             missing = ApiError(404, f"there is no replica {number} here, only {len(self.fleet.replicas)}")
@@ -119,7 +119,7 @@ class Gateway:
         return Response(body, head.status, media_type=head.get(b"content-type").decode("latin-1"))
 
     def _health(self) -> Response:
-        """Replicas by their number and state: where they listen is not the clients' business."""
+        """The replicas' states by number; their addresses are not shown to clients."""
         states = {str(replica.number): replica.state for replica in self.fleet.replicas}
         ready = bool(self.fleet.ready) and not self.limiter.shut
         content = to_json({"status": "ok" if ready else "unavailable", "replicas": states})
@@ -131,10 +131,10 @@ class _ClientGone(Exception):
 
 
 async def _while_client_waits(leaving: Leaving | None, receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, but no longer than the client waits for it. Raises ClientGone when that has gone.
+    """Do the work while the client waits for it. Raises ClientGone when the client leaves.
 
-    It stays in the caller's task: a task of its own would cost each request more time. A server that has no ``leaving``
-    is asked by a task.
+    The work stays in the caller's task, as a task of its own would cost each request time. If the server has no
+    ``leaving``, a task watches for the client's end.
     """
     own = asyncio.current_task()
     assert own is not None
@@ -167,7 +167,7 @@ async def _watch(receive: Receive, leaving: Leaving) -> None:
 
 
 def create_gateway(addresses: Sequence[Address], settings: GatewaySettings | None = None) -> Gateway:
-    """An ASGI application for the replicas at some addresses. Raises ValueError for none of them, or too many."""
+    """Make an ASGI application for the replicas at these addresses. Raises ValueError for no or too many replicas."""
     if not 1 <= len(addresses) <= MOST_REPLICAS:
         raise ValueError(f"a gateway has 1 to {MOST_REPLICAS} replicas, got {len(addresses)}: give --replica URL")
     if len(set(addresses)) < len(addresses):

@@ -1,4 +1,5 @@
-"""HTTP/1.1 towards a replica: a request at a time on each connection, what comes bounded, and every end noticed."""
+"""HTTP/1.1 to a replica: one request at a time per connection, limits on what is received, and every failure
+noticed."""
 
 from __future__ import annotations
 
@@ -21,22 +22,23 @@ Headers = list[tuple[bytes, bytes]]
 HEAD_BYTES = 64 * 1024
 """Most bytes of a reply's head."""
 BUFFERED_BYTES = 256 * 1024
-"""Above it no more is read until the client has taken what there is."""
+"""Reading pauses while this much waits for the client."""
 IDLE = 64
-"""Connections of a replica that are kept when nobody uses them."""
+"""Most idle connections kept per replica."""
 _HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"upgrade"}
     | {b"transfer-encoding", b"content-length", b"proxy-connection"}
 )
-"""Headers of one connection, which say nothing to the next."""
+"""Headers of one connection only, which are not passed on."""
 
 
 class ReplicaLost(Exception):
-    """The connection ended early, or what came is no HTTP: why, in a few words."""
+    """Raised if the connection ended early or the reply is not HTTP; the message gives the reason in a few words."""
 
 
 class NoFiles(ApiError):
-    """The gateway has no file for a connection: no replica is to blame, and no other one would help."""
+    """Raised if the gateway has no file descriptor for a connection, which is no replica's fault, so no other is
+    tried."""
 
     def __init__(self) -> None:
         message = "this gateway has as many connections as its system allows (ulimit -n): try again later"
@@ -44,7 +46,7 @@ class NoFiles(ApiError):
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]], *others: bytes) -> Headers:
-    """Headers that belong to a message and not to its connection, without ``others``."""
+    """Headers of a message rather than of its connection, without ``others``."""
     return [(name, value) for name, value in headers if (lower := name.lower()) not in _HOP and lower not in others]
 
 
@@ -56,12 +58,12 @@ class Head:
     headers: Headers = field(default_factory=list)
 
     def get(self, name: bytes) -> bytes:
-        """The first header of that name; empty where there is none."""
+        """The first header of that name; empty if there is none."""
         return next((value for own, value in self.headers if own == name), b"")
 
 
 class Connection(asyncio.Protocol):
-    """One connection to a replica. `send` a request, then `read` until that gives nothing."""
+    """One connection to a replica. `send` a request, then `read` until the body ends."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -71,7 +73,7 @@ class Connection(asyncio.Protocol):
         self._error: ReplicaLost | None = None
         self._paused = False
         self.used = False
-        """Whether it has carried a request before: the replica may have closed it meanwhile."""
+        """Whether it has carried a request before, so that the replica may have closed it meanwhile."""
         self.age = 0
         """Of the pool that made it."""
         self.on_end: Callable[[Connection], None] | None = None
@@ -90,7 +92,7 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------------------ the caller's
 
     async def send(self, request: bytes) -> Head:
-        """Write a whole request and wait for the reply's head. Raises ReplicaLost."""
+        """Send a whole request, and wait for the reply's head. Raises ReplicaLost if that fails."""
         assert self._transport is not None
         self._begin()
         self._transport.write(request)
@@ -99,7 +101,7 @@ class Connection(asyncio.Protocol):
         return self._head
 
     async def read(self) -> bytes:
-        """Wait for more of the body and return it; empty at its end. Raises ReplicaLost."""
+        """Wait for the next part of the body; empty at its end. Raises ReplicaLost."""
         while not self._pieces:
             if self._complete:
                 return b""
@@ -107,9 +109,10 @@ class Connection(asyncio.Protocol):
         return self._take()
 
     async def pass_to(self, sink: Callable[[bytes], bool]) -> bool:
-        """Give each part of the body to ``sink`` as soon as it comes, in the event loop's own call: no task wakes up.
+        """Pass each part of the body to ``sink`` when it arrives, within the event loop's callback, so that no task
+        wakes up.
 
-        ``sink`` must not raise, and says whether it takes the next part, too. Returns whether the body has ended.
+        ``sink`` must not raise; it returns whether it takes the next part, too. Returns whether the body has ended.
         Raises ReplicaLost.
         """
         self._sink = sink
@@ -122,7 +125,7 @@ class Connection(asyncio.Protocol):
         return self._complete and not self._pieces
 
     def _pour(self) -> None:
-        """Give the sink what has come, and wake who waits where nothing more is to come for it."""
+        """Pass received data to the sink, and wake the waiting task if the sink gets no more."""
         assert self._sink is not None
         if self._pieces and not self._sink(self._take()):
             self._sink = None
@@ -140,7 +143,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """Whether another request may be sent."""
+        """Whether another request may be sent on it."""
         open = self._error is None and self._transport is not None and not self._transport.is_closing()
         return open and self._complete and not self._pieces and self._stays
 
@@ -149,7 +152,7 @@ class Connection(asyncio.Protocol):
         return self._error is not None or self._transport is None or self._transport.is_closing()
 
     def abort(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -167,7 +170,7 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def fail(self, reason: str) -> None:
-        """Close it at once, and tell who waits for the reply why."""
+        """Close the connection at once, and give the reason to the task that waits for the reply."""
         if self._error is None:
             self._error = ReplicaLost(reason)
         self.abort()
@@ -176,7 +179,7 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------------------ asyncio's calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods alone
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport only has the methods
 
     def data_received(self, data: bytes) -> None:
         self.heard = time.monotonic()
@@ -198,7 +201,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is None and self._error is None and self._head_complete and not self._sized:
-            self._complete = True  # such a body ends with the connection, where the replica closes it
+            self._complete = True  # such a body ends when the replica closes the connection
         if self._error is None:
             self._error = ReplicaLost("it closed the connection" if exc is None else "the connection was reset")
         self._wake()
@@ -206,7 +209,7 @@ class Connection(asyncio.Protocol):
     # ----------------------------------------------------------------------------------------------- the parser's calls
 
     def on_message_begin(self) -> None:
-        if self._complete:  # the next client would get that answer
+        if self._complete:  # the next client would get that reply
             self.fail("it answers what nobody has asked")
             raise ReplicaLost("the parser is to read no more of it")
 
@@ -226,15 +229,15 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._head.status < 200:
-            self._head = Head(0)  # an interim reply: the real one follows
+            self._head = Head(0)  # an interim reply, which the real one follows
         elif self._sized or self._head.status in (204, 304):
-            self._complete, self._stays = True, bool(self._parser.should_keep_alive())  # it knows that only now
+            self._complete, self._stays = True, bool(self._parser.should_keep_alive())  # the parser knows that only now
             if self.on_end is not None:
                 asyncio.get_running_loop().call_soon(self.on_end, self)  # it may be used again: not within the parser
 
 
 class Pool:
-    """Connections of one replica, kept for the next request. Lives in one event loop."""
+    """The connections to one replica, kept for the next request. All calls belong to one event loop."""
 
     def __init__(self, address: Address, connect_seconds: float) -> None:
         self._address = address
@@ -247,7 +250,7 @@ class Pool:
         self._tls = ssl.create_default_context() if address.tls else None
 
     async def take(self, *, fresh: bool = False) -> Connection:
-        """A connection, used before unless it is to be ``fresh``. Raises NoFiles; ReplicaLost where nobody listens."""
+        """A connection to the replica, a new one if ``fresh``. Raises NoFiles, or ReplicaLost if nobody listens."""
         while self._idle and not fresh:
             connection = self._idle.pop()
             if not connection.closed:
@@ -273,7 +276,7 @@ class Pool:
         return connection
 
     def give_back(self, connection: Connection, *, read: bool = False) -> None:
-        """Keep a connection whose reply has ended; close any other, unless all has been ``read`` but the end."""
+        """Keep a connection whose reply has ended; close any other, unless everything but the end has been ``read``."""
         connection.on_end = None
         self._ending.pop(connection, None)
         if connection.reusable and len(self._idle) < IDLE and connection.age == self._age:
@@ -285,13 +288,13 @@ class Pool:
             connection.abort()
 
     def renew(self) -> None:
-        """Use no connection again that was made before now."""
+        """Reuse no connection that was made before now."""
         self._age += 1
         while self._idle:
             self._idle.pop().abort()
 
     def close(self, *, unused: float = 0.0) -> None:
-        """Close what nobody uses: replies that have not ended after some seconds; without these, everything."""
+        """Close replies that have not ended ``unused`` seconds after their reader left; with 0, close everything."""
         now = time.monotonic()
         for connection in [one for one, since in self._ending.items() if now - since >= unused]:
             del self._ending[connection]

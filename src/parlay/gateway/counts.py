@@ -1,4 +1,4 @@
-"""Counters of a gateway, for Prometheus. Each gateway has a registry of its own."""
+"""Counters of a gateway for Prometheus; each gateway has its own registry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parlay.gateway.replicas import Replica
 
 
 class Counts:
-    """Counters of answers; what is to be said of replicas is read from them."""
+    """Counters of answers; metrics of replicas are read from the replicas when rendered."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._registry = CollectorRegistry()
@@ -37,7 +37,7 @@ class Counts:
         ProcessCollector(registry=self._registry)
 
     def began(self, status: int) -> None:
-        """Count an answer that begins."""
+        """Count an answer that has begun."""
         if (counter := self._by_status.get(status)) is None:
             counter = self._by_status[status] = self.answers.labels(f"{status // 100}xx")
         counter.inc()
@@ -48,7 +48,7 @@ class Counts:
 
 
 class _Replicas(Collector):
-    """Reads the replicas when it is asked."""
+    """Reads the replicas' metrics at each scrape."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas

@@ -1,4 +1,4 @@
-"""The part of a stream that a client has: enough to have another replica send exactly the rest."""
+"""The part of a stream that a client has, from which another replica can send exactly the rest."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from parlay.gateway.client import ReplicaLost
 from parlay.serve.protocol.resume_comments import DONE, END, FAILED, NO, OPENED, TOKENS
 
 BLOCK_BYTES = 4 * 1024 * 1024
-"""Most bytes of one event, and of those that are kept until the comment on the last of them has come."""
+"""Most bytes of one event, and of events that are held until the comment on the last of them arrives."""
 _HOLDING = (TOKENS.encode(), END.encode())
-"""Comments that hold a choice's index and the ids of tokens."""
+"""Comments with a choice's index and token ids."""
 _OPENED, _DONE, _FAILED = OPENED.encode(), DONE.encode(), FAILED.encode()
 
 
 class ErrorEvent(Exception):
-    """The replica ended the stream with an error: its event, and whether another replica might do better.
+    """Raised if the replica ended the stream with an error: its event, and whether another replica may succeed.
 
-    ``leaving``: the replica shuts down.
+    ``leaving``: the replica is shutting down.
     """
 
     def __init__(self, event: bytes, kind: str, code: str) -> None:
@@ -28,10 +28,10 @@ class ErrorEvent(Exception):
 
 @dataclass(slots=True)
 class Delivered:
-    """A stream so far, read from its events. `feed` gives the bytes that the client is to have.
+    """The state of a stream so far, parsed from its events. `feed` returns the bytes for the client.
 
-    ``header`` is the replica's: fingerprint, id and time. Events are given out once the comment has come that says what
-    they hold; see `parlay.serve.protocol.resume_comments`. So until the first of them the stream can begin anew.
+    ``header`` is the replica's: fingerprint, id and time. Events are held until the comment arrives that says what they
+    contain; see `parlay.serve.protocol.resume_comments`. Until the first of these the stream can be restarted.
     """
 
     header: str = ""
@@ -41,19 +41,19 @@ class Delivered:
     ended: list[int] = field(default_factory=list)
     events: int = 0
     fault: ReplicaLost | ErrorEvent | None = None
-    """Why the replica's stream can't be read on, once `feed` has given what came before."""
+    """Why the replica's stream can't be read any further; `feed` returns what came before."""
     _end: bytes = b"\n\n"
-    """What the client expects after each event."""
+    """The separator that the client expects after each event."""
     _buffer: bytes = b""
     _kept: list[bytes] = field(default_factory=list)
-    """Events whose comment has not come."""
+    """Events whose comment has not arrived."""
     _notes: bytearray = field(default_factory=bytearray)
-    """Lines of an index and ids that are not in ``tokens`` yet: they are read only when a stream is to be resumed."""
+    """Lines of an index and ids that are not in ``tokens`` yet; they are parsed only when a stream is resumed."""
 
     def begin(self, header: str, *, lines: bool) -> None:
-        """A replica begins to send, with this header, events or ``lines``.
+        """Start reading a replica's stream, which has this header, and consists of events or ``lines``.
 
-        Raises ReplicaLost where it goes on with another stream.
+        Raises ReplicaLost if it continues another stream.
         """
         if self.opened and header != self.header:
             raise ReplicaLost("it goes on with another stream than was asked for")
@@ -65,7 +65,7 @@ class Delivered:
 
     @property
     def count(self) -> int:
-        """Tokens of all choices."""
+        """The number of tokens of all choices."""
         self._fold()
         return sum(map(len, self.tokens.values()))
 
@@ -76,7 +76,7 @@ class Delivered:
         self._notes.clear()
 
     def resume(self) -> dict[str, object]:
-        """The body's field that asks for the rest."""
+        """The value of the body's field that asks for the rest."""
         self._fold()
         fingerprint, name, created = self.header.split()
         choices = max(self.tokens, default=-1) + 1
@@ -90,7 +90,7 @@ class Delivered:
         }
 
     def feed(self, data: bytes) -> bytes:
-        """The whole events in what has come, without their comments, up to the first that can't be passed on."""
+        """The complete events received, without comments, up to the first that can't be relayed."""
         *blocks, self._buffer = (self._buffer + data if self._buffer else data).split(b"\n\n")
         given: list[bytes] = []
         try:
@@ -116,7 +116,8 @@ class Delivered:
             self._kept.clear()
 
     def _note(self, comment: bytes) -> None:
-        """Raises ReplicaLost for a comment that can't be read, and ErrorEvent for one that ends the stream."""
+        """Read a comment. Raises ReplicaLost for an invalid one, and ErrorEvent for one that ends the stream with an
+        error."""
         kind, _, rest = comment.partition(b" ")
         if kind in _HOLDING and self.opened and rest.replace(b" ", b"").isdigit():
             self._notes += rest + b"\n"

@@ -1,4 +1,4 @@
-"""A request of a client: its body, whether the answer is a stream that can be resumed, and where it belongs."""
+"""A client's request: its body, whether its stream can be resumed, and the replica it belongs to."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ RESUMABLE = {
     "/api/chat": "options",
     "/api/generate": "options",
 }
-"""Paths whose streams another replica could go on with, and the object of the body that holds the seed."""
+"""Paths with resumable streams, and the object of the body that has the seed ("" is the body itself)."""
 SESSION = b"x-session-id"
 _SEED_BITS = 53
-"""Clients in JavaScript hold whole numbers in float64."""
+"""JavaScript clients keep integers in float64."""
 _WIDE_SEEDS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
 _LLAMA_SERVER = frozenset({"/completion", "/completions", "/infill"})
 _KEY_CHARACTERS = 4096
@@ -38,9 +38,10 @@ _KEY_CHARACTERS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request. ``fields`` are those of a JSON body, None for any other; ``key`` says where it belongs, if anywhere.
+    """A client's request. ``fields`` are those of a JSON body, None for other bodies; requests with the same ``key``
+    belong to the same replica.
 
-    ``resumable``: the body asks for a stream that another replica could go on with.
+    ``resumable``: the body asks for a stream that another replica can continue.
     """
 
     method: str
@@ -52,15 +53,15 @@ class Question:
     key: bytes = b""
     resumable: bool = False
     resume: Mapping[str, Any] = field(default_factory=dict)
-    """What the body's field of that name holds at each replica."""
+    """The content of the body's field ``resume`` for every replica."""
 
     @property
     def retried(self) -> bool:
-        """Whether it may be sent again when its first replica was lost: most requests change nothing there."""
+        """Whether the request may be sent again if its first replica was lost; most requests change nothing there."""
         return self.method in ("GET", "HEAD") or (self.method == "POST" and not self.path.startswith(_CHANGING))
 
     def message(self, authority: str, body: bytes | None = None) -> bytes:
-        """The bytes for a replica, with another ``body`` if one is given."""
+        """The request's bytes for a replica, with ``body`` in place of its own if given."""
         body = self.body if body is None else body
         target = self.path.encode("latin-1") + (b"?" + self.query if self.query else b"")
         lines = [f"{self.method} ".encode() + target + b" HTTP/1.1", b"host: " + authority.encode()]
@@ -70,7 +71,7 @@ class Question:
         return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
     def with_fields(self, **more: object) -> bytes:
-        """The body with more fields at its end, where they count, or with others in place of its own."""
+        """The body with these fields added, or in place of its own."""
         assert self.fields is not None
         return _with(self.body, self.fields, more)
 
@@ -82,7 +83,8 @@ _CHANGING = (
 
 
 async def read_question(scope: Scope, body: bytes) -> Question:
-    """Read it, a large body in a thread. A body that is no JSON object is for the replica to refuse."""
+    """Parse a request; a large body is parsed in a thread. A body that is not a JSON object is left for the replica to
+    refuse."""
     path: str = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
     headers = passed_on(scope["headers"], b"host", b"expect")
     read = from_json if len(body) <= LIGHT_BYTES else _in_thread
@@ -101,7 +103,7 @@ async def read_question(scope: Scope, body: bytes) -> Question:
     resume = dict[str, Any]()
     if path in RESUMABLE and (more := _seed(path, fields)):
         if _has_several(fields.get("prompt")):
-            resume = more  # one seed would make texts of one prompt that is there twice
+            resume = more  # one seed would give two equal prompts the same text
         else:
             body, fields = _with(body, fields, more), {**fields, **more}
     return Question(scope["method"], path, scope["query_string"], headers, body, fields, key, resumable, resume)
@@ -112,7 +114,7 @@ async def _in_thread(body: bytes) -> Any:
 
 
 def _seed(path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The field with a seed, so that each try gives one text; nothing where the body has one."""
+    """A field with a random seed, so that each retry gives the same text; empty if the body has a seed."""
     within = RESUMABLE[path]
     holder = fields.get(within) or {} if within else fields
     if not isinstance(holder, Mapping) or _is_seed(holder.get("seed"), path):
@@ -122,19 +124,20 @@ def _seed(path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_seed(value: object, path: str) -> bool:
-    """Whether it fixes the text. Ollama takes a number below 0 as none, llama-server its default."""
+    """Whether the value determines the text; Ollama treats negative numbers as no seed, and llama-server its
+    default."""
     if path.startswith(OLLAMA) and isinstance(value, int):
         return value >= 0
     return value is not None and not (path in _LLAMA_SERVER and value in RANDOM_SEEDS)
 
 
 def _has_several(prompt: object) -> bool:
-    """Whether a body's ``prompt`` is a list of prompts, and not of one prompt's ids."""
+    """Whether a body's ``prompt`` is a list of prompts, rather than one prompt's ids."""
     return isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], str | list)
 
 
 def _with(body: bytes, fields: Mapping[str, Any], more: Mapping[str, object]) -> bytes:
-    """A JSON object with more fields at its end, where they count, or with others in place of its own."""
+    """A JSON object with these fields added at its end, or in place of its own."""
     if more.keys() & fields.keys():
         return to_json({**fields, **more})
     start = body.rstrip()[:-1].rstrip()
@@ -143,14 +146,14 @@ def _with(body: bytes, fields: Mapping[str, Any], more: Mapping[str, object]) ->
 
 
 def _session(headers: Headers) -> bytes:
-    """The session that the client names, if it does: in one header, as Ray's routers read it."""
+    """The session that the client names in a header, as Ray's routers read it; empty if none."""
     return next((b"session:" + value[:_KEY_CHARACTERS] for name, value in headers if name.lower() == SESSION), b"")
 
 
 def _place(fields: Mapping[str, Any]) -> bytes:
-    """Make one key of prompts that begin alike, so that one replica has that beginning cached.
+    """A common key for prompts that begin alike, so that one replica has their beginning cached.
 
-    Of a conversation that is everything up to the user's first message: it stays as the conversation grows.
+    For a conversation it is everything up to the user's first message, which stays the same as the conversation grows.
     """
     named = fields.get("prompt_cache_key")
     if isinstance(named, str) and named:

@@ -1,4 +1,4 @@
-"""The replicas behind a gateway: which of them are ready, which one a request goes to, and what runs on each."""
+"""The replicas behind a gateway: which are ready, which gets a request, and the requests on each."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ _OPEN = (
 )
 _KEY_UNKNOWN = "it does not take this gateway's first key: start it and the gateway with the same --api-key-file FILE"
 _HASHING_SECONDS = 600.0
-"""For a server to hash its weights, when it is asked who it is."""
+"""Seconds for a server to hash its weights when asked for its identity."""
 _OWN_DELAY = 0.5
-"""Of the time for a replica's health: where the gateway wakes up so much later, it was itself stopped or starved."""
+"""Share of the time allowed for a health check by which the gateway itself may be late; beyond it, the gateway was
+stopped or starved."""
 _BODY_BYTES = 64 * 1024
-"""How much of a body is read when it is asked how it is."""
+"""Most bytes read of a health check's body."""
 LOOP = 508
-"""Status with which a gateway answers what it has sent itself."""
+"""The status with which a gateway answers its own requests."""
 _REFUSALS = {
     LOOP: "requests come back from it to this gateway: leave the gateway's own address out of --replica",
     401: "it asks for a key: give this gateway one that it takes, with --api-key-file FILE",
 }
-"""Why a replica is not used, by the status of an answer to this gateway's questions."""
+"""Why a replica is not used, by the status of its answer to a check."""
 Tried = set[tuple[int, int]]
-"""Replicas that a request has been to, each by number and epoch."""
+"""The replicas that a request has tried, by number and epoch."""
 
 
 class Exchange:
-    """One request on one replica, as a block in which every way to fail is ReplicaLost, which is noted at its end."""
+    """One request on one replica, as a context in which every failure is ReplicaLost, and is recorded at the end."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -51,7 +52,7 @@ class Exchange:
         self._expired = ""
         self._asked = time.monotonic()
         self.read_all = False
-        """Whether nothing of the reply is wanted any more."""
+        """Whether the rest of the reply is not wanted any more."""
 
     def __enter__(self) -> Self:
         self._replica.in_flight += 1
@@ -70,13 +71,13 @@ class Exchange:
 
     @property
     def heard(self) -> float:
-        """When the replica last said something, or was asked."""
+        """When the replica last sent something, or was sent the request."""
         return max(self._asked, self._connection.heard) if self._connection is not None else self._asked
 
     async def send(self, request: bytes) -> Head:
-        """Send a whole request and return the reply's head. Raises ReplicaLost.
+        """Send a whole request, and return the reply's head. Raises ReplicaLost if that fails.
 
-        A kept connection that the replica has closed meanwhile is no loss: the request then takes a new one.
+        If the replica has closed a kept connection meanwhile, the request is sent on a new one.
         """
         connection = await self._take()
         try:
@@ -98,12 +99,12 @@ class Exchange:
         return await self._connection.read()
 
     async def pass_to(self, sink: Callable[[bytes], bool]) -> bool:
-        """Give each part of the reply's body to ``sink``, as `Connection.pass_to` does. Raises ReplicaLost."""
+        """Pass each part of the reply's body to ``sink``, as `Connection.pass_to` does. Raises ReplicaLost."""
         assert self._connection is not None
         return await self._connection.pass_to(sink)
 
     async def rest(self, most: int) -> bytes:
-        """The whole body. Raises ReplicaLost, also for one of more than ``most`` bytes."""
+        """The whole body of the reply. Raises ReplicaLost, also if it has more than ``most`` bytes."""
         pieces, size = list[bytes](), 0
         while data := await self.read():
             pieces.append(data)
@@ -113,7 +114,7 @@ class Exchange:
         return b"".join(pieces)
 
     def expire(self, reason: str) -> None:
-        """End it: whoever waits for the reply gets ReplicaLost."""
+        """End the exchange; the task that waits for the reply gets ReplicaLost."""
         self._expired = reason
         if self._connection is not None:
             self._connection.fail(reason)
@@ -121,14 +122,14 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Hashes of all that a replica's texts depend on, as `/identity` tells them."""
+    """Hashes of all that a replica's texts depend on, from `/identity`."""
 
     build: str
     models: str
     kernels: str
 
     def differs(self, other: Identity, *, mixed: bool) -> str:
-        """In what it must not be another than the ``other``, and what to do; empty where nothing is in the way."""
+        """How this identity differs from ``other`` in a way that matters, and what to do; empty if it does not."""
         if self.models != other.models:
             return "other models or weights than replica {}: put a gateway of its own before it"
         if mixed or self == other:
@@ -138,7 +139,7 @@ class Identity:
 
 
 def read_identity(body: bytes) -> Identity:
-    """Read a replica's answer. Raises ValueError for anything else."""
+    """Parse a replica's answer. Raises ValueError for anything else."""
     fields = from_json(body)
     match fields:
         case {"build": str(build), "models": str(models), "kernels": str(kernels)}:
@@ -147,9 +148,10 @@ def read_identity(body: bytes) -> Identity:
 
 
 class Replica:
-    """One server. ``number`` counts from 1; ``epoch`` counts how often it became ready. Lives in one event loop.
+    """A server behind the gateway. ``number`` counts from 1; ``epoch`` counts how often it became ready. All calls
+    belong to one event loop.
 
-    ``others`` are all replicas of its gateway.
+    ``others`` are all replicas of the gateway.
     """
 
     def __init__(self, number: int, address: Address, settings: GatewaySettings, others: Sequence[Replica]) -> None:
@@ -162,33 +164,33 @@ class Replica:
         self.losses = 0
         self.in_flight = 0
         self.exchanges: set[Exchange] = set()
-        """Requests under way."""
+        """Number of requests under way."""
         self._others = others
         self._settings = settings
         self._look_again = asyncio.Event()
         self._asked: asyncio.Task[tuple[Head, bytes]] | None = None
-        """Asks who it is, as long as it takes."""
+        """The task that asks for its identity, as long as that takes."""
 
     def note_loss(self, reason: str) -> None:
-        """Send it nothing until it answers again: that is looked at now."""
+        """Send it no requests until a health check succeeds; the next check is now."""
         if self.state == "ready":
             self._change("lost", reason)
         self._look_again.set()
 
     def renew(self) -> None:
-        """Leave the connections to the process that was there before, and look at the new one now."""
+        """Drop the connections to the replica's old process, and check the new one now."""
         self.pool.renew()
         self.epoch += self.state == "ready"
         self._look_again.set()
 
     def abandon(self, *, silent_for: float = 0.0, reason: str = "it does not answer") -> None:
-        """End what is under way on it and has been silent for so many seconds."""
+        """End its exchanges that have been silent for ``silent_for`` seconds."""
         now = time.monotonic()
         for exchange in [one for one in self.exchanges if now - one.heard >= silent_for]:
             exchange.expire(reason)
 
     async def watch(self, changed: asyncio.Event) -> None:
-        """Look after its health until cancelled. ``changed`` is set whenever it becomes ready."""
+        """Check its health until cancelled; ``changed`` is set whenever it becomes ready."""
         try:
             while True:
                 await self._look()
@@ -201,7 +203,7 @@ class Replica:
                 try:
                     async with asyncio.timeout(self._settings.probe_seconds):
                         await self._look_again.wait()
-                    await asyncio.sleep(self._settings.probe_seconds / 10)  # a dead one is not asked all the time
+                    await asyncio.sleep(self._settings.probe_seconds / 10)  # a dead replica is not asked all the time
                 except TimeoutError:
                     pass
         finally:
@@ -215,18 +217,18 @@ class Replica:
                 objection = await self._objection()
             unknown = ready.status == 200 and self.state != "ready" and not self.address.socket
             if unknown and not await self._has_identified():
-                return  # it hashes its weights: until then it stays what it was
+                return  # it is still hashing its weights, and keeps its state until then
             found = self._asked.result() if unknown and self._asked is not None else None
             self._asked = None
         except NoFiles:
-            self._ask_no_more()  # nothing is known of it: it stays what it was
+            self._ask_no_more()  # nothing is known, so it keeps its state
         except ReplicaLost as error:
             self._ask_no_more()
             self._miss(str(error))
         except TimeoutError:
             self._ask_no_more()
             most = self._settings.health_seconds
-            if time.monotonic() - began < (1 + _OWN_DELAY) * most:  # else its answer may lie here, unread
+            if time.monotonic() - began < (1 + _OWN_DELAY) * most:  # otherwise its answer may be here, unread
                 self._miss(f"it did not answer within {most:g} seconds")
                 self.abandon()
         else:
@@ -239,7 +241,7 @@ class Replica:
                 self._change("draining", "it takes no new requests")
 
     async def _has_identified(self) -> bool:
-        """Whether it has said who it is, since it was asked. That goes on while its health is looked after."""
+        """Whether its identity is known; otherwise it is asked for while health checks go on."""
         self._asked = self._asked or asyncio.create_task(self._identify())
         done, _ = await asyncio.wait([self._asked], timeout=self._settings.health_seconds)
         return bool(done)
@@ -250,7 +252,8 @@ class Replica:
         self._asked = None
 
     async def _identify(self) -> tuple[Head, bytes]:
-        """Ask which server it is; it may hash its weights first, about a second per gigabyte. Raises ReplicaLost."""
+        """Ask for its identity; it may hash its weights first, which takes about a second per gigabyte. Raises
+        ReplicaLost if that fails."""
         try:
             async with asyncio.timeout(_HASHING_SECONDS):
                 answer, body = await self._get("/identity")
@@ -261,7 +264,7 @@ class Replica:
         return answer, body
 
     async def _objection(self) -> str:
-        """Why it is not to be used, by the keys that it takes; empty where nothing is in the way."""
+        """Why its API keys make it unusable; empty if they don't."""
         if self._settings.open_replicas and not self._settings.keys:
             return ""
         refuses = (await self._get("/load"))[0].status == 401
@@ -270,7 +273,7 @@ class Replica:
         return "" if refuses else _OPEN
 
     def _refusal(self, ready: Head, found: tuple[Head, bytes] | None) -> str:
-        """Why it is not to be used, in one line; empty where it is what it should be."""
+        """Why it can't be used, in one line; empty if it can."""
         for status in (ready.status, found[0].status if found is not None else 0):
             if status in _REFUSALS:
                 return _REFUSALS[status]
@@ -290,7 +293,7 @@ class Replica:
         return ""
 
     async def _get(self, path: str) -> tuple[Head, bytes]:
-        """GET it on a connection of its own: status and headers, and the beginning of the body."""
+        """GET a path on a new connection; returns status, headers and the beginning of the body."""
         connection = await self.pool.take(fresh=True)
         try:
             lines = [f"GET {path} HTTP/1.1", f"host: {self.address.authority}", "connection: close"]
@@ -304,7 +307,7 @@ class Replica:
             connection.abort()
 
     def _miss(self, reason: str) -> None:
-        """Call it lost, unless it was never there."""
+        """Mark it as lost, unless it was never ready."""
         if self.state != "starting":
             self._change("lost", reason)
 
@@ -319,7 +322,7 @@ class Replica:
 
 
 class Fleet:
-    """All replicas. ``spread`` bounds the load of each, see `GatewaySettings`. Lives in one event loop."""
+    """All replicas; ``spread`` limits the load of each, see `GatewaySettings`. All calls belong to one event loop."""
 
     def __init__(self, addresses: Sequence[Address], settings: GatewaySettings) -> None:
         self.replicas: list[Replica] = []
@@ -335,17 +338,17 @@ class Fleet:
         self._tasks = [asyncio.create_task(replica.watch(self._changed)) for replica in self.replicas]
 
     def report_loss(self, place: int, reason: str) -> None:
-        """Note a loss, from any thread."""
+        """Note a replica's loss; any thread may call this."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.replicas[place].note_loss, reason)
 
     def report_new(self, place: int) -> None:
-        """Note that another process answers at a replica's address, from any thread."""
+        """Note that a new process answers at a replica's address; any thread may call this."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.replicas[place].renew)
 
     async def close(self) -> None:
-        """End what is under way, and the watches."""
+        """End all exchanges and health checks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -358,11 +361,11 @@ class Fleet:
         return [replica for replica in self.replicas if replica.state == "ready"]
 
     def choose(self, key: bytes, tried: Tried) -> Replica | None:
-        """The replica for a request, none of those that were ``tried``; None where none is ready.
+        """The replica for a request, except for those ``tried``; None if none is ready.
 
-        Requests of one ``key`` go to one replica, the first in an order that the key gives (rendezvous hashing), and to
-        the next one while it has more than its share (consistent hashing with bounded loads, Mirrokni et al. 2018).
-        Without a key the one with the fewest requests takes it.
+        Requests with the same ``key`` go to the same replica, the first in an order derived from the key (rendezvous
+        hashing), or to the next one if it has more than its share (consistent hashing with bounded loads, Mirrokni et
+        al. 2018). Without a key the replica with the fewest requests is chosen.
         """
         free = [replica for replica in self.ready if (replica.number, replica.epoch) not in tried]
         if len(free) < 2:
@@ -377,7 +380,7 @@ class Fleet:
         return next(replica for replica in ranked if replica.in_flight < most)
 
     async def wait(self, key: bytes, tried: Tried, seconds: float) -> Replica | None:
-        """Wait until a replica is ready, for ``seconds`` at most; None where none became ready."""
+        """Wait until a replica is ready, for at most ``seconds``; None if none became ready."""
         if (replica := self.choose(key, tried)) is not None or not seconds:
             return replica
         try:
@@ -391,5 +394,5 @@ class Fleet:
 
 
 def _rank(key: bytes, replica: Replica) -> bytes:
-    """By the replica's number, so that a replica that comes back has the keys that it had."""
+    """A hash with the replica's number, so that a replica that returns gets its former keys."""
     return hashlib.blake2b(b"%d:%s" % (replica.number, key), digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""Settings of a gateway: its replicas, how long it waits for them, and how much it takes from clients."""
+"""Settings of a gateway: its replicas, how long it waits for them, and what it accepts from clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_REPLICAS = 256
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a replica listens: host and port, or the ``socket`` of a process on this machine."""
+    """A replica's address: host and port, or the ``socket`` of a process on this machine."""
 
     host: str = "localhost"
     port: int = 80
@@ -37,7 +37,7 @@ class Address:
 
 
 def read_address(url: str) -> Address:
-    """Read ``http://HOST:PORT``. Raises ValueError for what is no such URL."""
+    """Parse ``http://HOST:PORT``. Raises ValueError for any other text."""
     try:
         parts = urlsplit(url)
         port = parts.port
