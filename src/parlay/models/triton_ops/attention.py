@@ -120,7 +120,7 @@ class PagedAttention:
         return attend
 
     def _cached(self, turned: Tensor) -> Tensor:
-        """Convert rotated pairs ``[..., P]`` to the numbers ``[..., D]`` of pages and queries."""
+        """Convert rotated pairs, ``turned`` ``[..., P]``, to the numbers ``[..., D]`` of pages and queries."""
         return torch.view_as_real(turned).flatten(-2).to(self._dtype)
 
     def _where(self, layer: int) -> tuple[int, int]:

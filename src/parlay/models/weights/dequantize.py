@@ -72,7 +72,7 @@ def _half(blocks_NB: Tensor, at: int) -> Tensor:
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """Unpack bytes ``[..., n]`` to codes ``[..., 2 n]``: first all low nibbles, then all high ones."""
+    """Unpack the bytes ``packed`` ``[..., n]`` to codes ``[..., 2 n]``: first all low nibbles, then all high ones."""
     return torch.cat((packed & 15, packed >> 4), -1)
 
 
@@ -82,7 +82,7 @@ def _looked_up(codes: Tensor, table: tuple[int, ...]) -> Tensor:
 
 
 def _bits(packed: Tensor, width: int) -> Tensor:
-    """Unpack bytes ``[..., n]`` to ``[..., n, 8 / width]`` numbers of ``width`` bits, lowest first."""
+    """Unpack the bytes ``packed`` ``[..., n]`` to ``[..., n, 8 / width]`` numbers of ``width`` bits, lowest first."""
     return packed[..., None] >> torch.arange(0, 8, width, dtype=torch.uint8) & (1 << width) - 1
 
 

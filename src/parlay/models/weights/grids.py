@@ -81,7 +81,7 @@ def _words(blocks_NB: Tensor, begin: int, end: int, dtype: torch.dtype) -> Tenso
 
 
 def _bits(packed: Tensor, width: int, count: int) -> Tensor:
-    """Unpack numbers of any shape to ``[..., count]`` numbers of ``width`` bits, lowest first."""
+    """Unpack numbers, ``packed`` of any shape, to ``[..., count]`` numbers of ``width`` bits, lowest first."""
     return packed[..., None] >> torch.arange(0, width * count, width, dtype=packed.dtype) & (1 << width) - 1
 
 
@@ -161,7 +161,7 @@ def _signed(sizes: Tensor, signs: Tensor) -> Tensor:
 
 
 def _odd(small: Tensor) -> Tensor:
-    """Convert small scales, of any shape, to units of one half: 2 s + 1."""
+    """Convert small scales, ``small`` of any shape, to units of one half: 2 s + 1."""
     return (2 * small + 1).to(torch.int8)
 
 
