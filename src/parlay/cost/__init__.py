@@ -1,1 +1,1 @@
-"""The cost of forwards, by rows and context."""
+"""The cost of forwards: their seconds, by rows and context."""

@@ -1,4 +1,4 @@
-"""Calibrates a machine: times forwards of real runners, fits a `Machine` to the times, keeps it in a JSON file."""
+"""Calibrates a machine: times forwards of real runners, fits a `Machine` to the times, and keeps it in a JSON file."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ SHAPES = (
         tie_embeddings=True,
     ),
 )
-"""Of 10, 4 and 57 million parameters: the small ones show what starting a forward costs and what starting a layer does,
-the large one the rest."""
+"""Models of 10, 4 and 57 million parameters. The small ones show the cost of starting a forward and a layer, the large
+one the rest."""
 
 WORKS = (
     *(
@@ -65,31 +65,32 @@ WORKS = (
     ),
     *(ForwardShape(rows=rows, context=4096) for rows in (1, 16)),  # longer than caches
 )
-"""Fourteen forwards for each shape."""
+"""The forwards that are timed for each shape."""
 
 _NUMBERS = ("weight_bytes", "kv_bytes", "memory_bytes", "busy_cores")
-"""What a calibration tells of its origin in numbers."""
+"""Provenance fields that are numbers; the others are words."""
 _ROUNDS, _SECONDS = 12, 6.0
 """Passes over the forwards of one context and batch; seconds after which no further pass begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineCalibration:
-    """Constants of a machine, where they come from, and how far they are from what was measured."""
+    """The constants of a machine, where they come from, and the timed forwards that they were fitted to."""
 
     machine: Machine
     provenance: Provenance
     samples: tuple[TimedForward, ...]
     links: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Between two processes, by kind: ``bandwidth`` in bytes a second, ``latency`` in seconds. Empty: not measured."""
+    """Links between two processes, by kind: ``bandwidth`` in bytes a second, ``latency`` in seconds. Empty: not
+    measured."""
 
     @property
     def median_error(self) -> float:
-        """Relative error of the fit over its own samples."""
+        """Median relative error of the fit over its own samples."""
         return median_error(self.machine, self.samples)
 
     def save(self, path: Path) -> None:
-        """Write the file, and the folders on the way to it."""
+        """Write the file, and create its folder."""
         content = {
             "format": FORMAT,
             "provenance": dict(self.provenance),
@@ -103,7 +104,7 @@ class MachineCalibration:
 
 
 def load(path: Path) -> MachineCalibration:
-    """A file that `MachineCalibration.save` wrote. Raises ParlayError with one line for anything else."""
+    """Read a file that `MachineCalibration.save` wrote. Raises ParlayError with one line for any other file."""
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
@@ -111,7 +112,7 @@ def load(path: Path) -> MachineCalibration:
         machine, samples = _machine(content["machine"]), tuple(map(_sample, content["samples"]))
         links = {name: _link(link) for name, link in content.get("links", {}).items()}
         found = MachineCalibration(machine, _provenance(content["provenance"]), samples, links)
-        if not found.median_error < math.inf:  # not a number, neither
+        if not found.median_error < math.inf:  # also refuses NaN
             raise ValueError("no machine is like this")
         return found
     except OSError as error:
@@ -121,7 +122,7 @@ def load(path: Path) -> MachineCalibration:
 
 
 def _provenance(fields: Mapping[str, Any]) -> Provenance:
-    """Words, and numbers where one is told. Raises ValueError for ids outside the vocabulary."""
+    """Check the provenance fields. Raises ValueError for a value of the wrong type."""
     for name, value in fields.items():
         is_number = isinstance(value, int | float) and math.isfinite(value)
         if not (is_number or (isinstance(value, str) and name not in _NUMBERS)):
@@ -141,7 +142,7 @@ def _machine(fields: Mapping[str, Any]) -> Machine:
 
 
 def _at_least_0(value: Any) -> float:
-    """Raises ValueError for another number."""
+    """Convert to a float. Raises ValueError unless it is finite and at least 0."""
     if not 0 <= float(value) < math.inf:
         raise ValueError(f"{value!r} is no number of at least 0")
     return float(value)
@@ -165,11 +166,11 @@ def calibrate(
     threads: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> MachineCalibration:
-    """Time the works on a runner of each shape and fit the machine, whose last cache is so large.
+    """Time the forwards ``works`` on a runner of each shape and fit the machine, whose cache has ``cache_bytes``.
 
-    ``threads`` share the key heads in attention. ``clock`` counts the seconds of a forward.
-
-    ``open_runner`` makes a runner with room for them all, and gives the shape with the bytes that it really keeps.
+    ``threads`` is the number of threads that share the KV heads in attention. ``clock`` returns seconds.
+    ``open_runner`` makes a runner with room for all the works, and returns with it the shape with the bytes that the
+    runner really keeps.
     """
     samples: list[TimedForward] = []
     for wanted in shapes:
@@ -179,7 +180,7 @@ def calibrate(
 
 
 def with_engine(calibration: MachineCalibration, engine: Overheads) -> MachineCalibration:
-    """The same with what a step of the engine takes besides its forwards."""
+    """Return the calibration with ``engine``, the time that a step of the engine takes besides its forwards."""
     return replace(calibration, machine=replace(calibration.machine, engine=engine))
 
 
@@ -191,10 +192,10 @@ def measure(
     seconds: float = _SECONDS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[tuple[ForwardShape, float]]:
-    """The least seconds of each work's forward, a root and a chain below it: delays only ever add.
+    """Yield each work with the shortest time of its forward, in seconds: delays only ever add.
 
-    Works of one context and batch take turns, so that a slow moment hits them alike, ``rounds`` times or until
-    ``seconds`` of ``clock`` are over. All rows ask for logits.
+    The forward is of a root and a chain below it, and computes logits for all rows. Works of one context and batch take
+    turns, so that a slow moment affects all of them, for ``rounds`` rounds or until ``seconds`` of ``clock`` are over.
     """
     for context in sorted({work.context for work in works}):
         most = max(work.rows for work in works if work.context == context)
@@ -223,6 +224,6 @@ def _take_turns(
         for work in works:
             segments = [chain_of(runner, sequence, work.rows) for sequence in range(work.batch)]
             taken = time_forward(runner, segments, clock)
-            if each_pass:  # the first may build kernels
+            if each_pass:  # the first pass may build kernels
                 best[work] = min(best[work], taken)
     yield from best.items()

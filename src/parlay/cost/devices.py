@@ -1,6 +1,6 @@
-"""Known devices by their makers' figures, for machines that are not at hand. Nothing here was measured by us.
+"""Known devices by their makers' figures, for machines that are not at hand. We measured none of these numbers.
 
-Rates are dense ones (makers like to quote twice that, for weights half of which are zero) with sums in float32, in
+Rates are for dense weights (makers often quote twice that, for weights half of which are zero) with sums in float32, in
 TFLOP/s; memory bandwidth in GB/s; power in watts. Sources: the makers' data sheets and architecture papers, named
 beside each group.
 """
@@ -18,7 +18,8 @@ from parlay.types import PowerModel
 BANDWIDTH_SHARE, RATE_SHARE = 0.75, 0.6
 """Assumed: the share of the maker's figures that good kernels reach."""
 DECODING_SHARE = 0.6
-"""Assumed: the share of its power that a board draws while memory limits it; all of it while arithmetic does."""
+"""Assumed: the share of its maximum power that a board draws while memory limits it. It draws all while arithmetic
+does."""
 _LAUNCH_SECONDS = 5e-6
 _LAYER_LAUNCHES, _ATTEND_LAUNCHES, _FORWARD_LAUNCHES = 12, 6, 20
 """Assumed: operators that are started one by one, without graphs, per layer, per sequence in a layer, per forward."""
@@ -26,17 +27,17 @@ _ENGINE = Overheads(step=2.5e-4, sequence=5e-5, drafted=5e-5, node=5e-6, level=2
 """Assumed: the engine's own time in a step."""
 
 _HOST_BANDWIDTH: Mapping[int, float] = MappingProxyType({3: 16, 4: 32, 5: 64})
-"""GB/s of 16 lanes in one direction, by the generation of PCI Express: twice that is what makers like to quote."""
+"""GB/s of 16 lanes in one direction, by the generation of PCI Express. Makers often quote twice that, for both."""
 
 _WIDE = "float32", "float64"
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """``bandwidth`` in GB/s; ``half_rate`` (bfloat16 or float16) and ``single_rate`` (float32) in TFLOP/s.
+    """A device. ``bandwidth`` in GB/s; ``half_rate`` (bfloat16 or float16) and ``single_rate`` (float32) in TFLOP/s.
 
-    ``watts`` is the most that the board draws, ``memory`` what it has in GB (10^9 bytes), ``pcie`` the generation of
-    the 16 lanes that join it to the host, ``called`` are the words by which drivers name it.
+    ``watts`` is the maximum power of the board, ``memory`` its memory in GB (10^9 bytes), ``pcie`` the generation of
+    the 16 lanes that join it to the host, ``called`` the words by which drivers name it.
     """
 
     bandwidth: float
@@ -49,7 +50,7 @@ class Device:
 
     @property
     def host_bandwidth(self) -> float:
-        """GB/s from the host's memory: a sixteenth of it each lane has."""
+        """GB/s from the host's memory, over all 16 lanes."""
         return _HOST_BANDWIDTH[self.pcie]
 
 
@@ -85,11 +86,11 @@ _ALIASES = {
     **{name.removeprefix("rtx-"): name for name in DEVICES if name.startswith("rtx-")},
     **{name.replace("rtx-", "rtx"): name for name in DEVICES if name.startswith("rtx-")},
 }
-"""Shorter names that people use; of several versions the larger."""
+"""Shorter names that people use. A name that fits several versions means the larger one."""
 
 
 def find_device(name: str) -> Device:
-    """A device of the table, by its name or a shorter one. Raises ValueError for any other."""
+    """Return a device of the table by its name or alias. Raises ValueError for any other name."""
     lower = name.lower()
     device = DEVICES.get(_ALIASES.get(lower, lower))
     if device is None:
@@ -99,9 +100,9 @@ def find_device(name: str) -> Device:
 
 
 def power(called: str, row_seconds: float) -> PowerModel | None:
-    """Assumed power of the device that its driver calls ``called``; None for one that is not in the table.
+    """Model the power of the device that its driver calls ``called``; None for one that is not in the table.
 
-    ``row_seconds``: what each row adds to a forward of many.
+    ``row_seconds``: seconds that each further row adds to a forward of many rows.
     """
     for device in DEVICES.values():
         for name in device.called:
@@ -111,13 +112,13 @@ def power(called: str, row_seconds: float) -> PowerModel | None:
 
 
 def power_below(most: float, row_seconds: float, source: str) -> PowerModel:
-    """Assumed power of a device that draws at most so many watts, which ``source`` names."""
+    """Model the power of a device that draws at most ``most`` watts, a number which comes from ``source``."""
     watts = DECODING_SHARE * most
     return PowerModel(watts, (most - watts) * row_seconds, f"modelled from {source}")
 
 
 def machine(name: str, dtype: str) -> Machine:
-    """The speeds that a device of the table is assumed to reach with weights of ``dtype``.
+    """Return the speeds that a device of the table is assumed to reach with weights of ``dtype``.
 
     Raises ValueError for a name that is not in the table.
     """

@@ -1,8 +1,8 @@
-"""From timed forwards to the constants of a `Machine`.
+"""Fits the constants of a `Machine` to timed forwards.
 
-For given ratios of arithmetic to bandwidth a forward's time is linear in the inverse of the bandwidths, in that of the
-rate of attention and in the seconds of starting. So the ratios are searched on a grid, of linear layers from memory and
-from the cache, and the rest is least squares without negative numbers, of relative errors.
+For given ratios of arithmetic rate to bandwidth, a forward's time is linear in the inverse bandwidths, the inverse rate
+of attention and the start-up seconds. So the two ratios, of linear layers that read from memory and from the cache, are
+searched on a grid, and the rest is non-negative least squares of the relative errors.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from parlay.cost.roofline import ForwardShape, Machine, ModelShape, operators, u
 
 Array = NDArray[np.float64]
 Ratios = tuple[float, float]
-"""FLOPs per byte at which arithmetic takes as long as memory: of linear layers from memory, and from the cache."""
+"""FLOPs per byte at which arithmetic takes as long as reading: for linear layers from memory, and from the cache."""
 
 _FEWEST = 8
 _RATIOS = tuple(4.0**power for power in range(-1, 6))
 _REFINED = 24
 _FREE = 1e-18
-"""Seconds per byte of a kind of operator for which the fit found no cost: it counts as free."""
+"""Seconds per byte of a kind of operator for which the fit found no cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedForward:
-    """A forward, and the time that it took."""
+    """A forward, and the seconds that it took."""
 
     shape: ModelShape
     work: ForwardShape
@@ -38,11 +38,9 @@ class TimedForward:
 
 
 def fit(samples: Sequence[TimedForward], cache_bytes: float = 0.0, threads: int = 1) -> Machine:
-    """The machine with that much cache which explains the samples best; the engine's seconds are not among them.
+    """Fit the machine, whose cache has ``cache_bytes``, to the samples; the engine's overheads are not fitted.
 
-    ``threads`` is how many share the key heads in attention.
-
-    Raises ValueError for too few samples.
+    ``threads`` is the number of threads that share the KV heads in attention. Raises ValueError for too few samples.
     """
     if len(samples) < _FEWEST:
         raise ValueError(f"{len(samples)} timed forwards are too few to fit a machine: give at least {_FEWEST}")
@@ -58,7 +56,7 @@ def fit(samples: Sequence[TimedForward], cache_bytes: float = 0.0, threads: int 
 
 
 def relative_errors(machine: Machine, samples: Sequence[TimedForward]) -> list[float]:
-    """|predicted / measured - 1| of each sample."""
+    """Return abs(predicted / measured - 1) of each sample."""
     return [abs(machine.forward(sample.shape, sample.work) / sample.seconds - 1) for sample in samples]
 
 
@@ -68,8 +66,11 @@ def median_error(machine: Machine, samples: Sequence[TimedForward]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Solution:
-    """Constants for given ratios: seconds per byte of linear layers and of attention, each from memory and from the
-    cache, and of the rest; per FLOP of attention; then of layer, attention and forward."""
+    """The best constants for given ratios.
+
+    ``seconds`` are per byte of linear layers and of attention, each from memory and from the cache; per byte of other
+    operators; per FLOP of attention; then per layer, per path's attention and per forward.
+    """
 
     ratios: Ratios
     seconds: Array
@@ -97,18 +98,18 @@ class _Solution:
         )
 
     def _from_both(self, memory: int, cache: int) -> tuple[float, float]:
-        """Seconds per byte from memory and from the cache. Without samples of one it is taken to be like the other."""
+        """Seconds per byte from memory and from the cache. One that has no samples is taken to equal the other."""
         found = [float(self.seconds[place]) for place in (memory, cache)]
         return max(found[0] or found[1], _FREE), max(found[1] or found[0], _FREE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """The samples' operators, counted once: bytes and FLOPs ``[samples, operators]``, both over the sample's seconds.
+    """The samples' operators: bytes and FLOPs ``[samples, operators]``, both divided by the sample's seconds.
 
-    ``members[kind, operator]`` is 1 where an operator is of that kind. ``cached`` tells the samples whose weights fit
-    into the cache, and ``uneven`` how much longer attention takes as heads don't divide among threads. ``starts``
-    ``[samples, 3]`` are layers, layers times paths, and 1, over seconds, too.
+    ``members[kind, operator]`` is 1 where an operator is of that kind. ``cached`` marks the samples whose weights fit
+    into the cache. ``uneven`` is the factor by which attention takes longer because heads don't divide evenly among
+    threads. ``starts`` ``[samples, 3]`` are layers, layers times paths, and 1, also divided by seconds.
     """
 
     moved: Array
@@ -139,7 +140,7 @@ class _Counted:
         )
 
     def solve(self, ratios: Ratios) -> _Solution:
-        """The best constants for these ratios."""
+        """Return the best constants for these ratios."""
         read = self.uneven * (self.moved @ self.members["attention"])
         columns = [
             self._linear(ratios[0]) * (1 - self.cached),
@@ -154,7 +155,7 @@ class _Counted:
         return _Solution(ratios, seconds, float(np.sum((matrix @ seconds - 1) ** 2)))
 
     def _linear(self, ratio: float) -> Array:
-        """Factor of the seconds per byte of linear layers, for each sample."""
+        """Return the factor of the seconds per byte of linear layers, for each sample."""
         return np.asarray(np.hypot(self.moved, self.flops / ratio) @ self.members["linear"])
 
 
@@ -163,7 +164,7 @@ def _loss(one: _Solution) -> float:
 
 
 def nonnegative(matrix: Array, target: Array) -> Array:
-    """Least squares without negative numbers, by active sets (Lawson and Hanson 1974)."""
+    """Solve least squares without negative numbers, by active sets (Lawson and Hanson 1974)."""
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1.0
     scaled = matrix / scale
@@ -178,7 +179,10 @@ def nonnegative(matrix: Array, target: Array) -> Array:
 
 
 def _within(matrix: Array, target: Array, solution: Array, free: NDArray[np.bool_]) -> Array:
-    """The best solution over the free columns; those that would turn negative are held at 0, one after another."""
+    """Return the best solution over the free columns.
+
+    Columns that would turn negative are fixed at 0, one after another.
+    """
     while True:
         wanted = np.zeros_like(solution)
         wanted[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]

@@ -1,6 +1,6 @@
-"""The cost of steps on this machine: a few forwards are timed at start, and every later step refines the estimates.
+"""The cost of steps on this machine: a few forwards are timed at the start, and every later step refines the estimates.
 
-What was learned is kept for later processes, which then need to learn only how fast the machine is now.
+The estimates are kept for later processes, which then need to measure only the present speed of the machine.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ ROWS = (
     *(1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 18, 20, 21, 24, 25, 28, 29, 32),
     *(33, 40, 41, 48, 49, 64, 65, 96, 97, 128, 129, 192, 193, 256, 384, 512),
 )
-"""Row counts that are told apart; in between, cost is interpolated.
+"""Row counts with an estimate of their own; in between, cost is interpolated.
 
-Rows are multiplied several at a time, so cost may jump by a fifth after multiples of 4 and of 16, and the first draft
-of a batch of such a size costs as much as several.
+Kernels multiply several rows at a time, so cost may jump by a fifth after multiples of 4 and of 16, and the first
+drafted row after such a multiple costs as much as several.
 """
 
 _CONTEXTS = tuple(1 << power for power in range(9, 24))  # upper ends of the buckets: 512, 1024, ...
 _PRIOR_SECONDS = 0.01
-_PRIOR_ROW = 0.03  # guessed cost of a further row, in one-row forwards: what small models show on CPUs
+_PRIOR_ROW = 0.03  # guessed cost of a further row, in one-row forwards: typical of small models on CPUs
 
-_FEW = 4  # of so many first records of a row count the quickest is taken
-_WINDOW = 0.2  # relative errors are cut to this, because a delay may have any size
+_FEW = 4  # the first estimate of a row count is the quickest of this many records
+_WINDOW = 0.2  # relative errors are clipped to this, because a delay may be of any size
 _UP, _DOWN = (
     0.22,
     0.5,
-)  # how far all estimates follow a slower or a quicker step; unequal, for a low quantile: delays only add
-_BY_CHANCE = 3  # after more slower (or quicker) steps in a row than this, the machine's speed has changed
-_OWN = 0.2  # how much further the measured row count moves than the others
+)  # share of its error by which a slower or a quicker step moves all estimates; unequal, for a low quantile
+_BY_CHANCE = 3  # more slower (or quicker) steps in a row than this mean that the machine's speed has changed
+_OWN = 0.2  # the measured row count's estimate moves further than the others by this
 
-_LONG = 32  # after so many records an estimate that none of them touched is lowered
-_TRUST = 0.975  # weight of older records then: one that was measured ten times is believed for some 3,000
+_LONG = 32  # records after which an estimate that none of them touched is lowered
+_TRUST = 0.975  # decay of trust then: an estimate with ten records is trusted for some 3,000 records
 _MOVED = 0.1  # relative change of an estimate that counts as a revision
 
 _QUICKEST, _SLOWEST = 1e-9, 1e9  # seconds of any forward
-_LEARNED = 32  # steps after which what was learned is worth keeping
+_LEARNED = 32  # steps after which the estimates are worth keeping
 
 
 class _Curve:
-    """Seconds for each of `ROWS` at about one context length, and how often each was measured."""
+    """Seconds for each of `ROWS` at about one context length, and how often each row count was measured."""
 
     __slots__ = ("level", "measured", "recent", "records", "run", "seconds", "slower", "trusted", "watched")
 
     def __init__(self, seconds: Sequence[float], measured: Sequence[int]) -> None:
         self.seconds = list(seconds)
         self.measured = list(measured)
-        self.recent = [0] * len(ROWS)  # records of each row count since the last check of old estimates
-        self.records = 0  # their sum
-        self.trusted = [0.0] * len(ROWS)  # records of each row count; old ones count less
-        self.slower, self.run = False, 0  # last steps slower than estimated; alike in a row
-        self.watched = list(seconds)  # at the last revision
-        self.level = seconds[0]  # seconds of one row behind a short text, when this was measured last
+        self.recent = [0] * len(ROWS)  # records of each row count since `_forget` last ran
+        self.records = 0  # the sum of ``recent``
+        self.trusted = [0.0] * len(ROWS)  # records of each row count, older records weighted less
+        self.slower, self.run = False, 0  # the last step was slower than estimated; how many like it in a row
+        self.watched = list(seconds)  # the estimates at the last revision
+        self.level = seconds[0]  # seconds of one row after a short context, when the curve was last measured
 
     def kept(self) -> tuple[float, ...]:
         """The level, then seconds of each of `ROWS`, how often each was measured, and for how many records it is
@@ -65,7 +65,7 @@ class _Curve:
         return (self.level, *self.seconds, *[min(count, _FEW) for count in self.measured], *self.trusted)
 
     def scale(self, level: float) -> None:
-        """To the speed at which one row behind a short text takes so many seconds."""
+        """Scale the curve to a machine speed at which one row after a short context takes ``level`` seconds."""
         ratio = level / self.level
         self.seconds = [estimate * ratio for estimate in self.seconds]
         self.watched, self.level = list(self.seconds), level
@@ -88,10 +88,10 @@ class _Curve:
         if high == 0 or ROWS[high] == rows:
             return self.seconds[high]
         slope = (self.seconds[high] - self.seconds[high - 1]) / (ROWS[high] - ROWS[high - 1])
-        return self.seconds[high] + slope * (rows - ROWS[high])  # beyond the last bucket too
+        return self.seconds[high] + slope * (rows - ROWS[high])  # also extrapolates beyond the last
 
     def learn(self, rows: int, seconds: float) -> bool:
-        """Returns whether estimates have moved by more than `_MOVED` since it last returned True."""
+        """Record a step. Returns whether an estimate has moved by more than `_MOVED` since this last returned True."""
         place = _nearest(rows)
         ratio = seconds / self.at(rows)
         if self.measured[place] >= _FEW:
@@ -111,23 +111,23 @@ class _Curve:
         return moved
 
     def _set(self, place: int, ratio: float) -> None:
-        """Replaces the guess for a row count that was never measured, and moves the guesses for more rows along."""
+        """Replace the guess for a row count that was never measured, and move the guesses for more rows along."""
         known = [other for other in range(place + 1, len(ROWS)) if self.measured[other]]
         most = self.seconds[known[0]] if known else math.inf
         fewer = [other for other in range(place) if self.measured[other]]
-        if fewer:  # several forwards of fewer rows would take no longer than this
+        if fewer:  # at most the time of several forwards with fewer rows
             longest = self.seconds[fewer[-1]] * ROWS[place] / ROWS[fewer[-1]]
             ratio = min(ratio, longest / self.seconds[place])
-            # Quicker than fewer rows: the machine's speed has changed, which says nothing of these rows beside others.
+            # Quicker than fewer rows: the machine became faster, which does not tell the relative cost of these rows.
             ratio = max(ratio, self.seconds[fewer[-1]] / self.seconds[place])
         for guessed in range(place, known[0] if known else len(ROWS)):
             self.seconds[guessed] = min(self.seconds[guessed] * ratio, most)
 
     def _forget(self) -> None:
-        """Lowers estimates that were not measured for long: a policy never tries row counts that seem expensive.
+        """Lower estimates that were not measured for long: a policy never tries row counts that seem expensive.
 
-        Those that steps have measured are believed the longer the more often. A policy leaves out what does not pay,
-        and would draft it again and again if its price were forgotten.
+        An estimate with more records is trusted for longer before it is lowered. The policy leaves out drafts that do
+        not pay, and would try them again and again if their price were forgotten.
         """
         least = base = next(place for place, count in enumerate(self.recent) if count)
         row = _PRIOR_ROW * self.seconds[base]
@@ -145,7 +145,7 @@ class _Curve:
         self.recent, self.records = [0] * len(ROWS), 0
 
     def _follow(self, place: int, ratio: float) -> None:
-        """Moves all estimates a little towards the measured step, and those of its row count a little further."""
+        """Move all estimates a little towards the measured step, and that of its row count a little further."""
         slower = ratio > 1
         self.run = self.run + 1 if slower == self.slower else 1
         self.slower = slower
@@ -160,23 +160,23 @@ class _Curve:
 class MeasuredCost:
     """Seconds of a step by rows and context; implements `parlay.types.Cost`.
 
-    One curve over `ROWS` per context bucket. An estimate is a low quantile of what was measured lately. A slow step
-    moves it by a few percent, however slow it was. A machine that becomes slower moves all row counts of the bucket
-    together, so what rows cost beside each other is kept, whichever of them are being measured. A bucket that was
-    never measured starts from its nearest neighbour's curve, the first of all from ``samples`` (rows -> seconds at
-    short context), and without them from a guess whose level the first records set. Where a row count was not measured
-    before, the quickest of its first records counts. Curves never fall with rows: what was measured last moves older
-    estimates out of its way.
+    Each context bucket has one curve over `ROWS`. An estimate is a low quantile of recent measurements: a slow step
+    moves it by a few percent, however slow it was. When the machine becomes slower, all row counts of the bucket move
+    together, so their relative costs are kept even if only some of them are measured. A bucket that was never measured
+    starts from its nearest neighbour's curve. The first bucket starts from ``samples`` (rows -> seconds at short
+    context), and without samples from a guess whose level the first records set. The first estimate of a row count is
+    the quickest of its first records. Curves never fall with rows: a new measurement moves older estimates that
+    contradict it.
     """
 
     def __init__(self, samples: Mapping[int, float] | None = None) -> None:
         self.revision = 0
-        """Raised whenever an estimate has moved by more than a tenth."""
+        """Increased whenever an estimate has moved by more than a tenth."""
         self._curves: dict[int, _Curve] = {}  # by context bucket
         self._guessed = not samples
         self._steps = 0
         if samples:
-            most = max(samples)  # fewer rows than that lie between timed ones
+            most = max(samples)  # fewer rows than that are interpolated between timed ones
             self._curves[0] = _Curve(_fill(samples), [_FEW * (rows <= most) for rows in ROWS])
 
     def forward(self, rows: int, context: int) -> float:
@@ -193,7 +193,7 @@ class MeasuredCost:
         curve.level = self.forward(1, 1)
 
     def kept(self) -> KeptCost:
-        """The learned cost, for other processes on this machine; nothing before there were enough steps.
+        """Return the learned estimates, for other processes on this machine; empty before enough steps.
 
         Any thread may call it.
         """
@@ -203,11 +203,11 @@ class MeasuredCost:
 
     @staticmethod
     def restored(kept: KeptCost, timed: Sequence[tuple[int, float]] = ()) -> MeasuredCost:
-        """Restore what another process learned, at the speed that the machine has now.
+        """Restore estimates that another process learned, scaled to the present speed of the machine.
 
-        ``timed``: rows and seconds of some forwards behind a short text. The quickest of the fewest rows moves all
-        estimates, then each counts as any step does. Without them the speed stays what it was. Raises ValueError for
-        what no `MeasuredCost` kept.
+        ``timed``: rows and seconds of some forwards after a short context. The quickest of those with the fewest rows
+        scales all estimates; then each is recorded like a step. Without them the speed is not changed. Raises
+        ValueError if ``kept`` is malformed.
         """
         cost = MeasuredCost()
         buckets = {str(context): bucket for bucket, context in enumerate(_CONTEXTS)}
@@ -246,7 +246,7 @@ def _nearest(rows: int) -> int:
 
 
 def _make_way(curve: list[float], place: int) -> None:
-    """Raises estimates after ``place`` and lowers those before it until the curve never falls."""
+    """Raise estimates after ``place`` and lower those before it until the curve never falls."""
     now = curve[place]
     for above in range(place + 1, len(curve)):
         if curve[above] >= now:
@@ -259,9 +259,10 @@ def _make_way(curve: list[float], place: int) -> None:
 
 
 def _fill(samples: Mapping[int, float]) -> list[float]:
-    """A curve over `ROWS` through the samples, straight in between and beyond; from one sample, with a guessed slope.
+    """Make a curve over `ROWS` through the samples, linear between and beyond; from one sample, with a guessed slope.
 
-    Delays only add to a time. So a sample is cut to that of any larger forward, and to several forwards of fewer rows.
+    Delays only add to a time. So a sample is cut to the time of any larger forward, and to that of several forwards
+    with fewer rows.
     """
     known = sorted(samples.items())
     if len(known) == 1:

@@ -1,8 +1,9 @@
-"""A roofline: the operators of a forward, and how long a machine takes for each.
+"""A roofline: the operators of a forward, and the time that a machine takes for each.
 
-A forward's time is the sum over its operators of the larger of two times, FLOPs over the machine's rate and bytes over
-its bandwidth, plus the time to start them. It is not the larger of two sums: operators run one after another, so one
-that waits for memory does not hide another's arithmetic (Williams et al. 2009 describe this for one kernel).
+An operator's time is the larger of FLOPs over the machine's rate and bytes over its bandwidth, plus the time to start
+it; a forward's time is the sum over its operators. The forward's own sums of FLOPs and bytes would not do: operators
+run one after another, so one that waits for memory does not hide another's arithmetic (Williams et al. 2009 describe
+this for one kernel).
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from typing import Literal
 from parlay.types.layer_split import BUFFERS, LayerSplit
 
 Kind = Literal["linear", "attention", "vector"]
-"""Products with weights; products with cached keys and values; elementwise work on rows."""
+"""``linear``: products with weights; ``attention``: products with cached keys and values; ``vector``: elementwise work
+on rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSums:
     """Sizes of a decoder whose layers differ, summed over all layers.
 
-    ``qkv`` outputs of queries, keys and values, ``mixed`` numbers of all query heads, ``mlp`` inner numbers, and
-    numbers of a token's keys and values where all tokens stay (``whole``) and where the last ones do (``recent``), and
-    those that all layers read (``attended``), some of them in two layers.
-    ``more`` weights are multiplied besides, and of ``by_row`` each token reads its own row.
+    ``qkv``: outputs of the query, key and value projections; ``mixed``: size of all query heads; ``mlp``: inner size of
+    the feed-forwards. KV cache sizes of one token: ``whole`` in layers that keep all tokens, ``recent`` in
+    sliding-window layers, ``attended`` as read by all layers (a layer may read another layer's cache). ``more`` further
+    weights are multiplied; of ``by_row`` weights each token reads its own row.
     """
 
     qkv: int
@@ -40,9 +42,10 @@ class LayerSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedLayers:
-    """Mixtures of experts: in each of so many ``layers`` a row runs ``chosen`` of ``count`` experts.
+    """Mixtures of experts: in each of ``layers`` layers a row runs ``chosen`` of ``count`` experts.
 
-    Each expert has ``weights``. ``slots`` of all layers' experts are in memory at a time; None: all are there.
+    Each expert has ``weights`` weights. At most ``slots`` experts, of all layers together, are in memory at a time;
+    None: all of them.
     """
 
     layers: int
@@ -62,20 +65,19 @@ class MixedLayers:
         return 1.0 if self.slots is None else self.slots / (self.layers * self.count)
 
     def read(self, rows: int) -> float:
-        """Weights of the experts that so many rows run, if all are as likely and rows choose each by itself."""
+        """Weights of the distinct experts that ``rows`` rows run, if rows choose independently and uniformly."""
         distinct = self.count * (1 - (1 - self.chosen / self.count) ** rows)
         return self.layers * distinct * self.weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The sizes of a decoder, in elements, and the bytes of one weight and of one number of a key or value.
+    """The sizes of a decoder, in elements, and the bytes of one weight and of one number in the KV cache.
 
-    Weights in blocks of few bits have the mean of all matrices, their scales included. Of a text ``recent_layers`` keep
-    the keys and values of ``recent_tokens`` at most. Where layers differ, ``sums`` has what they come to together.
-    ``stored_twice``: a tied embedding is in memory once more, as the LM head.
-    With a ``split`` every forward reads some layers from disk. ``mixed`` layers have experts besides; a feed-forward
-    that all rows run is among the others' sizes.
+    For quantised weights ``weight_bytes`` is the mean over all matrices, scales included. ``recent_layers`` are
+    sliding-window layers, which keep at most ``recent_tokens`` tokens. ``sums`` is for models whose layers differ.
+    ``stored_twice``: a tied embedding is in memory twice, also as the LM head. With ``split``, every forward reads some
+    layers from disk. ``mixed`` are the layers' experts; a feed-forward that all rows run is counted in the other sizes.
     """
 
     vocab_size: int
@@ -96,7 +98,7 @@ class ModelShape:
     mixed: MixedLayers | None = None
 
     def text_bytes(self, tokens: int) -> int:
-        """Cached keys and values of a text."""
+        """Bytes of the KV cache of ``tokens`` tokens."""
         recent = self.token_bytes * self.recent_layers // self.num_layers
         if self.sums is not None:
             recent = round(self.sums.recent * self.kv_bytes)
@@ -104,31 +106,31 @@ class ModelShape:
 
     @property
     def qkv_size(self) -> float:
-        """Outputs of queries, keys and values of a layer; where layers differ, the mean."""
+        """Outputs of a layer's query, key and value projections; where layers differ, the mean."""
         if self.sums is not None:
             return self.sums.qkv / self.num_layers
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     @property
     def mixed_size(self) -> float:
-        """Numbers of all query heads of a layer; where layers differ, the mean."""
+        """Size of all query heads of a layer; where layers differ, the mean."""
         return self.num_heads * self.head_dim if self.sums is None else self.sums.mixed / self.num_layers
 
     @property
     def mlp_size(self) -> float:
-        """Inner numbers of a layer's feed-forward; where layers differ, the mean."""
+        """Inner size of a layer's feed-forward; where layers differ, the mean."""
         return self.intermediate_size if self.sums is None else self.sums.mlp / self.num_layers
 
     @property
     def token_bytes(self) -> int:
-        """Cached keys and values of one token."""
+        """Bytes of the KV cache of one token."""
         if self.sums is not None:
             return round((self.sums.whole + self.sums.recent) * self.kv_bytes)
         return round(2 * self.num_layers * self.num_kv_heads * self.head_dim * self.kv_bytes)
 
     @property
     def attended_bytes(self) -> int:
-        """Keys and values of one token that all layers read: of a layer that sees another's keys, those again."""
+        """Bytes of one token's keys and values that all layers read; a cache that two layers share counts twice."""
         return self.token_bytes if self.sums is None else round(self.sums.attended * self.kv_bytes)
 
     @property
@@ -140,19 +142,19 @@ class ModelShape:
 
     @property
     def stored_bytes(self) -> float:
-        """All weights."""
+        """Bytes of all weights."""
         again = self.vocab_size * self.hidden_size if self.stored_twice else 0
         return (self.parameters + again) * self.weight_bytes
 
     @property
     def resident_bytes(self) -> float:
-        """Weights that are in memory, with the buffers of those that are not."""
+        """Bytes of the weights in memory, and of the buffers for streamed layers."""
         split, mixed = self.split, self.mixed
         away = 0 if mixed is None else (1 - mixed.share) * mixed.all_weights * self.weight_bytes
         return self.stored_bytes - away + (BUFFERS * split.buffer_bytes - split.streamed_bytes if split else 0)
 
     def fetched_bytes(self, rows: int) -> float:
-        """Bytes that a forward of so many rows reads from elsewhere, for memory does not hold them."""
+        """Bytes of weights that a forward of ``rows`` rows reads from outside memory."""
         layers = self.split.streamed_bytes if self.split else 0
         return layers + (
             0 if self.mixed is None else (1 - self.mixed.share) * self.mixed.read(rows) * self.weight_bytes
@@ -160,12 +162,12 @@ class ModelShape:
 
     @property
     def read_bytes(self) -> float:
-        """Bytes of `multiplied`."""
+        """Bytes of the weights in `multiplied`."""
         return self.multiplied * self.weight_bytes
 
     @property
     def multiplied(self) -> int:
-        """Weights that a forward reads as a whole: all but experts, and an embedding that is not the LM head too."""
+        """Weights that a forward reads as a whole: all except experts and an embedding that is not also the LM head."""
         layer = self.hidden_size * (self.qkv_size + self.mixed_size + 3 * self.mlp_size)
         more = 0 if self.sums is None else self.sums.more
         return round(self.num_layers * layer) + more + self.vocab_size * self.hidden_size
@@ -173,10 +175,10 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardShape:
-    """One forward: each of ``batch`` sequences feeds ``rows`` new tokens behind ``context`` cached ones.
+    """One forward: each of ``batch`` sequences feeds ``rows`` new tokens after ``context`` cached ones.
 
-    Plain decoding has one row, the verify of k nodes k + 1, a prefill chunk all of its tokens. ``logits`` rows of each
-    sequence go through the LM head; None: all. ``leaves`` are the paths of the tree in those rows; 1: a chain.
+    Plain decoding has one row, the verify of k nodes k + 1, a prefill chunk all of its tokens. ``logits``: rows of each
+    sequence that go through the LM head; None: all. ``leaves``: paths of the tree in those rows; 1: a chain.
     """
 
     batch: int = 1
@@ -191,7 +193,7 @@ class ForwardShape:
 
     @property
     def sums(self) -> StepShape:
-        """The same forward by its sums."""
+        """Sums of this forward over its sequences."""
         rows, keys = self.batch * self.rows, self.context + self.rows
         head_rows = self.batch * (self.rows if self.logits is None else self.logits)
         return StepShape(self.batch * self.leaves, rows, head_rows, self.batch * keys, rows * keys)
@@ -199,7 +201,7 @@ class ForwardShape:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Floating-point operations (a multiplication and an addition are two), and bytes read and written."""
+    """An operator: floating-point operations (a multiplication and an addition are two), and bytes read and written."""
 
     name: str
     kind: Kind
@@ -209,10 +211,11 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """A forward of unlike sequences by its sums.
+    """Sums over the sequences of a forward, which may differ.
 
-    ``rows`` of all ``sequences`` (paths of trees, if any), of which ``head_rows`` go through the LM head; ``keys`` that
-    the sequences read, each its own cached and new ones; ``pairs`` of a row and a key of its sequence.
+    ``sequences``: number of sequences, or of paths if they have trees; ``rows`` and ``head_rows``, the rows that go
+    through the LM head; ``keys``: cached and new tokens that each sequence reads, summed; ``pairs``: pairs of a row and
+    a key of its sequence.
     """
 
     sequences: int
@@ -223,7 +226,7 @@ class StepShape:
 
 
 def operators(shape: ModelShape, work: ForwardShape) -> Iterator[Operator]:
-    """The operators of a forward, those of all layers taken together.
+    """Yield the operators of a forward, each summed over all layers.
 
     FLOPs are those of eager attention, which computes every row against all cached and all new keys and masks some
     afterwards: what `torch.utils.flop_counter.FlopCounterMode` counts for the model in transformers. Bytes are weights
@@ -233,14 +236,14 @@ def operators(shape: ModelShape, work: ForwardShape) -> Iterator[Operator]:
 
 
 def step_operators(shape: ModelShape, step: StepShape) -> Iterator[Operator]:
-    """The same of a forward that is known by its sums."""
+    """Yield the operators of a forward that is given by its sums."""
     layers, rows, heads, mlp = shape.num_layers, step.rows, shape.mixed_size, shape.mlp_size
     yield _linear("qkv", shape.weight_bytes, rows, (shape.hidden_size, shape.qkv_size), layers)
     yield Operator(
         "attention",
         "attention",
         round(4 * layers * heads * step.pairs),  # scores, then values
-        round(shape.attended_bytes * step.keys + shape.token_bytes * rows),  # read, and the new ones written
+        round(shape.attended_bytes * step.keys + shape.token_bytes * rows),  # keys read, and new keys written
     )
     yield _linear("attention out", shape.weight_bytes, rows, (heads, shape.hidden_size), layers)
     yield _linear("gate, up", shape.weight_bytes, rows, (shape.hidden_size, 2 * mlp), layers)
@@ -256,7 +259,7 @@ def step_operators(shape: ModelShape, step: StepShape) -> Iterator[Operator]:
     # Two norms and two additions per layer, rotations of heads, gate times up; four bytes each, read and written.
     passed = 4 * shape.hidden_size + shape.qkv_size + 2 * mlp
     yield Operator("norms, rotations, gates", "vector", 0, round(8 * layers * rows * passed))
-    # Scores are masked and normed in four bytes: about three times read and written.
+    # Scores are masked and normed in four bytes: read and written about three times.
     yield Operator("softmax", "vector", 0, round(24 * layers * shape.num_heads * step.pairs))
 
 
@@ -281,8 +284,8 @@ def moved_bytes(shape: ModelShape, work: ForwardShape) -> int:
 class Overheads:
     """Seconds that the engine takes in a step besides forwards.
 
-    Once (``step``), for each sequence, more for one with a draft (``drafted``) and for each of its nodes; and for each
-    forward of a model that drafts (``level``), with more for each sequence in it (``level_sequence``).
+    ``step`` once; ``sequence`` for each sequence, ``drafted`` more for one with a draft and ``node`` for each drafted
+    node; ``level`` for each forward of a draft model, ``level_sequence`` for each sequence in it.
     """
 
     step: float = 0.0
@@ -293,11 +296,11 @@ class Overheads:
     level_sequence: float = 0.0
 
     def of_step(self, batch: int, nodes: int = 0) -> float:
-        """Cost of a step in which every sequence drafts ``nodes``."""
+        """Seconds for a step in which every sequence drafts ``nodes`` nodes."""
         return self.step + batch * (self.sequence + (self.drafted + self.node * nodes if nodes else 0.0))
 
     def of_level(self, batch: int) -> float:
-        """Cost of one forward of a model that drafts for ``batch`` sequences."""
+        """Seconds for one forward of a model that drafts for ``batch`` sequences."""
         return self.level + batch * self.level_sequence
 
 
@@ -305,13 +308,13 @@ class Overheads:
 class Machine:
     """Speeds of a machine in a forward: bytes and FLOPs per second by kind of operator, and fixed times in seconds.
 
-    Weights that fit into ``cache_bytes`` together stay there from forward to forward, and are read at
-    ``cached_bandwidth`` (and multiplied at ``cached_rate``), and the keys of such models at
-    ``cached_attention_bandwidth`` (0: as others); larger models come from memory every time, and layers that it does
-    not hold from disk, at ``disk_bandwidth``, while others are computed; experts that it does not hold come when the
-    layer's router has chosen them, so nothing is computed meanwhile. Each key head of a sequence is the work of one
-    of ``threads``; with 1, attention divides at will. ``layer_seconds`` is the starting of a layer's operators,
-    ``attend_seconds`` that of one path's attention in one layer, ``forward_seconds`` what is left of a forward.
+    A model whose weights fit into ``cache_bytes`` is read at ``cached_bandwidth`` and multiplied at ``cached_rate``,
+    and its keys are read at ``cached_attention_bandwidth`` (0: as those of other models); larger models are read from
+    memory in every forward. Streamed layers are read from disk at ``disk_bandwidth`` while other layers are computed.
+    Experts outside memory are read when the layer's router has chosen them, so nothing is computed meanwhile. Attention
+    of one KV head of a sequence runs on one of ``threads`` threads; 1: attention divides evenly. ``layer_seconds``
+    starts a layer's operators, ``attend_seconds`` one path's attention in one layer; ``forward_seconds`` is the rest of
+    a forward.
     """
 
     bandwidth: float
@@ -335,7 +338,7 @@ class Machine:
         return self.step(shape, work.sums)
 
     def step(self, shape: ModelShape, step: StepShape) -> float:
-        """Seconds of one forward that is known by its sums."""
+        """Seconds of one forward that is given by its sums."""
         started = self.layer_seconds + self.attend_seconds * step.sequences
         seconds = self.forward_seconds + shape.num_layers * started + self._busy(shape, step)
         if shape.split:
@@ -344,7 +347,7 @@ class Machine:
         return seconds + fetched / self.disk_bandwidth if fetched else seconds
 
     def prefill(self, shape: ModelShape, tokens: int, *, batch: int = 1, chunk: int = 512) -> float:
-        """Seconds until prompts of ``tokens`` tokens are cached and each has its first row of logits.
+        """Seconds until prompts of ``tokens`` tokens are cached and each has the logits for its first token.
 
         Prompts are fed one after another, in chunks of at most ``chunk`` rows, as the engine does.
         """
@@ -355,12 +358,12 @@ class Machine:
         return batch * sum(self.forward(shape, work) for work in works)
 
     def keys_bandwidth(self, shape: ModelShape) -> float:
-        """Bytes of keys and values that attention of this model reads in a second."""
+        """Bytes per second at which this model's attention reads keys and values."""
         cached = shape.read_bytes <= self.cache_bytes
         return (cached and self.cached_attention_bandwidth) or self.attention_bandwidth
 
     def _busy(self, shape: ModelShape, step: StepShape) -> float:
-        """Seconds of all operators."""
+        """Seconds of all operators, without starting them."""
         cached = shape.read_bytes <= self.cache_bytes
         reached = {
             "linear": (self.cached_bandwidth, self.cached_rate) if cached else (self.bandwidth, self.rate),
@@ -376,15 +379,15 @@ class Machine:
 
 
 def together(kind: Kind, memory: float, arithmetic: float) -> float:
-    """Combine the seconds of an operator's reading alone, ``memory``, and of its products alone.
+    """Combine an operator's seconds of reading alone, ``memory``, with its seconds of arithmetic alone.
 
     Linear layers read ahead while they multiply, yet neither runs at full speed where both take as long: the root of
-    the sum of squares is 1.4 times the longer one there, and close to it elsewhere. In attention both times add.
+    the sum of squares is 1.4 times the longer one there, and close to it elsewhere. In attention the times add up.
     """
     return memory + arithmetic if kind == "attention" else math.hypot(memory, arithmetic)
 
 
 def uneven(shape: ModelShape, sequences: int, threads: float) -> float:
-    """Divide the time of attention by that of work which divides at will: each key head is one thread's work."""
+    """Return the factor by which attention takes longer because each KV head of a sequence is one thread's work."""
     heads = max(sequences, 1) * shape.num_kv_heads
     return math.ceil(heads / threads) * threads / heads

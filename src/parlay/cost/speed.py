@@ -1,9 +1,9 @@
-"""How fast each strategy would be on a machine, by the papers' formulas and the roofline's times.
+"""Predicts how fast each strategy would be on a machine, by the papers' formulas and the roofline's times.
 
-Tokens per step: with a chance a that a drafted token is right where the one before it was, a chain of k nodes gives
-E = (1 - a^(k+1)) / (1 - a) (Leviathan et al. 2023); a tree gives 1 + the sum over its nodes of the chance that the
-path down to them is accepted (Chen et al. 2024, Sequoia). Seconds per step: the verify of all nodes, one forward of
-the drafting model for each level of the draft (or for all of them at once), and the engine's own.
+Tokens per step: if a is the chance that a drafted token is right given that the one before it was, a chain of k nodes
+gives E = (1 - a^(k+1)) / (1 - a) (Leviathan et al. 2023); a tree gives 1 + the sum over its nodes of the chance that
+the path down to them is accepted (Chen et al. 2024, Sequoia). Seconds per step: the verify of all nodes, one forward of
+the draft model for each level of the draft (or one for all levels), and the engine's overheads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from parlay.cost.roofline import ForwardShape, Machine, ModelShape
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """The best tree of so many nodes: tokens that a step with it commits on average, levels, and leaves."""
+    """The best tree of ``nodes`` nodes: mean tokens that a step with it commits, levels, and leaves."""
 
     nodes: int
     tokens: float
@@ -27,10 +27,10 @@ class TreeShape:
 
 
 def best_tree(ranks: Sequence[float], nodes: int) -> TreeShape:
-    """The tree whose ``nodes`` nodes have the highest chances of being reached.
+    """Return the tree whose ``nodes`` nodes have the highest chances of being reached.
 
-    ``ranks[j]`` is the chance that a node's j-th best child is the right one, given that the node was; together at
-    most 1. One rank makes a chain. Raises ValueError for chances that are none.
+    ``ranks[j]`` is the chance that a node's j-th best child is the right one, given that the node was; together at most
+    1. One rank makes a chain. Raises ValueError if ``ranks`` are not such chances.
     """
     if not ranks or min(ranks) < 0 or sum(ranks) > 1 + 1e-9:
         raise ValueError(f"acceptance {'+'.join(map(str, ranks))} must be chances, together at most 1")
@@ -46,9 +46,11 @@ def best_tree(ranks: Sequence[float], nodes: int) -> TreeShape:
 
 
 def _by_reach(ranks: Sequence[float]) -> Iterator[tuple[float, int, int]]:
-    """Nodes that a tree could have, likeliest first: chance to be reached, level from 1, parent (the root: -1)."""
+    """Yield the nodes that a tree could have, likeliest first: chance to be reached, level from 1, parent (root -1)."""
     order = itertools.count()
-    waiting = [(-ranks[0], next(order), 1, 0, -1, 1.0)]  # of equal chances the first found comes first
+    waiting = [
+        (-ranks[0], next(order), 1, 0, -1, 1.0)
+    ]  # nodes of equal chance come in the order in which they were found
     for number in itertools.count():
         reach, _, level, rank, parent, above = heapq.heappop(waiting)
         yield -reach, level, parent
@@ -59,13 +61,13 @@ def _by_reach(ranks: Sequence[float]) -> Iterator[tuple[float, int, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPlan:
-    """A strategy as its costs see it: drafts of at most ``nodes`` nodes, right as ``ranks`` say.
+    """The costs of a strategy: drafts of at most ``nodes`` nodes, whose chances to be right are ``ranks``.
 
-    ``drafter`` is the model whose forwards write them, level by level, or all levels ``at_once`` in one of a single
-    row; None: they cost next to nothing. ``probes`` are rows beside a draft, which guess the next one in the forward
-    that verifies it. With ``beside`` the drafter has a like machine of its own, and goes on during forwards, as PEARL's
-    does; then drafts are chains. With ``adapts`` the policy drafts as many as pay, none at all where none does;
-    without, always ``nodes``.
+    ``drafter`` is the draft model, which runs a forward for each level, or one of a single row for all levels
+    (``at_once``); None: drafts cost next to nothing. ``probes`` are rows beside a draft, which guess the next draft in
+    the forward that verifies this one. With ``beside`` the drafter has a like machine of its own and drafts during the
+    target's forwards, as PEARL's does; then drafts are chains. With ``adapts`` the policy drafts as many nodes as pay,
+    possibly none; without, always ``nodes``.
     """
 
     name: str
@@ -80,7 +82,7 @@ class DraftPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """The predicted speed of a plan. Seconds are of one step, ``tokens_per_second`` of all sequences together."""
+    """The predicted speed of a plan. Seconds are per step, ``tokens_per_second`` of all sequences together."""
 
     name: str
     nodes: int
@@ -102,20 +104,20 @@ class Setting:
 
 
 def predict(setting: Setting, plan: DraftPlan) -> Speed:
-    """The plan's speed. With ``adapts`` the number of nodes is the fastest one, else ``nodes``."""
+    """Predict the plan's speed. With ``adapts`` the number of nodes is the fastest one, else ``nodes``."""
     sizes = [0, *_sizes(plan.nodes)] if plan.adapts else [plan.nodes]
     return max((speed_of(setting, plan, best_tree(plan.ranks, size)) for size in sizes), key=_rate)
 
 
 def choose(speeds: Sequence[Speed]) -> Speed:
-    """The fastest speed; the first of equals."""
+    """Return the fastest of the speeds; of equal ones, the first."""
     return max(speeds, key=_rate)
 
 
 def crossover(setting: Setting, plan: DraftPlan, most: int = 256) -> int | None:
-    """The least batch, up to ``most``, at which the plan's drafts of all its nodes no longer beat plain decoding.
+    """Return the smallest batch, up to ``most``, at which drafts of all the plan's nodes no longer beat plain decoding.
 
-    ``setting.batch`` is not looked at. None: they win throughout.
+    ``setting.batch`` is ignored. None: drafts win at every batch.
     """
     whole, plain = best_tree(plan.ranks, plan.nodes), best_tree(plan.ranks, 0)
     for batch in range(1, most + 1):
@@ -130,7 +132,7 @@ def _rate(speed: Speed) -> float:
 
 
 def speed_of(setting: Setting, plan: DraftPlan, tree: TreeShape) -> Speed:
-    """The speed of a plan whose drafts all have this shape."""
+    """Predict the speed of a plan all of whose drafts have the shape ``tree``."""
     rows = 1 + tree.nodes + (plan.probes if tree.nodes else 0)
     work = ForwardShape(batch=setting.batch, rows=rows, context=setting.context, leaves=tree.leaves)
     verify = setting.machine.forward(setting.shape, work)
@@ -143,7 +145,7 @@ def speed_of(setting: Setting, plan: DraftPlan, tree: TreeShape) -> Speed:
         draft = levels * seconds
         if plan.beside:
             tokens = tokens_beside(plan.ranks[0], tree.nodes)
-            draft = max(0.0, draft + seconds - verify)  # beyond the forward; one token stands for what it adds itself
+            draft = max(0.0, draft + seconds - verify)  # the part that the target's forward does not hide
     step = draft + verify + setting.machine.engine.of_step(setting.batch, tree.nodes)
     return Speed(
         name=plan.name,
@@ -157,10 +159,11 @@ def speed_of(setting: Setting, plan: DraftPlan, tree: TreeShape) -> Speed:
 
 
 def tokens_beside(chance: float, nodes: int) -> float:
-    """Mean tokens of a step whose drafts, of ``nodes`` tokens each right with this chance, are written during forwards.
+    """Return mean tokens per step if drafts, of ``nodes`` tokens each right with ``chance``, are made during forwards.
 
-    After a step that is right to its end, with the token that the forward adds, a draft is ready. After another one the
-    forward runs without, and a draft is ready then if its first token is right (PEARL, arXiv:2408.11850).
+    After a step whose draft and bonus token were all guessed right, the next draft is ready. After any other step the
+    next forward runs without a draft, and a draft is ready after it if its first token is right (PEARL,
+    arXiv:2408.11850).
     """
     whole = chance ** (nodes + 1)
     with_draft = chance / (1 - whole + chance) if chance < 1 else 1.0
@@ -168,5 +171,5 @@ def tokens_beside(chance: float, nodes: int) -> float:
 
 
 def _sizes(most: int) -> list[int]:
-    """Every count up to 16, then ever larger steps up to ``most``."""
+    """Return every count up to 16, then powers of two, up to and including ``most``."""
     return sorted({size for size in (*range(1, 17), *(1 << power for power in range(5, 11))) if size < most} | {most})

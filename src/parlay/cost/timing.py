@@ -1,4 +1,4 @@
-"""Times forwards of a runner; and a few when a model is opened, so that its first requests know what steps cost."""
+"""Times forwards of a runner, also a few when a model is opened, so that its first requests know what steps cost."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from parlay.cost.measured import MeasuredCost
 from parlay.types import NO_COST, KeptCost, OutOfRoom, Runner, Segment, trees
 
 _CALIBRATED = (1, 16, 4, 32, 2, 8, 17, 9, 33, 12, 13, 64, 65)  # the most informative first, in case time runs out
-_PASSES, _ENOUGH = 3, 0.1  # passes over them, and seconds, after which no more is timed
-_SMALL, _AGAIN = (1, 2, 4, 8), 0.1  # those that drafts pay or do not pay by are timed again, for so many seconds
-_SCRATCH = -1  # the sequence that calibration runs in; the engine's names are not negative
-_CHUNK = 256  # rows that a context is fed in
+_PASSES, _ENOUGH = 3, 0.1  # number of passes, and seconds, after which no further pass begins
+_SMALL, _AGAIN = (1, 2, 4, 8), 0.1  # row counts that decide whether drafts pay are timed again, for so many seconds
+_SCRATCH = -1  # the sequence that calibration uses; the engine's numbers are not negative
+_CHUNK = 256  # rows of a prefill chunk
 _OF_STREAMED = 3.0
-"""Seconds for a runner that reads layers from disk: most of a forward, however many rows it has."""
+"""Seconds for calibration of a runner that reads layers from disk, where reading takes most of any forward."""
 _log = logging.getLogger(__name__)
 
 
 def some_tokens(runner: Runner, count: int, first_id: int = 0) -> tuple[int, ...]:
-    """Make up so many token ids of the runner's vocabulary, in order from ``first_id`` on.
+    """Make up ``count`` token ids of the runner's vocabulary, in order from ``first_id`` on.
 
-    Those of an encoder-decoder are its decoder's.
+    For an encoder-decoder they are the decoder's tokens.
     """
     spec = runner.spec
     first = 0 if spec.encoder is None else spec.encoder.start
@@ -33,13 +33,13 @@ def some_tokens(runner: Runner, count: int, first_id: int = 0) -> tuple[int, ...
 
 
 def chain_of(runner: Runner, sequence: int, rows: int) -> Segment:
-    """Make a segment of a root and a chain of drafted tokens below it, in all so many rows."""
+    """Make a segment of ``rows`` rows: a root and a chain of drafted tokens below it."""
     root, *draft = some_tokens(runner, rows)
     return Segment(sequence, (root,), trees.chain_tree(draft))
 
 
 def time_forward(runner: Runner, segments: Sequence[Segment], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return the seconds of one forward, none of whose rows are kept."""
+    """Return the seconds of one forward, of which no rows are kept."""
     began = clock()
     out = runner.forward(segments)
     out.logits_RV[-1, 0].item()  # waits until an asynchronous device is done
@@ -48,12 +48,12 @@ def time_forward(runner: Runner, segments: Sequence[Segment], clock: Callable[[]
 
 @contextmanager
 def with_context(runner: Runner, sequence: int, context: int, rows: int) -> Iterator[bool]:
-    """Open a sequence of ``context`` cached tokens with room for ``rows`` more; False where the runner has none.
+    """Open a sequence of ``context`` cached tokens with room for ``rows`` more; yields False where there is no room.
 
     Sequences have different texts, so that they share no keys.
     """
     longest = context + rows
-    runner.open(sequence, (0,))  # of one token none can be cached already
+    runner.open(sequence, (0,))  # one token finds nothing in the prefix cache
     try:
         fits = longest <= runner.spec.max_context and runner.reserve(sequence, longest)
         for start in range(0, context if fits else 0, _CHUNK):
@@ -72,12 +72,12 @@ def calibrate(
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> MeasuredCost:
-    """Time a few forwards of 1 to 65 rows in a scratch sequence, for so many seconds at most.
+    """Time forwards of 1 to 65 rows in a scratch sequence, for at most ``seconds``.
 
-    A machine's other work delays some of them, so the prices of rows beside each other are uncertain. Where an earlier
-    process has ``kept`` what it learned in its steps, that is taken, and only the speed of now is measured, in half
-    the time. A runner without room for 65 tokens is not timed: the cost then starts from a guess. One that reads layers
-    from disk has more time, in which two row counts at least are timed: what further rows cost it is no guess.
+    A machine's other work delays some of them, so relative prices of row counts are uncertain. Estimates that an
+    earlier process has ``kept`` are used instead, and only the present speed is measured, in half the time. A runner
+    without room for 65 tokens is not timed: the cost then starts from a guess. A runner that reads layers from disk
+    gets more time and at least two row counts, so that the price of further rows is not a guess.
     """
     seconds = _OF_STREAMED if runner.spec.streamed_bytes else seconds
     timer, deadline = _Timer(runner, clock), clock() + seconds
@@ -94,7 +94,7 @@ def calibrate(
 
 
 def _restored(timer: _Timer, kept: KeptCost) -> MeasuredCost:
-    """Restore the kept cost, or a new one where it can't be used."""
+    """Restore the kept cost, or make a new one where the kept one can't be used."""
     timed = timer.small()
     try:
         return MeasuredCost.restored(kept, timed)
@@ -112,12 +112,12 @@ class _Timer:
 
     @property
     def least(self) -> int:
-        """How many row counts are timed, whatever time it takes."""
+        """Number of row counts that are timed, however long that takes."""
         return 2 if self.runner.spec.streamed_bytes else 1
 
     def small(self) -> list[tuple[int, float]]:
-        """One row, then those that drafts pay or do not pay by, in turn."""
-        self._forward(1)  # the first one ever may build kernels
+        """Time one row, then in turn the row counts that decide whether drafts pay."""
+        self._forward(1)  # the first forward may build kernels
         timed = [(1, self._forward(1))]
         again, latest = self.clock() + _AGAIN, len(_SMALL) * timed[0][1]
         while self.clock() + latest <= again:
@@ -126,10 +126,11 @@ class _Timer:
         return timed
 
     def shortest(self, deadline: float) -> dict[int, float]:
-        """The shortest time for each row count. Every pass times all of them, so a slow moment affects all alike.
+        """Return the shortest time for each row count.
 
-        One pass may be all that there is time for. A delay in it would make a small draft seem expensive for good,
-        because a policy does not verify what does not seem to pay; so few rows are timed more often.
+        Every pass times all of them, so a slow moment affects all alike. There may be time for one pass only. A delay
+        in it would make a small draft seem expensive for good, because a policy does not verify drafts that do not seem
+        to pay; so few rows are timed more often.
         """
         best = self._all(deadline)
         again = self.clock() + _AGAIN
@@ -139,7 +140,7 @@ class _Timer:
         return best
 
     def _all(self, deadline: float) -> dict[int, float]:
-        """In passes over all row counts, until the deadline."""
+        """Time all row counts in passes, until the deadline."""
         best: dict[int, float] = {}
         enough = self.clock() + _ENOUGH
         self._forward(1)  # the first one ever may build kernels

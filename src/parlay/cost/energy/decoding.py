@@ -1,4 +1,4 @@
-"""Measure the power of decoding: a meter's windows over forwards of few rows and of many, and two numbers that fit."""
+"""Measures the power of decoding: energy of forwards with few rows and with many, and a line fitted to both."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from parlay.cost.energy.meter import CounterError, EnergyMeter, TooShort
 from parlay.types import ParlayError, PowerModel
 
 ROWS = (1, 32)
-"""Of the forwards that are measured: plain decoding, and a step with drafts."""
+"""Row counts of the measured forwards: plain decoding, and a step with drafts."""
 _ROUNDS, _SECONDS = 2, 0.4
-"""Windows of each row count, taken in turns, and how long one lasts: several updates of a counter (20 to 100 ms)."""
+"""Windows of each row count, taken in turns; and seconds of one window: several updates of a counter (20 to 100 ms)."""
 _MOST = 5  # times that a window is made longer, until its counters have moved
 
 
 class MeasurementFailed(ParlayError):
-    """The counters there are don't say what decoding draws: they stand still, can't be read, or make no sense."""
+    """The counters can't tell the power of decoding: they stand still, can't be read, or give impossible values."""
 
 
 @dataclass(slots=True)
 class _Sum:
-    """Over the windows of one row count."""
+    """Sums over the windows of one row count."""
 
     joules: float = 0.0
     seconds: float = 0.0
@@ -33,9 +33,9 @@ class _Sum:
 def measure_power(
     meter: EnergyMeter, forward: Callable[[int], object], *, clock: Callable[[], float] = time.perf_counter
 ) -> PowerModel:
-    """Run ``forward``, which takes a number of rows, for two seconds, and fit watts and joules per row.
+    """Fit watts and joules per row to runs of ``forward``, which takes a number of rows. Takes two seconds.
 
-    The meter has counters. Raises MeasurementFailed if these do not move, can't be read, or show no power.
+    The meter must have counters. Raises MeasurementFailed if they do not move, can't be read, or show no power.
     """
     try:
         return _measured(meter, forward, clock)
@@ -46,7 +46,7 @@ def measure_power(
 def _measured(meter: EnergyMeter, forward: Callable[[int], object], clock: Callable[[], float]) -> PowerModel:
     sums = [_Sum() for _ in ROWS]
     for rows in ROWS:
-        forward(rows)  # the first one may build kernels
+        forward(rows)  # the first forward may build kernels
     for _ in range(_ROUNDS):
         for rows, measured in zip(ROWS, sums, strict=True):
             _add_window(meter, partial(forward, rows), measured, clock)
@@ -75,7 +75,10 @@ def _add_window(meter: EnergyMeter, forward: Callable[[], object], measured: _Su
 
 
 def _fit(sums: Sequence[_Sum]) -> tuple[float, float]:
-    """Watts, and joules per row: the line through the powers at both rates of rows, with no slope below 0."""
+    """Return watts, and joules per row: the line through the two measured powers by rows per second.
+
+    Its slope is at least 0.
+    """
     few, many = [each.joules / each.seconds for each in sums]
     rate, faster = [rows * each.forwards / each.seconds for rows, each in zip(ROWS, sums, strict=True)]
     row_joules = max(0.0, (many - few) / (faster - rate)) if faster > rate else 0.0

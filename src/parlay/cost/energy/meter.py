@@ -1,8 +1,8 @@
-"""The meter: how far hardware counters advance between two readings, in joules, or why there is no such number.
+"""The meter: how far hardware counters advance between two readings, in joules, or why they can't be read.
 
-Advances are added up at every reading, modulo the counter's range. So a counter that wraps around is handled as long as
-it is read at least once per round (tens of minutes for a package's counter). Windows are pairs of readings: they may
-nest and overlap, and windows within another add up to no more than that one.
+Every reading adds the advance since the last one, modulo the counter's range. So a counter that wraps around is handled
+as long as it is read at least once per round (tens of minutes for a processor package's counter). A window is a pair of
+readings: windows may nest and overlap, and windows within another add up to no more than that one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from parlay.types import Metrics, ParlayError
 
 
 class CounterError(ParlayError):
-    """A counter says nothing that can be used."""
+    """A counter can't be read, or its value is of no use."""
 
 
 class TooShort(CounterError):
@@ -24,9 +24,10 @@ class TooShort(CounterError):
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """An energy counter of the hardware. ``name`` says what it includes; ``unit`` is joules per count.
+    """An energy counter of the hardware. ``name`` says whose energy it counts; ``unit`` is joules per count.
 
-    ``read`` returns counts, which start again at 0 after ``most``; None: never. It raises CounterError if it can't.
+    ``read`` returns the count, or raises CounterError. After ``most`` the count starts again at 0; None: it never
+    wraps.
     """
 
     name: str
@@ -35,15 +36,15 @@ class Counter:
     most: int | None = None
 
     def advance(self, before: int, now: int) -> int:
-        """Counts between two readings, less than one round of the counter apart."""
+        """Return how far the counter moved between two readings less than one round apart."""
         return now - before if self.most is None else (now - before) % (self.most + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """The energy that a window used. ``joules`` include idle power; ``includes`` names what was counted.
+    """The energy that was used in a window. ``joules`` include idle power; ``includes`` names the counters.
 
-    ``joules`` None: nothing counts energy here, and ``reason`` says why.
+    With ``joules`` None there are no counters, and ``reason`` says why.
     """
 
     joules: float | None
@@ -54,14 +55,14 @@ class Energy:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Where a window began: the time, and what every counter had summed up to."""
+    """The beginning of a window: the time, and the sums of all counters."""
 
     began: float
     counts: tuple[int, ...]
 
 
 class EnergyMeter:
-    """Measures windows over ``counters``; without counters a window has no joules, only ``reason``.
+    """Measures the energy of windows by ``counters``; without counters a window has no joules, only ``reason``.
 
     ``reason`` says in one line what is counted and why the rest is not. ``settle`` is called before each reading and
     waits for asynchronous devices.
@@ -83,16 +84,16 @@ class EnergyMeter:
 
     @property
     def includes(self) -> tuple[str, ...]:
-        """Names of the counters that the joules include."""
+        """Names of the counters whose energy is included."""
         return tuple(counter.name for counter in self._counters)
 
     def begin(self) -> Window:
         return Window(*self._read())
 
     def end(self, window: Window) -> Energy:
-        """Energy used since the window began; it may be ended again later, for more.
+        """Return the energy used since the window began. The same window may be ended again later.
 
-        Raises TooShort when a counter has not moved: its 0 would be a wrong number.
+        Raises TooShort when a counter has not moved: 0 joules would be wrong.
         """
         now, counts = self._read()
         seconds = now - window.began
@@ -118,9 +119,9 @@ class EnergyMeter:
 
 
 def joules_per_token(energy: Energy, samples: Iterable[Metrics]) -> float | None:
-    """Joules per emitted token. Rejected drafts use joules and count as no tokens.
+    """Return joules per emitted token. Rejected drafts use joules but are not counted as tokens.
 
-    None where there are no joules. Raises ValueError when nothing was emitted.
+    None where there are no joules. Raises ValueError when no token was emitted.
     """
     tokens = sum(metrics.completion_tokens for metrics in samples)
     if tokens == 0:

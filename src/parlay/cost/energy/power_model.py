@@ -19,14 +19,15 @@ from parlay.types import Cost, OutOfRoom, ParlayError, PowerModel, Runner, Segme
 _log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 600.0
-"""How long a failed measurement counts."""
-_SCRATCH = -1  # the sequence that is measured; the engine's names are not negative
+"""Seconds after which a failed measurement may be repeated."""
+_SCRATCH = -1  # the sequence that is measured; the engine's numbers are not negative
 
 
 class PowerOf:
-    """`power_of` a runner, for many who ask: for `AGAIN_SECONDS` a failed measurement is not repeated.
+    """Calls `power_of` for a runner, but repeats a failed measurement only after `AGAIN_SECONDS`.
 
-    It takes seconds in which nobody is served. Other errors show at once, and may be gone the next time.
+    A measurement takes seconds in which no request is served. Other errors are raised each time, since their cause may
+    be gone.
     """
 
     def __init__(self, runner: Runner, cost: Cost, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,7 +35,7 @@ class PowerOf:
         self._failure, self._until = "", 0.0
 
     def __call__(self) -> PowerModel:
-        """Raises what `power_of` raises."""
+        """Return the power; raises as `power_of` does."""
         if self._failure and self._clock() < self._until:
             raise MeasurementFailed(self._failure)
         try:
@@ -45,9 +46,9 @@ class PowerOf:
 
 
 def power_of(runner: Runner, cost: Cost) -> PowerModel:
-    """Watts, and joules of a row, of a runner that nobody else uses meanwhile. Takes some two seconds if measured.
+    """Return watts, and joules per row, of a runner that is idle. A measurement takes some two seconds.
 
-    Raises UsageError where nothing tells, ParlayError where counters can't be used.
+    Raises UsageError where the power can be neither measured nor modelled, ParlayError where counters can't be used.
     """
     meter = choose_meter(runner.spec.device)
     if meter.includes:
@@ -64,7 +65,7 @@ def power_of(runner: Runner, cost: Cost) -> PowerModel:
 
 
 def modelled_power(device: str, cost: Cost, system: Path = SYSTEM) -> PowerModel | None:
-    """Assume the watts of a device by its maker's figure, or by the limit that its packages have.
+    """Model the power of a device by its maker's figure, or of processors by the power limit of their packages.
 
     None where neither is known.
     """
@@ -96,7 +97,7 @@ def _forward(runner: Runner, rows: int) -> None:
 
 
 def _name(device: str) -> str:
-    """Name of the device in its driver."""
+    """Return the driver's name of the device."""
     kind, _, number = device.partition(":")
     if kind != "cuda":
         return device

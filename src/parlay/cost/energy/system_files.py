@@ -1,8 +1,9 @@
-"""Energy counters that Linux shows in files: of processors (RAPL, hwmon drivers), and of a battery while it drains.
+"""Energy counters in Linux's files: of processors (RAPL, hwmon drivers), and of a battery while it drains.
 
-Processors count by themselves (Intel's; AMD's too, from Linux 5.8 on), and Linux shows it in powercap files, which on
-most systems root alone may read. hwmon drivers show the same of AMD's sockets. A battery says what the whole machine
-used. Formats: Documentation/ABI/testing/sysfs-class-powercap, sysfs-class-power and hwmon/amd_energy.rst of Linux.
+Processors count their own energy (Intel's; AMD's too, from Linux 5.8 on). Linux shows the counts in powercap files,
+which on most systems only root may read; hwmon drivers show them for AMD's sockets. A battery counts the energy of the
+whole machine. Formats: Documentation/ABI/testing/sysfs-class-powercap, sysfs-class-power and hwmon/amd_energy.rst of
+Linux.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ _MICROJOULE = 1e-6
 _MICROWATT = 1e-6
 _MICROWATT_HOUR = 3.6e-3  # joules
 _WANTED = ("package", "dram")
-"""Domains to add up. Core and uncore are parts of a package, and psys holds packages: they would count twice."""
+"""RAPL domains to add up. Core and uncore are parts of a package, and psys contains packages: they would be counted
+twice."""
 _SOCKETS = {"amd_energy": "Esocket"}
-"""hwmon drivers that count joules, and how the labels of whole sockets begin; their cores' would count twice."""
+"""hwmon drivers that count joules, with the beginning of the labels of whole sockets; cores would be counted twice."""
 
 Found = tuple[list[Counter], str]
-"""Counters, and one line that says which, or why there are none; empty where there is nothing like that."""
+"""Counters, and one line that names them or says why there are none; the line is empty on systems without such files.
+"""
 
 
 def machine_counters(system: Path = SYSTEM) -> Found:
-    """Counters of what a model on the processor uses: the packages', else those of a battery that drains."""
+    """Counters of the energy that a model on the processor uses: the packages', else those of a battery that drains."""
     return _first([package_counters, battery_counters], system)
 
 
@@ -38,7 +41,7 @@ def package_counters(system: Path = SYSTEM) -> Found:
 
 
 def _first(kinds: Sequence[Callable[[Path], Found]], system: Path) -> Found:
-    """Take those of the first kind that can be read, else every reason why not."""
+    """Return the counters of the first kind that can be read, else no counters and the reasons of every kind."""
     reasons = []
     for find in kinds:
         counters, reason = find(system)
@@ -59,7 +62,10 @@ def hwmon_counters(system: Path = SYSTEM) -> Found:
 
 
 def battery_counters(system: Path = SYSTEM) -> Found:
-    """A counter for each battery that drains: of the whole machine. They move rarely, so measure for minutes."""
+    """A counter for each battery that drains: energy of the whole machine.
+
+    The counts change rarely: measure for minutes.
+    """
     batteries = [place for place in sorted((system / _SUPPLIES).glob("*")) if _is_battery(place)]
     draining = [place for place in batteries if _text(place / "status") == "Discharging"]
     if batteries and not draining:
@@ -73,9 +79,9 @@ def battery_counters(system: Path = SYSTEM) -> Found:
 
 
 def package_limit(system: Path = SYSTEM) -> tuple[float, str] | None:
-    """Watts that the packages together may draw for long, and whose they are; None where Linux does not tell.
+    """Watts that all packages together may draw for long, and the packages' names; None where Linux does not tell.
 
-    Everybody may read this limit, also where root alone may read the counters.
+    Every user may read this limit, even where only root may read the counters.
     """
     limits = [
         (_limit(place.with_name(place.name.replace("_name", "_power_limit_uw"))) * _MICROWATT, name)
@@ -90,13 +96,13 @@ def package_limit(system: Path = SYSTEM) -> tuple[float, str] | None:
 
 
 def _limit(path: Path) -> int:
-    """Microwatts; 0 where none are set, or the kernel has no data."""
+    """Read microwatts; 0 where no limit is set or the kernel has no data."""
     text = _text(path)
     return int(text) if text.isdecimal() else 0
 
 
 def _domains(system: Path) -> Iterator[tuple[str, Path]]:
-    """Name and folder of each wanted domain; the same package seen through two drivers (-mmio) counts once."""
+    """Yield name and folder of each wanted domain; a package that two drivers show (-mmio) comes once."""
     seen: set[str] = set()
     folders = (system / _POWERCAP).glob("*-rapl*:*")
     for folder in sorted(folders, key=lambda folder: ("-mmio" in folder.name, folder.name)):
@@ -108,7 +114,7 @@ def _domains(system: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _sockets(system: Path) -> Iterator[tuple[str, Path]]:
-    """Name and file of each socket's counter."""
+    """Yield name and file of each socket's counter."""
     for driver in sorted((system / _HWMON).glob("hwmon*")):
         if begins := _SOCKETS.get(_text(driver / "name")):
             for label in sorted(driver.glob("energy*_label")):
@@ -121,7 +127,7 @@ def _input(label: str) -> str:
 
 
 def _opened(what: str, folder: Path, places: Iterable[tuple[str, Path]]) -> Found:
-    """Counters in microjoules, each a folder of a domain or a file."""
+    """Open counters of microjoules; each place is the folder of a domain or a file."""
     try:
         counters = [_counter(name, place) for name, place in places]
     except PermissionError as error:
@@ -142,17 +148,17 @@ def _counter(name: str, place: Path) -> Counter:
         except (OSError, ValueError) as error:
             raise CounterError(f"the counter of {name} can't be read any more: {error}") from error
 
-    _number(path)  # refused now rather than in the middle of a measurement
+    _number(path)  # fail now rather than in the middle of a measurement
     return Counter(name, read, _MICROJOULE, _number(place / "max_energy_range_uj") if domain else None)
 
 
 def _is_battery(place: Path) -> bool:
-    """Whether it feeds the machine, and not a mouse."""
+    """Tell whether it feeds the machine, rather than a device such as a mouse."""
     return _text(place / "type") == "Battery" and _text(place / "scope") != "Device"
 
 
 def _battery(place: Path) -> Counter:
-    """A counter of microwatt-hours, or of microampere-hours at the voltage that it has now."""
+    """A counter of microwatt-hours, or of microampere-hours, converted by the present voltage."""
     name, path, unit = f"battery {place.name}", place / "energy_now", _MICROWATT_HOUR
     if not path.exists():
         path, unit = place / "charge_now", _MICROWATT_HOUR * _number(place / "voltage_now") * 1e-6
