@@ -1,4 +1,4 @@
-"""ARPA files: the text form of back-off models that KenLM, SRILM and others read and write. What they claim is checked.
+"""ARPA files: the text form of back-off models that KenLM, SRILM and others read and write. Reading checks them.
 
 In the ARPA file of a model of tokens, words are the tokens' ids.
 """
@@ -27,15 +27,15 @@ from parlay.types import ParlayError
 SPECIAL = {"<unk>": UNKNOWN, "<s>": BEGIN, "</s>": END}
 
 _UNKNOWN_WORDS = -100.0
-"""log10 of unknown words in files without <unk>: KenLM's."""
+"""log10 of the probability of unknown words in files without <unk>, as in KenLM."""
 
 LONGEST_WORD = 1 << 12
-"""Bytes of a word."""
+"""Most bytes of a word."""
 
 _COUNT = re.compile(r"ngram\s+(\d{1,9})\s*=\s*(\d{1,18})", re.ASCII)
 _LONGEST_LINE = 1 << 17
 _MOST_SPARE = 1000  # lines before \data\, or empty ones in a row
-WORD_BYTES = 200  # of memory for each word, besides its letters
+WORD_BYTES = 200  # memory for each word, besides its letters
 
 
 class BadArpa(ParlayError):
@@ -50,17 +50,18 @@ def is_arpa(path: Path) -> bool:
 
 
 def read(path: Path, vocab_size: int = 0, memory: int = 1 << 30) -> tuple[Estimated, tuple[str, ...]]:
-    """Read a model and its words, into ``memory`` bytes. With a ``vocab_size`` the words of the file are ids below it.
+    """Read a model and its words, using at most ``memory`` bytes.
 
-    Raises BadArpa for counts that differ from what is there or that memory can't hold, contexts without back-off
-    weight, n-grams of unknown words or without their beginning, numbers that can't be logarithms of probabilities,
-    endless lines, text that is not UTF-8, and an end that is missing.
+    With a ``vocab_size`` the words are token ids below it. Raises BadArpa for counts that differ from the n-grams in
+    the file or that memory can't hold, contexts without back-off weight, n-grams with an unknown word or whose first
+    words are no n-gram, numbers that can't be logarithms of probabilities, lines that are too long, text that is not
+    UTF-8, and a missing end.
     """
     with ExitStack() as stack:
         try:
             file = stack.enter_context((gzip.open if path.suffix == ".gz" else open)(path, "rb"))
             return _Reader(path, iter(lambda: file.readline(_LONGEST_LINE), b""), vocab_size, memory).model()
-        except (OSError, EOFError, zlib.error) as error:  # those that gzip raises among them
+        except (OSError, EOFError, zlib.error) as error:  # including those of gzip
             raise BadArpa(f"can't read {path}: {error}") from None
 
 
@@ -93,7 +94,7 @@ class _Reader:
         return Estimated(trie, (), tuple(map(_linear, probs)), tuple(map(_linear, weights[:-1]))), words
 
     def _singles(self, expected: int, last: bool) -> tuple[Trie, Numbers, Numbers, Integers]:
-        """The single ids: of those that the file leaves out, <unk> says the probability."""
+        """Read the 1-grams. Ids that the file leaves out get the probability of <unk>."""
         ids, found_probs, found_weights, found_lines = self._section(1, expected, last)
         size = FIRST + (self._vocab_size or len(self._ids) - len(SPECIAL))
         if size == FIRST:
@@ -107,7 +108,7 @@ class _Reader:
         return Trie(size, (np.empty(0, np.uint32),), ()), prob, weight, lines
 
     def _counts(self) -> list[int]:
-        """The counts that the head of the file claims, by length."""
+        """Read the counts that the head of the file claims, by length."""
         while self._next() != "\\data\\":
             if self._line > _MOST_SPARE:
                 raise self._bad("no line \\data\\ until here: this is no ARPA file")
@@ -122,7 +123,7 @@ class _Reader:
         return found
 
     def _refuse_too_many(self, counts: list[int]) -> None:
-        """A head may claim anything: no more rows than it claims are read, and no more than memory holds."""
+        """Raise BadArpa if the claimed counts need too much memory; no more rows than claimed are read later."""
         kept = 60 * sum(counts) + WORD_BYTES * counts[0]
         while_read = max(count * (16 * n + 60) for n, count in enumerate(counts, 1))
         if (needed := kept + while_read) > self._memory:
@@ -130,13 +131,13 @@ class _Reader:
             raise self._bad(f"{sum(counts):,} n-grams need about {needed >> 20:,} MiB and may take {allowed}")
 
     def _section(self, n: int, expected: int, last: bool) -> tuple[Integers, Numbers, Numbers, Integers]:
-        """Ids ``[rows, n]``, log-probabilities, back-offs (not a number where none is given) and the lines' numbers."""
+        """Return ids ``[rows, n]``, log-probabilities, back-offs (NaN where none is given) and line numbers."""
         self._expect(f"\\{n}-grams:")
         ids, probs, weights, lines = array("q"), array("f"), array("f"), array("q")
         while line := self._next():
             if len(probs) == expected:
                 raise self._bad(f"more {n}-grams than the {expected} that the head says: the file was changed")
-            # Words may hold spaces of other alphabets.
+            # Words may contain Unicode spaces.
             parts = line.split() if line.isascii() else [part.decode() for part in line.encode().split()]
             if len(parts) not in ((n + 1,) if last else (n + 1, n + 2)):
                 wanted = f"a number, {n} words{'' if last else ' and a number'}"
@@ -186,7 +187,7 @@ class _Reader:
         return found
 
     def _parents(self, trie: Trie, ids: Integers, lines: Integers) -> Integers:
-        """Where the beginnings of n-grams stand, all but their last words."""
+        """Return the places of the n-grams' contexts: all their words but the last."""
         places = ids[:, 0]
         for n in range(2, ids.shape[1] + 1):
             places = trie.continued(n, places, ids[:, n - 1])
@@ -206,7 +207,7 @@ class _Reader:
             raise self._bad("longer n-grams begin so, and it has no back-off weight", lines[lacking[0]])
 
     def _next(self) -> str:
-        """The next line, without space around it; empty at an empty line."""
+        """Return the next line, stripped."""
         self._line, line = next(self._lines, (self._line + 1, b""))
         if not line:
             raise self._bad("the file ends here, and \\end\\ is missing: it was cut short")
@@ -230,7 +231,7 @@ class _Reader:
 
 
 def _linear(logs: Numbers) -> Numbers:
-    """Probabilities or weights of logarithms; 1 where a weight is not given."""
+    """Convert logarithms to probabilities or weights; a weight that is not given becomes 1."""
     linear: Numbers = 10 ** np.nan_to_num(logs.astype(np.float64))
     return linear
 
@@ -239,7 +240,7 @@ def _linear(logs: Numbers) -> Numbers:
 
 
 def write(path: Path, model: NgramModel) -> None:
-    """Write a model as ARPA, to seven digits. Tokens that were never seen are left out: <unk> stands for them."""
+    """Write a model as ARPA, to seven digits. Tokens that were never seen are left out, as <unk> has their numbers."""
     words = ["<pad>", "<unk>", "<s>", "</s>", *(model.words or map(str, range(model.header.vocab_size)))]
     trie, order = model.trie, model.order
     singles = _worth_a_line(model)
@@ -261,7 +262,7 @@ def write(path: Path, model: NgramModel) -> None:
 
 
 def _worth_a_line(model: NgramModel) -> Integers:
-    """The single ids that say something that <unk> does not."""
+    """Return the 1-grams whose numbers differ from those of <unk>."""
     logs, backoffs = model.numbers(1, np.arange(model.trie.size))
     alike = (logs == logs[UNKNOWN]) & (backoffs == 0) & (not model.header.words)
     alike[PAD], alike[UNKNOWN : END + 1] = True, False

@@ -1,4 +1,4 @@
-"""Builds an n-gram language model of texts of any size, in the memory that the user allows, and writes its file."""
+"""Builds an n-gram language model from texts of any size, within a given memory, and writes its file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from parlay.text.tokenize import encode_all
 from parlay.types import ParlayError, Tokenizer
 
 Document = Iterator[str]
-"""The text of a document in pieces, each of whole lines."""
+"""The text of a document, in pieces of whole lines."""
 
 MEBIBYTE = 1 << 20
 _BATCH = 1 << 20  # characters that are tokenised together
@@ -58,7 +58,10 @@ class NgramOptions(Options):
         self.thresholds()
 
     def thresholds(self) -> list[int]:
-        """The most occurrences of n-grams to leave out, for each length. Raises UsageError for a list without sense."""
+        """Return, for each length, the count up to which n-grams are left out.
+
+        Raises UsageError if ``prune`` is malformed.
+        """
         parts = [part.strip() for part in self.prune.split(",")] if self.prune else ["0"]
         if not all(part.isascii() and part.isdigit() for part in parts):
             raise UsageError(f"prune={self.prune}: give whole numbers joined by commas, as in 0,0,1")
@@ -73,7 +76,10 @@ class NgramOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Describes what was built: ``ngrams`` of each length; ``guessed``: lengths with KenLM's fallback for discounts."""
+    """A model that was built
+
+    ``ngrams`` of each length; ``guessed``: lengths that use KenLM's fallback for discounts.
+    """
 
     header: Header
     ngrams: tuple[int, ...]
@@ -82,7 +88,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The ids of a model of tokens, 0 to ``size`` - 1; ``name`` and ``fingerprint`` say whose they are."""
+    """The token ids of a model of tokens, 0 to ``size`` - 1; ``name`` and ``fingerprint`` identify the tokenizer."""
 
     size: int
     name: str = ""
@@ -90,11 +96,11 @@ class Vocabulary:
 
 
 Progress = Callable[[str, int], object]
-"""Gets ``reading`` or ``counting``, and how many more tokens are done."""
+"""Called with the phase, ``reading`` or ``counting``, and how many more tokens are done."""
 
 
 def _silent(what: str, done: int) -> None:
-    """No progress is shown."""
+    """Show no progress."""
 
 
 def build(
@@ -106,11 +112,11 @@ def build(
     vocabulary: Vocabulary | None = None,
     progress: Progress = _silent,
 ) -> Built:
-    """Build a model of tokens, or of words where no tokenizer is given, and write it; as ARPA if it is so named.
+    """Build a model of tokens, or of words if there is no tokenizer, and write it, as ARPA if ``output`` is so named.
 
-    Texts of a model of tokens are documents; those of a model of words are lines, and empty ones are left out.
-    ``vocabulary`` goes with the tokenizer. Temporary files stand beside ``output``: about 50 bytes a token. Raises
-    ParlayError for documents without a token, and where the files can't be written.
+    In a model of tokens a text is a document; in a model of words it is a line, and empty lines are left out.
+    ``vocabulary`` goes with the tokenizer. Temporary files are written beside ``output``: about 50 bytes a token.
+    Raises ParlayError for documents without a token, and where the files can't be written.
     """
     with _scratch(output) as scratch:
         if tokenizer is None:
@@ -124,7 +130,7 @@ def build(
 def build_from_ids(
     output: str | Path, texts: Iterable[Sequence[int]], vocabulary: Vocabulary, options: NgramOptions
 ) -> Built:
-    """The same of texts that are ids already. Raises ValueError for ids outside the vocabulary."""
+    """Build a model, as `build` does, of texts that are token ids. Raises ValueError for ids outside the vocabulary."""
     output = Path(output)
     with _scratch(output) as scratch:
         for text in texts:
@@ -145,7 +151,7 @@ def _finish(
     words: Sequence[str] | None = None,
     progress: Progress = _silent,
 ) -> Built:
-    """Count, estimate, prune and write, all in files of the scratch folder."""
+    """Count, estimate, prune and write the model, all in files of the scratch folder."""
     ids = scratch.read("ids", np.uint32)
     if not len(ids):
         raise UsageError("the corpus holds no text: name files with some words in them")
@@ -184,7 +190,7 @@ def _finish(
 def convert(
     source: Path, output: Path, bits: int = 32, *, vocabulary: Vocabulary | None = None, memory: int = 1 << 30
 ) -> Built:
-    """Make a model's file of an ARPA file, which ``memory`` bytes must hold. A vocabulary: the words are its ids."""
+    """Convert an ARPA file to a model file, using at most ``memory`` bytes. With a vocabulary the words are its ids."""
     model, words = arpa.read(source, vocabulary.size if vocabulary else 0, memory)
     whose = vocabulary or Vocabulary(len(words))
     orders = range(1, model.trie.order + 1)
@@ -198,7 +204,7 @@ def convert(
 
 @contextmanager
 def _scratch(output: Path) -> Iterator[Scratch]:
-    """A folder beside the output for columns, which goes away whatever happens."""
+    """Make a folder for columns beside the output; it is removed in any case."""
     with ExitStack() as stack:
         try:
             name = stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent))
@@ -209,7 +215,7 @@ def _scratch(output: Path) -> Iterator[Scratch]:
         try:
             yield scratch
         except OSError as error:
-            reason = error.strerror or f"the disk took a part alone ({error})"  # numpy's own has no number
+            reason = error.strerror or f"the disk took a part alone ({error})"  # numpy's OSError has no strerror
             raise ParlayError(f"can't write beside {output}: {reason}") from error
 
 
@@ -226,7 +232,7 @@ def _write(
 def _read_words(documents: Iterable[Document], scratch: Scratch, memory: int, progress: Progress) -> tuple[str, ...]:
     """Write the ids of all texts, and return the words in the order of their ids.
 
-    Raises UsageError for words that ``memory`` bytes can't hold.
+    Raises UsageError for words that do not fit into ``memory`` bytes.
     """
     ids: defaultdict[str, int] = defaultdict(numbers(FIRST).__next__)
     ids.update(dict.fromkeys(arpa.SPECIAL, UNKNOWN))
@@ -253,7 +259,7 @@ def _read_words(documents: Iterable[Document], scratch: Scratch, memory: int, pr
 def _read_tokens(documents: Iterable[Document], tokenizer: Tokenizer, scratch: Scratch, progress: Progress) -> None:
     """Write the ids of all texts."""
     inside, size = False, 0
-    waiting: list[str | None] = []  # None: a document ends
+    waiting: list[str | None] = []  # None: the end of a document
 
     def encode() -> None:
         nonlocal inside, size

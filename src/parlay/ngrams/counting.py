@@ -1,7 +1,7 @@
-"""Counts the n-grams of texts of any size: runs that memory holds are sorted, and merged on disk into one trie.
+"""Counts the n-grams of texts of any size: sorts runs that fit into memory, and merges them on disk into one trie.
 
-An n-gram is packed into words of 64 bits, the first id highest, so that sorting numbers sorts n-grams. At the end of a
-text it is shorter, and `PAD` fills it.
+An n-gram is packed into words of 64 bits, the first id highest, so that sorting numbers sorts n-grams. N-grams that are
+cut off by the end of a text are filled up with `PAD`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import numpy as np
 from parlay.ngrams.trie import END, PAD, Integers, Scratch, Trie
 
 LONGEST = 10
-"""Ids of the longest n-grams that can be counted."""
+"""Most ids of an n-gram that can be counted."""
 
-_RANK_BITS = 24  # of a word that is not an n-gram's first, for the rank of the words before it
+_RANK_BITS = 24  # bits of an n-gram's later words that hold the rank of the words before it
 _MOST_ROWS = 1 << _RANK_BITS
 _LEAST_ROWS = 1 << 10
-_ROW_BYTES = 112  # of memory for each row of a run while it is sorted or merged
+_ROW_BYTES = 112  # memory for each row of a run while it is sorted or merged
 _COUNT = np.dtype("<i8")
 _SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counted:
-    """The n-grams of some texts. ``counts[n - 1]`` says how often each n-gram of n ids occurred."""
+    """The n-grams of some texts. ``counts[n - 1]``: the number of occurrences of each n-gram of n ids."""
 
     trie: Trie
     counts: tuple[Integers, ...]
@@ -35,7 +35,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """``parts``: how many ids, of ``bits`` each, stand in each word of an n-gram."""
+    """How n-grams are packed: ``parts[i]`` ids of ``bits`` bits each are in word i."""
 
     bits: int
     parts: tuple[int, ...]
@@ -49,7 +49,7 @@ class _Packing:
         return cls(bits, tuple(parts))
 
     def pack(self, ids: Integers) -> list[Integers]:
-        """The n-grams that begin at each id but the last order - 1 ones; behind `END` they have `PAD`."""
+        """Pack the n-grams that begin at each id except the last order - 1 ids; ids after `END` become `PAD`."""
         rows = len(ids) - sum(self.parts) + 1
         ids, inside = ids.astype(np.uint64), np.ones(rows, np.uint64)
         words, ahead = [], 0
@@ -65,14 +65,14 @@ class _Packing:
         return words
 
     def unpack(self, words: Sequence[Integers]) -> Iterator[Integers]:
-        """The columns of ids."""
+        """Yield the columns of ids."""
         mask = np.uint64((1 << self.bits) - 1)
         for word, part in zip(words, self.parts, strict=True):
             for place in reversed(range(part)):
                 yield ((word >> np.uint64(place * self.bits)) & mask).astype(np.int64)
 
     def group(self, words: Sequence[Integers]) -> tuple[Integers, Integers]:
-        """The order that sorts n-grams, and where in it each different one begins."""
+        """Return the order that sorts n-grams, and where in it each distinct one begins."""
         order = np.argsort(words[0])
         changed = _changes(words[0][order])
         for word, part in zip(words[1:], self.parts[1:], strict=True):
@@ -81,7 +81,7 @@ class _Packing:
                 keys |= ranks << np.uint64(part * self.bits)
                 within = np.argsort(keys)
                 changed = _changes(keys[within])
-            else:  # more rows than a key has room for: one id has more than its share of all n-grams
+            else:  # more rows than the rank's bits can count
                 within = np.lexsort((keys, ranks))
                 changed = _changes(keys[within]) | _changes(ranks[within])
             order = order[within]
@@ -91,9 +91,10 @@ class _Packing:
 def count(
     ids: Integers, size: int, order: int, scratch: Scratch, *, memory: int, counted: Callable[[int], object] = bool
 ) -> Counted:
-    """Count the n-grams of 1 to ``order`` ids in about ``memory`` bytes; ``counted`` gets how many more ids are done.
+    """Count the n-grams of 1 to ``order`` ids in about ``memory`` bytes.
 
-    ``ids``, below ``size``, may be mapped; every text in them begins with `BEGIN` and ends with `END`.
+    ``counted`` is called with how many more ids are done. ``ids``, below ``size``, may be memory-mapped; every text in
+    them begins with `BEGIN` and ends with `END`.
     """
     packing = _Packing.of(size, order)
     most = max(_LEAST_ROWS, min(memory // _ROW_BYTES, _MOST_ROWS))
@@ -116,7 +117,7 @@ def _save_run(packing: _Packing, ids: Integers, name: str, scratch: Scratch) -> 
 
 
 def _merge(packing: _Packing, size: int, names: Sequence[str], scratch: Scratch, most: int) -> Counted:
-    """Sort what all runs have between two n-grams at a time, so that none is in two parts."""
+    """Merge the runs, one range of n-grams at a time, so that no n-gram is in two ranges."""
     parts = range(len(packing.parts))
     runs = [[scratch.read(f"{name}{part}", np.uint64) for part in parts] for name in names]
     counts = [scratch.read(f"{name}counts", _COUNT) for name in names]
@@ -138,10 +139,10 @@ def _merge(packing: _Packing, size: int, names: Sequence[str], scratch: Scratch,
 def _partitions(
     packing: _Packing, runs: Sequence[Sequence[Integers]], begins: list[int], ends: list[int], most: int
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Part these rows of sorted runs into some of at most ``most`` rows: where each part begins and ends in each run.
+    """Divide the rows of sorted runs into parts of at most ``most`` rows: where each begins and ends in each run.
 
-    The cuts are at n-grams that stand at even distances in the runs, found among a quarter as many; what is still too
-    long is cut again. Only what a single n-gram has in all runs stays together.
+    Parts end at n-grams of an even sample of about ``most`` / 4 rows; a part that is still too long is divided again.
+    Only the rows of a single n-gram may be more than ``most``.
     """
     total = sum(ends) - sum(begins)
     if total <= most:
@@ -167,7 +168,7 @@ def _partitions(
 def _sample(
     packing: _Packing, runs: Sequence[Sequence[Integers]], rows: Sequence[slice]
 ) -> tuple[list[Integers], Integers]:
-    """The different n-grams of some rows of the runs, sorted, and how many rows stand before each one, and in all."""
+    """Return the distinct n-grams of some rows of the runs, sorted, and how many rows precede each one, and in all."""
     words = [
         np.concatenate([word[each] for word, each in zip(part, rows, strict=True)]) for part in zip(*runs, strict=True)
     ]
@@ -176,7 +177,7 @@ def _sample(
 
 
 def _before(run: Sequence[Integers], key: Sequence[int], low: int, high: int) -> int:
-    """The first row of a sorted run, among some, that does not stand before an n-gram with these words."""
+    """Return the first row from ``low`` to ``high`` of a sorted run that does not come before the n-gram ``key``."""
     for word, own in zip(run, key, strict=True):
         within = word[low:high]
         low, high = (low + int(np.searchsorted(within, np.uint64(own), side)) for side in _SIDES)
@@ -184,23 +185,30 @@ def _before(run: Sequence[Integers], key: Sequence[int], low: int, high: int) ->
 
 
 class _Levels:
-    """Writes the columns of a trie as sorted n-grams of all lengths come in."""
+    """Writes the columns of a trie from sorted n-grams."""
 
     def __init__(self, order: int, size: int, scratch: Scratch) -> None:
         self._order, self._size, self._scratch = order, size, scratch
         self._written = [0] * (order + 1)
-        self._latest = [-1] * (order + 1)  # the ids of the last n-gram
-        self._open = [np.empty(0, _COUNT) for _ in range(order + 1)]  # the last count, which may still grow
+        self._latest = [-1] * (order + 1)  # ids of the last n-gram
+        self._open = [
+            np.empty(0, _COUNT) for _ in range(order + 1)
+        ]  # the last count of each length, which may still grow
 
     def add(self, columns: Iterator[Integers], counts: Integers) -> None:
-        """``columns`` are the ids of different n-grams, sorted, and behind those that came before."""
+        """Add n-grams.
+
+        ``columns`` are the ids of distinct n-grams, sorted, all after the n-grams that were added before.
+        """
         changed, rows_before, goes_on = np.zeros(len(counts), bool), np.zeros(0, np.int64), True
         for n, column in enumerate(columns, 1):
             changed |= _changes(column)
             goes_on = goes_on and column[0] == self._latest[n]
             changed[0] = not goes_on
             rows, self._latest[n] = np.flatnonzero(changed), int(column[-1])
-            more = int(counts[: rows[0] if len(rows) else None].sum())  # of the last n-gram that came before
+            more = int(
+                counts[: rows[0] if len(rows) else None].sum()
+            )  # further occurrences of the last n-gram added before
             real = column[rows] != PAD
             sums, rows = np.add.reduceat(counts, rows)[real] if len(rows) else counts[:0], rows[real]
             self._count(n, more, sums)
@@ -211,7 +219,7 @@ class _Levels:
             rows_before = rows
 
     def _count(self, n: int, more: int, sums: Integers) -> None:
-        """Write all counts but the last one, after ``more`` was added to that of before."""
+        """Add ``more`` to the open count, then write all counts but the last, which stays open."""
         sums = np.concatenate([self._open[n] + more, sums])
         self._scratch.append(f"counts{n}", sums[:-1])
         self._open[n] = sums[-1:]
@@ -236,7 +244,7 @@ class _Levels:
 
 
 def _changes(values: Integers) -> Integers:
-    """Where a value is another than the one before; the first one is."""
+    """Mark the values that differ from the one before; the first one is marked."""
     changed = np.ones(len(values), bool)
     np.not_equal(values[1:], values[:-1], out=changed[1:])
     return changed

@@ -1,6 +1,6 @@
-"""From counts to probabilities: modified Kneser-Ney (Chen and Goodman 1998) and stupid back-off (Brants et al. 2007).
+"""Estimates probabilities from counts: modified Kneser-Ney (Chen and Goodman 1998) or stupid back-off (Brants 2007).
 
-Both give each n-gram a probability and, as a context, the weight of what the shorter context says of unseen ids.
+Both give each n-gram a probability and, as a context, the back-off weight of the shorter context for unseen ids.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from parlay.ngrams.counting import Counted
 from parlay.ngrams.trie import BEGIN, Integers, Scratch, Trie, blocks
 
 STUPID_WEIGHT = 0.4
-"""Brants et al.'s weight of a shorter context."""
+"""Back-off weight of stupid back-off, from Brants et al."""
 
 FALLBACK = (0.5, 1.0, 1.5)
-"""Discounts where a length has too few n-grams to estimate them: those of KenLM's ``--discount_fallback``."""
+"""Discounts for lengths with too few n-grams to estimate them: those of KenLM's ``--discount_fallback``."""
 
 Discounts = tuple[float, float, float]
-"""Taken off the count of an n-gram that occurred once, twice, and more often."""
+"""Discounts from the count of an n-gram that occurred once, twice, and more often."""
 
 Numbers = npt.NDArray[np.floating]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimated:
-    """A language model's numbers, none of them a logarithm.
+    """The numbers of a language model, linear rather than logarithms.
 
-    ``probs[n - 1]`` is each n-gram's probability of its last id after the others, ``weights[n - 1]`` the weight of the
-    shorter context after it (lengths below the order), ``counts`` as in `Counted`. ``discounts`` are those of each
-    length; ``guessed`` names the lengths for which they are `FALLBACK`. Both are empty without Kneser-Ney.
+    ``probs[n - 1]`` is the probability of each n-gram's last id after the others, ``weights[n - 1]`` the back-off
+    weight after each n-gram (lengths below the order), ``counts`` as in `Counted`. ``discounts`` are by length;
+    ``guessed`` names the lengths that use `FALLBACK`. Both are empty without Kneser-Ney.
     """
 
     trie: Trie
@@ -44,7 +44,7 @@ class Estimated:
 
 
 def stupid_backoff(counted: Counted, scratch: Scratch) -> Estimated:
-    """Relative frequencies, and `STUPID_WEIGHT` after every context: scores whose sum is above 1, cheap and robust."""
+    """Estimate relative frequencies with the back-off weight `STUPID_WEIGHT` everywhere. Scores sum to more than 1."""
     trie, counts = counted.trie, counted.counts
     unigrams = counts[0].astype(np.float64)
     unigrams[BEGIN] = 0
@@ -63,11 +63,11 @@ def stupid_backoff(counted: Counted, scratch: Scratch) -> Estimated:
 
 
 def kneser_ney(counted: Counted, thresholds: Sequence[int], scratch: Scratch) -> Estimated:
-    """Interpolated modified Kneser-Ney, as KenLM's lmplz estimates it, down to one id and from there to all alike.
+    """Estimate interpolated modified Kneser-Ney, as KenLM's lmplz does; below single ids is the uniform distribution.
 
-    Lengths below the order count the different ids before an n-gram (*adjusted counts*), or its occurrences where it
-    begins a text. What occurred no oftener than ``thresholds[n - 1]`` will be pruned: its share goes to the shorter
-    context.
+    Below the order, an n-gram's count is the number of distinct ids before it (*adjusted counts*), or its occurrences
+    if it begins a text. N-grams that occurred at most ``thresholds[n - 1]`` times will be pruned: their share goes to
+    the shorter context.
     """
     trie, (suffixes, adjusted) = counted.trie, _adjusted(counted, scratch)
     found = [_discounts(each) for each in adjusted]
@@ -85,7 +85,9 @@ def kneser_ney(counted: Counted, thresholds: Sequence[int], scratch: Scratch) ->
             kept = np.where(counted.counts[n][rows] > thresholds[n], times, 0.0)
             total = np.bincount(parents, times, last - first)
             saved = np.bincount(parents, table[np.minimum(kept, 3).astype(np.int64)] + times - kept, last - first)
-            gamma = np.divide(saved, total, out=np.ones(last - first), where=total > 0)  # 1: nothing follows it
+            gamma = np.divide(
+                saved, total, out=np.ones(last - first), where=total > 0
+            )  # 1: nothing follows the context
             share = (times - table[np.minimum(times, 3).astype(np.int64)]) / total[parents]
             above[rows] = share + gamma[parents] * probs[n - 1][suffixes[n][rows]]
             weight[first:last] = gamma
@@ -96,7 +98,7 @@ def kneser_ney(counted: Counted, thresholds: Sequence[int], scratch: Scratch) ->
 
 
 def _unigrams(size: int, adjusted: Integers, discounts: Discounts) -> Numbers:
-    """The probability of each id; all that can follow something share alike in what the discounts leave."""
+    """Return the probability of each id. The discounted mass is shared equally by all ids that can follow another."""
     times = adjusted.astype(np.float64)
     taken = np.array([0.0, *discounts])[np.minimum(adjusted, 3)]
     alike = taken.sum() / (size - 2)  # neither `PAD` nor `BEGIN` follows anything
@@ -105,7 +107,7 @@ def _unigrams(size: int, adjusted: Integers, discounts: Discounts) -> Numbers:
 
 
 def _adjusted(counted: Counted, scratch: Scratch) -> tuple[list[Integers], list[Integers]]:
-    """For each length: where the n-gram without its first id stands, and how many different ids stood before it."""
+    """For each length return the place of each n-gram without its first id, and how many distinct ids precede it."""
     trie, counts = counted.trie, counted.counts
     suffixes, adjusted = [np.empty(0, np.int64)], [counts[-1]]
     begin = slice(BEGIN, BEGIN + 1)
@@ -130,7 +132,10 @@ def _adjusted(counted: Counted, scratch: Scratch) -> tuple[list[Integers], list[
 
 
 def _discounts(adjusted: Integers) -> Discounts | None:
-    """Chen and Goodman's equation 26, of how many n-grams have the counts 1 to 4; None where they make no sense."""
+    """Return Chen and Goodman's equation 26, from how many n-grams have the counts 1 to 4
+
+    None if the result is invalid.
+    """
     found = np.zeros(6, np.int64)
     for rows in blocks(len(adjusted)):
         found += np.bincount(np.minimum(adjusted[rows], 5), minlength=6)
@@ -143,9 +148,9 @@ def _discounts(adjusted: Integers) -> Discounts | None:
 
 
 def prune(model: Estimated, thresholds: Sequence[int], scratch: Scratch) -> Estimated:
-    """Leave out n-grams that occurred no oftener than the threshold of their length; single ids all stay.
+    """Leave out n-grams that occurred at most as often as the threshold of their length; all single ids stay.
 
-    ``thresholds`` never fall, so what an n-gram continues stays with it.
+    ``thresholds`` never fall with length, so the context of an n-gram that stays also stays.
     """
     trie = model.trie
     names = ("tokens", "counts", "probs", "weights")

@@ -1,4 +1,4 @@
-"""Counts of the n-grams of a text that grows and shrinks, and which lengths of n-grams a text rewards.
+"""Counts the n-grams of a text that grows and shrinks, and measures which n-gram lengths predict a text.
 
 Adding or removing a token takes O(1), and the counts are exact.
 """
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 LIMIT = 16  # tokens of the longest n-grams that can be counted
-# How many sightings are worth one half, after n-grams of each length.
+# By n-gram length: how many sightings make a prediction half certain.
 _DOUBT = [0.0, *(2.5 / (size * math.sqrt(size)) for size in range(1, LIMIT + 1))]
 
 
 class Favourite(NamedTuple):
-    """The token that followed an n-gram most often, how often it did, and how often any did."""
+    """The token that followed an n-gram most often, how often it did, and how often any token did."""
 
     token: int
     times: int
     total: int
 
     def chance(self, size: int) -> float:
-        """Chance that a token follows an n-gram of ``size`` again; fitted to summaries, answers, edits and calls.
+        """Chance that the token follows again after an n-gram of ``size``; fitted to summaries, answers, edits, calls.
 
-        There a single sighting held in .29, .51, .61, .84 of all cases after 1, 2, 3, 4 tokens, and a favourite with
-        half of the sightings in .10 to .20.
+        There a token seen once came again in .29, .51, .61, .84 of all cases after 1, 2, 3, 4 tokens, and a favourite
+        with half of the sightings in .10 to .20.
         """
         share = self.times / self.total
         return share * share * self.times / (self.times + _DOUBT[size])
@@ -36,9 +36,9 @@ class Favourite(NamedTuple):
 class NgramCounts:
     """Counts of what followed each n-gram of 1 to ``longest`` tokens, and the favourite among its followers.
 
-    Of followers with equal counts the latest is the favourite. An n-gram is one number: ``bits`` per token, the last
-    token lowest. So a *window* of ``longest`` tokens holds all shorter n-grams, and cyclic garbage collection, which
-    would look at every tuple, has nothing to look at.
+    Of followers with equal counts the latest is the favourite. An n-gram is one integer: ``bits`` per token, the last
+    token lowest. So a *window* of ``longest`` tokens contains all shorter n-grams, and there are no tuples that cyclic
+    garbage collection would have to visit.
     """
 
     def __init__(self, longest: int, vocab_size: int) -> None:
@@ -54,18 +54,18 @@ class NgramCounts:
         return not self._heads[0]
 
     def window(self, tokens: Sequence[int]) -> int:
-        """The last ``longest`` tokens as one number."""
+        """Pack the last ``longest`` tokens into one integer."""
         result = 0
         for token in tokens[-self.longest :]:
             result = result << self._bits | token
         return result
 
     def shift(self, window: int, token: int) -> int:
-        """The window that begins one token later and ends with ``token``."""
+        """Return the window that begins one token later and ends with ``token``."""
         return (window << self._bits | token) & self._masks[-1]
 
     def favourite(self, window: int, size: int) -> Favourite | None:
-        """The token that followed the last ``size`` tokens of the window most often."""
+        """Return the token that followed the last ``size`` tokens of the window most often."""
         gram = window & self._masks[size - 1]
         head = self._heads[size - 1].get(gram)
         if head is None:
@@ -74,11 +74,11 @@ class NgramCounts:
         return Favourite(token, self._pairs[size - 1].get(gram << self._bits | token, 0), head >> self._bits)
 
     def count(self, window: int, size: int, token: int) -> int:
-        """How often ``token`` followed the last ``size`` tokens of the window."""
+        """Return how often ``token`` followed the last ``size`` tokens of the window."""
         return self._pairs[size - 1].get((window & self._masks[size - 1]) << self._bits | token, 0)
 
     def add(self, tokens: Sequence[int], start: int, log: array[int]) -> None:
-        """Count each of ``tokens[start:]`` as what follows the tokens before it; ``log`` gets what `remove` needs."""
+        """Count each of ``tokens[start:]`` as a follower of the tokens before it; ``log`` gets what `remove` needs."""
         bits, low = self._bits, self._masks[0]
         levels = list(zip(self._masks, self._pairs, self._heads, strict=True))
         window = self.window(tokens[max(0, start - self.longest) : start])
@@ -96,9 +96,10 @@ class NgramCounts:
             window = (window << bits | token) & levels[-1][0]
 
     def remove(self, tokens: Sequence[int], start: int, log: array[int] | None) -> None:
-        """Take ``tokens[start:]`` out again. With the log of `add`, from the end of what was added, it is as before.
+        """Remove the counts of ``tokens[start:]``.
 
-        Without a log (a text that is not the last one added) favourites stay until another follower overtakes them.
+        With the log of `add`, from the end of what was added, this is exact. Without a log (for a text that was not
+        added last) favourites stay until another follower overtakes them.
         """
         bits, low = self._bits, self._masks[0]
         for place in range(len(tokens) - 1, start - 1, -1):
@@ -120,11 +121,11 @@ class NgramCounts:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """How well the last ``size`` tokens foretell the next one, in shares of a text's tokens.
+    """How well the last ``size`` tokens predict the next one, in shares of a text's tokens.
 
-    ``known``: they had occurred before. ``right``: of these, the token that had followed them most often is the next.
-    ``guessed``: of all tokens, those that the longest known n-gram of at most ``size`` tokens guesses; ``gain``: how
-    many more these are than without n-grams of ``size``.
+    ``known``: positions where the last ``size`` tokens had occurred before. ``right``: share of these where the most
+    frequent follower came next. ``guessed``: share of all tokens that the longest known n-gram of at most ``size``
+    tokens predicts; ``gain``: how much this exceeds the share without n-grams of ``size``.
     """
 
     size: int
@@ -135,7 +136,7 @@ class Reward:
 
 
 def rewards(tokens: Sequence[int], vocab_size: int, longest: int) -> list[Reward]:
-    """Tell how well a text's own n-grams of 1 to ``longest`` tokens foretell each token, by the text before it."""
+    """Measure how well a text's own n-grams of 1 to ``longest`` tokens predict each token from the text before it."""
     counts, log, seen = NgramCounts(longest, vocab_size), array("i"), list[int]()
     known, right, guessed = ([0] * longest for _ in range(3))
     window = 0

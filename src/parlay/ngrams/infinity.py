@@ -1,6 +1,6 @@
-"""Infinity-gram (Liu et al. 2024, arXiv:2401.17377): the longest end of a context that a corpus has decides.
+"""Infinity-gram (Liu et al. 2024, arXiv:2401.17377): predicts by the longest suffix of a context found in a corpus.
 
-Nothing is counted beforehand: a corpus and its suffix array answer for n-grams of any length.
+Nothing is counted beforehand: the suffix array of the corpus finds n-grams of any length.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 LONGEST = 512
-"""Tokens of a context that are looked for at most."""
+"""Most tokens of a context that are searched for."""
 
 _MANY = 1 << 16
-"""Occurrences whose followers are all looked at; of more, as many are, spread evenly."""
+"""Most occurrences whose followers are counted; of more, this many are sampled at even distances."""
 
 
 class SuffixIndex(Protocol):
-    """A corpus with its suffix array, as `parlay.drafters.stores.datastore_file.Datastore` has them.
+    """A corpus with its suffix array, such as `parlay.drafters.stores.datastore_file.Datastore`.
 
-    Borders between its texts are one id, which is above all tokens.
+    The separator of its texts is one id above all tokens.
     """
 
     @property
@@ -34,10 +34,10 @@ class SuffixIndex(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """A corpus's knowledge of a place in a text.
+    """The evidence of a corpus for a token at a position of a text.
 
-    ``length`` tokens before it occur in the corpus ``total`` times with something after them; ``times`` of these, the
-    token asked for follows.
+    The longest suffix that the corpus contains has ``length`` tokens. It occurs ``total`` times with a follower; in
+    ``times`` of these the follower is the token.
     """
 
     length: int
@@ -50,20 +50,20 @@ class Support:
 
 
 class InfinityGram:
-    """Counts and probabilities after the longest end of a context that occurs. Several threads may use it."""
+    """Counts and probabilities after the longest suffix of a context in the corpus. Several threads may use it."""
 
     def __init__(self, corpus: SuffixIndex) -> None:
         self._corpus = corpus
 
     def support(self, context: Sequence[int], token: int) -> Support:
-        """How often ``token`` follows the longest end of ``context`` that occurs; without one, how often it occurs."""
+        """Count how often ``token`` follows the longest known suffix of ``context``; without one, its occurrences."""
         length, start, end = self._longest(context)
         known = list(context[len(context) - length :])
         first, last = _following(self._corpus, known, token, (start, end))
         return Support(length, end - start, last - first)
 
     def followers(self, context: Sequence[int]) -> tuple[int, Mapping[int, int]]:
-        """The length of that end, and how often each token followed it; of many occurrences, of a sample of them."""
+        """Return the length of the longest known suffix and the counts of its followers, sampled if there are many."""
         length, start, end = self._longest(context)
         found = end - start
         looked_at = min(found, _MANY)
@@ -72,7 +72,7 @@ class InfinityGram:
         return length, dict(zip(tokens.tolist(), counts.tolist(), strict=True))
 
     def scores(self, tokens: Sequence[int]) -> list[Support]:
-        """The support of each token of a text after those before it."""
+        """Return the support of each token of a text after the tokens before it."""
         return [self.support(tokens[max(0, at - LONGEST) : at], token) for at, token in enumerate(tokens)]
 
     def _longest(self, context: Sequence[int]) -> tuple[int, int, int]:
@@ -81,7 +81,7 @@ class InfinityGram:
 
 
 def _following(corpus: SuffixIndex, known: Sequence[int], token: int, rows: tuple[int, int]) -> tuple[int, int]:
-    """Which of the suffixes that begin with ``known`` go on with the token: they are sorted by what follows."""
+    """Return the range of suffixes that begin with ``known`` and go on with the token, by binary search."""
     tokens, suffixes, length = corpus.tokens, corpus.suffixes, len(known)
     bounds = []
     for bound in (token, token + 1):

@@ -1,4 +1,4 @@
-"""An n-gram language model mixed into a model's own distribution, at the weight that a text likes best."""
+"""Mixes an n-gram language model into a model's own distribution, at the weight that makes a text likeliest."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Numbers = npt.NDArray[np.floating]
 
 
 class Mixed:
-    """A logits processor: ``weight`` of an n-gram model's probabilities, the rest of the target's own.
+    """A logits processor: mixes an n-gram model's probabilities, with ``weight``, into the target's own.
 
-    Give it as one of ``SamplingParams.logits_processors``. Every exact strategy decodes the text of plain decoding with
-    the same processor. The n-gram model must be of the target's tokenizer; what it gives to the end of the text, and
-    to unknown words, is shared out in proportion (`law`).
+    Give it as one of ``SamplingParams.logits_processors``. Every exact strategy decodes the same text as plain decoding
+    with this processor. The n-gram model must use the target's tokenizer; the probability that it gives to the end of
+    the text and to unknown words is distributed in proportion (`law`).
 
-    A corpus has no tokens that end texts, so the mixture would give them (1 - ``weight``) of the target's share, and
-    texts would get longer. Of ``end_ids``, say ``llm.runner.spec.eos_ids``, the share stays the target's.
+    A corpus has no end-of-text tokens, so the mixture would scale their probability by 1 - ``weight``, and texts would
+    get longer. The tokens in ``end_ids``, say ``llm.runner.spec.eos_ids``, keep the target's probability.
     """
 
     def __init__(self, model: NgramModel, weight: float, end_ids: Collection[int] = ()) -> None:
@@ -55,18 +55,20 @@ class Mixed:
             other_V *= (1 - own_V[kept].sum()) / other_V.sum().clamp_min(1e-300)
             other_V[kept] = own_V[kept]
         mixed_V = ((1 - self._weight) * own_V + self._weight * other_V).log().to(logits_V.dtype)
-        return mixed_V.masked_fill(logits_V == -torch.inf, -torch.inf)  # what another processor forbids stays forbidden
+        return mixed_V.masked_fill(
+            logits_V == -torch.inf, -torch.inf
+        )  # tokens that another processor forbids stay forbidden
 
 
 def law(model: NgramModel, state: State) -> Numbers:
-    """Probabilities ``[V]`` of all tokens after a context, whose sum is 1: what `Mixed` mixes in."""
+    """Probabilities ``[V]`` of all tokens after a context, normalised: the distribution that `Mixed` mixes in."""
     probs, _ = model.distribution(state)
     found: Numbers = probs / probs.sum()
     return found
 
 
 def chances(model: NgramModel, ids: Sequence[int]) -> Numbers:
-    """The probability of each token but the first after those before it, by `law`."""
+    """Return the probability by `law` of each token except the first, after the tokens before it."""
     state, found = model.state(ids[:1]), np.zeros(len(ids) - 1)
     for place, token in enumerate(ids[1:]):
         found[place] = law(model, state)[token] if token < model.header.vocab_size else 0
@@ -75,9 +77,9 @@ def chances(model: NgramModel, ids: Sequence[int]) -> Numbers:
 
 
 def best_weight(ngram: Numbers, target: Numbers) -> float:
-    """The n-gram model's share under which a text is likeliest, by expectation maximisation (Jelinek and Mercer 1980).
+    """Return the n-gram model's weight that makes a text likeliest, by EM (Jelinek and Mercer 1980).
 
-    ``ngram`` and ``target`` are the probabilities of the text's tokens, from 0 to 1, by either model.
+    ``ngram`` and ``target`` are the probabilities of the text's tokens, from 0 to 1, under each model.
     """
     weight = 0.5
     for _ in range(_ROUNDS):
@@ -87,5 +89,5 @@ def best_weight(ngram: Numbers, target: Numbers) -> float:
 
 
 def mixed_perplexity(ngram: Numbers, target: Numbers, weight: float) -> float:
-    """Perplexity of the mixture on the same tokens."""
+    """Return the mixture's perplexity on the same tokens."""
     return float(np.exp(-np.mean(np.log(np.maximum(weight * ngram + (1 - weight) * target, 1e-300)))))

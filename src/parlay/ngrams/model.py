@@ -1,4 +1,4 @@
-"""An n-gram language model: scores of texts, what is likely to follow, and the whole distribution after a context."""
+"""An n-gram language model: scores texts, and gives the likeliest tokens or the whole distribution after a context."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from parlay.ngrams.trie import BEGIN, END, FIRST, UNKNOWN, Integers
 from parlay.options import user_path
 
 State = tuple[int, ...]
-"""A context: the place in the trie of its last id, its last two, and so on, up to the order less one; -1: unseen."""
+"""A context: the places in the trie of its last id, its last two ids, and so on, up to the order less one; -1: unseen.
+"""
 
 NO_CONTEXT: State = ()
 
-_REMEMBERED = 1 << 14  # contexts whose likeliest, and whose most frequent, followers are kept
+_REMEMBERED = 1 << 14  # contexts in each cache: of the likeliest, and of the most frequent, followers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """How likely each token of a text is after those before it.
+    """How likely each token of a text is after the tokens before it.
 
-    ``log10[i]`` is token i's log-probability to the base 10, ``lengths[i]`` how many tokens the longest known n-gram
-    that ends with it has, ``unknown[i]`` whether it is a word outside the vocabulary. The end of the text is the last
-    token, if it was asked for.
+    ``log10[i]`` is token i's log-probability to the base 10, ``lengths[i]`` the length of the longest known n-gram that
+    ends with it, ``unknown[i]`` whether it is a word outside the vocabulary. If the end of the text was scored, it is
+    the last token.
     """
 
     log10: npt.NDArray[np.float64]
@@ -44,12 +45,12 @@ class Scores:
 
     @property
     def perplexity(self) -> float:
-        """The number of tokens that are as likely as the true one, unknown words included; infinity above 1e308."""
+        """Perplexity, unknown words included; infinity above 1e308."""
         return _perplexity(self.log10)
 
     @property
     def perplexity_known(self) -> float:
-        """The same without unknown words; not a number where no other is there."""
+        """Perplexity without unknown words; NaN if all words are unknown."""
         known = self.log10[~self.unknown]
         return _perplexity(known) if len(known) else float("nan")
 
@@ -63,9 +64,9 @@ class Scores:
 
 
 class NgramModel:
-    """Reads a model that is mapped from a file; several threads may use it at once.
+    """A model that is memory-mapped from a file; several threads may use it at once.
 
-    A text is words that whitespace parts, for a model of words, or ids of the tokenizer that the model was built with.
+    A text is whitespace-separated words, for a model of words, or ids of the tokenizer that the model was built with.
     """
 
     def __init__(self, stored: model_file.Stored) -> None:
@@ -84,13 +85,13 @@ class NgramModel:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Map a model that `parlay ngram build` made. Raises BadNgramFile with one line for anything else."""
+        """Map a model that `parlay ngram build` made. Raises BadNgramFile with one line for any other file."""
         return cls(model_file.read(user_path(path)))
 
     # ----------------------------------------------------------------------------------------------------- whole texts
 
     def encode(self, text: str | Sequence[int]) -> Integers:
-        """Ids in the trie. Raises ValueError for words where the model has ids of a tokenizer, and the reverse."""
+        """Return ids in the trie. Raises ValueError for words where the model uses token ids, and the reverse."""
         if isinstance(text, str) != self.header.words:
             wants = "words" if self.header.words else "token ids of its tokenizer"
             raise ValueError(f"this n-gram model scores {wants}: give it a {'text' if self.header.words else 'list'}")
@@ -100,7 +101,7 @@ class NgramModel:
         return np.where((ids >= 0) & (ids < self.header.vocab_size), ids + FIRST, UNKNOWN)
 
     def scores(self, text: str | Sequence[int], *, begin: bool = True, end: bool = True) -> Scores:
-        """Score a whole text; ``begin``: it stands at the beginning of a text, ``end``: and ends there."""
+        """Score a text. ``begin`` and ``end``: it begins at the beginning, and ends at the end, of a whole text."""
         ids = np.concatenate([[BEGIN], self.encode(text), [END] if end else []]).astype(np.int64)
         if not begin:
             ids = ids[1:]
@@ -116,7 +117,7 @@ class NgramModel:
         return Scores(logs[first:], lengths[first:], ids[first:] == UNKNOWN)
 
     def score(self, text: str | Sequence[int], *, begin: bool = True, end: bool = True) -> float:
-        """log10 of the probability of a whole text: what rescoring adds to a model's own."""
+        """Return log10 of the probability of a whole text: the term to add to a model's own score in rescoring."""
         return self.scores(text, begin=begin, end=end).total
 
     def perplexity(self, text: str | Sequence[int]) -> float:
@@ -124,12 +125,12 @@ class NgramModel:
         return self.scores(text).perplexity
 
     def numbers(self, n: int, places: Integers) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """log10 of probability and back-off weight of n-grams of n ids, by their places in the trie."""
+        """Return log10 of the probabilities and back-off weights of the n-grams of n ids at ``places`` in the trie."""
         backoffs = self._weights(n, places) if n < self.order else np.zeros(len(places), np.float32)
         return self._numbers(n, places), backoffs
 
     def _numbers(self, n: int, places: Integers) -> npt.NDArray[np.float32]:
-        """log10 of the probabilities of n-grams of n ids."""
+        """Return log10 of the probabilities of n-grams of n ids."""
         values, table = self._probs[n - 1][places], self._prob_tables[n - 1]
         return values if table is None else table[values]
 
@@ -148,7 +149,7 @@ class NgramModel:
     # -------------------------------------------------------------------------------------------------- token by token
 
     def state(self, text: str | Sequence[int], *, begin: bool = False) -> State:
-        """The context that a text leaves."""
+        """Return the context after a text."""
         ids = self.encode(text)[-self.order :].tolist()
         state = (BEGIN,) if begin and self.order > 1 else NO_CONTEXT
         for each in ids:
@@ -156,7 +157,7 @@ class NgramModel:
         return state
 
     def next(self, state: State, token: int) -> State:
-        """The context one token later; in a model of words, a token is a place in ``words``."""
+        """Return the context one token later; in a model of words, a token is an index into ``words``."""
         return self._after(state, self._id(token))
 
     def _after(self, state: State, id: int) -> State:
@@ -166,7 +167,7 @@ class NgramModel:
         return (id, *longer)
 
     def _child(self, n: int, parent: int, id: int) -> int:
-        """The n-gram of n ids that continues another one; -1 where there is none."""
+        """Return the place of the n-gram of n ids that extends another one; -1 where there is none."""
         if parent < 0:
             return -1
         tokens, starts = self._token_views[n - 1], self._start_views[n - 2]
@@ -175,7 +176,7 @@ class NgramModel:
         return place if place < end and tokens[place] == id else -1
 
     def log10(self, state: State, token: int) -> float:
-        """log10 of the probability of a token after a context."""
+        """Return log10 of the probability of a token after a context."""
         return self._log10(state, self._id(token))
 
     def _id(self, token: int) -> int:
@@ -192,13 +193,13 @@ class NgramModel:
         return weight + self._number(1, id)
 
     def followers(self, state: State, most: int) -> list[tuple[int, float]]:
-        """The likeliest next tokens and their probabilities, likeliest first; the end of the text is not among them."""
+        """Return the likeliest next tokens and their probabilities, likeliest first, without the end of the text."""
         found: list[tuple[float, int]] = []
         best: list[float] = []  # the ``most`` likeliest so far, as a heap
         weight, longer = 0.0, list[tuple[int, int]]()
         for n, place in [*((n, state[n - 1]) for n in range(len(state), 0, -1) if state[n - 1] >= 0), (0, 0)]:
             if len(best) == most and best[0] >= weight:
-                break  # no shorter context says more than its weight of any token
+                break  # a shorter context gives no token more than its weight
             for id, log in self._likeliest(n, place, most):
                 if all(self._child(m + 1, other, id) < 0 for m, other in longer):
                     found.append((-weight - log, id))
@@ -206,21 +207,24 @@ class NgramModel:
                     if len(best) > most:
                         heapq.heappop(best)
                 if len(best) == most and best[0] >= weight + log:
-                    break  # the others that follow this context are no likelier than this one
+                    break  # the remaining followers of this context are no likelier
             if n:
                 weight += self._weight(n, place)
                 longer.append((n, place))
         return [(id - FIRST, 10**-log) for log, id in heapq.nsmallest(most, found)]
 
     def _likeliest(self, n: int, place: int, first: int) -> Iterator[tuple[int, float]]:
-        """All continuations of one context of n ids, likeliest first; so many are looked for at first, then twice."""
+        """Yield all continuations of one context of n ids, likeliest first
+
+        ``first`` are searched at first, then twice as many.
+        """
         given = 0
         while len(best := self._best(n, place, first)) > given:
             yield from best[given:]
             given, first = first, 2 * first
 
     def _find_best(self, n: int, place: int, most: int) -> list[tuple[int, float]]:
-        """The likeliest continuations of one context of n ids, with log10 of their probabilities."""
+        """Return the likeliest continuations of one context of n ids, with log10 of their probabilities."""
         if n:
             rows = np.arange(*self.trie.starts[n - 1][place : place + 2].tolist())
             ids = self.trie.tokens[n][rows]
@@ -232,9 +236,9 @@ class NgramModel:
         return list(zip(ids[largest].tolist(), logs[largest].tolist(), strict=True))
 
     def distribution(self, state: State) -> tuple[npt.NDArray[np.float64], float]:
-        """Probabilities ``[V]`` of all tokens after a context, and that of the end of the text; they need not sum to 1.
+        """Return probabilities ``[V]`` of all tokens after a context, and that of the end of the text.
 
-        What is left belongs to unknown words. Scores of stupid back-off sum to more.
+        The rest up to 1 is the probability of unknown words. Scores of stupid back-off sum to more than 1.
         """
         probs = self._alone.copy()
         for n, place in enumerate(state, 1):
@@ -246,14 +250,14 @@ class NgramModel:
 
     @cached_property
     def _alone(self) -> npt.NDArray[np.float64]:
-        """The probabilities of all ids without a context."""
+        """Probabilities of all ids without a context."""
         probs: npt.NDArray[np.float64] = 10 ** self._numbers(1, np.arange(self.trie.size)).astype(np.float64)
         return probs
 
     def continuation(
         self, text: str | Sequence[int], most: int, temperature: float = 1.0, seed: int | None = None
     ) -> list[int]:
-        """Write at most ``most`` tokens after a text, by this model alone; the end of the text may come before."""
+        """Sample at most ``most`` tokens after a text from this model alone; stops at the end of the text."""
         chance, state = np.random.default_rng(seed), self.state(text, begin=True)
         written: list[int] = []
         while len(written) < most:
@@ -271,12 +275,12 @@ class NgramModel:
         return written
 
     def count(self, text: str | Sequence[int]) -> int:
-        """How often an n-gram occurred in the texts. Raises ValueError where the model keeps no counts."""
+        """Return how often an n-gram occurred in the texts. Raises ValueError where the model keeps no counts."""
         n, place = self._place(text, self.order)
         return int(self.counts[n - 1][place]) if place >= 0 else 0
 
     def counted(self, text: str | Sequence[int], most: int) -> tuple[int, dict[int, int]]:
-        """How often any token followed an n-gram, and the most frequent ones with their counts, most frequent first.
+        """Return how often any token followed an n-gram, and its most frequent followers with their counts, sorted.
 
         Raises ValueError where the model keeps no counts.
         """
@@ -296,7 +300,7 @@ class NgramModel:
         ]
 
     def _place(self, text: str | Sequence[int], most: int) -> tuple[int, int]:
-        """Length and place of an n-gram of a model with counts."""
+        """Return length and place of an n-gram of a model with counts."""
         if not self.counts:
             raise ValueError("this n-gram model keeps no counts: build it with --counts, or with stupid back-off")
         ids = self.encode(text).tolist()
@@ -314,7 +318,7 @@ def _perplexity(log10: npt.NDArray[np.float64]) -> float:
 
 
 def _largest(values: npt.NDArray[Any], most: int) -> Integers:
-    """The places of the largest values, largest first; of equal ones the first."""
+    """Return the places of the largest values, largest first; of equal values the first."""
     if len(values) > most:
         floor = np.partition(values, len(values) - most)[len(values) - most]
         above = np.flatnonzero(values > floor)

@@ -1,7 +1,7 @@
-"""The file of an n-gram language model: a safetensors file of sorted columns, mapped and never loaded.
+"""The file of an n-gram language model: a safetensors file of sorted columns, memory-mapped when it is read.
 
-Of each length n: ``tokens.n``, the last ids; ``probs.n``, log10 of their probabilities; ``backoffs.n``, log10 of the
-back-off weights, and ``starts.n``, as in `Trie`; ``counts.n``, if kept. Quantised probabilities are places in
+Columns for each length n: ``tokens.n``, the last ids; ``probs.n``, log10 of their probabilities; ``backoffs.n``, log10
+of the back-off weights, and ``starts.n``, as in `Trie`; ``counts.n``, if kept. Quantised numbers are indexes into
 ``prob_table.n`` and ``backoff_table.n``. ``words`` are the words of a model of words, one a line in UTF-8. The entry
 ``parlay`` of the metadata is the `Header`; ``checksum`` is the CRC-32 of all columns.
 """
@@ -27,10 +27,10 @@ from parlay.types import ParlayError
 
 FORMAT = "parlay-ngrams-1"
 NEVER = -99.0
-"""log10 of what never happens, as SRILM and KenLM write it."""
+"""log10 of probability 0, as SRILM and KenLM write it."""
 
 MOST = 30.0
-"""log10 of the largest weight: products of one for each length stay finite."""
+"""Largest log10 of a weight: the product of one weight for each length stays finite."""
 
 KNESER_NEY, STUPID_BACKOFF, ARPA = "kneser-ney", "stupid-backoff", "arpa"
 
@@ -38,20 +38,20 @@ _NAMES = {dtype: name for name, dtype in KINDS.items() if name != "BF16"}
 _LEAST = -100.5
 _CODES = 256
 _SAMPLE = 1 << 22
-"""Numbers of a column from which its table of codes is made."""
+"""Numbers of a column that are sampled to make its table of codes."""
 
 
 class BadNgramFile(ParlayError):
-    """A file that is no n-gram language model, or a damaged one."""
+    """A file is no n-gram language model, or is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
     """Describes a model. ``vocab_size`` counts the tokens of a tokenizer, or the words.
 
-    ``tokenizer`` and ``fingerprint`` say whose ids the tokens are, as in a datastore; both are empty for words.
-    ``tokens`` and ``texts`` were counted, 0 where that is unknown. ``smoothing`` is KNESER_NEY, STUPID_BACKOFF or, of
-    one that came as an ARPA file, ARPA.
+    ``tokenizer`` and ``fingerprint`` identify the tokenizer, as in a datastore; both are empty for words. ``tokens``
+    and ``texts`` count the corpus, 0 where that is unknown. ``smoothing`` is KNESER_NEY, STUPID_BACKOFF or ARPA, for a
+    model that was converted from an ARPA file.
     """
 
     order: int
@@ -68,7 +68,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """A model as its file holds it: ``probs`` and ``backoffs`` are log10, or codes where there are tables for them."""
+    """The columns of a model's file: ``probs`` and ``backoffs`` are log10, or codes where there are tables for them."""
 
     header: Header
     trie: Trie
@@ -82,9 +82,9 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Column:
-    """A column to be written, from ``values`` a block at a time; ``table``: as the place of the nearest number there.
+    """A column to be written, from ``values`` a block at a time.
 
-    ``log``: as log10.
+    ``log``: write log10 of the values. ``table``: write the index of the nearest number in it.
     """
 
     name: str
@@ -104,7 +104,7 @@ class _Column:
 
 
 def write(path: Path, header: Header, model: Estimated, *, words: Sequence[str] = (), counts: bool = False) -> None:
-    """Save a model, all of it or nothing. ``header.bits`` is 8 or 32. Raises ParlayError where that can't be done."""
+    """Save a model atomically. ``header.bits`` is 8 or 32. Raises ParlayError where it can't be saved."""
     small, trie = header.bits == 8, model.trie
     first = model.probs[0].copy()
     first[[PAD, BEGIN]] = 0
@@ -125,7 +125,7 @@ def write(path: Path, header: Header, model: Estimated, *, words: Sequence[str] 
             columns.append(_Column(f"counts.{n}", model.counts[n - 1], "<i8"))
     if words:
         columns.append(_Column("words", np.frombuffer("\n".join(words).encode(), np.uint8), "<u1"))
-    columns.sort(key=lambda column: -np.dtype(column.dtype).itemsize)  # so that all are aligned
+    columns.sort(key=lambda column: -np.dtype(column.dtype).itemsize)  # so that every column is aligned
     with saved_whole(path) as part, part.open("wb") as file:
         _write(file, header, columns)
 
@@ -156,7 +156,7 @@ def _write(file: IO[bytes], header: Header, columns: Sequence[_Column]) -> None:
 
 
 def _table(values: Numbers) -> Numbers:
-    """Up to 256 numbers that stand for the logarithms of all: means of bins with as many in each, and 0 itself."""
+    """Return up to 256 numbers that stand for all logarithms: means of bins of equal counts, and 0 itself."""
     sample = values[:: max(1, len(values) // _SAMPLE)]
     logs = np.sort(np.log10(np.maximum(sample, 10**NEVER, dtype=np.float64)))
     different = np.unique(logs.astype(np.float32))
@@ -167,16 +167,16 @@ def _table(values: Numbers) -> Numbers:
 
 
 def is_ngram_file(path: Path) -> bool:
-    """Whether a file begins like one of these; its format may still be another one."""
+    """Tell whether the file begins like an n-gram model; it may still be of another format."""
     try:
-        with path.open("rb") if path.is_file() else nullcontext() as file:  # what a pipe gives can't be read again
+        with path.open("rb") if path.is_file() else nullcontext() as file:  # a pipe could not be read again
             return file is not None and f'"format": "{FORMAT}"'.encode() in file.read(256)
     except OSError:
         return False
 
 
 def read(path: Path) -> Stored:
-    """Map a file that `write` made, after a check of every byte. Raises BadNgramFile with one line otherwise."""
+    """Map a file that `write` made, after checking every byte. Raises BadNgramFile with one line for any other file."""
     try:
         return _Reader(path, TensorFile.open(path)).stored()
     except OSError as error:
@@ -186,10 +186,10 @@ def read(path: Path) -> Stored:
 
 
 class _Reader:
-    """Takes nothing in the file for granted."""
+    """Checks everything in the file."""
 
     def __init__(self, path: Path, file: TensorFile) -> None:
-        """Raises BadNgramFile, BadTensorFile."""
+        """Read the metadata. Raises BadNgramFile, BadTensorFile."""
         self._path, about = path, file.metadata
         if about.get("format") != FORMAT:
             raise self._bad(f"is no n-gram model of format {FORMAT}: make one with `parlay ngram build`")
@@ -234,7 +234,7 @@ class _Reader:
 
 
 def _header(values: Mapping[str, Any]) -> Header:
-    """Raises ValueError or TypeError for one that makes no sense."""
+    """Make the header. Raises ValueError or TypeError for invalid values."""
     kinds = {field.name: field.type for field in fields(Header)}
     if any(type(value).__name__ != kinds.get(name) for name, value in values.items()):
         raise ValueError
@@ -245,7 +245,7 @@ def _header(values: Mapping[str, Any]) -> Header:
 
 
 def _fits(stored: Stored) -> bool:
-    """Whether no place that a column names lies outside another, whoever wrote the file."""
+    """Tell whether all indexes in the columns are within the columns that they point to."""
     trie = stored.trie
     if any(each.dtype.kind != "u" for each in trie.tokens):
         return False
@@ -271,7 +271,7 @@ def _fits(stored: Stored) -> bool:
 
 
 def _sound_numbers(values: Numbers | Integers, table: Numbers | None) -> bool:
-    """Whether these are codes of the table, or logarithms."""
+    """Tell whether these are codes of the table or, without a table, logarithms."""
     if not len(values):
         return True
     if table is None:
@@ -285,5 +285,5 @@ def _within(logs: Numbers) -> bool:
 
 
 def _overlapping(length: int) -> Iterator[slice]:
-    """`blocks` that share a row with the next."""
+    """Yield slices as `blocks` does, each with the first row of the next."""
     return (slice(start, start + BLOCK + 1) for start in range(0, length, BLOCK))

@@ -1,4 +1,4 @@
-"""N-grams as a trie of sorted columns: whose continuations stand where, and finding them, one or millions at a time."""
+"""A trie of n-grams in sorted columns: finds the continuations of n-grams, one at a time or millions at once."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Integers = NDArray[Any]
 """Whole numbers of any width, signed or not."""
 
 PAD, UNKNOWN, BEGIN, END, FIRST = range(5)
-"""Ids in a trie: nothing, a word outside the vocabulary, begin and end of a text, and the vocabulary's id 0."""
+"""Ids in a trie: filler, a word outside the vocabulary, begin and end of a text, and the vocabulary's id 0."""
 
 BLOCK = 1 << 21
-"""Rows that are worked on at once."""
+"""Rows that are processed at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trie:
-    """All n-grams of 1 to `order` ids, sorted. An n-gram is known by its place among those of its length.
+    """All n-grams of 1 to `order` ids, sorted. The place of an n-gram is its index among the n-grams of its length.
 
-    ``tokens[n - 1]`` has the last id of each n-gram of n ids; of single ids it is empty, because an id is its own
-    place, and there are ``size``. Those that continue n-gram i by one id, sorted by it, stand at
-    ``starts[n - 1][i]:starts[n - 1][i + 1]`` among those of n + 1 ids.
+    ``tokens[n - 1]`` is the last id of each n-gram of n ids. For single ids it is empty: an id is its own place, and
+    there are ``size`` of them. The continuations of n-gram i by one id, sorted by that id, are at ``starts[n -
+    1][i]:starts[n - 1][i + 1]`` among the n-grams of n + 1 ids.
     """
 
     size: int
@@ -40,11 +40,11 @@ class Trie:
         return len(self.tokens)
 
     def count(self, n: int) -> int:
-        """How many n-grams of n ids there are."""
+        """Return the number of n-grams of n ids."""
         return self.size if n == 1 else len(self.tokens[n - 1])
 
     def continued(self, n: int, parents: Integers, ids: Integers) -> Integers:
-        """The places of n-grams of n ids (two at least): those at ``parents`` with one id more. -1: there is none.
+        """Return the places of n-grams of n ids (n >= 2): those at ``parents`` extended by ``ids``; -1 if not found.
 
         A parent of -1 has no continuations. Both arrays have one dimension and the same length.
         """
@@ -67,14 +67,14 @@ class Trie:
         return found
 
     def endings(self, ids: Integers) -> list[Integers]:
-        """For n = 1 up to the order: the place of the n-gram that ends at each of the ids; -1 where there is none."""
+        """For n = 1 to the order, return the place of the n-gram that ends at each of the ids; -1 if not found."""
         found = [ids.astype(np.int64)]
         for n in range(2, self.order + 1):
             found.append(self.continued(n, np.append(-1, found[-1][:-1]), ids))
         return found
 
     def families(self, n: int) -> Iterator[tuple[int, int]]:
-        """Ranges of n-grams of n ids that have `BLOCK` continuations at most, or that are one n-gram with more."""
+        """Yield ranges of n-grams of n ids that have at most `BLOCK` continuations, or are one n-gram with more."""
         starts, parent, count = self.starts[n - 1], 0, self.count(n)
         while parent < count:
             last = int(np.searchsorted(starts, int(starts[parent]) + BLOCK, "right")) - 1
@@ -83,12 +83,12 @@ class Trie:
             parent = last
 
     def parents(self, n: int, first: int, last: int) -> Integers:
-        """The place of the n-gram that each continuation of a range of those of n ids continues."""
+        """For the continuations of n-grams ``first`` to ``last`` of n ids, return the place of the extended n-gram."""
         sizes: Integers = np.diff(self.starts[n - 1][first : last + 1].astype(np.int64))
         return np.repeat(np.arange(first, last), sizes)
 
     def rows(self, n: int, first: int, last: int) -> list[Integers]:
-        """The ids of a range of n-grams of n ids, a column for each position."""
+        """Return the ids of n-grams ``first`` to ``last`` of n ids, a column for each position."""
         places = np.arange(first, last)
         columns: list[Integers] = []
         for length in range(n, 1, -1):
@@ -98,7 +98,7 @@ class Trie:
 
 
 class Scratch:
-    """Columns of numbers in files of one folder, for what is longer than memory."""
+    """Columns of numbers in files of one folder, for data that does not fit into memory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -118,7 +118,7 @@ class Scratch:
         return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
 
     def zeros(self, name: str, dtype: DTypeLike, length: int) -> Integers:
-        """Make a column to write to at any place. Raises OSError where the disk has no room for it."""
+        """Make a column that can be written at any index. Raises OSError where the disk has no room for it."""
         if not length:
             return np.empty(0, dtype)
         path = self.folder / name
@@ -129,7 +129,7 @@ class Scratch:
         return np.memmap(path, dtype, "w+", shape=(length,))
 
     def remove(self, prefix: str) -> None:
-        """Delete the columns whose names begin so; what is mapped of them stays until it is let go."""
+        """Delete the columns whose names begin with ``prefix``; mapped ones stay usable until they are unmapped."""
         for path in self.folder.glob(f"{prefix}*"):
             path.unlink()
 
@@ -140,5 +140,5 @@ class Scratch:
 
 
 def blocks(length: int) -> Iterator[slice]:
-    """Part a column into slices of `BLOCK` rows."""
+    """Yield slices of `BLOCK` rows that cover a column."""
     return (slice(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK))
