@@ -1,4 +1,4 @@
-"""Keys and values of past tokens: one store for all sequences of a runner, with prefix reuse, in a shared budget."""
+"""The KV cache: one store for all sequences of a runner, with prefix reuse, within a shared memory budget."""
 
 from parlay.cache.budget import Budget, MemoryBounds, parse_bytes
 from parlay.cache.pages import BLOCK, CacheShape, Spread

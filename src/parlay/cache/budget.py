@@ -1,4 +1,4 @@
-"""One budget of bytes that the stores of several runners share."""
+"""A memory budget, in bytes, that the stores of several runners share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Protocol
 _UNITS = {"": 1, "B": 1, **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)}}
 _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
 
-_MOST = 1 << 60  # bytes: sums of several such sizes have 64 bits
+_MOST = 1 << 60  # bytes: sums of several such sizes fit into 64 bits
 
 
 class Holder(Protocol):
-    """A part of the program that holds bytes of a budget: ``held`` in all, ``spare`` of them for unused texts."""
+    """A part of the program that holds bytes of a budget: ``held`` in all, ``spare`` of them for texts not in use."""
 
     @property
     def held(self) -> int: ...
@@ -21,24 +21,24 @@ class Holder(Protocol):
     def spare(self) -> int: ...
 
     def drop_spare(self) -> bool:
-        """Give up some of the text that has been unused for longest. False if there is none."""
+        """Give up part of the text that has been unused for longest. False if there is none."""
         ...
 
     def drop_used(self) -> bool:
-        """Forget what is cached of one text in use. Its user must notice that. False if there is none."""
+        """Forget the cache of one text in use, whose user must notice. False if there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBounds:
-    """Most bytes of what ``requests`` keep, and of the target's ``weights``; None: as much as is free allows."""
+    """Most bytes for the ``requests``, and for the target's ``weights``; None: limited by free memory only."""
 
     requests: int | None = None
     weights: int | None = None
 
     @staticmethod
     def parse(memory: int | str | None) -> MemoryBounds:
-        """Read bytes, or a text such as ``2GiB``, ``weights=6GiB`` or ``2GiB,weights=6GiB``; raises ValueError."""
+        """Parse bytes, or a text such as ``2GiB``, ``weights=6GiB`` or ``2GiB,weights=6GiB``. Raises ValueError."""
         parts = [] if memory is None else [memory] if isinstance(memory, int) else memory.split(",")
         found: dict[str, int] = {}
         for part in parts:
@@ -53,7 +53,10 @@ class MemoryBounds:
         return MemoryBounds(**found)
 
     def shared_out(self, parts: int, requests: int) -> str:
-        """The same for each of so many processes, as `parse` reads it; ``requests`` where nothing is said of these."""
+        """Divide the bounds by ``parts`` processes, as a text for `parse`
+
+        ``requests`` is used where none are given.
+        """
         weights = "" if self.weights is None else f",weights={self.weights // parts}"
         return f"{(self.requests or requests) // parts}{weights}"
 
@@ -61,10 +64,9 @@ class MemoryBounds:
 class Budget:
     """Bytes for the target's store, which joins first, and for the drafters' stores.
 
-    An ensemble has several ``targets``, whose stores join first. None takes a running text of another.
-
-    A store that needs memory gets it from unused texts: those of drafters first, then the target's, in each store the
-    least recently used first. The target may also take what drafters cached for texts in use, because that only costs
+    An ensemble has several ``targets``, whose stores join first; no target takes memory of another's running texts. A
+    store that needs memory gets it from unused texts: those of drafters first, then the target's, in each store the
+    least recently used first. The target may also take the drafters' caches of texts in use, because that only costs
     them time. Drafters take nothing from a running text of the target. ``total`` None: each store that joins adds its
     own share. ``weights`` bounds the target's weights, which are not counted here.
     """
@@ -76,9 +78,9 @@ class Budget:
         self._attached: list[Holder] = []
 
     def join(self, holder: Holder, share: int, least: int) -> None:
-        """Take part, and add ``share`` bytes if the total is not fixed.
+        """Add a store, and its ``share`` of bytes if the total is not fixed.
 
-        Raises ValueError if a target joins and the total is below ``least``, too little to hold anything.
+        Raises ValueError if a target joins and the total is below ``least``, the minimum for one text.
         """
         if not self._fixed:
             self.total += share
@@ -90,9 +92,9 @@ class Budget:
         self._holders.append(holder)
 
     def attach(self, holder: Holder) -> None:
-        """Count a holder that is no store and has no share. The target's texts may take all that it has.
+        """Count a holder that is no store and has no share. The target's texts may take all its bytes.
 
-        It takes nothing that is in use.
+        The holder takes nothing that is in use.
         """
         self._attached.append(holder)
 
@@ -102,45 +104,45 @@ class Budget:
 
     @property
     def awaits_target(self) -> bool:
-        """Whether the next one who joins is a target."""
+        """Whether the next store to join is a target's."""
         return len(self._holders) < self._targets
 
     @property
     def weights(self) -> int | None:
-        """Bytes that the weights of the target that is awaited may take; None: nobody said."""
+        """Most bytes for the weights of the target that is to join next; None: not limited."""
         return self._weights if self.awaits_target else None
 
     @property
     def free(self) -> int:
-        """Bytes that nobody holds. Below 0 while the copy of a page needs more than the total."""
+        """Bytes that no one holds. Below 0 while the copy of a page exceeds the total."""
         return self.total - self.held
 
     @property
     def held(self) -> int:
-        """Bytes that the stores hold, of texts in use and of those that could be reused."""
+        """Bytes that the stores hold, for texts in use and for reusable ones."""
         return sum(holder.held for holder in (*self._holders, *self._attached))
 
     def free_bytes(self, taker: Holder) -> int:
-        """Bytes that ``taker`` can have in addition to what it has in use."""
+        """Bytes that ``taker`` can get in addition to its texts in use."""
         targets = self._holders[: self._targets]
         in_the_way = targets if taker in targets else [*self._holders, *self._attached]
         return max(0, self.total - sum(holder.held - holder.spare for holder in in_the_way))
 
     def make_room(self, size: int, taker: Holder) -> bool:
-        """Make ``size`` bytes free. False if that is impossible, and then nothing is given up."""
+        """Make ``size`` bytes free. If that is impossible, return False and give up nothing."""
         if size > self.free_bytes(taker):
             return False
         self.reclaim(size, taker)
         return True
 
     def drop_spare(self) -> None:
-        """Give up every text that nobody uses."""
+        """Give up all texts that are not in use."""
         for holder in self._holders:
             while holder.drop_spare():
                 pass
 
     def reclaim(self, size: int, taker: Holder) -> None:
-        """Free ``size`` bytes, or as many as ``taker`` may ask others to give up."""
+        """Free ``size`` bytes, or as many as ``taker`` may take from others."""
         if self.free >= size:
             return
         targets, drafters = self._holders[: self._targets], [*self._holders[self._targets :], *self._attached]
@@ -153,7 +155,7 @@ class Budget:
 
 
 def parse_bytes(size: int | str, name: str = "memory") -> int:
-    """Bytes from a number, or from a text such as ``2GiB`` or ``500 MB``. Raises ValueError for another."""
+    """Parse bytes from a number, or from a text such as ``2GiB`` or ``500 MB``. Raises ValueError for another text."""
     if isinstance(size, int):
         count = size
     else:
@@ -169,7 +171,7 @@ def parse_bytes(size: int | str, name: str = "memory") -> int:
 
 
 def format_bytes(count: int) -> str:
-    """A size as people read it, such as ``1.5 MiB``."""
+    """Format a size for people, such as ``1.5 MiB``."""
     for unit in ("GiB", "MiB", "KiB"):
         if count >= _UNITS[unit]:
             return f"{count / _UNITS[unit]:.4g} {unit}"

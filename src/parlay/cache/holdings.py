@@ -1,4 +1,4 @@
-"""The pages and bytes that a store holds, and the tokens that there is room for."""
+"""Counts the pages and bytes of a store, and the tokens that still fit."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from parlay.cache.recent import RecentPages, RecentShape, Room
 
 
 class Beside(Protocol):
-    """Work on pages of texts in use that goes on while the engine's thread does something else."""
+    """Work on pages of texts in use that runs beside the engine's thread."""
 
     def end(self, *, stop: bool = False) -> None:
-        """Wait for its end; with ``stop`` it ends as soon as it can. Then it is no longer the store's."""
+        """Wait for the end of the work; with ``stop`` it ends as soon as it can. Then the store forgets it."""
         ...
 
 
 class Holdings(ABC):
-    """The base of `Store`: its pools, the pages in them that nobody uses, and its part in a budget."""
+    """The base of `Store`: its pools, their unused pages, and its part in a budget."""
 
     def __init__(self, shape: CacheShape, max_tokens: int, budget: Budget | None, recent: RecentShape | None) -> None:
         """See `Store`."""
@@ -31,7 +31,7 @@ class Holdings(ABC):
         self.pool = Pool(shape)
         self.beside: Beside | None = None
         """Work that writes to the pages; `settle` ends it before they are needed elsewhere."""
-        self._growing = [0] * shape.spread.ranks  # pages of each rank for which room is made
+        self._growing = [0] * shape.spread.ranks  # pages of each rank that room is being made for
         self._recent = None if recent is None else RecentPages(recent, self.spare_pages)
         self._room = Room(shape.page_bytes) if recent is None else recent.room(shape.page_bytes)
         self._budget, page = budget or Budget(), int(self._room.bytes_for(1))
@@ -48,20 +48,20 @@ class Holdings(ABC):
 
     @abstractmethod
     def _drop_used(self) -> bool:
-        """Forget what is cached of the live sequence that was opened first. False if none has anything."""
+        """Forget the cache of the live sequence that was opened first. False if no sequence has any."""
 
     def settle(self) -> None:
-        """Stop the work on pages that goes on beside the engine's thread, and wait for its end."""
+        """Stop the work on pages beside the engine's thread, and wait for its end."""
         if self.beside is not None:
             self.beside.end(stop=True)
 
     @property
     def forgets(self) -> bool:
-        """Whether some layers keep the last tokens of a text alone."""
+        """Whether some layers keep only the last tokens of a text (sliding window)."""
         return self._recent is not None
 
     def free_tokens(self) -> int:
-        """How many tokens could be reserved now, reusable prefixes given up."""
+        """Return how many tokens could be reserved now, if reusable prefixes are given up."""
         if self._recent is not None:
             return self._room.tokens_in(self._budget.free_bytes(self))
         used = self._in_use()
@@ -69,7 +69,7 @@ class Holdings(ABC):
         return min(self.capacity(), sum(free + max(used) - each for each in used) * BLOCK)
 
     def capacity(self) -> int:
-        """How many tokens all sequences together could ever hold."""
+        """Return how many tokens all sequences together can hold at most."""
         if self._recent is not None:
             return self._room.tokens_in(self._budget.total)
         return self._spread.pages(self._budget.total // self.shape.page_bytes) * BLOCK
@@ -82,23 +82,23 @@ class Holdings(ABC):
 
     @property
     def spare(self) -> int:
-        """Bytes of reusable pages that nobody uses."""
+        """Bytes of reusable pages that are not in use."""
         recent = (self.spare_pages.recent - self._recent.taken) * self._recent.page_bytes if self._recent else 0
         return self.held - self._most(self._in_use(), self._growing) * self._page_bytes + recent
 
     def _in_use(self) -> list[int]:
-        """How many pages of each rank are in use."""
+        """Return how many pages of each rank are in use."""
         return [taken - spare for taken, spare in zip(self.pool.taken, self.spare_pages.counts, strict=True)]
 
     @staticmethod
     def _most(pages: Sequence[int], more: Sequence[int]) -> int:
-        """The most that any rank has, of these pages of each and more of them."""
-        if len(pages) == 1:  # as mostly: this is asked several times in each step
+        """Return the maximum over the ranks of ``pages`` plus ``more``."""
+        if len(pages) == 1:  # the usual case; called several times in each step
             return pages[0] + more[0]
         return max([one + other for one, other in zip(pages, more, strict=True)])
 
     def _make_room(self, numbers: range) -> bool:
-        """Make memory free for these pages of a text. False if that is impossible, and then nothing is given up."""
+        """Free memory for pages ``numbers`` of a text. If that is impossible, return False and give up nothing."""
         used, new = self._in_use(), self._spread.count(numbers)
         more = self._most(used, new) - max(used)
         if more * self._page_bytes > self._budget.free_bytes(self):

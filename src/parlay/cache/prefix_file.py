@@ -1,10 +1,10 @@
-"""Reusable prefixes in a file: a process finds cached what an earlier one has computed.
+"""Saves reusable prefixes to a file, so that a later process starts with them in its KV cache.
 
 Layout, little-endian: `_HEAD` (magic, version, CRC-32 of the table, bytes of the description, numbers of pages and of
-slabs), the table, and slabs, each from a multiple of `_APART` on. The table is the description in JSON; of each page,
-as int32, the number of the page before it or -1, the number of its salt, and its `BLOCK` tokens, with -1 after the
-last; and of each slab its CRC-32. Page n lies in slab n // pages, where it is the page n % pages. Slabs have the shape
-of the store's own, so pages are used where the file is mapped: nothing is copied.
+slabs), the table, and slabs, each at a multiple of `_APART`. The table is the description in JSON; for each page, as
+int32, the number of the page before it or -1, the number of its salt, and its `BLOCK` tokens, with -1 after the last;
+and for each slab its CRC-32. Page n is page n % pages of slab n // pages. Slabs have the shape of the store's own, so
+pages are used where the file is mapped: nothing is copied.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from parlay.cache.store import Store
 from parlay.types import ParlayError
 
 Key = Mapping[str, str]
-"""What rows depend on beside their tokens, each under the name that an error gives it."""
+"""Everything except the tokens that rows depend on, each item under the name that errors use."""
 Texts = list[tuple[int, str, tuple[int, ...]]]
-"""Of each page the number of the page before it or -1, the salt, and the tokens."""
+"""For each page the number of the page before it or -1, the salt, and the tokens."""
 
 _HEAD = struct.Struct("<8sIIIII")
 _MAGIC, _VERSION = b"PARLAYKV", 1
-_APART = 1 << 16  # where a mapping may begin on every system
+_APART = 1 << 16  # mappings may begin at its multiples on every system
 _MOST_DESCRIPTION = 64 << 20
-_NUMBERS = 2 + BLOCK  # that the table has of a page
+_NUMBERS = 2 + BLOCK  # numbers for each page in the table
 
 
 class BadPrefixFile(ParlayError):
-    """Why the prefixes of a file can't be used."""
+    """The prefixes of a file can't be used; the message says why."""
 
 
 def check_own(path: Path) -> None:
-    """Raises BadPrefixFile for a file that is something else, and that nobody may overwrite."""
+    """Raise BadPrefixFile for an existing file that holds something else and must not be overwritten."""
     if path.exists():
         with path.open("rb") as file:
             if not _MAGIC.startswith(file.read(len(_MAGIC))):
@@ -53,7 +53,7 @@ def check_own(path: Path) -> None:
 
 
 class SavedPrefixes(NamedTuple):
-    """How many tokens a file holds, and its bytes."""
+    """The number of tokens in a file, and its size in bytes."""
 
     tokens: int
     bytes: int
@@ -61,7 +61,7 @@ class SavedPrefixes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where slabs of ``size`` bytes lie in a file: ``count`` of them behind a table of so many bytes."""
+    """The places of ``count`` slabs of ``size`` bytes in a file, after a table of ``table`` bytes."""
 
     table: int
     size: int
@@ -76,7 +76,7 @@ class _Places:
 
 
 def write_prefixes(store: Store, file: BinaryIO, key: Key, most_bytes: int) -> SavedPrefixes:
-    """Write the store's prefixes to a new file: if ``most_bytes`` are too few, the most recently used ones.
+    """Write the store's prefixes to a new file: at most ``most_bytes``, the most recently used prefixes first.
 
     Raises OSError.
     """
@@ -104,14 +104,14 @@ def write_prefixes(store: Store, file: BinaryIO, key: Key, most_bytes: int) -> S
 
 
 def least_bytes(store: Store) -> int:
-    """How much a file with any prefixes takes at least."""
+    """Return the size of the smallest file with any prefix."""
     return _whole(_slab_bytes(store)) + _APART
 
 
 def read_prefixes(store: Store, file: BinaryIO, key: Key) -> int:
-    """Let a store that is empty find what the file holds, as far as there is room; returns how many tokens.
+    """Load the file's prefixes into an empty store, as far as there is room; returns how many tokens.
 
-    Raises BadPrefixFile for a file of another model or build, one that was cut short, and one that is damaged; OSError.
+    Raises BadPrefixFile for a file of another model or build, or one that is cut short or damaged; OSError.
     """
     try:
         texts, checks, places = _table(file, store, key)
@@ -124,7 +124,7 @@ def read_prefixes(store: Store, file: BinaryIO, key: Key) -> int:
 
 
 def _whole(size: int) -> int:
-    """The size up to where something else may begin."""
+    """Round the size up to a multiple of `_APART`."""
     return size + -size % _APART
 
 
@@ -133,14 +133,14 @@ def _slab_bytes(store: Store) -> int:
 
 
 def _reusable(store: Store) -> list[KnownPage]:
-    """The pages that texts find, the most recently used first, and each after the one before it."""
+    """Return the pages in the index, the most recently used first, and each after its predecessor."""
     known = {each.page: each for each in store.index.pages()}
     used = [page for page in known if page not in store.spare_pages]
     return [known[page] for page in (*used, *reversed([*store.spare_pages]))]
 
 
 def _restore(store: Store, texts: Texts, slabs: Sequence[Tensor]) -> None:
-    """Let texts find pages that `_reusable` listed in another store. Nothing is cached yet, and there is room."""
+    """Add pages that `_reusable` listed in another store to the index. The store must be empty and have room."""
     count, pages = store.pool.slab_size[3], list[Page]()
     for number, memory in enumerate(slabs):
         pages += store.pool.adopt(memory, min(count, len(texts) - number * count))
@@ -151,7 +151,7 @@ def _restore(store: Store, texts: Texts, slabs: Sequence[Tensor]) -> None:
 
 
 def _described(store: Store, key: Key, known: Sequence[KnownPage]) -> tuple[bytes, np.ndarray[Any, np.dtype[np.int32]]]:
-    """The description, and the numbers of pages."""
+    """Return the description, and the numbers of pages."""
     salts = list(dict.fromkeys(page.salt for page in known))
     places = {page.page: number for number, page in enumerate(known)}
     salt_places = {salt: number for number, salt in enumerate(salts)}
@@ -164,12 +164,12 @@ def _described(store: Store, key: Key, known: Sequence[KnownPage]) -> tuple[byte
 
 
 def _shape(store: Store) -> str:
-    """How rows are laid out."""
+    """Describe the layout of rows."""
     return f"{[*store.pool.slab_size]} {store.shape.dtype} {store.shape.lanes}"
 
 
 def _rows(store: Store, known: Sequence[KnownPage]) -> memoryview:
-    """The rows of pages as a slab has them, zeros where it has no page."""
+    """Return the rows of pages in the layout of a slab, zeros where it has no page."""
     slab = torch.zeros(store.pool.slab_size, dtype=store.shape.dtype)
     for number, page in enumerate(known):
         slab.select(3, number).copy_(page.page.rows)
@@ -177,7 +177,7 @@ def _rows(store: Store, known: Sequence[KnownPage]) -> memoryview:
 
 
 def _table(file: BinaryIO, store: Store, key: Key) -> tuple[Texts, list[int], _Places]:
-    """Read and check what a file says of its pages and slabs."""
+    """Read and check the table of pages and slabs."""
     size = os.fstat(file.fileno()).st_size
     head = file.read(_HEAD.size)
     if not _MAGIC.startswith(head[: len(_MAGIC)]):
@@ -201,7 +201,7 @@ def _table(file: BinaryIO, store: Store, key: Key) -> tuple[Texts, list[int], _P
 
 
 def _check_key(description: Mapping[str, Any], store: Store, key: Key) -> None:
-    """Raises BadPrefixFile where rows were computed by something else."""
+    """Raise BadPrefixFile if the rows were computed under another key."""
     said = description["key"]
     if other := next((name for name in key if said.get(name) != key[name]), None):
         raise BadPrefixFile(f"it was written with another {other}")
@@ -210,7 +210,7 @@ def _check_key(description: Mapping[str, Any], store: Store, key: Key) -> None:
 
 
 def _texts(numbers: Sequence[Sequence[int]], salts: Sequence[str]) -> Texts:
-    """Pages as the table lists them. Raises ValueError where they make no texts."""
+    """Read the pages from the table. Raises ValueError if they are not valid texts."""
     texts: Texts = []
     seen: set[tuple[int, int, tuple[int, ...]]] = set()
     for place, (before, salt, *ids) in enumerate(numbers):
@@ -226,7 +226,10 @@ def _texts(numbers: Sequence[Sequence[int]], salts: Sequence[str]) -> Texts:
 
 
 def _slabs(file: BinaryIO, store: Store, checks: Sequence[int], places: _Places) -> Iterator[Tensor]:
-    """The first slabs of a file, mapped: writes to them stay in this process. On other devices they are copies."""
+    """Yield the first slabs of a file, mapped copy-on-write: writes to them stay in this process.
+
+    On other devices they are copies.
+    """
     for place, check in zip(places.each(), checks, strict=False):
         mapped = mmap.mmap(file.fileno(), places.size, access=mmap.ACCESS_COPY, offset=place)
         if zlib.crc32(mapped) != check:

@@ -1,4 +1,4 @@
-"""Cached texts, and the index that finds the pages of the longest beginning of a new one."""
+"""Cached texts, and the index that finds the pages of the longest cached prefix of a new text."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from parlay.cache.pages import BLOCK, Page, PageTable, pages_for
 from parlay.types import NO_TREE, ChosenPages, Segment, Skip, Tree, shared_length
 
 _NEAREST = 64
-"""How many pages, the newest first, are compared if none holds exactly the tokens that come next."""
+"""Most pages, newest first, that are compared if none has exactly the next tokens."""
 
 Level = dict[tuple[int, ...], Page]
-"""Pages that may follow one beginning of a text, by their tokens."""
+"""Pages that may follow one prefix, by their tokens."""
 
 
 class Rows(NamedTuple):
-    """Where a forward writes and reads one sequence: slot i of ``table``, in its page i // BLOCK, belongs to token i.
+    """The rows of one sequence in a forward: slot i of ``table``, which is in page i // BLOCK, belongs to token i.
 
-    Layers that see the last keys alone have their pages in ``recent``, where the model has such pages.
-
-    Row 0 of the forward has slot ``start``: ``pending`` rows at successive positions, then the nodes of ``tree``, whose
-    root is the last pending row. Rows before ``base`` are there already, the others run and are written. The last
-    ``together`` rows are chains whose rows see each other. With a ``block``, each row sees all of its own block, which
-    begins at a multiple of it. The last rows, as many as there are ``places``, have these positions, counted from the
-    root's. No row sees the slots from the first number of ``hidden`` to before the second, unless they are in
-    ``chosen`` pages. The rows' ``votes`` are written, if there are any, as `Output` has them.
+    ``recent`` is the table of sliding-window layers, where the model has such pages. Row 0 of the forward has slot
+    ``start``: ``pending`` rows at successive positions, then the nodes of ``tree``, whose root is the last pending row.
+    Rows before ``base`` are computed already, the others run and are written. The last ``together`` rows are chains
+    whose rows see each other. With a ``block``, each row sees all of its own block, which begins at a multiple of it.
+    ``places`` are the positions of the last rows, counted from the root's. Rows do not see the slots from the first
+    number of ``hidden`` to before the second, except those in ``chosen`` pages. ``votes``, if given, receives the rows'
+    votes, as in `Output`.
     """
 
     table: PageTable
@@ -48,42 +47,42 @@ class Rows(NamedTuple):
 
     @property
     def end(self) -> int:
-        """One more than the number of the last row."""
+        """Number of the last row plus one."""
         return self.pending + len(self.tree.tokens)
 
     @property
     def reach(self) -> int:
-        """One more than any position by which a row turns."""
+        """The largest rotary position of any row, plus one."""
         return self.start + max(self.end, self.pending + max(self.places, default=0))
 
 
 class Staged(NamedTuple):
-    """Rows of the last forward that are not committed: pending tokens after the committed ones, then nodes."""
+    """Uncommitted rows of the last forward: pending tokens after the committed ones, then nodes."""
 
     segment: Segment
     skip: Skip
 
     def serves(self, segment: Segment, skip: Skip) -> bool:
-        """Whether these rows include the segment's rows before its base.
+        """Tell whether these rows include the segment's rows before its base.
 
-        If the last forward was approximate and ran committed rows again, its rows depend on rows that were put back.
-        They serve no other forward.
+        If the last forward was approximate and ran committed rows again, its rows depend on rows that were restored
+        since. They serve no other forward.
         """
         return self.skip == skip and not (self.approximate and self.segment.base < 0) and segment.follows(self.segment)
 
     @property
     def approximate(self) -> bool:
-        """Whether its rows are not those of the model as it is, so that they can't be kept."""
+        """Whether the forward computed an approximation of the model, so that its rows can't be kept."""
         return bool(self.skip) or self.segment.approximate
 
 
 @dataclass(slots=True, eq=False)
 class CachedText:
-    """Token i has slot i of ``table``. The first ``indexed`` pages are full, and other texts can find them.
+    """A text in the cache: token i has slot i of ``table``. The first ``indexed`` pages are full and in the index.
 
-    In the place of ``lent`` pages, by their numbers, the table has borrowed ones until the next commit. Layers that see
-    the last keys alone have pages in ``recent``, of which the first ``forgotten`` are blank. The last
-    reservation ``promised`` so many pages; what the table has beyond them is for copies.
+    ``lent`` are its own pages, by number, that borrowed ones replace in the table until the next commit. Sliding-window
+    layers have their pages in ``recent``, of which the first ``forgotten`` are blank. The last reservation was for
+    ``promised`` pages; more pages in the table are for copies.
     """
 
     salt: str
@@ -97,11 +96,11 @@ class CachedText:
     promised: int = 0
 
     def row(self, slot: int) -> tuple[Tensor, ...]:
-        """Views of what is cached of one token, in all layers."""
+        """Views of one token's keys and values, in all layers."""
         return self.table.row(slot) + (self.recent.row(slot) if len(self.recent) else ())
 
     def pages(self) -> Iterator[Page]:
-        """The entry's own pages in order."""
+        """Yield the entry's own pages in order."""
         return (self.lent.get(number, page) for number, page in enumerate(self.table))
 
     @property
@@ -116,7 +115,9 @@ class CachedText:
         segment, self.staged = self.staged.segment, None
         self.tokens.extend(segment.pending)
         first = len(self.tokens)
-        for index, node in enumerate(path):  # nodes rise along a path, so no row is overwritten before it was moved
+        for index, node in enumerate(
+            path
+        ):  # node numbers rise along a path, so no row is overwritten before it is moved
             if node != index and (len(self.recent) or self.table[(first + index) // BLOCK].address):
                 for cell, moved in zip(self.row(first + index), self.row(first + node), strict=True):
                     cell.copy_(moved)
@@ -124,10 +125,10 @@ class CachedText:
 
     @contextmanager
     def putting_back(self, count: int) -> Iterator[None]:
-        """The last ``count`` committed rows may be overwritten in the block. Afterwards they are as before.
+        """Context manager: the last ``count`` committed rows may be overwritten inside, and are restored afterwards.
 
         Full pages are replaced by copies meanwhile. The last page must be the entry's own; in it, rows after the
-        committed ones are not put back.
+        committed ones are not restored.
         """
         length = len(self.tokens)
         start = length - count
@@ -146,7 +147,7 @@ class CachedText:
                 cell.copy_(put_back)
 
     def check(self) -> None:
-        """The tokens have pages, and rows that are not committed are in pages that only this entry has."""
+        """Assert that the tokens have pages, and that uncommitted rows are in pages that only this entry has."""
         self.table.check()
         assert len(self.table) >= pages_for(len(self.tokens)), "an entry holds more tokens than it has slots"
         if self.staged is not None:
@@ -156,7 +157,7 @@ class CachedText:
 
 
 class KnownPage(NamedTuple):
-    """A page that texts find: its tokens, the page before it in its text, and whose texts they are."""
+    """A page in the index: its tokens, the page before it in its text, and the salt of the text."""
 
     page: Page
     before: Page | None
@@ -166,7 +167,10 @@ class KnownPage(NamedTuple):
 
 @dataclass(slots=True)
 class _Known:
-    """``level`` maps ``tokens`` to the page; pages in ``after`` follow it. Only first pages have a ``salt``."""
+    """``level`` maps ``tokens`` to the page; pages in ``after`` follow it.
+
+    Only the first page of a text has a ``salt``.
+    """
 
     tokens: tuple[int, ...]
     level: Level
@@ -177,9 +181,10 @@ class _Known:
 class PrefixIndex:
     """A tree of pages for each salt. The path from its root to a page is one text, page by page.
 
-    The tree is a dictionary at each level: the hash of the next tokens finds a page, and comparing them proves it, so a
-    page is found only by the tokens of its whole text. There is one full page for each text: who computes it a second
-    time gets the first. The last, unfinished page of a released text is a leaf. Who uses a page uses all before it.
+    The tree is a dictionary at each level: the hash of the next tokens finds a page, and comparing the tokens confirms
+    it, so a page is found only by the tokens of its whole text. A text has one full page for each block: a sequence
+    that computes it again gets the first one. The last, unfinished page of a released text is a leaf. A sequence that
+    uses a page uses all pages before it.
     """
 
     def __init__(self) -> None:
@@ -190,15 +195,15 @@ class PrefixIndex:
         return page in self._known
 
     def tokens_of(self, page: Page) -> int:
-        """How many tokens the page is known for."""
+        """Return how many tokens the page is indexed for."""
         return len(self._known[page].tokens) if page in self._known else 0
 
     def has_more(self, page: Page) -> bool:
-        """Whether a known page follows this one."""
+        """Tell whether an indexed page follows this one."""
         return page in self._known and bool(self._known[page].after)
 
     def find(self, tokens: Sequence[int], salt: str) -> tuple[list[Page], int]:
-        """The pages of the longest known beginning of ``tokens``, and its length, which is less than all of them.
+        """Return the pages of the longest indexed prefix of ``tokens``, and its length, which is less than all of them.
 
         The last page may hold other tokens after these.
         """
@@ -217,7 +222,7 @@ class PrefixIndex:
         return found, length
 
     def _nearest(self, level: Level, block: tuple[int, ...]) -> tuple[Page | None, int]:
-        """The page that has most of the block's first tokens, and how many; None if no page has any."""
+        """Return the page with most of the block's first tokens, and how many; None if no page has any."""
         page = level.get(block)
         if page is not None:
             return page, len(block)
@@ -226,13 +231,13 @@ class PrefixIndex:
         return (page, shared) if shared else (None, 0)
 
     def add(self, entry: CachedText, number: int) -> Page:
-        """The known page with the text of the entry's page: a page that was known already, or the entry's own."""
+        """Return the indexed page with the tokens of the entry's page; the entry's own if there was none."""
         tokens = tuple(entry.tokens[number * BLOCK : (number + 1) * BLOCK])
         before = entry.table[number - 1] if number else None
         return self.put(KnownPage(entry.table[number], before, entry.salt, tokens))
 
     def put(self, new: KnownPage) -> Page:
-        """The page that is known for this text already, or the new one, which is from now on."""
+        """Return the page that is indexed for this text, or else index the new one and return it."""
         level = self._known[new.before].after if new.before is not None else self._roots.setdefault(new.salt, {})
         page = level.setdefault(new.tokens, new.page)
         if page not in self._known:
@@ -240,7 +245,7 @@ class PrefixIndex:
         return page
 
     def pages(self) -> Iterator[KnownPage]:
-        """All known pages, each after the one before it."""
+        """Yield all indexed pages, each after its predecessor."""
         levels: list[tuple[Page | None, str, Level]] = [(None, salt, level) for salt, level in self._roots.items()]
         while levels:
             before, salt, level = levels.pop()
@@ -249,7 +254,7 @@ class PrefixIndex:
                 levels.append((page, salt, self._known[page].after))
 
     def remove(self, page: Page) -> list[Page]:
-        """Forget a page and all that follow it. Returns those that followed."""
+        """Remove a page and all that follow it. Returns the pages that followed."""
         known = self._known.pop(page)
         del known.level[known.tokens]
         if known.salt is not None and not known.level:
@@ -263,7 +268,7 @@ class PrefixIndex:
         return followers
 
     def check(self, entries: Iterable[CachedText], spare: Sequence[Page]) -> None:
-        """Pages are found by their texts, who uses one uses those before it, and the end of a text goes first."""
+        """Assert that pages are found by their texts, users of a page use those before it, and the spares' order."""
         place = {page: number for number, page in enumerate(spare)}
         for page, known in self._known.items():
             assert known.level[known.tokens] is page, "a page is known by tokens that are not its own"

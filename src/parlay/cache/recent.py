@@ -1,7 +1,8 @@
-"""Pages of layers that see the last keys of a text alone: what lies behind their window is given up.
+"""Pages of sliding-window layers, which see only the last keys of a text: pages before the window are given up.
 
-A text has two tables then: pages of the layers that see all keys, and these. A page of the first kind names the page of
-the same tokens here, as long as there is one, so a prefix is found only as far as the keys before its end are there.
+A text then has two tables: one of pages for the layers that see all keys, and one of these. A page of the first kind
+refers to the page of the same tokens here, as long as there is one, so a prefix is found only if the window before its
+end is cached.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from parlay.cache.pages import BLOCK, CacheShape, Page, Pool, SparePages, pages_
 from parlay.cache.prefixes import CachedText
 
 MARGIN = 4 * BLOCK
-"""Tokens before the window whose keys stay: a text may be cut back by so many, and forked in the middle of a page."""
+"""Tokens before the window whose keys stay: so far a text may be cut back, or forked in the middle of a page."""
 AHEAD = 512
-"""Tokens after the cached ones for which `Room` counts pages: as many as a forward mostly reads of a prompt."""
+"""Tokens after the cached ones for which `Room` counts pages: the usual size of a prefill chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentShape:
-    """The shape of pages of the layers ``layers`` of a model, none of which sees more than the last ``window`` keys.
+    """The shape of pages of the model's ``layers`` that see at most the last ``window`` keys.
 
-    ``longest`` is the longest text that the model takes. Keys of so many tokens before the window stay as ``margin``.
+    ``longest`` is the model's maximum context. Keys of ``margin`` tokens before the window stay.
     """
 
     shape: CacheShape
@@ -42,20 +43,21 @@ class RecentShape:
         return min(most_pages(self.window, self.margin + self.ahead), pages_for(self.longest))
 
     def room(self, whole: float) -> Room:
-        """The memory that texts take, with ``whole`` bytes of a page in the other layers."""
+        """Return the memory that texts take, if a page of the other layers has ``whole`` bytes."""
         return Room(whole, self.shape.page_bytes, self.most, pages_for(self.longest))
 
 
 def most_pages(window: int, around: int = MARGIN + AHEAD) -> int:
-    """The most pages that a text has of layers with such a window, with those of tokens before it and of new rows."""
+    """Return the most pages of a text in layers with this window, including the margin and new rows."""
     return pages_for(window + around) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The memory that texts take: ``whole`` bytes a page in all layers that see all keys, ``recent`` in the others.
+    """The memory that texts take:
 
-    These have at most ``most`` pages of a text. ``longest``: pages of the longest text.
+    ``whole`` bytes a page in layers that see all keys, ``recent`` in sliding-window layers. Sliding-window layers keep
+    at most ``most`` pages of a text. ``longest``: pages of the longest text.
     """
 
     whole: float
@@ -64,12 +66,12 @@ class Room:
     longest: int = 0
 
     def bytes_for(self, tokens: int) -> float:
-        """Bytes of so many tokens, in texts of full length and one that has the rest."""
+        """Return the bytes of ``tokens`` tokens, in texts of full length and one that has the rest."""
         texts, rest = divmod(pages_for(tokens), self.longest) if self.recent else (0, pages_for(tokens))
         return texts * self._text(self.longest) + self._text(rest)
 
     def tokens_in(self, size: float) -> int:
-        """How many tokens so many bytes hold, in texts of full length and one that has the rest."""
+        """Return how many tokens ``size`` bytes hold, in texts of full length and one that has the rest."""
         if not self.recent:
             return max(0, int(size // self.whole)) * BLOCK
         texts, rest = divmod(max(0, size), self._text(self.longest))
@@ -83,13 +85,14 @@ class Room:
 
 
 class RecentPages:
-    """The pool of such pages, and which of them a text has. Before these its table has the page ``blank``, of zeros.
+    """The pool of sliding-window pages, and the pages of each text.
 
-    Nobody sees keys of a blank page, but kernels may read them.
+    Before its window, a table has the zeroed page ``blank``. No row sees keys of the blank page, but kernels may read
+    them.
     """
 
     def __init__(self, recent: RecentShape, spare: SparePages) -> None:
-        """``spare`` are the pages that no text uses, those of this kind with the page that names them."""
+        """``spare`` are the unused pages of both kinds; pages of this kind are listed with their owner."""
         self._shape, self._pool, self._spare = recent, Pool(recent.shape), spare
         self.page_bytes = recent.shape.page_bytes
         self.blank = self._pool.take()
@@ -107,11 +110,11 @@ class RecentPages:
         return self.taken * self.page_bytes
 
     def seen_from(self, length: int) -> int:
-        """The first page that a text of ``length`` tokens needs for what comes next."""
+        """Return the first page that a text of ``length`` tokens needs for its next row."""
         return max(0, length - self._shape.window) // BLOCK
 
     def reach(self, length: int, pages: Sequence[Page | None]) -> int:
-        """The longest text of at most ``length`` tokens of which all pages that it needs are there."""
+        """Return the longest prefix, of at most ``length`` tokens, whose window is complete in ``pages``."""
         while length:
             needed = reversed(range(self.seen_from(length), pages_for(length)))
             gap = next((number for number in needed if pages[number] is None), None)
@@ -123,13 +126,13 @@ class RecentPages:
     # ------------------------------------------------------------------------------------------------- of one text
 
     def fill(self, entry: CachedText, pages: Sequence[Page | None]) -> None:
-        """Give a new entry those of these pages that its tokens need."""
+        """Give a new entry the pages that its tokens need."""
         entry.forgotten = self.seen_from(len(entry.tokens))
         for number in range(pages_for(len(entry.tokens))):
             entry.recent.append(self.blank if number < entry.forgotten else self._revived(pages[number]))
 
     def lacking(self, entry: CachedText, pages: int) -> int:
-        """How many more an entry needs that is to have so many pages in all: not those far ahead."""
+        """Return how many more pages an entry needs to have ``pages`` in all, except those far ahead."""
         return max(0, min(pages, entry.forgotten + self._shape.most) - len(entry.recent))
 
     def extend(self, entry: CachedText, count: int) -> None:
@@ -137,7 +140,7 @@ class RecentPages:
             entry.recent.append(self._pool.take())
 
     def share(self, entry: CachedText, number: int) -> None:
-        """Let others find the entry's page ``number``. Where the same text has one already, the entry gets that."""
+        """Let other texts find the entry's page ``number``. If the same text has one already, the entry gets that."""
         known, own = entry.table[number], entry.recent[number]
         if known.recent is None:
             known.recent = own
@@ -145,26 +148,26 @@ class RecentPages:
             self._let_go(known, entry.recent.replace(number, self._revived(known.recent)))
 
     def forget(self, entry: CachedText) -> None:
-        """Put blank pages in the place of those that no row will see, unless the text is cut back by far."""
+        """Replace by blank pages those that no row will see, unless the text is cut back by more than the margin."""
         first = self.seen_from(len(entry.tokens) - self._shape.margin)
         for number in range(entry.forgotten, first):
             self._let_go(entry.table[number], entry.recent.replace(number, self.blank))
         entry.forgotten = max(entry.forgotten, first)
 
     def found(self, entry: CachedText) -> list[Page | None]:
-        """The entry's pages; of those that it has forgotten what others would find."""
+        """Return the entry's pages; in place of forgotten ones, the pages that other texts would find."""
         forgotten = [entry.table[number].recent for number in range(entry.forgotten)]
         return [*forgotten, *islice(entry.recent, entry.forgotten, None)]
 
     def recall(self, entry: CachedText, length: int) -> int:
-        """How long the entry can be that is to be cut to ``length`` tokens. What it needs then is put back."""
+        """Return how long the entry can be after a cut to ``length`` tokens, and restore the pages of its window."""
         pages = self.found(entry)
         length = self.reach(max(0, length), pages)
         self._put_back(entry, pages[: pages_for(length)], self.seen_from(length))
         return length
 
     def can_run_again(self, entry: CachedText, start: int) -> bool:
-        """Whether rows from ``start`` on find the keys that they see. If so, these and all after them are put back."""
+        """Tell whether the window of rows from ``start`` on is cached. If so, restore its pages."""
         pages, first = self.found(entry), self.seen_from(start)
         if None in pages[first:]:
             return False
@@ -172,19 +175,19 @@ class RecentPages:
         return True
 
     def _put_back(self, entry: CachedText, pages: Sequence[Page | None], first: int) -> None:
-        """Put these pages from ``first`` on in the place of blank ones."""
+        """Restore these pages from ``first`` on in place of blank ones."""
         for number in range(first, min(entry.forgotten, len(pages))):
             entry.recent.replace(number, self._revived(pages[number]))
         entry.forgotten = min(entry.forgotten, first)
 
     def cut(self, entry: CachedText, owner: Page) -> None:
-        """Take pages behind the entry's last one, which was ``owner`` until now."""
+        """Drop the pages after the entry's last one, which ``owner`` owned until now."""
         while len(entry.recent) > len(entry.table):
             self._let_go(owner, entry.recent.pop())
         entry.forgotten = min(entry.forgotten, len(entry.table))
 
     def copy_last(self, entry: CachedText, owner: Page) -> None:
-        """Give the entry a copy of its last page of tokens, which ``owner`` may name."""
+        """Replace the entry's last page of tokens, which ``owner`` may refer to, by a copy."""
         number, copy = len(entry.tokens) // BLOCK, self._pool.take()
         copy.rows.copy_(entry.recent[number].rows)
         self._let_go(owner, entry.recent.replace(number, copy))
@@ -192,19 +195,19 @@ class RecentPages:
     # ---------------------------------------------------------------------------------------------------- of nobody
 
     def drop(self, owner: Page) -> None:
-        """Give back the page that ``owner`` names, which no text uses."""
+        """Give back the page that ``owner`` refers to and no text uses."""
         page, owner.recent = owner.recent, None
         if page is not None:
             self._pool.give(self._revived(page))
 
     def _revived(self, page: Page | None) -> Page:
-        """The page, spare no more."""
+        """Take the page off the spare list."""
         assert page is not None, "a page was found that is not there"
         self._spare.discard(page)
         return page
 
     def _let_go(self, owner: Page, page: Page) -> None:
-        """If no text uses the page now, keep it as spare where ``owner`` names it, or give it back."""
+        """If no text uses the page now, keep it as spare if ``owner`` refers to it, else give it back."""
         if page.users or page is self.blank:
             return
         if owner.recent is page:
@@ -215,7 +218,7 @@ class RecentPages:
     # ------------------------------------------------------------------------------------------------ of one token
 
     def states(self, whole: Page, slot: int) -> Tensor:
-        """The key and the value of one token in all layers, ``[layers, 2, kv_heads, D]``."""
+        """Return the key and the value of one token in all layers, ``[layers, 2, kv_heads, D]``."""
         assert whole.recent is not None, "its keys are there"
         recent_LSKD = whole.recent.states(slot)
         made = recent_LSKD.new_empty(len(whole.rows) + len(recent_LSKD), *recent_LSKD.shape[1:])
@@ -225,7 +228,7 @@ class RecentPages:
         return made
 
     def write(self, whole: Page, recent: Page, slot: int, states_LSKD: Tensor) -> None:
-        """Cache a key and a value of one token, as `states` has them."""
+        """Write the key and the value of one token, in the shape of `states`."""
         recent.write(slot, states_LSKD[list(self._shape.layers)])
         if len(whole.rows):
             whole.write(slot, states_LSKD[self._others(len(states_LSKD))])
@@ -234,7 +237,7 @@ class RecentPages:
         return [layer for layer in range(layers) if layer not in self._shape.layers]
 
     def check(self, entries: Sequence[CachedText]) -> None:
-        """Pages are used as often as they say, spare ones are those of their owners, and no other page is taken."""
+        """Assert that users are counted correctly, spare pages have their owners, and no other page is taken."""
         uses = Counter(page for entry in entries for page in entry.recent if page is not self.blank)
         spare = self._spare.owners()
         assert all(page.users == count for page, count in uses.items()), "a recent page's users are counted wrongly"

@@ -1,4 +1,4 @@
-"""The key/value store of a runner: sequences, their memory, and prefixes that stay when their sequence ends."""
+"""The KV cache of a runner: sequences, their memory, and prefixes that stay when their sequence ends."""
 
 from __future__ import annotations
 
@@ -23,37 +23,36 @@ class Store(Holdings):
 
     A page may be in several tables; then it is copied before anything is written to it. Committed rows change only in
     `keep` and `truncate`. The pages of a released sequence stay as reusable prefixes until their memory is needed,
-    least recently used first, the end of a text before its beginning. Pages of a live sequence stay, except that a
-    drafter's store gives up even these if the target needs memory. Every page counts once, however many share it.
-
-    Where several ranks have each text's pages, all have the same tables, and count the pages of the rank that has most:
-    so all decide alike. Each has the rows of its own pages alone. One rank alone may have layers with ``recent`` pages:
-    of these, what lies behind their window is reusable, too, as soon as the text has moved on.
+    least recently used first, the end of a text before its beginning. A drafter's store gives up even pages of live
+    sequences if the target needs memory. Every page counts once, however many sequences share it. If several ranks
+    divide each text's pages, all have the same tables and count the pages of the rank with most, so all decide alike;
+    each has only the rows of its own pages. With a single rank, sliding-window layers may have pages of their own
+    (``recent``): one before the window becomes reusable as soon as the text has moved on.
     """
 
     def __init__(
         self, shape: CacheShape, max_tokens: int, budget: Budget | None = None, recent: RecentShape | None = None
     ) -> None:
-        """``max_tokens`` is the share that the store adds to the budget, or without a budget all that it may hold."""
+        """``max_tokens`` is the share that the store adds to the budget, or without a budget its own limit."""
         self._live: dict[int, CachedText] = {}
         self.index = PrefixIndex()
         super().__init__(shape, max_tokens, budget, recent)  # last: it joins the budget, and may be asked for room
 
     def match_prefix(self, tokens: Sequence[int], salt: str = "") -> int:
-        """How many of ``tokens``, fewer than all, `open` would find cached."""
+        """Return how many of ``tokens``, fewer than all, `open` would find cached."""
         return self._find(tokens, salt)[1]
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
-        """Begin a sequence with the longest cached beginning of ``tokens``; returns its length, fewer than all."""
+        """Open a sequence with the longest cached prefix of ``tokens``; returns its length, fewer than all."""
         pages, length = self._find(tokens, salt)
         recent = [page.recent for page in pages] if self._recent is not None else ()
         self._begin(sequence, salt, pages, tokens[:length], recent)
         return length
 
     def fork(self, sequence: int, copy: int) -> None:
-        """Begin ``copy`` with the cached tokens of ``sequence``, in the same pages.
+        """Open ``copy`` with the cached tokens of ``sequence``, in the same pages.
 
-        Between a forward and its `keep` those of full pages only: the last page is being written to.
+        Between a forward and its `keep`, only those of full pages: the last page is being written to.
         """
         source = self._entry(sequence)
         length = len(source.tokens) if source.staged is None else source.indexed * BLOCK
@@ -63,7 +62,7 @@ class Store(Holdings):
         self._begin(copy, source.salt, source.table, source.tokens[:length], recent)
 
     def release(self, sequence: int) -> None:
-        """End a sequence; its committed rows stay reusable. Unknown names are ignored."""
+        """End a sequence; its committed rows stay reusable. Unknown sequences are ignored."""
         entry = self._live.pop(sequence, None)
         if entry is None:
             return
@@ -74,17 +73,17 @@ class Store(Holdings):
         self._cut(entry, 0)
 
     def length(self, sequence: int) -> int:
-        """How many tokens of the sequence are cached."""
+        """Return how many tokens of the sequence are cached."""
         return len(self._entry(sequence).tokens)
 
     def reserve(self, sequence: int, tokens: int) -> bool:
-        """Make room for ``tokens`` in all, scratch included; False while others hold it.
+        """Make room for ``tokens`` in all, scratch rows included; False while other sequences hold the memory.
 
-        That includes memory for a copy of the page of the next row, if others use it too; if they may only find it,
-        where there is memory. Raises OutOfRoom if even an empty cache could not hold so many.
+        That includes memory for a copy of the next row's page, if other sequences use it too, or, where there is
+        memory, if they only may find it. Raises OutOfRoom if even an empty cache could not hold ``tokens``.
         """
         entry, pages = self._entry(sequence), pages_for(tokens)
-        more = pages > len(entry.table)  # what it has fits
+        more = pages > len(entry.table)  # the pages that it has always fit
         if more and (tokens > self.capacity() or (self._recent and self._room.bytes_for(tokens) > self._budget.total)):
             raise OutOfRoom(
                 f"a sequence of {tokens} tokens does not fit a cache of {self.capacity()}, which is "
@@ -97,12 +96,12 @@ class Store(Holdings):
         return False
 
     def ids(self, segment: Segment) -> Sequence[int]:
-        """The tokens of the segment's rows that run."""
+        """Return the tokens of the segment's rows that run."""
         tokens = (*segment.pending, *segment.tree.tokens)
         return tokens[segment.base :] if segment.base >= 0 else (*self._again(segment), *tokens)
 
     def stage(self, segment: Segment, skip: Skip = NO_SKIP) -> Rows:
-        """Scratch rows for one forward. Commits nothing.
+        """Return scratch rows for one forward. Commits nothing.
 
         If committed rows run again (a base below 0), the forward must run inside `putting_back`. Raises ValueError for
         rows that are not reserved, and for a base whose rows the last forward did not leave.
@@ -129,11 +128,11 @@ class Store(Holdings):
         )
 
     def putting_back(self, segment: Segment) -> AbstractContextManager[None]:
-        """The block in which the staged segment runs. Committed rows that run again are then put back, bit for bit."""
+        """Context manager for the forward of a segment: then restores committed rows that ran again, bit for bit."""
         return self._entry(segment.sequence).putting_back(max(0, -segment.base))
 
     def _again(self, segment: Segment) -> Sequence[int]:
-        """The committed tokens that the segment runs again."""
+        """Return the committed tokens that the segment runs again."""
         if segment.base >= 0:
             return ()
         tokens = self._entry(segment.sequence).tokens
@@ -144,8 +143,7 @@ class Store(Holdings):
         return tokens[segment.base :]
 
     def restage(self, segment: Segment) -> None:
-        """Say what the rows are that the last forward of the segment's sequence has run: its pending ones, and nodes
-        that were chosen meanwhile. There were at least so many when they were staged."""
+        """Replace the staged segment by ``segment``, with nodes chosen during the forward and no more rows."""
         entry = self._entry(segment.sequence)
         assert entry.staged is not None, "restage without a forward"
         assert segment.end <= entry.staged.segment.end, "more rows than were staged"
@@ -160,9 +158,9 @@ class Store(Holdings):
         return len(entry.tokens)
 
     def truncate(self, sequence: int, length: int) -> int:
-        """Forget cached tokens from ``length`` on, and the scratch; returns how many are cached now.
+        """Forget cached tokens from ``length`` on, and the scratch rows; returns how many tokens are cached now.
 
-        These may be fewer than ``length`` where keys that the next row would see were given up.
+        These may be fewer than ``length`` if keys that the next row would see were given up.
         """
         entry = self._entry(sequence)
         entry.staged = None
@@ -178,9 +176,9 @@ class Store(Holdings):
         return len(entry.tokens)
 
     def rows_of(self, sequence: int, text: Sequence[int], first: int, count: int) -> Tensor | None:
-        """Copy what is cached of tokens of ``text``, which the sequence may share, ``[count, layers, 2, kv_heads, D]``.
+        """Copy cached rows of tokens of ``text``, which the sequence may share: ``[count, layers, 2, kv_heads, D]``.
 
-        None where some of them are not cached here. Caches in blocks have no such rows.
+        None if some of them are not cached here, and for caches in 8-bit blocks.
         """
         pages, length = self.index.find(text[: first + count + 1], self._entry(sequence).salt)
         if length < first + count or self.shape.dtype == torch.uint8 or self._spread.ranks > 1:
@@ -192,7 +190,10 @@ class Store(Holdings):
         return None if forgotten else torch.stack([recent.states(pages[s // BLOCK], s % BLOCK) for s in slots])
 
     def append(self, sequence: int, tokens: Sequence[int], rows_NLSKD: Tensor) -> int:
-        """Commit tokens whose keys and values are known; their rows are reserved. Returns how many are cached now."""
+        """Commit tokens whose keys and values are given; their rows must be reserved.
+
+        Returns how many are cached now.
+        """
         entry = self._entry(sequence)
         entry.staged, start = None, len(entry.tokens)
         self._make_writable(entry, sequence, start + len(tokens))
@@ -223,7 +224,7 @@ class Store(Holdings):
         return oldest is not None
 
     def check(self) -> None:
-        """Prove the invariants; AssertionError names the broken one."""
+        """Check the invariants; AssertionError names the broken one."""
         entries = list(self._live.values())
         uses = Counter(page for entry in entries for page in entry.pages())
         assert all(page.users == count for page, count in uses.items()), "a page's users are counted wrongly"
@@ -247,7 +248,7 @@ class Store(Holdings):
             raise ValueError(f"sequence {sequence} is not open") from None
 
     def _find(self, tokens: Sequence[int], salt: str) -> tuple[list[Page], int]:
-        """The pages of the longest cached beginning, and its length: the keys that its last row sees are there, too."""
+        """Return the pages of the longest cached prefix, and its length; the window of its last row is cached, too."""
         pages, length = self.index.find(tokens, salt)
         if self._recent is not None:
             length = self._recent.reach(length, [page.recent for page in pages])
@@ -256,7 +257,7 @@ class Store(Holdings):
     def _begin(
         self, name: int, salt: str, pages: Iterable[Page], tokens: Sequence[int], recent: Sequence[Page | None]
     ) -> None:
-        """Open an entry with ``tokens``. The first of these pages hold their rows, the last ones also of ``recent``."""
+        """Open an entry with ``tokens``; its rows are in the first of ``pages`` and, for its window, of ``recent``."""
         if name in self._live:
             raise ValueError(f"sequence {name} is open already: release it first")
         entry = self._live[name] = CachedText(salt, tokens=list(tokens), indexed=len(tokens) // BLOCK)
@@ -267,10 +268,10 @@ class Store(Holdings):
             self._recent.fill(entry, recent)
 
     def _index_full(self, entry: CachedText) -> None:
-        """Let other texts find the pages that the entry's tokens fill now, and forget what no layer sees any more."""
+        """Index the pages that the entry's tokens fill now, and forget pages that no layer sees any more."""
         for number in range(entry.indexed, len(entry.tokens) // BLOCK):
             known = self.index.add(entry, number)
-            if known is not entry.table[number]:  # the same text has one page: that of who computed it first
+            if known is not entry.table[number]:  # the same text has one page: the first one computed
                 self.spare_pages.discard(known)
                 self._let_go(entry.table.replace(number, known))
             if self._recent is not None:
@@ -280,7 +281,7 @@ class Store(Holdings):
             self._recent.forget(entry)
 
     def _make_writable(self, entry: CachedText, sequence: int, rows: int) -> None:
-        """See that rows after the committed ones are in pages that only this entry has and nobody can find.
+        """Give this entry alone the pages of rows after the committed ones, and keep them out of the index.
 
         Raises ValueError for rows that are not reserved.
         """
@@ -310,11 +311,11 @@ class Store(Holdings):
                 self._give(follower)
 
     def _is_wanted(self, entry: CachedText) -> bool:
-        """Whether the entry's last page is known for tokens that the entry does not have."""
+        """Whether the entry's last page is indexed for tokens that the entry does not have."""
         return entry.tail is not None and self.index.tokens_of(entry.tail) > len(entry.tokens) % BLOCK
 
     def _grow(self, entry: CachedText, pages: int) -> bool:
-        """Let the entry have so many pages; all or nothing."""
+        """Extend the entry to ``pages`` pages; all or nothing."""
         more, recent = range(len(entry.table), pages), 0
         if self._recent is not None:
             recent = self._recent.lacking(entry, pages)
@@ -329,15 +330,15 @@ class Store(Holdings):
         return True
 
     def _take_recent(self, entry: CachedText, count: int) -> None:
-        """Let the entry have so many recent pages more, which may exceed the budget where they were not reserved."""
+        """Extend the entry by ``count`` recent pages, which may exceed the budget if they were not reserved."""
         if self._recent is not None and count > 0:
             self._budget.make_room(count * self._recent.page_bytes, self)
             self._recent.extend(entry, count)
 
     def _borrow(self, entry: CachedText, nodes: range) -> None:
-        """Have the pages of these slots here, of spans that begin behind the first, though they may be another rank's.
+        """Borrow memory for the pages of these slots that other ranks own, in all spans after the first.
 
-        A path down a tree skips slots, so keys of the span before may lie there.
+        A path down a tree skips slots, so keys of the span before may be written there.
         """
         behind = (nodes.start // self._spread.span + 1) * self._spread.span // BLOCK
         for number in range(behind, pages_for(nodes.stop)) if nodes and self._spread.ranks > 1 else ():
@@ -350,9 +351,9 @@ class Store(Holdings):
         entry.lent.clear()
 
     def _page_for_copy(self, entry: CachedText, pages: int) -> Page:
-        """A page that `reserve` took beyond so many, or a new one, which may exceed the budget for a while.
+        """Return a page that `reserve` took beyond ``pages``, or a new one, which may exceed the budget for a while.
 
-        There is none from `reserve` if the last page was shared only afterwards.
+        `reserve` has taken none if the last page was shared only afterwards.
         """
         number = len(entry.tokens) // BLOCK
         if len(entry.table) > pages:
@@ -364,9 +365,9 @@ class Store(Holdings):
         return self.pool.take(number)
 
     def _cut(self, entry: CachedText, length: int, *, forget: bool = False) -> None:
-        """Keep the entry's first ``length`` tokens and their pages. The others go, the last one first.
+        """Keep the entry's first ``length`` tokens and their pages. The other pages are dropped, the last one first.
 
-        A page that can be found stays as spare, unless ``forget`` is set and no known page follows it.
+        An indexed page stays as spare, unless ``forget`` is set and no indexed page follows it.
         """
         self._give_borrowed(entry)
         del entry.tokens[length:]
@@ -378,7 +379,7 @@ class Store(Holdings):
             self._let_go(page, keep=not forget or self.index.has_more(page))
 
     def _let_go(self, page: Page, *, keep: bool = True) -> None:
-        """If nobody uses the page now, keep it as the most recently used spare one, or give it back."""
+        """If the page has no users now, keep it as the most recently used spare one, or give it back."""
         if page.users:
             return
         if keep and page in self.index:
@@ -387,13 +388,13 @@ class Store(Holdings):
             self._drop(page)
 
     def _drop(self, page: Page) -> None:
-        """Give a page back that nobody uses."""
+        """Give an unused page back."""
         if page in self.index:
             self.index.remove(page)
         self._give(page)
 
     def _give(self, page: Page) -> None:
-        """Give a page back that nobody uses and nobody can find any more, with the recent one that it names."""
+        """Give back a page that is neither used nor indexed, with the recent page that it refers to."""
         self.spare_pages.discard(page)
         if self._recent is not None and page.recent is not None:
             self._recent.drop(page)
