@@ -1,1 +1,1 @@
-"""Certificates: which lossy strategies a user's calibration allows, and how often answers are audited."""
+"""Certificates: which lossy strategies a user's calibration allows, and audits of their answers."""

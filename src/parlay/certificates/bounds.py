@@ -1,6 +1,6 @@
-"""The mathematics of certificates: exact binomial bounds, tests in a fixed order, and a test that may look at any time.
+"""The mathematics of certificates: exact binomial bounds, tests in a fixed order, and a sequential test.
 
-All of it is about ``n`` independent answers, each good with the same unknown probability. Pure functions of counts.
+All functions are pure. They are about ``n`` independent answers, each good with the same unknown probability.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy as np
 from parlay.types import Tokenizer
 
 _HALVINGS = 60
-"""Of the interval in which a bound is looked for: then it is known to the last bits of a float."""
+"""Halvings of the interval of a bound: enough for the last bits of a float."""
 _BETS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
-"""Stakes of the sequential test, as shares of the most that can be staked. Its evidence is the mean over them."""
+"""Stakes of the sequential test, as shares of the largest stake. The evidence is the mean over them."""
 
 
 def at_least(good: int, n: int, chance: float) -> float:
     """P(X >= ``good``) for X ~ Binomial(``n``, ``chance``).
 
-    It is the p-value of ``good`` successes against the hypothesis that an answer is good with at most this chance.
+    This is the p-value of ``good`` successes under the hypothesis that an answer is good with at most this chance.
     """
     if good <= 0 or chance >= 1:
         return 1.0
@@ -34,7 +34,7 @@ def at_least(good: int, n: int, chance: float) -> float:
 
 
 def lower_bound(good: int, n: int, confidence: float) -> float:
-    """The one-sided Clopper-Pearson bound (Clopper & Pearson 1934): the chance of a good answer is at least this.
+    """Return the one-sided Clopper-Pearson lower bound (Clopper & Pearson 1934) of the chance of a good answer.
 
     It is above the true chance in at most a share 1 - ``confidence`` of calibrations, whatever that chance is.
     """
@@ -46,22 +46,23 @@ def lower_bound(good: int, n: int, confidence: float) -> float:
 
 
 def fixed_sequence(p_values: Sequence[float], confidence: float) -> int:
-    """How many hypotheses fall, up to the first that stands, tested in an order fixed before the data were seen.
+    """Return how many hypotheses are rejected before the first that stands, in an order fixed before seeing the data.
 
-    This is Learn then Test with a fixed sequence (Angelopoulos et al. 2021, arXiv:2110.01052, section 2.2): each is
-    tested at the full level, and the chance of a single wrong rejection is at most 1 - ``confidence``.
+    This is Learn then Test with a fixed sequence (Angelopoulos et al. 2021, arXiv:2110.01052, section 2.2): each
+    hypothesis is tested at the full level, and the chance of any wrong rejection is at most 1 - ``confidence``.
     """
     fallen = [p <= 1 - confidence for p in p_values]
     return [*fallen, False].index(False)
 
 
 def log_evidence(bad: int, n: int, floor: float) -> float:
-    """Log of the evidence that fewer than a share ``floor`` of answers are good, after ``bad`` ones among ``n``.
+    """Return the log of the evidence that fewer than a share ``floor`` of answers are good, from ``bad`` ones in ``n``.
 
-    Who bets a share of the wealth on "bad" at odds that are fair if exactly ``floor`` are good has, from 1, the wealth
-    W = (1 + b (1 - a))^bad (1 - b a)^(n - bad), with a = 1 - ``floor``. While the floor is kept, W is a
-    supermartingale, so it ever reaches 1 / d with a chance of at most d (Ville 1939; Waudby-Smith & Ramdas 2020,
-    arXiv:2010.09686). So one may look after every answer. Returned is the log of the mean of W over a few stakes b.
+    A gambler who bets a share b of the wealth on "bad" each time, at odds that are fair if exactly ``floor`` are good,
+    turns 1 into W = (1 + b (1 - a))^bad (1 - b a)^(n - bad), with a = 1 - ``floor``. As long as the floor holds, W is a
+    supermartingale, so the chance that it ever reaches 1 / d is at most d (Ville 1939; Waudby-Smith & Ramdas 2020,
+    arXiv:2010.09686). So the test may be made after every answer. Returned is the log of the mean of W over a few
+    stakes b.
     """
     most = 1 - floor
     if most <= 0:
@@ -72,18 +73,20 @@ def log_evidence(bad: int, n: int, floor: float) -> float:
 
 
 def contradicts(bad: int, n: int, floor: float, confidence: float) -> bool:
-    """Whether the answers seen so far refute the floor. A floor that is kept is ever refuted with a chance of at most
-    1 - ``confidence``, however often this is asked as answers come in.
+    """Tell whether the answers so far refute the floor.
+
+    If the floor holds, the chance that it is ever refuted is at most 1 - ``confidence``, however often this is called
+    as answers come in.
     """
     return log_evidence(bad, n, floor) >= -math.log(1 - confidence)
 
 
 SCORE = "agreement"
-"""Its name in certificates."""
+"""Name of the score in certificates."""
 
 
 def agreement(answer: Sequence[int], exact: Sequence[int]) -> float:
-    """1 for equal answers; else 1 less the edits that turn one into the other, over the tokens of the longer one.
+    """Return 1 for equal answers; else 1 minus the edits that turn one into the other, per token of the longer one.
 
     An edit inserts, deletes or replaces a token (Levenshtein 1966).
     """
@@ -93,13 +96,16 @@ def agreement(answer: Sequence[int], exact: Sequence[int]) -> float:
 
 
 def text_agreement(tokenizer: Tokenizer, answer: str, exact: str) -> float:
-    """The `agreement` of two texts in the tokens of one tokenizer."""
+    """Return the `agreement` of two texts in the tokens of one tokenizer."""
     first, second = (tokenizer.encode(text, add_special_tokens=False) for text in (answer, exact))
     return agreement(first, second)
 
 
 def _edits(first: Sequence[int], second: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
-    """By rows of the usual table. In a row, going right costs one each: a running minimum of cost less column."""
+    """Compute the edit distance row by row.
+
+    Within a row a step right costs one: a running minimum of cost minus column.
+    """
     columns = np.arange(len(second) + 1)
     costs = columns.copy()
     for token in first:

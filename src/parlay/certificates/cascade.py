@@ -1,4 +1,4 @@
-"""A small model that answers for a large one where it is sure enough: the threshold, its certificate, its audits."""
+"""A cascade: a small model answers for a large one where it is sure enough. Its threshold, certificate and audits."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from parlay.options import option
 from parlay.types import SamplingParams
 
 PROBE = 16
-"""Tokens of the small model's answer by which it is judged."""
+"""Tokens of the small model's answer that are judged."""
 THRESHOLDS = tuple(place / 40 for place in range(40, -1, -1))
-"""What may become the threshold, in the order of tests: from the safest, which lets nearly nothing by."""
+"""Candidate thresholds, in the order of tests: from the safest, at which the small model answers almost nothing."""
 
 
 def sureness(logprobs: Sequence[float]) -> float:
-    """How sure a model is of an answer: the mean probability of its first `PROBE` tokens, given their logarithms."""
+    """Return how sure a model is of an answer: the mean probability of its first `PROBE` tokens."""
     first = logprobs[:PROBE]
     return sum(map(math.exp, first)) / len(first) if first else 0.0
 
@@ -38,7 +38,7 @@ def sureness(logprobs: Sequence[float]) -> float:
 class CascadeThreshold(Evidence):
     """The small model answers where its `sureness` is at least ``least``.
 
-    Good are answers whichever model gave them; ``by_small`` counts those of the calibration that the small model would
+    ``good`` counts answers of both models; ``by_small`` counts the calibration's answers that the small model would
     have given.
     """
 
@@ -48,10 +48,10 @@ class CascadeThreshold(Evidence):
 
 @dataclass(frozen=True, slots=True)
 class RequestCascade:
-    """Among requests to ``large`` like the calibration's, a share of at least ``claim.floor`` gets a good answer.
+    """Certificate that a share of at least ``claim.floor`` of requests to ``large`` gets a good answer.
 
-    It is good if it agrees with the large model's. With a chance of at most 1 - ``claim.confidence``, over the draw of
-    the calibration's prompts, that is wrong.
+    It holds for requests like the calibration's. An answer is good if it agrees with the large model's. The certificate
+    is wrong with a chance of at most 1 - ``claim.confidence``, over the draw of the calibration's prompts.
     """
 
     small: Binding
@@ -62,16 +62,16 @@ class RequestCascade:
 
     @property
     def uncounted(self) -> RequestCascade:
-        """The same before any audit."""
+        """The certificate before any audit."""
         return dataclasses.replace(self, threshold=self.threshold.uncounted)
 
     def audited(self, good: bool) -> RequestCascade:
-        """After one more audit of a request, whichever model answered it."""
+        """Return the certificate after one more audit of a request, whichever model answered it."""
         return dataclasses.replace(self, threshold=self.threshold.after(self.claim, good=good))
 
 
 def read(path: Path) -> RequestCascade:
-    """Raises ParlayError for a file that is no certificate of a cascade, in one line."""
+    """Read a cascade's certificate. Raises ParlayError, in one line, for any other file."""
     data = read_parts(path, ("small", "large", "sampling", "claim", "threshold"))
     claim, threshold = read_part(Claim, data["claim"], path), read_part(CascadeThreshold, data["threshold"], path)
     check_counts([threshold], claim, path)
@@ -80,7 +80,7 @@ def read(path: Path) -> RequestCascade:
 
 
 class HeldCascade(Held[RequestCascade]):
-    """A cascade's certificate in its file."""
+    """A cascade's certificate and its file."""
 
     def __init__(self, path: Path, *, share: float) -> None:
         super().__init__(path, read, share=share)
@@ -92,13 +92,16 @@ class HeldCascade(Held[RequestCascade]):
         return dataclasses.replace(mine, threshold=mine.threshold.joined(kept.threshold))
 
     def opens(self, floor: Floor | None, params: SamplingParams) -> bool:
-        """Whether a request that allows this may be answered by the small model."""
+        """Tell whether the small model may answer a request with this floor."""
         cascade = self.certificate
         if floor is None or cascade.threshold.revoked:
             return False
         return cascade.claim.implies(floor) and cascade.claim.covers(cascade.sampling, params)
 
     def audit(self, score: float) -> None:
-        """Count a request whose answer agrees so far with the large model's. What contradicts the floor revokes it."""
+        """Count an audit whose answer agrees with the large model's by ``score``.
+
+        Audits that contradict the floor revoke it.
+        """
         good = score >= self.certificate.claim.agreement
         self.count(lambda cascade: cascade.audited(good), "a cascade", lambda cascade: cascade.threshold)

@@ -1,4 +1,4 @@
-"""Certificates: what a calibration has shown of lossy strategies, for which model and which requests.
+"""Certificates: what a calibration has shown about lossy strategies, for which model and which requests.
 
 A certificate is a JSON file, which audits change.
 """
@@ -35,7 +35,7 @@ T = TypeVar("T", bound=Options)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling(Options):
-    """How the calibration's answers were sampled. Requests are covered that sample in the same way."""
+    """The sampling parameters of the calibration's answers. The certificate covers requests with the same ones."""
 
     temperature: float = option(low=0)
     top_k: int = option(low=0)
@@ -50,7 +50,7 @@ class Sampling(Options):
 
     @classmethod
     def of(cls, params: SamplingParams) -> Self:
-        """For greedy requests, without what only sampling reads."""
+        """Return the sampling of a request. For greedy ones, parameters that only sampling uses have their defaults."""
         usual = SamplingParams() if params.greedy else params
         return cls(
             temperature=params.temperature,
@@ -68,21 +68,21 @@ class Sampling(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding(Options):
-    """Scope of a certificate: other weights, numbers or draft models may write other answers."""
+    """The model that a certificate is for: other weights, data types or draft models may give other answers."""
 
     model: str = option()
     weights: str = option()
-    """SHA-256."""
+    """SHA-256 of the weights."""
     settings: str = option()
-    """SHA-256 of what turns texts into numbers and back: config.json, tokenizer, chat template, ends of texts."""
+    """SHA-256 of what converts texts to tokens and back: config.json, tokenizer, chat template, end tokens."""
     dtype: str = option()
     draft_model: str = option()
-    """The one that strategies take where they name none; empty: none."""
+    """The default draft model of strategies that name none; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim(Options):
-    """Certified claim: a share ``floor`` of good answers, which agree as far as ``agreement`` with the exact ones."""
+    """The certified claim: at least a share ``floor`` of answers have this ``agreement`` with the exact ones."""
 
     answers: int = option(low=1)
     prompts: str = option()
@@ -94,23 +94,23 @@ class Claim(Options):
     confidence: float = option(low=0.5, high=1 - DOUBT)
 
     def covers(self, sampling: Sampling, params: SamplingParams) -> bool:
-        """Whether a request samples as the calibration did, writes no more, and edits no logits in ways of its own."""
+        """Whether a request samples as the calibration did, is no longer, and has no logits processors of its own."""
         short = params.max_tokens is not None and params.max_tokens <= self.max_tokens
         return short and not params.edits_logits and params.form is None and Sampling.of(params) == sampling
 
     def implies(self, floor: Floor) -> bool:
-        """Whether what was shown is at least what a request asks for."""
+        """Whether the claim is at least as strong as a request's floor."""
         sure = floor.agreement <= self.agreement and floor.confidence <= self.confidence
         return sure and floor.floor <= self.floor
 
     def shown_by(self, good: int) -> bool:
-        """Whether so many good answers show the floor, by Clopper and Pearson's bound."""
+        """Whether ``good`` good answers prove the floor, by Clopper and Pearson's bound."""
         return good <= self.answers and at_least(good, self.answers, self.floor) <= 1 - self.confidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence(Options):
-    """How many of the calibration's answers were ``good``, and how many of those ``audited`` since were ``bad``."""
+    """Counts: ``good`` answers of the calibration, answers ``audited`` since, and how many of these were ``bad``."""
 
     good: int = option(low=0)
     audited: int = option(0, low=0)
@@ -118,29 +118,29 @@ class Evidence(Options):
     revoked: bool = option(False)
 
     def after(self, claim: Claim, *, good: bool) -> Self:
-        """With one more audit. It is revoked where all audits, taken together, contradict the claim."""
+        """Return the counts after one more audit. They are revoked if all audits together contradict the claim."""
         audited, bad = self.audited + 1, self.bad + (not good)
         revoked = self.revoked or contradicts(bad, audited, claim.floor, claim.confidence)
         return dataclasses.replace(self, audited=audited, bad=bad, revoked=revoked)
 
     @property
     def uncounted(self) -> Self:
-        """The same before any audit."""
+        """The counts before any audit."""
         return dataclasses.replace(self, audited=0, bad=0, revoked=False)
 
     def joined(self, other: Self) -> Self:
-        """The one of the two that knows of more audits; revoked if either is."""
+        """Return the one of the two with more audits; revoked if either is."""
         latest = other if other.audited > self.audited else self
         return dataclasses.replace(latest, revoked=self.revoked or other.revoked)
 
     def shows(self, claim: Claim) -> bool:
-        """Whether these counts can be, and show the claim."""
+        """Whether these counts are possible and prove the claim."""
         return self.bad <= self.audited and claim.shown_by(self.good)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certified(Evidence):
-    """One strategy. ``speed``: tokens per second over those of exact decoding."""
+    """A certified strategy. ``speed``: its tokens per second over those of exact decoding."""
 
     strategy: str = option()
     speed: float = option(low=0)
@@ -148,9 +148,11 @@ class Certified(Evidence):
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Certificate: a strategy's share of good answers is ``claim.floor`` or more on requests like the calibration's.
+    """Certifies that each strategy's share of good answers is at least ``claim.floor`` on requests like the
+    calibration's.
 
-    With a chance of at most 1 - ``claim.confidence``, over the draw of the calibration's prompts, that is wrong of any.
+    The chance that this is wrong for any of them is at most 1 - ``claim.confidence``, over the draw of the
+    calibration's prompts.
     """
 
     binding: Binding
@@ -163,29 +165,29 @@ class Certificate:
         return self.claim.covers(self.sampling, params)
 
     def implies(self, certified: Certified, floor: Floor) -> bool:
-        """Whether the strategy is certified for at least what a request asks for."""
+        """Whether the strategy is certified for at least a request's floor."""
         return not certified.revoked and self.claim.implies(floor)
 
     @property
     def uncounted(self) -> Certificate:
-        """The same before any audit."""
+        """The certificate before any audit."""
         return dataclasses.replace(self, strategies=tuple(one.uncounted for one in self.strategies))
 
     def audited(self, strategy: str, good: bool) -> Certificate:
-        """After one more audit of an answer of the strategy."""
+        """Return the certificate after one more audit of an answer of the strategy."""
         after = [one.after(self.claim, good=good) if one.strategy == strategy else one for one in self.strategies]
         return dataclasses.replace(self, strategies=tuple(after))
 
 
 def write(certificate: DataclassInstance, path: Path) -> None:
-    """The fields of a certificate as a file of this version. Raises ParlayError if it can't be written."""
+    """Write a certificate as a file of this version. Raises ParlayError if it can't be written."""
     with saved_whole(path) as part:
         fields = {_KIND: VERSION, **dataclasses.asdict(certificate)}
         part.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def read(path: Path) -> Certificate:
-    """Raises ParlayError for a file that is no certificate of this version, in one line."""
+    """Read a certificate of this version. Raises ParlayError, in one line, for any other file."""
     data = read_parts(path, ("binding", "sampling", "claim", "strategies"))
     if not isinstance(data["strategies"], list):
         raise ParlayError(f"{path} is damaged: its strategies are no list; calibrate again")
@@ -197,13 +199,13 @@ def read(path: Path) -> Certificate:
 
 
 def check_counts(shown: Sequence[Evidence], claim: Claim, path: Path) -> None:
-    """Raises ParlayError unless all of it shows the claim."""
+    """Raise ParlayError unless all counts prove the claim."""
     if not all(one.shows(claim) for one in shown):
         raise ParlayError(f"{path} is damaged: its counts do not show its floor; calibrate again")
 
 
 def read_parts(path: Path, names: Sequence[str]) -> Mapping[str, Any]:
-    """The parts of a file, which must have these names. Raises ParlayError."""
+    """Read the parts of a file, which must have these names. Raises ParlayError."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ParlayError(f"{path} is no certificate: it is larger than {_MOST_BYTES:,} bytes")
@@ -222,7 +224,7 @@ def read_parts(path: Path, names: Sequence[str]) -> Mapping[str, Any]:
 
 
 def read_part(declared: type[T], given: object, path: Path) -> T:
-    """One part, its fields checked. Raises ParlayError."""
+    """Make one part, with its fields checked. Raises ParlayError."""
     if not isinstance(given, dict) or given.keys() != options_of(declared).keys():
         names = ", ".join(options_of(declared))
         raise ParlayError(f"{path} is damaged: its {declared.__name__.lower()} has the fields {names}; calibrate again")
@@ -239,7 +241,7 @@ C = TypeVar("C", bound="DataclassInstance")
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """Certified facts of one gate, a strategy or a cascade, and the counts of calibration and audits."""
+    """Certified facts of a strategy or a cascade: the claim, and the counts of calibration and audits."""
 
     gate: str
     claim: Claim
@@ -247,14 +249,14 @@ class Audited:
 
 
 class Held(ABC, Generic[C]):
-    """A certificate and where it is kept. A share of the requests that it opens are audited. Any thread may call.
+    """A certificate and its file. A share of the answers that it allows are audited. Any thread may call.
 
-    Several processes may hold the certificate of one file, as the replicas of a server do. Each counts in what the
-    others have counted there, so what one of them revokes is revoked for all.
+    Several processes may hold the certificate of one file, as the replicas of a server do. Each adds its audits to the
+    others' in the file, so a certificate that one process revokes is revoked for all.
     """
 
     def __init__(self, path: Path, read: Callable[[Path], C], *, share: float) -> None:
-        """``read`` makes a certificate of the file. Raises what it raises."""
+        """``read`` reads a certificate from the file. Raises its errors."""
         self.path, self._read, self._share = path, read, share
         self._stamp = _stamp(path)
         self._certificate = read(path)
@@ -264,25 +266,25 @@ class Held(ABC, Generic[C]):
 
     @abstractmethod
     def _joined(self, kept: C) -> C | None:
-        """The certificate with the audits that the file has ``kept``; None if that certifies something else."""
+        """Return the certificate with the audits of ``kept``, the file's; None if ``kept`` certifies something else."""
 
     @property
     def certificate(self) -> C:
-        """The certificate, with what others have counted in its file."""
+        """The certificate, with the audits of all processes."""
         if _stamp(self.path) != self._stamp:
             with self._lock:
                 self._catch_up()
         return self._certificate
 
     def due(self) -> bool:
-        """Whether the request that has come is one of those to audit: a draw, whatever it is."""
+        """Decide at random whether to audit the present request."""
         return self._draws.random() < self._share
 
     def count(self, audited: Callable[[C], C], about: str, evidence: Callable[[C], Evidence]) -> None:
-        """Replace the certificate by what ``audited`` makes of it after one more audit, here and in the file.
+        """Replace the certificate by ``audited`` of it, the result of one more audit, here and in the file.
 
-        Where the ``evidence`` in it is revoked, the log names what it is ``about``. A file that holds another
-        certificate by now, of a later calibration, stays as it is.
+        If its ``evidence`` is then revoked, the log names the strategy (``about``). A file that has the certificate of
+        a later calibration by now is not changed.
         """
         with self._lock, one_writer(self.path.parent):
             self._catch_up()
@@ -299,7 +301,7 @@ class Held(ABC, Generic[C]):
             logger.warning("%s contradict the certificate of %s: it is revoked in %s", told, about, self.path)
 
     def _catch_up(self) -> None:
-        """Take over what the file has kept, if it can be read."""
+        """Add the audits in the file, if it can be read."""
         self._stamp = _stamp(self.path)
         try:
             joined = self._joined(self._read(self.path))
@@ -312,7 +314,7 @@ class Held(ABC, Generic[C]):
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """When the file was written last, and its size; zeros where there is none."""
+    """Return time and size of the file's last version; zeros where there is none."""
     try:
         found = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""The gate: which strategy a request gets, given what it allows, what it names, and what certificates have shown."""
+"""The gate: chooses a request's strategy from what the request allows and names, and from certificates."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from parlay.types import Exactness, ParlayError, RunnerSpec, SamplingParams, Tok
 
 PLAIN = "none"
 ONE_BY_ONE = f"{DENOISE}:selector=confidence"
-"""Fills one place per forward, so nothing is lost to parallelism: the reference of models without exact decoding."""
+"""Fills one place per forward, so no quality is lost to parallelism: the reference of models without exact decoding."""
 
 
 class HeldCertificate(Held[Certificate]):
-    """A certificate of strategies in its file."""
+    """A certificate of strategies and its file."""
 
     def __init__(self, path: Path, *, share: float) -> None:
         super().__init__(path, read, share=share)
@@ -45,11 +45,11 @@ class HeldCertificate(Held[Certificate]):
         return dataclasses.replace(mine, strategies=tuple(one.joined(other) for one, other in pairs))
 
     def find(self, spec: StrategySpec) -> Certified | None:
-        """Find the certified facts of a strategy, if there are any."""
+        """Return the certified facts of a strategy, if there are any."""
         return _named(self.certificate, self.specs[spec]) if spec in self.specs else None
 
     def audit(self, spec: StrategySpec, answer: Sequence[int], exact: Sequence[int]) -> None:
-        """Count an answer that was decoded exactly too. Where that contradicts the bound, the strategy is revoked."""
+        """Count an answer that was also decoded exactly. Audits that contradict the bound revoke the strategy."""
         name = self.specs[spec]
         good = agreement(answer, exact) >= self.certificate.claim.agreement
         self.count(lambda held: held.audited(name, good), name, lambda held: _named(held, name))
@@ -61,18 +61,18 @@ def _named(certificate: Certificate, strategy: str) -> Certified:
 
 @dataclass(frozen=True, slots=True)
 class ExactnessChoice:
-    """Strategy that a request is decoded with, and the certificate that lets it be lossy, if one does."""
+    """The strategy that a request is decoded with, and the certificate that allows it if it is lossy."""
 
     strategy: str | StrategySpec
     held: HeldCertificate | None = None
 
 
 class CertificateGate:
-    """Chooses for the requests of one model, whose decoding reaches ``level`` under plain decoding's own rule.
+    """Chooses strategies for the requests of one model, whose plain decoding reaches the exactness ``level``.
 
-    ``share`` of the answers that a certificate lets be lossy are to be audited. They are compared with exact decoding,
-    or with the ``reference`` of a model that has none. Raises ParlayError for a certificate of something else than
-    ``binding``, of an unknown strategy, or for two that cover the same requests.
+    ``share`` of the lossy answers under a certificate are audited: compared with exact decoding, or with the
+    ``reference`` of a model that has none. Raises ParlayError for a certificate with another ``binding`` or an unknown
+    strategy, and for two that cover the same requests.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class CertificateGate:
     ) -> None:
         self._level = level
         self.ways = ways
-        """What each way to decode costs by now; answers that are over are to be told."""
+        """The present cost of each way to decode; it must be told of finished answers."""
         self.reference = reference
         """The strategy that answers are compared with; None: the exact form of the default one."""
         self.binding = binding
@@ -106,7 +106,7 @@ class CertificateGate:
         return bool(self._held)
 
     def audited(self) -> list[Audited]:
-        """All that is certified here, by strategy; one may stand in several certificates. Any thread may call."""
+        """Return all certified facts, by strategy; one strategy may be in several certificates. Any thread may call."""
         certificates = [held.certificate for held in self._held]
         return [Audited(one.strategy, each.claim, one) for each in certificates for one in each.strategies]
 
@@ -118,11 +118,12 @@ class CertificateGate:
         params: SamplingParams,
         kind: Callable[[], str] = str,
     ) -> ExactnessChoice:
-        """``named`` by the request, or else ``usual``. Raises ValueError where what is named is not allowed.
+        """Choose the strategy:
 
-        Where nothing is named, exact levels take the exact form of ``usual``, and a floor takes what is cheapest now
-        for requests of this ``kind``: exact decoding, or a strategy that is certified for the floor. Without a word of
-        what is allowed, what is named counts, as is.
+        ``named`` by the request, or else ``usual``. Raises ValueError if ``named`` is not allowed. If the request names
+        none, exact levels get the exact form of ``usual``, and a floor gets the cheapest way now for requests of this
+        ``kind``: exact decoding, or a strategy that is certified for the floor. If the request does not say what it
+        allows, the strategy is used as it is.
         """
         if allowed is None or (allowed.level is Exactness.LOSSY and allowed.floor is None):
             return ExactnessChoice(named or usual)
@@ -164,7 +165,7 @@ class CertificateGate:
         )
 
     def _open(self, floor: Floor, params: SamplingParams) -> list[tuple[Certified, HeldCertificate]]:
-        """Find the strategy that is certified for such a request, and was faster than exact decoding."""
+        """Return the strategies that are certified for such a request and were faster than exact decoding."""
         return [
             (one, held)
             for held in self._held
@@ -174,7 +175,7 @@ class CertificateGate:
         ]
 
     def _certificate(self, spec: StrategySpec, floor: Floor, params: SamplingParams) -> HeldCertificate:
-        """Find the certificate that opens a named lossy strategy. Raises ValueError, which says why none does."""
+        """Return the certificate that allows a named lossy strategy. Raises ValueError, which says why none does."""
         about = [(held, found) for held in self._held if (found := held.find(spec)) is not None]
         if not about:
             raise ValueError(f"exactness lossy:{floor} needs a certificate of {spec}: parlay calibrate writes one")
@@ -204,9 +205,9 @@ def open_gate(
     share: float,
     load: LoadOptions,
 ) -> CertificateGate:
-    """Open the gate of a loaded model, or of all that write with it; ``load`` says how, and what is merged into it.
+    """Open the gate of a loaded model, or of all models of an ensemble; ``load`` has the options it was loaded with.
 
-    Raises ParlayError as `CertificateGate` does, ValueError for a share.
+    Raises ParlayError as `CertificateGate` does, ValueError for a ``share`` out of range.
     """
     target, draft_model = resources.target, resources.default_draft
     assert target is not None
@@ -237,7 +238,7 @@ def open_gate(
 
 
 def _settings(model: str, target: RunnerSpec, tokenizer: Tokenizer | None, ends: str | None) -> str:
-    """See `Binding.settings`. A GGUF file's own are in the hash of its weights, too."""
+    """Hash the settings; see `Binding.settings`. Those in a GGUF file are also in the hash of its weights."""
     config = resolve(model) / "config.json"
     digest = hashlib.sha256(config.read_bytes() if config.is_file() else b"")
     read = ("", "") if tokenizer is None else (fingerprint(tokenizer), str(tokenizer.chat_template))
@@ -246,7 +247,7 @@ def _settings(model: str, target: RunnerSpec, tokenizer: Tokenizer | None, ends:
 
 
 def rule_level(spec: StrategySpec) -> Exactness:
-    """Exactness that the strategy's accept rule keeps, or its selector."""
+    """Return the exactness that the strategy's accept rule, or its selector, keeps."""
     if find(spec.name).selects:
         return find(spec.name).exactness
     return accept_rules.find(accept_rules.name_in(spec.settings)).exactness
@@ -254,9 +255,9 @@ def rule_level(spec: StrategySpec) -> Exactness:
 
 @lru_cache(maxsize=256)
 def chooses(strategy: str | StrategySpec) -> bool:
-    """Whether a strategy, which is looked up once, chooses drafters or thresholds by what a request asks for.
+    """Tell whether a strategy chooses drafters or thresholds by the request; cached.
 
-    Raises UsageError for one that there is not.
+    Raises UsageError for an unknown strategy.
     """
     spec = strategy if isinstance(strategy, StrategySpec) else parse(strategy)
     entry = find(spec.name)
@@ -265,7 +266,7 @@ def chooses(strategy: str | StrategySpec) -> bool:
 
 
 def exact_form(spec: StrategySpec) -> StrategySpec:
-    """The same strategy under plain decoding's own rule; plain decoding, if its drafts can't be judged by it."""
+    """Return the strategy under plain decoding's own rule, or plain decoding if that rule can't judge its drafts."""
     own, rules = accept_rules.GUESSED[0], find(spec.name).rules
     if rule_level(spec) is Exactness.BITS:
         return spec
@@ -276,7 +277,7 @@ def exact_form(spec: StrategySpec) -> StrategySpec:
 
 
 def _conditions(certificate: Certificate) -> str:
-    """The sampling that is not as usual, and the length."""
+    """Describe the sampling parameters that are not the defaults, and the length."""
     usual = dataclasses.asdict(Sampling.of(SamplingParams()))
     given = dataclasses.asdict(certificate.sampling)
     own = [f"{name}={value:g}" for name, value in given.items() if name == "temperature" or usual[name] != value]

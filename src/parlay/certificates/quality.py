@@ -1,7 +1,7 @@
-"""Findings of a quality bench: how parallel a model's canvases may be filled on a task before its answers get worse.
+"""Findings of a quality bench: how parallel canvases may be filled on a task before the answers get worse.
 
-That is no certificate. It names the strategies that are worth one, so calibration tests them on prompts that had no
-part in the choice.
+The findings are no certificate. They name strategies that are worth one; calibration then tests them on prompts that
+had no part in the choice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Kept", "Quality", "read", "write"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept(Options):
-    """A lossy strategy that kept 99 percent of the best ``accuracy`` that was measured on a task."""
+    """A lossy strategy that kept 99 percent of the best ``accuracy`` measured on a task."""
 
     task: str = option()
     strategy: str = option()
@@ -30,15 +30,16 @@ class Kept(Options):
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """All that kept its quality, and the model that it is about."""
+    """All strategies that kept their quality, and the model that was measured."""
 
     binding: Binding
     kept: tuple[Kept, ...]
 
     def candidates(self) -> list[str]:
-        """Strategies that kept their quality on every task, one for each way of choosing places: its most parallel.
+        """Return strategies that kept their quality on every task: the most parallel one for each way of choosing
+        places.
 
-        The least parallel one comes first, as the safest.
+        The least parallel of these comes first, as the safest.
         """
         tasks = {one.task for one in self.kept}
         speeds: dict[str, list[float]] = {}
@@ -51,7 +52,7 @@ class Quality:
         return sorted(fastest.values(), key=means.__getitem__)
 
     def check(self, binding: Binding, path: Path) -> None:
-        """Raises ParlayError if it is about other weights."""
+        """Raise ParlayError if the findings are about other weights."""
         if self.binding.weights != binding.weights or self.binding.dtype != binding.dtype:
             theirs, ours = (f"{each.model} in {each.dtype} ({each.weights[:12]})" for each in (self.binding, binding))
             raise ParlayError(
@@ -60,7 +61,7 @@ class Quality:
 
 
 def read(path: Path) -> Quality:
-    """Raises ParlayError for a file that `parlay bench --quality` did not write, in one line."""
+    """Read findings. Raises ParlayError, in one line, for a file that `parlay bench --quality` did not write."""
     data = read_parts(path, ("binding", "kept"))
     if not isinstance(data["kept"], list):
         raise ParlayError(f"{path} is damaged: what was kept is no list; run parlay bench --quality again")

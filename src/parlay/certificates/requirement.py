@@ -1,4 +1,4 @@
-"""Exactness that a request requires: ``bits``, ``seed``, ``distribution``, ``lossy`` or ``lossy:floor=X[,...]``."""
+"""The exactness that a request requires: ``bits``, ``seed``, ``distribution``, ``lossy`` or ``lossy:floor=X[,...]``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from parlay.options import Options, UsageError, nearest, option, options_of, spl
 from parlay.types import Exactness
 
 AUDIT_SHARE = 0.02
-"""Of the answers that a certificate lets be lossy: so many are decoded exactly too, if nothing else is said."""
+"""Default share of the lossy answers under a certificate that are audited: decoded exactly, too."""
 DOUBT = 1e-9
-"""The least doubt there may be: nothing is ever shown with certainty."""
+"""The smallest possible doubt: no claim is ever certain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor(Options):
-    """How good answers have to be: a share of at least ``floor`` agree with the exact one as far as ``agreement``.
+    """How good answers have to be: a share of at least ``floor`` has at least ``agreement`` with the exact answer.
 
-    The calibration that shows it is wrong in at most a share 1 - ``confidence`` of cases.
+    The calibration that proves this is wrong in at most a share 1 - ``confidence`` of cases.
     """
 
     floor: float = option(help="least share of good answers", low=0, high=1)
@@ -30,14 +30,14 @@ class Floor(Options):
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The weakest level that a request takes, and for lossy ones the floor, if it states one."""
+    """The weakest level that a request accepts, and for lossy ones the floor, if it states one."""
 
     level: Exactness
     floor: Floor | None = None
 
 
 def parse(text: str) -> Allowed:
-    """Reads ``LEVEL[:key=value,...]``. Raises UsageError, which says what is wrong and what would be right."""
+    """Parse ``LEVEL[:key=value,...]``. Raises UsageError, which says what is wrong and what would be right."""
     name, colon, rest = text.strip().partition(":")
     if name not in list(Exactness):
         raise UsageError(f"exactness {name!r} is unknown: {nearest(name, list(Exactness))}")
@@ -60,4 +60,4 @@ def _floor(text: str) -> Floor:
         given[key] = known[key].read(f"exactness lossy: {key}", value)
     if "floor" not in given:
         raise UsageError("exactness lossy: no floor is given; write lossy:floor=0.9, or lossy alone for no promise")
-    return Floor(**given)  # type: ignore[arg-type]  # read by the options' own types
+    return Floor(**given)  # type: ignore[arg-type]  # the options have read them by their types

@@ -1,4 +1,4 @@
-"""Which way to decode is cheapest now, among those that a request allows: by what each took lately, and by the load."""
+"""Chooses the cheapest way to decode among those that a request allows, by recent answers and the present load."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import NamedTuple, Protocol, TypeVar
 from parlay.types import Cost, EngineStats, Metrics
 
 TRIAL = 32
-"""A way that is dearer is taken once in so many choices, so that it is noticed when that has changed."""
+"""After so many choices a dearer way is taken once, so that a change of its price is noticed."""
 FEW = 4
-"""Fewer answers than this say nothing of a way."""
+"""Answers of a way before it has a price of its own."""
 _KEPT = 0.9
-"""What counts of earlier answers after one more."""
+"""Weight of earlier answers after one more."""
 _MOST = 256
-"""Ways and kinds that are known: clients may name strategies without end."""
+"""Most pairs of way and kind that are kept: clients may name any number of strategies."""
 _LEAST = 1e-9
 
 V = TypeVar("V")
 
 
 class Loaded(Protocol):
-    """A loaded model, as its engine has it: what rows cost, and what is under way."""
+    """A loaded model: the cost of its forwards, and the engine's statistics."""
 
     @property
     def cost(self) -> Cost: ...
@@ -32,7 +32,7 @@ class Loaded(Protocol):
 
 
 class Way(NamedTuple):
-    """A strategy, and how much faster than the first of several it was in calibration."""
+    """A strategy, and its speed in calibration relative to exact decoding."""
 
     strategy: str
     speed: float = 1.0
@@ -40,7 +40,7 @@ class Way(NamedTuple):
 
 @dataclass(slots=True)
 class _Lately:
-    """Sums over the last answers of one way to requests of one kind; ``context`` is a mean."""
+    """Decaying sums over the last answers of one way to requests of one kind; ``context`` is a mean."""
 
     answers: int = 0
     tokens: float = 0.0
@@ -62,20 +62,20 @@ class _Lately:
 class Ways:
     """Prices of ways to decode, each in seconds per token, by kind of request.
 
-    A way takes so many forwards for a token, and so many rows in each; both follow from the answers that it gave
-    lately. What these rows cost depends on what runs beside them: alone a forward costs its whole time, beside others
-    only what its rows add. So a way of few forwards with many rows pays alone, and may not under load. Before a way has
-    given a few answers, it is priced by what it gained in calibration. Any thread may call.
+    Recent answers tell how many forwards a way takes per token, and how many rows in each. The price of these rows
+    depends on the load: alone, a forward costs its whole time; beside other requests, only the time that its rows add.
+    So a way of few forwards with many rows may pay alone but not under load. Before a way has given a few answers, its
+    price follows from its speed in calibration. Any thread may call.
     """
 
     def __init__(self, model: Loaded) -> None:
         self._model, self._lock = model, Lock()
         self._lately: dict[tuple[str, str], _Lately] = {}
         self._passed: dict[tuple[str, str], int] = {}
-        """How often each was not taken since it was."""
+        """How often each way was passed over since it was last taken."""
 
     def learn(self, kind: str, metrics: Metrics) -> None:
-        """Learn from an answer that is over to a request of this kind."""
+        """Learn from a finished answer to a request of this kind."""
         if metrics.steps and metrics.completion_tokens:
             with self._lock:
                 lately = self._lately.get((metrics.strategy, kind)) or _Lately()
@@ -83,7 +83,7 @@ class Ways:
                 _put(self._lately, (metrics.strategy, kind), lately)
 
     def price(self, strategy: str, kind: str) -> float | None:
-        """Seconds per token at the present load; None of a way without enough answers."""
+        """Seconds per token at the present load; None without enough answers."""
         lately = self._lately.get((strategy, kind))
         if lately is None or lately.answers < FEW:
             return None
@@ -94,7 +94,7 @@ class Ways:
         return (max(more, _LEAST) * lately.steps + lately.drafting) / lately.tokens
 
     def cheapest(self, ways: Sequence[Way], kind: str) -> int:
-        """Choose among ways, of which the first is exact decoding: the number of the cheapest.
+        """Return the number of the cheapest of ``ways``, the first of which is exact decoding.
 
         A way that was passed over `TRIAL` times is tried.
         """
@@ -109,7 +109,10 @@ class Ways:
         return best
 
     def _prices(self, ways: Sequence[Way], kind: str) -> list[float]:
-        """Prices of all, those without answers by the mean of what calibration makes of the others'."""
+        """Return the prices of all ways.
+
+        A way without answers is priced by its calibrated speed and the mean of the others.
+        """
         known = [self.price(way.strategy, kind) for way in ways]
         plain = [price * way.speed for price, way in zip(known, ways, strict=True) if price is not None]
         usual = sum(plain) / len(plain) if plain else 1.0
@@ -117,7 +120,7 @@ class Ways:
 
 
 def _put(known: dict[tuple[str, str], V], key: tuple[str, str], value: V) -> None:
-    """Put what is known of a way last, and drop the first if there are too many."""
+    """Store the value as the latest, and drop the oldest if there are too many."""
     known.pop(key, None)
     known[key] = value
     if len(known) > _MOST:
