@@ -351,9 +351,8 @@ class Store(Holdings):
         entry.lent.clear()
 
     def _page_for_copy(self, entry: CachedText, pages: int) -> Page:
-        """Return a page that `reserve` took beyond ``pages``, or a new one, which may exceed the budget for a while.
-
-        `reserve` has taken none if the last page was shared only afterwards.
+        """Return a page that `reserve` took beyond ``pages``, if any, or a new one, which may exceed the budget a
+        while.
         """
         number = len(entry.tokens) // BLOCK
         if len(entry.table) > pages:
