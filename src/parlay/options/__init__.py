@@ -1,6 +1,6 @@
-"""Options: frozen dataclasses whose fields say everything about themselves. Imports no torch.
+"""Options: frozen dataclasses whose fields declare type, default, meaning and allowed values. Imports no torch.
 
-Command line, server, documents and error messages all read the same declaration.
+Command line, server, documents and error messages all use the same declaration.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How an options class declares a field, and how a text becomes the field's value."""
+"""Declares the fields of an options class, and reads a field's value from text."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from parlay.types import KINDS, ParlayError
 from parlay.types.base import show_number
 
 Value = int | float | bool | str | tuple[str, ...]
-"""The values of a strategy's option. In a text, the parts of a tuple are joined by ``+``."""
+"""Values of a strategy's option. In a text, the parts of a tuple are joined by ``+``."""
 
 
 WHOLE = range(-(2**63), 2**64)
 """Whole numbers that options may have: a seed may use 64 bits."""
 _OUT_OF_RANGE = "a whole number has at most 64 bits here"
-_FEW = 16  # names that an error lists
+_FEW = 16  # most names that an error lists
 _ALIKE = 0.7
-"""From this similarity on, between 0 and 1, one word may be a slip for another."""
+"""Similarity, between 0 and 1, from which one word may be a misspelling of another."""
 
 
 class UsageError(ParlayError, ValueError):
-    """A user asked for something in a way that can't work. The message is one line that says what to do."""
+    """A user's request can't work as it is written. The message is one line that says what to do."""
 
 
 class NotNamed(UsageError):
-    """Nobody named the model, the file or the address that a strategy drafts with."""
+    """A strategy drafts with a model, file or address that was not named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One field of an options class: type, default, meaning and allowed values.
+    """A field of an options class: type, default, meaning and allowed values.
 
-    ``above`` is a bound that is not allowed itself. ``metavar`` stands for its value in a command's help, ``flag`` is
-    its name there, if that is another. ``switch``: its flag stands for true, and no flag for false. ``required``: it
-    has no default, and ``default`` is None. ``optional``: its type allows None besides.
-    ``strategies``: the parts of the tuple are strategies themselves, each written ``NAME`` or ``NAME(key=value,...)``.
-    ``opens``: it names a file or a model, or loads weights, so a server takes it from its owner only. ``keeps``: it
-    says how much is kept for later requests, so a request to a server can only lower it. ``kinds``: its parts are
-    numbers for kinds of requests, as `of_kinds` reads them, none above ``high``. ``imports``: besides its choices it
-    may be a class from elsewhere, written ``package.module:Class``.
+    ``above`` is an exclusive lower bound. ``metavar`` stands for the value in a command's help; ``flag`` is the
+    option's name there, if it is another one. ``switch``: giving the flag, without a value, means true. ``required``:
+    the option has no default, and ``default`` is None. ``optional``: its type also allows None. ``strategies``: the
+    parts of the tuple are strategies, each written ``NAME`` or ``NAME(key=value,...)``. ``opens``: it names a file or a
+    model, or loads weights, so a server accepts it only from its owner. ``keeps``: it sets how much is kept for later
+    requests, so a request to a server can only lower it. ``kinds``: its parts are numbers for kinds of requests, as
+    `of_kinds` reads them, none above ``high``. ``imports``: apart from its choices it may be a class from elsewhere,
+    written ``package.module:Class``.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Option:
     optional: bool = False
 
     def read(self, label: str, text: str) -> Value:
-        """The value that ``text`` spells. Raises UsageError, which calls the option ``label``, for any other text."""
+        """Parse the value in ``text``. Raises UsageError, which calls the option ``label``, for any other text."""
         try:
             value = tuple(map(str.strip, text.split("+"))) if self.kinds else _READERS[self.type](text)
         except UsageError as error:
@@ -82,7 +82,7 @@ class Option:
         return value
 
     def check(self, label: str, value: object) -> None:
-        """Raises UsageError for a value of another type, that is not among the choices, or out of bounds."""
+        """Raise UsageError for a value of another type, not among the choices, or out of bounds."""
         if value is None and self.optional:
             return
         if not _fits(value, self.type):
@@ -105,7 +105,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Base of options classes, which are frozen dataclasses too. Making one checks its values.
+    """Base of options classes, which are frozen dataclasses. Creating an instance checks its values.
 
     Raises UsageError for a value that its `Option` does not allow.
     """
@@ -144,7 +144,7 @@ T = TypeVar("T", bound=Options)
 
 
 def override(options: T, **given: Value | None) -> T:
-    """The same options with other values for those that are ``given`` and not None."""
+    """Return the options with the ``given`` values that are not None."""
     return dataclasses.replace(options, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -165,7 +165,7 @@ def option(
     kinds: bool = False,
     imports: bool = False,
 ) -> Any:
-    """Declares a field of an options class; see `Option`. Bounds are inclusive, but for ``above``."""
+    """Declare a field of an options class; see `Option`. Bounds are inclusive, except ``above``."""
     metadata = {
         "help": help,
         "low": low,
@@ -185,9 +185,9 @@ def option(
 
 
 def refuse_unread(what: str, given: Options, names: Iterable[str], where: str) -> None:
-    """Raises UsageError for the first of these options that is not at its default, because nothing reads it.
+    """Raise UsageError for the first of the options ``names`` that is not at its default: it would have no effect.
 
-    ``what`` begins the message, ``where`` says when that is so and what to do.
+    ``what`` begins the message, ``where`` says when the option has no effect and what to do.
     """
     values = {
         each.name: value for each, value in zip(dataclasses.fields(given), dataclasses.astuple(given), strict=True)
@@ -198,7 +198,7 @@ def refuse_unread(what: str, given: Options, names: Iterable[str], where: str) -
 
 
 def options_of(declared: type[Any]) -> Mapping[str, Option]:
-    """The options of a class by name, in the order of its fields.
+    """Return the options of a class by name, in the order of its fields.
 
     Raises TypeError for a field that is not an int, float, bool, str, Path or tuple[str, ...], or one of them and None.
     A Literal of texts is a str with these choices.
@@ -226,7 +226,7 @@ def _option(each: dataclasses.Field[Any], hint: object) -> Option:
 
 
 def _fits(value: object, wanted: type) -> bool:
-    """Whole numbers are numbers too; true and false are no whole numbers."""
+    """Check the type. An int is accepted for a float; a bool only for a bool."""
     if isinstance(value, bool):
         return wanted is bool
     return isinstance(value, (int, float) if wanted is float else wanted)
@@ -237,7 +237,7 @@ def _is_union(hint: object) -> bool:
 
 
 def split(text: str, separator: str) -> list[str]:
-    """The parts of ``text`` between the separators that no parentheses enclose; empty ones are left out."""
+    """Split ``text`` at separators outside parentheses; empty parts are left out."""
     parts = [""]
     depth = 0
     for character in text:
@@ -271,9 +271,9 @@ def of_kinds(label: str, words: Iterable[str], high: float = math.inf) -> dict[s
 
 
 def nearest(word: str, known: Iterable[str], listed_by: str = "") -> str:
-    """The end of an error line: the closest known words if some are close, and else all of them.
+    """Return the end of an error line: the closest known words if some are close, else all of them.
 
-    ``listed_by`` names a command that lists them, which is said instead where they are many.
+    ``listed_by`` names a command that lists the words; the line refers to it if there are many.
     """
     names = sorted(known)
     others = f"choose one of {', '.join(names)}" if names else "there is nothing to choose from"
@@ -283,9 +283,9 @@ def nearest(word: str, known: Iterable[str], listed_by: str = "") -> str:
 
 
 def close_to(word: str, known: Iterable[str]) -> str:
-    """The question whether the closest known words were meant; empty where none is close.
+    """Return the question whether the closest known words were meant; empty where none is close.
 
-    A close one is alike as a whole, or shares a part: between hyphens, dots or underscores stands nearly the same.
+    A word is close if it is similar as a whole, or in one part between hyphens, dots or underscores.
     """
     spelled = {each.lower(): each for each in sorted(known)}
     close = [spelled[each] for each in difflib.get_close_matches(word.lower(), spelled, n=3, cutoff=0.5)]

@@ -1,4 +1,4 @@
-"""Which models write a text together, or with which datastore, and how their distributions become one."""
+"""Options for models that write a text together, or with a datastore: which ones, and how they are combined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import ClassVar
 from parlay.options.declare import UsageError, nearest
 
 ALPHA, BETA = 0.1, 0.5
-"""Contrast's bound and strength (O'Brien and Lewis 2023, arXiv:2309.09117)."""
+"""Bound and strength of contrast (O'Brien and Lewis 2023, arXiv:2309.09117)."""
 NEIGHBOURS, NEST_ALPHA, NEST_TAU = 64, 0.3, 0.1
 MOST_NEIGHBOURS = 4096
 ENSEMBLE_RULES = ("mean", "product", "majority", "certainty", "contrast", "defer")
@@ -21,22 +21,23 @@ _OTHERS = {"contrast": "the weaker one", "defer": "the assistant"}
 
 @dataclass(frozen=True, slots=True)
 class Ensemble:
-    """Other ``models`` that write with an LLM's own, and the ``rule`` by which their distributions become one.
+    """Other ``models`` that write with an LLM's own, and the ``rule`` that combines their distributions.
 
     ``mean`` is the weighted mean of the distributions, ``product`` that of their logarithms. ``majority`` takes the
     distribution of the first model whose likeliest token has most votes, ``certainty`` that of the model that gives its
-    likeliest token the highest probability. There is one of ``weights`` for each model, the LLM's own first; by default
+    likeliest token the highest probability. ``weights`` has one weight for each model, the LLM's own first; by default
     all are equal. ``contrast`` takes log p + beta (log p - log q), for the LLM's p and the q of one weaker model, among
-    the tokens whose p is at least ``alpha`` times the highest. ``defer`` (Co-LLM) lets one other model write where a
-    head gives it a probability above ``threshold``, and elsewhere the LLM. ``head`` is a folder of
-    `parlay train defer`; ``threshold=None`` takes the one that the folder names.
+    the tokens whose p is at least ``alpha`` times the highest. ``defer`` (Co-LLM) lets one other model write the tokens
+    to which a head gives a probability above ``threshold``, and the LLM all others. ``head`` is a folder of `parlay
+    train defer`; ``threshold=None`` uses the threshold in that folder.
 
     A request that fails in one of the models ends with an error. With ``drop_failed`` it goes on without that model,
-    unless it is the LLM's own; its result then names the model and is ``lossy``. In the same way, texts go on without
-    a model whose forward takes longer than ``deadline`` seconds; forwards that read prompts have no deadline.
+    unless it is the LLM's own; its result then names the model and is ``lossy``. In the same way, a text goes on
+    without a model whose forward takes longer than ``deadline`` seconds; prefill has no deadline.
 
-    The text is in the tokens of the LLM's own model. A model of another tokenizer reads the same letters, and can only
-    choose tokens that both have; ``defer`` needs one tokenizer. Raises UsageError for options that do not go together.
+    The text is in the tokens of the LLM's own model. A model with another tokenizer reads the same characters, and can
+    only choose tokens that both have; ``defer`` needs one tokenizer. Raises UsageError for options that do not go
+    together.
     """
 
     models: Sequence[str]
@@ -74,7 +75,7 @@ class Ensemble:
         self._check_deferral()
 
     def _check_deferral(self) -> None:
-        """Raises UsageError."""
+        """Check the options of rule ``defer``. Raises UsageError."""
         if self.rule == "defer" and not self.head:
             raise UsageError("ensemble rule defer needs a head: train one with parlay train defer, and name its folder")
         if self.rule != "defer" and (self.head or self.threshold is not None):
@@ -84,21 +85,21 @@ class Ensemble:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Name what else the text depends on: the head's numbers and settings."""
+        """Names of further files that the text depends on: the head's weights and settings."""
         return (f"{self.head}/model.safetensors", f"{self.head}/config.json") if self.head else ()
 
     @property
     def chooses(self) -> bool:
-        """Whether one of the models decides at each place, so that it can be said who wrote a token."""
+        """Whether a single model decides on each token, so that its source can be named."""
         return self.rule in _CHOOSING
 
     @property
     def guides(self) -> bool:
-        """Whether requests may be guided: not where a bound excludes tokens, from which no law moves away."""
+        """Whether requests may use guidance: not if ``alpha`` excludes tokens, which guidance could not bring back."""
         return self.rule != "contrast" or self.alpha == 0
 
     def describe(self, first: str) -> str:
-        """Write it in a few words, the LLM's own model first."""
+        """Describe the ensemble in a few words, the LLM's own model first."""
         said = {
             "contrast": f"alpha={self.alpha:g}, beta={self.beta:g}",
             "defer": f"head {Path(self.head).name}"
@@ -109,7 +110,7 @@ class Ensemble:
 
 
 def read_weights(text: str) -> list[float]:
-    """Read the weights that a flag names. Raises UsageError."""
+    """Parse the weights of a command-line flag. Raises UsageError."""
     try:
         return [float(word) for word in text.split(",")] if text else []
     except ValueError:
@@ -118,13 +119,12 @@ def read_weights(text: str) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """A ``datastore``, built with hidden states of an LLM's model, that writes with this model.
+    """A ``datastore``, built with hidden states of an LLM's model, that writes together with this model.
 
-    At each token the ``neighbours`` states nearest to the model's own are looked up, and the distribution of the tokens
-    that follow them is mixed with the model's. The model's weight is sigmoid((r - alpha) / tau), where r is the nearest
-    squared distance over the farthest. A lower alpha leaves more to the model (NEST, Li et al. 2024, arXiv:2405.19325).
-
-    Raises UsageError for numbers out of range.
+    For each token the ``neighbours`` stored states nearest to the model's hidden state are looked up, and the
+    distribution of the tokens after them is mixed with the model's. The model's weight is sigmoid((r - alpha) / tau),
+    where r is the smallest squared distance over the largest. A lower alpha raises the model's weight (NEST, Li et al.
+    2024, arXiv:2405.19325). Raises UsageError for numbers out of range.
     """
 
     datastore: str
@@ -137,7 +137,7 @@ class Nest:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Name what else the text depends on: the header of the datastore's states, which has the checksums of all."""
+        """Names of further files that the text depends on: the states' header, which has all checksums."""
         return (f"{self.datastore}.states/header.json",)
 
     def __post_init__(self) -> None:
@@ -149,6 +149,6 @@ class Nest:
             raise UsageError(f"nest tau {self.tau:g}: must be above 0")
 
     def describe(self, first: str) -> str:
-        """Write it in a few words, the LLM's own model first."""
+        """Describe it in a few words, the LLM's own model first."""
         settings = f"{self.neighbours} neighbours, alpha={self.alpha:g}, tau={self.tau:g}"
         return f"{first} with {Path(self.datastore).name} ({settings})"

@@ -1,4 +1,4 @@
-"""Options from a YAML file: one key for each, and nothing else."""
+"""Reads options from a YAML file, which has one key for each."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MOST_BYTES = 1 << 20
 
 
 def read_config(path: Path, declared: type[Any]) -> dict[str, object]:
-    """The options of a class that a file gives, by name. Keys are names of options, or of flags (``batch-tokens``).
+    """Return the options of a class that a file sets, by name. Keys are names of options or flags (``batch-tokens``).
 
-    Raises UsageError for a file that can't be read, a key that no option has, or that comes twice, and a value that the
-    option does not allow. Each names the file.
+    Raises UsageError for a file that can't be read, an unknown or repeated key, and a value that the option does not
+    allow. Each error names the file.
     """
     options = options_of(declared)
     found: dict[str, object] = {}
@@ -31,7 +31,7 @@ def read_config(path: Path, declared: type[Any]) -> dict[str, object]:
 
 
 def _pairs(path: Path) -> list[tuple[object, object]]:
-    """Keys and values as they are written: a mapping would hide keys that come twice."""
+    """Return keys and values as they are written: a mapping would hide repeated keys."""
     try:
         import yaml  # here, because only a config needs it
     except ModuleNotFoundError as error:
@@ -57,7 +57,7 @@ def _pairs(path: Path) -> list[tuple[object, object]]:
 
 
 def _value(option: Option, label: str, value: object) -> object:
-    """Convert to what the option's class takes: numbers that YAML takes for texts (1e-3), paths and names."""
+    """Convert a value to the option's type: numbers that YAML reads as texts (1e-3), paths and names."""
     if isinstance(value, list) and option.type is tuple and all(isinstance(part, str) for part in value):
         value = tuple(value)
     elif isinstance(value, str) and option.type is Path:

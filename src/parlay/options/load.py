@@ -1,4 +1,4 @@
-"""How a model is loaded: the options that everything which loads one shares."""
+"""How a model is loaded: the options that all commands and classes which load one share."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "q8_0")
 class LoadOptions(Options):
     """How a model is loaded. Raises UsageError for a value that is not allowed.
 
-    With ``dtype="auto"`` the fastest type that this machine computes in is chosen; ``half`` and ``float`` are float16
-    and float32. ``device="auto"`` is cuda, else mps, else cpu. A loaded transformers model keeps its own: there, both
-    must be ``auto``. ``quantize="int8"`` stores the target's weights in eight bits: nearly the same model, about twice
-    as fast where memory is the limit. ``draft_quantize`` does the same for draft models that are not in few bits yet;
-    no exact text depends on it. ``threads`` is how many threads decode, one number for all models of the process; by
-    default PARLAY_THREADS, or one per usable core. ``end_tokens`` replace the tokens that end a text by the model's own
-    files. ``kv_cache_dtype`` is the type in which the compiled decoder caches keys and values: ``q8_0`` takes about
-    half of bfloat16's memory and reading time, and changes the model little. ``lora`` is the folder of an adapter that
-    is merged into the target's weights. ``ngram_states`` is how many states of n-grams are kept at most for a model
-    whose first layers are looked up; None: 65,536. ``runner="llama.cpp"`` has llama.cpp run a GGUF file, through the
-    package llama-cpp-python, on the devices that this package was built for; ``runner="mlx"`` has Apple's MLX run a
-    folder, through the package mlx-lm. ``compile`` has torch.compile make one graph of each model that runs through
-    transformers. ``enforce_eager`` launches a GPU's operators one by one, without CUDA graphs.
+    ``dtype="auto"`` chooses the fastest type that this machine computes in; ``half`` and ``float`` are float16 and
+    float32. ``device="auto"`` is cuda, else mps, else cpu. A loaded transformers model keeps its own: there, both must
+    be ``auto``. ``quantize="int8"`` stores the target's weights in eight bits: nearly the same model, about twice as
+    fast where memory is the limit. ``draft_quantize`` does the same for draft models that are not quantised yet; no
+    exact text depends on it. ``threads`` is the number of threads that decode, one number for all models of the
+    process; by default PARLAY_THREADS, or one per usable core. ``end_tokens`` replace the end tokens of the model's own
+    files. ``kv_cache_dtype`` is the type of the compiled decoder's KV cache: ``q8_0`` takes about half of bfloat16's
+    memory and reading time, and changes the model little. ``lora`` is the folder of an adapter that is merged into the
+    target's weights. ``ngram_states`` is the most n-gram states that are kept for a model whose first layers are a
+    lookup; None: 65,536. ``runner="llama.cpp"`` has llama.cpp run a GGUF file, through the package llama-cpp-python, on
+    the devices that this package was built for; ``runner="mlx"`` has Apple's MLX run a folder, through the package
+    mlx-lm. ``compile`` has torch.compile make one graph of each model that runs through transformers. ``enforce_eager``
+    launches a GPU's operators one by one, without CUDA graphs.
     """
 
     runner: str = option(

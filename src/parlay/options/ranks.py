@@ -1,4 +1,4 @@
-"""Over how many processes one model is spread: the options that everything which starts them shares."""
+"""Options for running one model on several processes, shared by all commands and classes that start them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ MOST_RANKS = 64
 class RankOptions(Options):
     """How many processes, called ranks, run one model together. Raises UsageError for a value that is not allowed.
 
-    ``tensor_parallel`` ranks share each layer, ``pipeline_parallel`` groups of them have some layers each. Or
-    ``context_parallel`` groups of them have all layers, and cache a part of each long text each. Rank 0 is this
-    process. It starts the others, or with ``rank_listen`` waits for ``parlay rank --join`` on other machines, and they
-    show each other that they know one secret: PARLAY_RANK_SECRET in the environment, or ``rank_secret_file``. A rank
-    that says nothing for ``rank_timeout`` seconds ends all.
+    ``tensor_parallel`` ranks share each layer; ``pipeline_parallel`` groups of them have some of the layers each. Or
+    ``context_parallel`` groups of them have all layers, and each caches a part of each long text. Rank 0 is this
+    process. It starts the others, or with ``rank_listen`` waits for ``parlay rank --join`` on other machines; then all
+    prove to each other that they know one secret: PARLAY_RANK_SECRET in the environment, or ``rank_secret_file``. If a
+    rank is silent for ``rank_timeout`` seconds, all ranks end.
     """
 
     tensor_parallel: int = option(
@@ -53,12 +53,12 @@ class RankOptions(Options):
 
     @property
     def ranks(self) -> int:
-        """How many processes run the model."""
+        """Number of processes that run the model."""
         return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
 
     @property
     def asked(self) -> str:
-        """The options by which there are several processes, as text."""
+        """The options that ask for several processes, as text."""
         sizes = {
             "tensor_parallel": self.tensor_parallel,
             "pipeline_parallel": self.pipeline_parallel,

@@ -1,4 +1,4 @@
-"""The meaning of vLLM's arguments here, for `LLM()` and the command line alike. Data only."""
+"""The effect of vLLM's arguments in Parlay, for `LLM()` and the command line. Data only."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class VllmArgument:
-    """An argument of vLLM's `LLM`, or with dashes a flag of `vllm serve`, that Parlay has no counterpart for.
+    """An argument of vLLM's `LLM`, or with dashes a flag of `vllm serve`, that has no counterpart in Parlay.
 
-    ``only`` are the values that ask for what is so anyway: any other would change the text, or what the machine does.
-    None: no value has an effect. ``why`` gives the reason or a remedy; a ``switch`` is a flag without a value.
+    ``only`` are the values that ask for what Parlay does anyway; any other value would change the text or the machine's
+    work, and is refused. None: all values are accepted and have no effect. ``why`` gives the reason or a remedy; a
+    ``switch`` is a flag without a value.
     """
 
     why: str = ""
@@ -47,7 +48,7 @@ _REVISION = "get that revision yourself, and name its folder"
 _CODE = "code that comes with a model is never run"
 
 _METHODS = ("gguf", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "bitsandbytes", "mxfp4")
-"""Forms of checkpoints, which config.json names."""
+"""Quantisation methods of checkpoints, which config.json names."""
 
 ARGUMENTS: Mapping[str, VllmArgument] = {
     **_idle(_CACHE, "gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override", "swap_space"),
