@@ -1,4 +1,4 @@
-"""A process of its own, with limits of time and memory, for what must not harm this one."""
+"""Runs untrusted or expensive work in a process of its own, with limits of time and memory."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from parlay.types import ParlayError
 Answer = Callable[[bytes], bytes]
 
 _WALL_SECONDS = 60.0
-"""For a machine that gives the process no computing time, the start of the process included."""
+"""Most seconds for an answer by the clock, in case the process gets no CPU time; includes the start of the process."""
 _LAST_SECONDS = 10.0
-"""Between the end of a connection and that of the process, on a machine that gives it little time."""
+"""Most seconds from the end of the connection to that of the process, in case it gets little CPU time."""
 
 
 class LimitMet(Exception):
-    """An answer took more than there is. The text says of what."""
+    """An answer exceeded a limit, which the message names."""
 
 
 class NoAnswer(LimitMet):
-    """The process did not answer in time, though it met no limit of its own."""
+    """The process did not answer in time, though it exceeded no limit of its own."""
 
 
 class BoundedProcess:
     """Runs ``module`` as a program that answers messages by `serve`. Any thread may use it.
 
-    It is started when it is first asked, and again after a limit has ended it. ``purpose`` is what needs it.
+    The process is started by the first message, and again after a limit has ended it. ``purpose`` says in errors what
+    needs it.
     """
 
     def __init__(self, module: str, first: bytes, purpose: str) -> None:
@@ -47,19 +48,19 @@ class BoundedProcess:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start it now, if it does not run."""
+        """Start the process now, if it is not running."""
         with self._lock:
             self._begun()
 
     def end(self) -> None:
-        """End it, if it runs."""
+        """End the process, if it is running."""
         with self._lock:
             if self._running is not None:
                 self._running.end()
             self._running = None
 
     def ask(self, message: bytes, cpu_seconds: float) -> bytes:
-        """The answer to a message. Raises LimitMet, and ParlayError where no process can be started."""
+        """Return the answer to a message. Raises LimitMet, and ParlayError where no process can be started."""
         with self._lock:
             running = self._begun()
             try:
@@ -70,7 +71,7 @@ class BoundedProcess:
             except (EOFError, OSError):
                 met = running.limit(cpu_seconds)
                 self._drop(running)
-            except BaseException:  # Ctrl-C: its answer would be taken for that to the next message
+            except BaseException:  # such as Ctrl-C: a late answer would be taken for the next message's
                 self._drop(running)
                 raise
         raise met
@@ -85,14 +86,14 @@ class BoundedProcess:
 
 
 class _Running:
-    """A process that runs, and the connection to it. It ends at the latest with this object."""
+    """A running process, and the connection to it. It ends with this object at the latest."""
 
     def __init__(self, module: str, first: bytes, purpose: str) -> None:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
             process = subprocess.Popen(
-                # -P: nothing is imported from the working folder, which may hold somebody else's files
+                # -P: nothing is imported from the working folder, whose files may be anyone's
                 [sys.executable, "-P", "-m", module, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=environment,
@@ -107,18 +108,21 @@ class _Running:
         self._process = process
         self._connection = Connection(ours.detach())
         self.end = weakref.finalize(self, _end, process, self._connection)
-        with suppress(OSError):  # it has ended already: who asks it finds that out
+        with suppress(OSError):  # the process has ended already: `ask` will find out
             self._connection.send_bytes(first)
 
     def ask(self, message: bytes, cpu_seconds: float) -> bytes:
-        """Raises TimeoutError where no answer comes in time, EOFError or another OSError where the process ends."""
+        """Return the answer.
+
+        Raises TimeoutError if it does not come in time, EOFError or another OSError if the process ends.
+        """
         self._connection.send_bytes(f"{cpu_seconds} ".encode() + message)
         if not self._connection.poll(_WALL_SECONDS):
             raise TimeoutError
         return self._connection.recv_bytes()
 
     def limit(self, cpu_seconds: float) -> LimitMet:
-        """Which limit a process has met that has ended its connection."""
+        """Return the limit that ended the process, after its connection has ended."""
         try:
             ended = self._process.wait(_LAST_SECONDS)
         except subprocess.TimeoutExpired:
@@ -135,11 +139,11 @@ def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
 
 
 def serve(prepare: Callable[[bytes], Answer], *, memory: int, stack: int) -> None:
-    """The program's side: what ``prepare`` makes of the first message answers all others, until the connection ends.
+    """Run the program's side: ``prepare`` makes a function of the first message, which answers all other messages.
 
-    ``memory`` bounds what answers take, in bytes above what ``prepare`` took; ``stack`` is theirs too.
+    ``memory`` bounds the bytes that answers may use beyond those of ``prepare``; ``stack`` is the size of their stack.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with whoever started it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its parent
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(stack)
     thread = threading.Thread(target=_answer_all, args=(Connection(int(sys.argv[1])), prepare, memory))
@@ -153,7 +157,7 @@ def _answer_all(connection: Connection, prepare: Callable[[bytes], Answer], memo
         _limit_memory(memory)
         while True:
             cpu_seconds, _, message = connection.recv_bytes().partition(b" ")
-            signal.setitimer(signal.ITIMER_PROF, float(cpu_seconds))  # ends the process, whatever it is doing
+            signal.setitimer(signal.ITIMER_PROF, float(cpu_seconds))  # its signal ends the process in any case
             found = answer(message)
             signal.setitimer(signal.ITIMER_PROF, 0)
             connection.send_bytes(found)
@@ -162,10 +166,10 @@ def _answer_all(connection: Connection, prepare: Callable[[bytes], Answer], memo
 
 
 def _limit_memory(memory: int) -> None:
-    """Only where the system tells how much is in use."""
+    """Limit the memory, if the system tells how much is in use."""
     pages = Path("/proc/self/statm")
     if pages.exists():
         limit = int(pages.read_text().split()[0]) * resource.getpagesize() + memory
-        _, most = resource.getrlimit(resource.RLIMIT_AS)  # as ulimit -v sets it, which nobody may raise
+        _, most = resource.getrlimit(resource.RLIMIT_AS)  # the limit of ulimit -v, which can't be raised
         limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

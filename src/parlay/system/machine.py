@@ -1,4 +1,4 @@
-"""The name of the processor, the memory that is free, and freed memory given back to the system."""
+"""Finds the processor's name and the free memory, and returns freed memory to the system."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _CONTROL_GROUPS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Files of the limit and of what is used, and which part of that is given up on demand: version 2, then 1."""
+"""For version 2 and 1 of control groups: the files of the limit and the usage, and the part of the usage that is
+reclaimable."""
 
 
 def cpu_model() -> str:
-    """The processor's own name and its family and model numbers, where Linux tells them."""
+    """Return the processor's name with its family and model numbers, where Linux tells them."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return platform.processor() or "unknown"
@@ -31,7 +32,7 @@ def cpu_model() -> str:
 
 
 def release_freed() -> None:
-    """Give freed pages back where the C library keeps them for later, as glibc does. It holds no lock of Python."""
+    """Return freed pages to the system, if the C library keeps them as glibc does. It does not hold the GIL."""
     trim = _trim()
     if trim is not None:
         trim(0)
@@ -49,7 +50,7 @@ def _trim() -> Callable[[int], int] | None:
 
 
 def available_bytes(cgroups: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int:
-    """Bytes of memory that can be had now, and no more than the limit of our control group leaves."""
+    """Return the bytes of memory that are free now, within the limit of the process's control group."""
     return max(0, min(_host_bytes(proc), *_left_by_groups(cgroups)))
 
 
@@ -62,7 +63,7 @@ def _host_bytes(proc: Path) -> int:
 
 
 def _left_by_groups(cgroups: Path) -> Iterator[int]:
-    """Bytes that each control group leaves us, and a very large number."""
+    """Yield the bytes that each control group leaves, and a very large number."""
     yield 1 << 62
     for limit, used, reclaimable in _CONTROL_GROUPS:
         try:
@@ -75,7 +76,7 @@ def _left_by_groups(cgroups: Path) -> Iterator[int]:
 
 
 def number_in(file: Path, name: str) -> int:
-    """The number after a name in a file of names and numbers. Raises ValueError when it is not there."""
+    """Return the number after a name in a file of names and numbers. Raises ValueError if the name is missing."""
     for line in file.read_text().splitlines():
         words = line.split()
         if words and words[0] == name:

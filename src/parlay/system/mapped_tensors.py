@@ -1,4 +1,4 @@
-"""Safetensors files whose tensors are mapped, never loaded. What a file says of itself is checked."""
+"""Safetensors files whose tensors are memory-mapped, with all of the header checked."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ KINDS: Mapping[str, np.dtype[Any]] = MappingProxyType(
         "BF16": np.dtype("<u2"),
     }
 )
-"""What tensors are read as, by the format's names; numbers in bfloat16 as their bits."""
+"""The tensor types that can be read, by the format's names; bfloat16 numbers are read as their bits."""
 _MOST_HEADER, _MOST_DIMENSIONS = 1 << 20, 8
 
 
 class BadTensorFile(ValueError):
-    """Says what is wrong with a file, as a clause that its path can stand before."""
+    """A file is invalid; the message is a clause that follows its path."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorFile:
-    """A mapped file. ``metadata`` is free text by name; ``content`` from ``begin`` on are the tensors' bytes."""
+    """A mapped file. ``metadata`` is free text by name; the tensors' bytes are ``content`` from ``begin`` on."""
 
     content: mmap.mmap
     begin: int
@@ -43,7 +43,7 @@ class TensorFile:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Map a file. Raises OSError where it can't be read, BadTensorFile where it is no such file."""
+        """Map a file. Raises OSError where it can't be read, BadTensorFile if it is no safetensors file."""
         if path.exists() and not path.is_file():
             raise BadTensorFile("is no file")  # opening a pipe would block
         with path.open("rb") as file:
@@ -69,12 +69,12 @@ class TensorFile:
         return self._entries.keys()
 
     def described(self, name: str) -> tuple[object, object]:
-        """The type and shape that the file says a tensor has; None where it says none."""
+        """Return the type and shape of a tensor in the header; None where they are missing."""
         entry = self._entries.get(name)
         return (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (None, None)
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """Map one tensor. Raises BadTensorFile for one that makes no sense, lies outside the file or is not aligned."""
+        """Map one tensor. Raises BadTensorFile if its entry is invalid, or it is outside the file or not aligned."""
         kind, shape = self.described(name)
         dtype = KINDS.get(kind) if isinstance(kind, str) else None
         places = self._entries[name].get("data_offsets") if dtype else None
@@ -85,12 +85,12 @@ class TensorFile:
         first, end = places
         if end - first != math.prod(shape) * dtype.itemsize or self.begin + end > len(self.content):
             raise BadTensorFile(f"is cut short, or has no room for {name}")
-        if (self.begin + first) % dtype.itemsize:  # those who search it read whole numbers
+        if (self.begin + first) % dtype.itemsize:  # compiled searches need aligned numbers
             raise BadTensorFile(f"has {name} at a place that is no multiple of {dtype.itemsize}")
         found: NDArray[Any] = np.frombuffer(self.content, dtype, math.prod(shape), self.begin + first)
         return found.reshape(shape)
 
 
 def _are_counts(values: object) -> TypeGuard[list[int]]:
-    """Whether these are whole numbers from 0 on."""
+    """Whether these are integers of at least 0."""
     return isinstance(values, list) and all(type(each) is int and each >= 0 for each in values)

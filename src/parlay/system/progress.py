@@ -1,4 +1,4 @@
-"""Progress bars: in a terminal and in notebooks, nowhere else unless they are asked for."""
+"""Progress bars: shown in terminals and notebooks, elsewhere only if asked for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 Progress = bool | Callable[..., "tqdm[Any]"] | None
-"""Whether there is a bar: None where somebody can watch it. Or what makes it, called as tqdm is."""
+"""Whether to show a bar; None: only in a terminal or notebook. Or a function that makes it, called as tqdm is."""
 
 
 def bar(
@@ -26,9 +26,9 @@ def bar(
     delay: float = 0,
     layout: str | None = None,
 ) -> tqdm[Any]:
-    """A bar that counts to ``total``, to be used in a `with`. ``scale``: large numbers are shortened.
+    """Make a bar that counts to ``total``, to be used in a `with`. ``scale``: large numbers are shortened.
 
-    It is first seen after ``delay`` seconds. ``layout``: the line in tqdm's notation, if another than its own.
+    The bar is shown after ``delay`` seconds. ``layout``: the line in tqdm's notation; None: tqdm's own.
     """
     options: dict[str, Any] = {"total": total, "desc": what, "unit": unit, "unit_scale": scale, "delay": delay}
     options |= {"leave": False, "dynamic_ncols": True, "bar_format": layout}
@@ -39,14 +39,14 @@ def bar(
 
         return tqdm(**options, disable=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # without ipywidgets the bar of a terminal is good enough
+        warnings.simplefilter("ignore")  # tqdm warns if it must fall back on a terminal's bar
         from tqdm.auto import tqdm as fitting
 
         return fitting(**options)
 
 
 class Ticker:
-    """Shows how far long work is: a bar where somebody watches, elsewhere a line on standard error now and then."""
+    """Shows how far long work is: a bar in a terminal or notebook, elsewhere a line on standard error now and then."""
 
     def __init__(self, total: int, what: str, unit: str, every: float = 15.0) -> None:
         """``every``: seconds between two lines."""
@@ -62,7 +62,10 @@ class Ticker:
         self._bar.close()
 
     def step(self, count: int = 1, note: str = "") -> None:
-        """``count`` more are done; ``note`` says what is known by now. Work that was not foreseen adds to the total."""
+        """Count ``count`` more as done
+
+        ``note`` is shown beside the bar. If more is done than the total, the total grows.
+        """
         self._done += count
         self._total = max(self._total, self._done)
         if not self._bar.disable:
@@ -75,20 +78,20 @@ class Ticker:
 
 
 def advance(shown: tqdm[Any], done: int, total: int) -> None:
-    """``done`` of ``total`` is what the bar shows from now on."""
+    """Set the bar to ``done`` of ``total``."""
     shown.total = total
     shown.update(done - shown.n)
 
 
 def above_bars(line: str) -> None:
-    """Prints a line on standard error, above whatever bars are there."""
+    """Print a line on standard error, above all bars."""
     from tqdm import tqdm
 
     tqdm.write(line, file=sys.stderr)
 
 
 def watched() -> bool:
-    """Whether the standard error goes to a terminal or into a notebook."""
+    """Whether standard error goes to a terminal or a notebook."""
     return sys.stderr.isatty() or _in_notebook()
 
 

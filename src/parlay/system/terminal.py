@@ -1,4 +1,4 @@
-"""Writes to the screen, text tinted by where it came from on terminals that want colour; and Ctrl-C."""
+"""Writes to the terminal, with text coloured by its source where colour is wanted; and handles Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REPEATED = 80
 class Tint:
     """Gives each drafter a colour, in order of appearance; the target's own tokens stay plain.
 
-    A terminal gets no text that it would obey; a file or a pipe gets every character.
+    On a terminal, control characters are replaced; a file or a pipe gets every character.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -38,12 +38,12 @@ class Tint:
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """A terminal, unless NO_COLOR (no-color.org) or a dumb terminal says otherwise."""
+    """Whether the stream is a terminal that shows colours; NO_COLOR (no-color.org) forbids them."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class Excerpt:
-    """Writes streamed text, indented and folded, until its lines are used up."""
+    """Writes streamed text, indented and folded, up to a number of lines."""
 
     def __init__(self, out: TextIO, tint: Tint, lines: int, width: int) -> None:
         self._out = out
@@ -81,7 +81,7 @@ class Excerpt:
 
 
 def aligned(rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
-    """A line for each row: the first ``names`` columns to the left, numbers to the right."""
+    """Return a line for each row: the first ``names`` columns aligned left, numbers right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -93,18 +93,18 @@ def aligned(rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
 
 
 class Interrupt:
-    """Within it, a first Ctrl-C is only noted, so that the step under way ends well; a second one ends the program.
+    """Context manager: the first Ctrl-C is only noted, so that the present step is finished; a second one raises.
 
-    ``signals``: those that count, if not Ctrl-C's alone.
+    ``signals``: the signals to note, if not only Ctrl-C's.
     """
 
     def __init__(self, *signals: signal.Signals) -> None:
         self.noted: int | None = None
-        """The signal that came."""
+        """The signal that was noted."""
         self._signals = signals or (signal.SIGINT,)
 
     def __enter__(self) -> Self:
-        hears = threading.current_thread() is threading.main_thread()  # no other one is interrupted
+        hears = threading.current_thread() is threading.main_thread()  # no other thread gets signals
         ours = [each for each in self._signals if hears and signal.getsignal(each) != signal.SIG_IGN]
         self._before = {each: signal.signal(each, self._note) for each in ours}
         return self
@@ -116,13 +116,13 @@ class Interrupt:
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if self.noted is None:
             self.noted = signum
-        elif signum != signal.SIGHUP:  # of which a terminal that closes sends several
+        elif signum != signal.SIGHUP:  # a terminal that closes sends several of these
             raise KeyboardInterrupt
 
 
 @contextmanager
 def undivided() -> Iterator[None]:
-    """Let a first Ctrl-C, SIGTERM or SIGHUP count after the block: what the block changes together stays whole."""
+    """Delay a first Ctrl-C, SIGTERM or SIGHUP until after the block, so that its changes are all made or none."""
     with Interrupt(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupt:
         yield
     if interrupt.noted is not None:
@@ -130,12 +130,12 @@ def undivided() -> Iterator[None]:
 
 
 def speed(tokens_per_second: float) -> str:
-    """Tokens per second, to a tenth where there are few."""
+    """Format tokens per second, with one decimal below ten."""
     return f"{tokens_per_second:.{1 if tokens_per_second < 9.95 else 0}f} tokens/s"
 
 
 def counted(count: int, word: str) -> str:
-    """A number of things, in the singular where it is one."""
+    """Format a number of things, in the singular for one."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
@@ -146,12 +146,12 @@ def short(text: object) -> str:
 
 
 def shown(text: str, stream: TextIO) -> str:
-    """Make a text that a model or somebody else wrote fit for a stream, if that is a terminal."""
+    """Make untrusted text safe for a stream, if that is a terminal."""
     return printable(text.replace("\r", "")) if stream.isatty() else text
 
 
 def printable(text: str) -> str:
-    """Somebody else's text without what a terminal would obey: control characters, and marks that turn a line round.
+    """Replace the characters of untrusted text that control a terminal: control characters and direction marks.
 
     Marks within a letter stay, such as those that join an emoji's parts.
     """

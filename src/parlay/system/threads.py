@@ -1,7 +1,8 @@
-"""How many threads decode. It is one number for the process: the compiled decoder's pool and torch's forwards use it.
+"""The number of threads that decode.
 
-Between forwards torch computes on one thread. Its other threads spin for milliseconds after every operation that they
-shared, and would take cores from the pool: sampling did that in each step.
+It is one for the process: the compiled decoder's pool and torch's forwards use it. Between forwards torch computes on
+one thread. After every operation that its threads share they spin for milliseconds, and would take cores from the pool:
+sampling did that in each step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Self
 import torch
 
 SWITCH = "PARLAY_THREADS"
-"""Environment variable: the number of threads where nobody says another."""
+"""Environment variable: the default number of threads."""
 
 _chosen: int | None = None
 _lent = 0
@@ -33,7 +34,7 @@ _forked = False
 class Processors:
     """Processors of this process. ``usable``: processors that it may run on. ``cores``: physical cores among them.
 
-    ``quota`` is the processor time per second that its control group allows, in seconds; None means no limit.
+    ``quota`` is the CPU time per second that its control group allows, in seconds; None: no limit.
     """
 
     usable: int
@@ -42,30 +43,30 @@ class Processors:
 
     @property
     def threads(self) -> int:
-        """One thread per physical core, and no more than the quota feeds."""
+        """One thread per physical core, but not more than the quota allows."""
         fed = self.cores if self.quota is None else max(1, round(self.quota))
         return min(self.cores, fed)
 
 
 def count() -> int:
-    """The number of threads that decode: as chosen by `use`, or else torch's own number, without those `lend` lent."""
+    """Return the number of threads that decode: chosen by `use`, or else torch's own number, less the lent ones."""
     return max(1, (_chosen or torch.get_num_threads()) - _lent)
 
 
 def lend(threads: int) -> None:
-    """Decode with so many threads less, at least one, until `take_back`. Any thread may call both."""
+    """Decode with ``threads`` fewer threads, but at least one, until `take_back`. Any thread may call both."""
     global _lent
     with _lending:
         _lent += threads
 
 
 def take_back(threads: int) -> None:
-    """Decode with so many threads more."""
+    """Decode with ``threads`` more threads."""
     lend(-threads)
 
 
 def use(threads: int) -> None:
-    """Decode with so many threads from now on, in every model of this process. Raises ValueError for less than 1."""
+    """Decode with ``threads`` threads from now on, in every model of this process. Raises ValueError below 1."""
     global _chosen  # one pool serves the process
     if threads < 1:
         raise ValueError(f"threads={threads}: must be at least 1")
@@ -75,9 +76,9 @@ def use(threads: int) -> None:
 
 
 def settle(wanted: int | None) -> None:
-    """Decode with ``wanted`` threads. None keeps what was chosen before, or chooses what suits the machine.
+    """Decode with ``wanted`` threads. None keeps an earlier choice, or else chooses the default for this machine.
 
-    Raises ValueError for a number that this process can't have, with the place that gives it.
+    Raises ValueError for a number that this process can't have; the message names its origin.
     """
     if wanted is not None:
         use(_possible(wanted, f"threads={wanted}"))
@@ -86,7 +87,10 @@ def settle(wanted: int | None) -> None:
 
 
 def usual() -> int:
-    """Read `SWITCH`, or take one thread per usable core, within the quota and torch's own number. Raises ValueError."""
+    """Return the number in `SWITCH`, or else one thread per usable core, within the quota and torch's own number.
+
+    Raises ValueError.
+    """
     text = os.environ.get(SWITCH, "").strip()
     if not text:
         return min(processors().threads, torch.get_num_threads())
@@ -100,7 +104,10 @@ def usual() -> int:
 
 @cache
 def _keep_forks_alive() -> None:
-    """A forked process has none of torch's threads, and torch would wait for them. The decoder's pool starts anew."""
+    """Make torch use one thread in forked processes: torch's other threads are missing there, and it would wait.
+
+    The decoder's pool starts anew by itself.
+    """
     if sys.platform != "win32":
         os.register_at_fork(after_in_child=_go_on_alone)
 
@@ -112,7 +119,7 @@ def _go_on_alone() -> None:
 
 
 class _TorchThreads(ContextDecorator):
-    """Inside, torch computes on ``number()`` threads. Every step of the engine enters one, so it is no generator."""
+    """Context manager: inside, torch computes on ``number()`` threads. It is a class because every step enters one."""
 
     __slots__ = ("_before", "_number")
 
@@ -120,7 +127,7 @@ class _TorchThreads(ContextDecorator):
         self._number = number
 
     def _recreate_cm(self) -> Self:
-        return type(self)(self._number)  # a decorator's own: calls may lie within each other
+        return type(self)(self._number)  # one for each call of a decorated function, as calls may nest
 
     def __enter__(self) -> None:
         self._before = torch.get_num_threads()
@@ -131,24 +138,24 @@ class _TorchThreads(ContextDecorator):
 
 
 def _set_torch(threads: int) -> None:
-    """Let torch compute on so many threads. Setting costs more than asking."""
+    """Let torch compute on ``threads`` threads. Setting the number is slower than getting it."""
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
 
 
 def torch_on_one() -> _TorchThreads:
-    """Inside, torch computes on this thread alone. Serves as a decorator, too."""
+    """Context manager and decorator: inside, torch computes on this thread alone."""
     return _TorchThreads(lambda: 1)
 
 
 def torch_on_all() -> _TorchThreads:
-    """Inside, torch computes on all threads that decode: for a forward of torch operators. Serves as a decorator."""
+    """Context manager and decorator for a forward of torch operators: inside, torch uses all threads that decode."""
     return _TorchThreads(lambda: 1 if _forked else count())
 
 
 @contextmanager
 def using(threads: int | None) -> Iterator[None]:
-    """Decode with so many threads inside the block; None changes nothing."""
+    """Context manager: decode with ``threads`` threads inside; None changes nothing."""
     before = _chosen or torch.get_num_threads()
     try:
         if threads is not None:
@@ -159,9 +166,9 @@ def using(threads: int | None) -> Iterator[None]:
 
 
 def run(jobs: Sequence[Callable[[], object]]) -> Iterator[int]:
-    """Run jobs on as many threads as decode; yields how many are over. Raises what one of them raises.
+    """Run jobs on as many threads as decode; yields how many are done. Raises an error that a job raises.
 
-    Few wait for a thread at a time: whoever is interrupted, or ends with the program, waits for these alone.
+    Few jobs are submitted ahead, so that an interrupted program waits only for these.
     """
     left, over, under_way = iter(jobs), 0, set[Future[object]]()
     with ThreadPoolExecutor(size := count()) as pool:
@@ -175,7 +182,7 @@ def run(jobs: Sequence[Callable[[], object]]) -> Iterator[int]:
 
 
 def processors(system: Path = Path("/sys"), process: Path = Path("/proc/self")) -> Processors:
-    """Find what this process may use, by affinity mask, core topology and control groups (Linux)."""
+    """Find the processors of this process, by affinity mask, core topology and control groups (Linux)."""
     usable = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
     topology = "devices/system/cpu/cpu{}/topology/thread_siblings_list"
     siblings = {_text(system / topology.format(number)) or str(number) for number in usable}
@@ -190,7 +197,7 @@ def _possible(threads: int, said: str) -> int:
 
 
 def _quota(groups: Path, membership: Path) -> float | None:
-    """The least quota of the control groups that the process is in, and of those above them, versions 1 and 2."""
+    """Return the smallest quota of the process's control groups and their parents, versions 1 and 2."""
     quotas: list[float] = []
     for line in _text(membership).splitlines():
         _, controllers, path = line.split(":", 2)

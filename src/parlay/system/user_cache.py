@@ -1,4 +1,4 @@
-"""The folder where Parlay keeps what it can make or fetch again: calibrations, tokenizers, models."""
+"""The folder for data that Parlay can make or fetch again: calibrations, tokenizers, models."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from pathlib import Path
 from parlay.types import ParlayError
 
 _ABANDONED_SECONDS = 3600.0
-"""After so long without a write, nobody finishes a file any more."""
+"""A partial file without writes for this long is abandoned."""
 
 
 def user_cache() -> Path:
-    """``$XDG_CACHE_HOME/parlay``, else ``~/.cache/parlay``; it need not exist. Raises ParlayError without a home."""
+    """Return ``$XDG_CACHE_HOME/parlay``, else ``~/.cache/parlay``; it need not exist.
+
+    Raises ParlayError without a home.
+    """
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parlay"
     except RuntimeError:
@@ -25,7 +28,7 @@ def user_cache() -> Path:
 
 
 def check_output(path: Path) -> None:
-    """Raises ValueError now for what would otherwise fail after a long time."""
+    """Raise ValueError now for an output path that would fail only after a long time."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file to write")
     if path.exists() and not path.is_file():
@@ -36,9 +39,10 @@ def check_output(path: Path) -> None:
 
 @contextmanager
 def written_whole(path: Path, mode: int = 0o644) -> Iterator[Path]:
-    """A file to write to, which becomes ``path`` when all went well and goes away otherwise.
+    """Yield a temporary file to write to; it replaces ``path`` if the block succeeds and is deleted otherwise.
 
-    ``mode``: who may read it. What a process left here that was killed while it wrote goes too. Raises OSError.
+    ``mode``: the permissions of ``path``. Abandoned temporary files of killed processes are deleted, too. Raises
+    OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f"{escape(path.name)}*.part"):
@@ -58,23 +62,23 @@ def written_whole(path: Path, mode: int = 0o644) -> Iterator[Path]:
 
 @contextmanager
 def one_writer(folder: Path) -> Iterator[None]:
-    """Let one process at a time read and write files of a folder, among those that ask for it.
+    """Lock a folder: only one of the processes that use this lock runs its block at a time.
 
-    Where the system has no such locks, or the folder can't be opened, nobody waits.
+    If the system has no such locks, or the folder can't be opened, the block runs without one.
     """
     with ExitStack() as closing:
         with suppress(ImportError, OSError):
             from fcntl import LOCK_EX, flock  # here, because some systems have no such module
 
             descriptor = os.open(folder, os.O_RDONLY)
-            closing.callback(os.close, descriptor)  # which gives the lock back
+            closing.callback(os.close, descriptor)  # closing releases the lock
             flock(descriptor, LOCK_EX)
         yield
 
 
 @contextmanager
 def saved_whole(path: Path) -> Iterator[Path]:
-    """The same for what a user asked to save: where it can't be written, a ParlayError names it."""
+    """Do as `written_whole` for a file that a user asked to save: on failure a ParlayError names it."""
     from safetensors import SafetensorError  # here, because commands without tensors read this module
 
     try:
