@@ -42,7 +42,7 @@ class Option:
     """A field of an options class: type, default, meaning and allowed values.
 
     ``above`` is an exclusive lower bound. ``metavar`` stands for the value in a command's help; ``flag`` is the
-    option's name there, if it is another one. ``switch``: giving the flag, without a value, means true. ``required``:
+    option's name there, if it is another one. ``switch``: the flag takes no value; giving it means true. ``required``:
     the option has no default, and ``default`` is None. ``optional``: its type also allows None. ``strategies``: the
     parts of the tuple are strategies, each written ``NAME`` or ``NAME(key=value,...)``. ``opens``: it names a file or a
     model, or loads weights, so a server accepts it only from its owner. ``keeps``: it sets how much is kept for later
