@@ -354,7 +354,7 @@ class Pool:
         return page
 
     def adopt(self, memory: Tensor, count: int) -> list[Page]:
-        """Take the first ``count`` pages of ``memory`` that has rows already, ``[layers, 2, kv_heads, pages, ...]``."""
+        """Take the first ``count`` pages of a slab with rows, ``memory`` ``[layers, 2, kv_heads, pages, ...]``."""
         slab = _Slab(memory, self._shape.lanes)
         self.taken[0] += count
         return [self._take(slab) for _ in range(count)]

@@ -15,14 +15,14 @@ MIN_P, MIN_P_HELP = 0.1, "stop where the chance of the drafted path falls below 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions(Options):
-    """Which model drafts."""
+    """Options of strategies that draft with a model: its name."""
 
     model: str = option("", "draft model, by name or directory; empty: the one that goes with the target", opens=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftModelOptions(ModelOptions):
-    """How the model writes; see `DraftModel`."""
+    """Options of `DraftModel`: how the model drafts."""
 
     shape: str = option(
         "auto", "shape of the drafts; auto: what suits the rule", choices=("auto", "chain", "tree", "beam")
@@ -38,7 +38,7 @@ PARALLEL_DRAFT = "parallel-draft"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelDraftOptions(ModelOptions):
-    """Who drafts while the target verifies, and how much; see `ParallelDraft`."""
+    """Options of `ParallelDraft`: the model that drafts while the target verifies, and the length of drafts."""
 
     url: str = option("", "URL of a `parlay serve --drafter-only` that drafts, in place of a model here", opens=True)
     form: str = option(
@@ -59,7 +59,7 @@ BIG_LITTLE = "big-little"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BigLittleOptions(ModelOptions):
-    """When the small model hands over to the target."""
+    """Options of big-little decoding: when the small model hands over to the target."""
 
     fallback: float = option(0.6, "stop before a token of which the small model is less sure than this", low=0, high=1)
     by_kind: tuple[str, ...] = option(
@@ -72,7 +72,7 @@ class BigLittleOptions(ModelOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedDraftsOptions(Options):
-    """Which models draft, and where their chains end."""
+    """Options of merged drafts: the draft models, and where their chains end."""
 
     models: tuple[str, ...] = option((), "draft models, by name or directory, joined by +", opens=True)
     min_p: float = option(MIN_P, MIN_P_HELP, low=0, high=1)
@@ -92,7 +92,7 @@ SPEC_REASON = "spec-reason"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecReasonOptions(ModelOptions):
-    """Which model writes the steps, and where they end."""
+    """Options of SpecReason: the model that writes reasoning steps, and where a step ends."""
 
     until: str = option("sentence", "what a step is", choices=("sentence", "line"))
 
@@ -102,7 +102,7 @@ SUPERPOSED_DRAFT = "superposed-draft"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuperposedDraftOptions(ModelOptions):
-    """How many drafts a row stands for, how they are mixed, and which n-grams join them."""
+    """Options of superposed drafts: drafts per row, how they are mixed, and the n-grams that join them."""
 
     drafts: int = option(3, "drafts that a row stands for", low=1, high=16)
     min_p: float = option(MIN_P, MIN_P_HELP, low=0, high=1)
@@ -120,7 +120,7 @@ CANVAS_DRAFT = "canvas-draft"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanvasDraftOptions(Options):
-    """How a canvas is filled, and how its guesses become a tree."""
+    """Options of canvas drafts: how a canvas is filled, and how its guesses become a tree."""
 
     model: str = option("", "diffusion model that drafts, by name or directory", opens=True)
     steps: int = option(
@@ -137,7 +137,7 @@ CS_DRAFTING = "cs-drafting"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeOptions(Options):
-    """Which levels there are, and when the last one stops."""
+    """Options of a cascade: its levels, and when the last one stops."""
 
     levels: tuple[str, ...] = option(
         ("prompt-lookup", "draft-model(k=16)"),
@@ -149,7 +149,7 @@ class CascadeOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HorizontalOptions(Options):
-    """Which drafters write one after the other."""
+    """Options of horizontal cascades: the drafters, in the order in which they write parts of a draft."""
 
     levels: tuple[str, ...] = option(
         ("draft-model(k=5)", "prompt-lookup(k=10)"),
@@ -160,7 +160,7 @@ class HorizontalOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsDraftingOptions(Options):
-    """Which drafters there are, and how many tokens each writes for which other."""
+    """Options of CS drafting: the drafters, and how many tokens each of them writes for each other one."""
 
     drafters: tuple[str, ...] = option(
         ("draft-model", "prompt-lookup"), "from the most expensive to the cheapest, joined by +", strategies=True
@@ -174,7 +174,7 @@ LOOKAHEAD = "lookahead"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JacobiOptions(Options):
-    """How far is guessed, and with what."""
+    """Options of Jacobi decoding: how far it guesses, and its first guesses."""
 
     variant: str = option(
         "parallel",
@@ -192,7 +192,7 @@ class JacobiOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookaheadOptions(Options):
-    """Sizes of the window and of the pool of n-grams."""
+    """Options of lookahead decoding: sizes of its window and its pool of n-grams."""
 
     window: int = option(5, "columns of the window (W); 0: n-grams of the text alone", low=0, high=128)
     ngram: int = option(4, "tokens of an n-gram (N); the window has one row less", low=2, high=32)
@@ -206,14 +206,14 @@ INTERSECTION_DRAFT = "intersection-draft"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntersectionDraftOptions(ModelOptions):
-    """Which model drafts, and where its chains end."""
+    """Options of token-level intersection: the draft model, and where its chains end."""
 
     min_p: float = option(MIN_P, MIN_P_HELP, low=0, high=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UniversalDraftOptions(IntersectionDraftOptions):
-    """Which model drafts, where its chains end, and how much text is tokenised again."""
+    """Options of universal drafts: the draft model, where chains end, and how much text is tokenised again."""
 
     window: int = option(10, "last tokens of the text that are tokenised again with the draft", low=1, high=256)
 
@@ -228,7 +228,7 @@ RATIO = 0.45
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSkipOptions(Options):
-    """Which layers are left out, how that is searched for, and where a draft ends."""
+    """Options of layer skipping: the layers that are left out, how they are searched for, and where a draft ends."""
 
     attention: tuple[str, ...] = option((), "layers whose attention is left out, from 0, joined by +")
     mlp: tuple[str, ...] = option((), "layers whose MLP is left out, from 0, joined by +")
@@ -244,7 +244,7 @@ class LayerSkipOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwiftOptions(Options):
-    """How the set of layers is searched for, and where a draft ends."""
+    """Options of SWIFT: how the set of skipped layers is searched for, and where a draft ends."""
 
     ratio: float = option(RATIO, "share of the inner attention and MLP blocks to skip", low=0, high=1)
     window: int = option(32, "tokens of output on which a set of layers is tried", low=1, high=4096)
@@ -258,7 +258,7 @@ class SwiftOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyExitOptions(Options):
-    """Where drafting leaves the target, and where a draft ends."""
+    """Options of early exit: the layer after which drafting leaves the target, and where a draft ends."""
 
     exit: int = option(0, "layers that run while drafting; 0: a quarter of them", low=0, high=1024)
     threshold: float = option(0.0, "probability below which a draft ends", low=0, high=1)
@@ -269,7 +269,7 @@ SELF_DRAFT = "self-draft"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfDraftOptions(Options):
-    """Which weights and cached keys of the target its drafts use, and where a draft ends."""
+    """Options of self drafts: the target's weights and cached keys that drafts use, and where a draft ends."""
 
     bits: int = option(
         0, "weights are rounded to so many bits, 4 or 8, when the strategy is opened; 0: as they are", opens=True
@@ -287,7 +287,7 @@ SET_BLOCK, ADAPTER = "set-block", "adapter"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetBlockOptions(Options):
-    """Who guesses masked places, how many of them, and below how many nodes."""
+    """Options of set-block drafts: the adapter of mask rows, masks per node, and nodes with masks."""
 
     adapter: str = option(
         "",
@@ -319,7 +319,7 @@ ON_PROBES = frozenset({BITA, PPD, SET_BLOCK, STREAMING})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadOptions(Options):
-    """Which head drafts, or which heads."""
+    """Options of strategies that draft with a head, or with several: their files."""
 
     head: str = option(
         "",
@@ -330,7 +330,7 @@ class HeadOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicTreeOptions(HeadOptions):
-    """How large trees grow before they are cut to the budget."""
+    """Options of heads with dynamic trees: how large trees grow before they are cut to the budget."""
 
     width: int = option(4, "nodes per forward of the head, and children of each", low=1, high=64)
     depth: int = option(4, "most levels of a tree", low=1, high=32)
@@ -339,7 +339,7 @@ class DynamicTreeOptions(HeadOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamOptions(HeadOptions):
-    """How many beams are searched, and how far."""
+    """Options of beam search: number of beams, and its depth."""
 
     width: int = option(10, "beams", low=1, high=64)
     depth: int = option(4, "tokens of a beam", low=1, high=32)
@@ -347,7 +347,7 @@ class BeamOptions(HeadOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockOptions(HeadOptions):
-    """How the guesses of a block become a tree."""
+    """Options of heads that guess a block at once: how the guesses become a tree."""
 
     width: int = option(4, "nodes of a level that get children, and children of each", low=1, high=64)
     min_p: float = option(0.02, "grow no path whose chance falls below this", low=0, high=1)
@@ -355,7 +355,7 @@ class BlockOptions(HeadOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockwiseOptions(BlockOptions):
-    """By what the guesses of the heads are rescored, and how much that counts."""
+    """Options of blockwise drafts: what rescores the heads' guesses, and its weight."""
 
     rescore: str = option(
         "neural",
@@ -368,7 +368,7 @@ class BlockwiseOptions(BlockOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KangarooOptions(HeadOptions):
-    """Where a draft ends."""
+    """Options of Kangaroo: where a draft ends."""
 
     threshold: float = option(0.6, "probability below which a draft ends", low=0, high=1)
     length: int = option(6, "most tokens of a draft", low=1, high=64)
@@ -376,14 +376,14 @@ class KangarooOptions(HeadOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PpdOptions(HeadOptions):
-    """How many probes the target reads beside a draft."""
+    """Options of parallel prompt decoding: number of probe rows beside a draft."""
 
     probes: int = option(12, "probes of one step, below all nodes together", low=1, high=256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOptions(HeadOptions):
-    """How many nodes have probes below them."""
+    """Options of heads with groups of probes: number of nodes that have probes below them."""
 
     groups: int = option(
         8, "nodes, the root among them, below which stand all trained inputs: the likeliest", low=1, high=64
@@ -392,7 +392,7 @@ class GroupOptions(HeadOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamoOptions(BlockOptions):
-    """Which pairs of tokens count."""
+    """Options of DynaMo: the pairs of tokens that are used."""
 
     lattice: int = option(16, "best guesses of each head that are joined", low=1, high=64)
     eps: float = option(0.1, "rule=unverified: least probability of a token, its square of a pair", low=0, high=1)

@@ -25,7 +25,7 @@ SELECTORS: Mapping[str, str] = MappingProxyType(
         "graph": "selector=lookahead-path, greedy-path or viterbi-path",
     }
 )
-"""Which selectors fill a canvas, by what `CanvasLayout.reads` says."""
+"""For each `CanvasLayout.reads`, the selectors that fill such a canvas, as errors name them."""
 
 
 def begin(spec: CanvasSpec, ends: Ends, prompt: Sequence[int]) -> Canvas:

@@ -327,7 +327,7 @@ def judge_words(llm: LLM) -> Words:
 
 
 def judge_chats(pairs: Sequence[tuple[str, str]]) -> list[list[dict[str, str]]]:
-    """The conversations that ask a model whether drafted steps and its own say the same."""
+    """Make the conversations that ask a model whether a drafted step and its own step mean the same."""
     return [
         [{"role": "user", "content": _JUDGED.format(drafted=drafted.strip(), own=own.strip())}]
         for drafted, own in pairs

@@ -39,7 +39,7 @@ class Gains:
     """Tokens of plain decoding that a strategy's drafts have lately gained, over all sequences.
 
     The next drafts may lose as many. So a drafter that pays is not given up because the first drafts of a text fail. A
-    drafter that was right on held-out texts (``proved``) need not gain anything first.
+    drafter with evidence from held-out texts (``proved``) begins with a gain.
     """
 
     __slots__ = ("tokens",)

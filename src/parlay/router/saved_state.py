@@ -46,7 +46,7 @@ class Memory(Protocol):
         ...
 
     def keep(self, owner: str, arms: Mapping[str, KeptArm]) -> None:
-        """Replace what is kept of these drafters. Never raises, and does not wait for the disk."""
+        """Replace the kept state of these drafters. Never raises, and does not wait for the disk."""
         ...
 
     def cost(self) -> KeptCost:

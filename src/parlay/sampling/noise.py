@@ -230,9 +230,9 @@ def _best_by_bound(logits_V: Tensor, state: int, count: int) -> list[int]:
 
 
 def _noisy(state: int, size: int, floor: int) -> tuple[Tensor, Tensor]:
-    """Ids whose bits reach ``floor``, rising, and their bits, ``[N]`` each.
+    """Return the ids whose bits reach ``floor``, rising, and their bits, ``[N]`` each.
 
-    Hashed in runs that fit into the CPU's cache.
+    Ids are hashed in runs that fit into the CPU's cache.
     """
     ids, found = [], []
     run = torch.arange(min(_RUN, size))

@@ -40,7 +40,7 @@ class LossyOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypicalOptions(LossyOptions):
-    """When a token is likely enough to be accepted."""
+    """Options of typical acceptance: when a token is likely enough."""
 
     eps: float = option(0.09, "probability that is always enough", low=0, high=1)
     delta: float = option(0.3, "or so much of exp(-entropy)", low=0, high=1)
@@ -48,7 +48,7 @@ class TypicalOptions(LossyOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThresholdOptions(LossyOptions):
-    """When a token is near enough to the best one to be accepted."""
+    """Options of threshold rules: when a token is near enough to the best one."""
 
     beta: int = option(5, "how many of the best tokens pass", low=1)
     tau: float = option(3.0, "how far below the best one a logit may lie", low=0)
@@ -56,14 +56,14 @@ class ThresholdOptions(LossyOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions(LossyOptions):
-    """When a step is good enough to be accepted."""
+    """Options of rules for reasoning steps: when a step is good enough."""
 
     nats: float = option(0.4, "most surprise per token of the step, in the mean, as -log p; 0: exact match", low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackOptions(LossyOptions):
-    """When the target takes a token back."""
+    """Options of rollback rules: when the target takes a token back."""
 
     nats: float = option(2.0, "most surprise -log p(x) of a token that stays; the best one always does", low=0)
     by_kind: tuple[str, ...] = option(

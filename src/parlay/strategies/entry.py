@@ -20,7 +20,7 @@ K, POLICY, GOAL, EFFORT, POWER = "k", "policy", "goal", "effort", "power"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetOptions(Options):
-    """How much is drafted. The budget policy reads these options, not the drafter. Each entry has its own ``k``."""
+    """Options of the budget policy, which all strategies have. Each entry has its own default of ``k``."""
 
     k: int = option(help="most nodes in a draft (heuristic: in the first)", low=0, high=1024)
     policy: str = option(
@@ -33,7 +33,7 @@ class BudgetOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingOptions(Options):
-    """Which drafters to choose from, and by which goal. The router reads these options."""
+    """Options of the router: the drafters to choose from, and the goal of the choice."""
 
     of: tuple[str, ...] = option(
         (), "the drafters to choose from, joined by +; empty: those that exist for the target", strategies=True

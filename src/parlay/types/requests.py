@@ -109,7 +109,7 @@ class Request:
     adapter: Adapter | None = None
     """The adapter that changes the target's products. The salt then keeps its cached prefixes apart."""
     guidance: Guidance | None = None
-    """Moves the text away from what the target writes after a negative prompt."""
+    """Classifier-free guidance away from a negative prompt; None: no guidance."""
     reuse: int = 0
     """Runs of at least this many tokens may be moved from other cached texts, which is lossy; 0: none."""
     kind: str = ""

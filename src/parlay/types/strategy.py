@@ -193,8 +193,8 @@ class Spent:
     ``draft_seconds``: planning, proposing, ranking tokens for drafters, and showing them the step. ``context``: mean
     length of the batch's texts before the forward's commits. ``by_drafter``: seconds of each of the strategy's
     drafters; ``planning_seconds``: those of its policy; both for all its sequences together. ``called``: whether each
-    drafter's ``propose`` was called; empty: every drafter that was asked. A drafter that is asked where no draft has
-    room is not called.
+    drafter's ``propose`` was called; empty: every drafter that was asked. A drafter is asked but
+    not called if no draft has room.
     """
 
     draft_seconds: float
@@ -258,7 +258,7 @@ class Policy(Protocol):
         ...
 
     def report(self, sequence: int) -> RouterRecord | None:
-        """Report on this sequence, if it chooses among drafters."""
+        """Return the router's record of this sequence; None if the policy does not choose among drafters."""
         return None
 
     def release(self, sequence: int) -> None: ...

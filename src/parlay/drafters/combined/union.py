@@ -18,7 +18,7 @@ _REST = 0.02  # how far a record returns to its initial value, per step in which
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnionOptions(Options):
-    """Which drafters propose."""
+    """Options of the union: the drafters whose drafts are joined."""
 
     of: tuple[str, ...] = option(("prompt-lookup", "draft-model"), "the drafters, joined by +", strategies=True)
 

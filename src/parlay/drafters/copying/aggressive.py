@@ -18,7 +18,7 @@ SOURCE = "aggressive"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggressiveOptions(Options):
-    """How the place in the source is found again."""
+    """Options of aggressive copying: how it finds its place in the source after the output has left it."""
 
     ngram: int = option(3, "longest n-gram looked up in the source to find the place to copy from", low=1, high=32)
 

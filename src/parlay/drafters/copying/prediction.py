@@ -26,7 +26,7 @@ _MOST = 32_768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionOptions(Options):
-    """Options: the drafter for where the prediction does not help."""
+    """Options of drafts from a prediction: the drafter for where the prediction does not help."""
 
     fallback: tuple[str, ...] = option(
         ("prompt-lookup",), "what drafts where the prediction can't; empty: nothing", strategies=True

@@ -28,7 +28,7 @@ _PLACE_BYTES = 110  # per token and n-gram size: 60 in code, 113 for random ids
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLookupOptions(Options):
-    """Which matches count, and which of several is copied."""
+    """Options of prompt lookup: which matches count, and which of several is copied."""
 
     max_ngram: int = option(1 << 20, "matches longer than this count as this long", low=1, high=1 << 20)
     min_ngram: int = option(1, "fewest tokens that must match", low=1, high=256)
@@ -103,7 +103,7 @@ class _IndexedText:
         return sum([places.known for places in self.places]) * _PLACE_BYTES
 
     def index(self, most: int) -> int:
-        """Index up to ``most`` tokens, the first size before the second. Returns how many were indexed."""
+        """Index up to ``most`` tokens, first for the first n-gram size. Returns how many were indexed."""
         done = 0
         for places in self.places:
             done += places.index(self.tokens, most - done)

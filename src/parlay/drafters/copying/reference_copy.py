@@ -20,7 +20,7 @@ SOURCE = "reference-copy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceCopyOptions(Options):
-    """Which matches count, and whether to resume copying after an edit."""
+    """Options of copying references: which matches count, and whether copying resumes after an edit."""
 
     max_ngram: int = option(5, "longest match that is looked for", low=1, high=32)
     min_ngram: int = option(1, "fewest tokens that must match", low=1, high=32)

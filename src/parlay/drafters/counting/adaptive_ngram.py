@@ -16,7 +16,7 @@ SOURCE = "adaptive-ngram"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveNgramOptions(Options):
-    """How long the counted n-grams are."""
+    """Options of the adaptive n-gram drafter: lengths of the counted n-grams."""
 
     ngram: int = option(5, "longest n-gram, the drafted token included", low=2, high=16)
 

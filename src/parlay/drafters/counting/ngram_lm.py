@@ -18,7 +18,7 @@ SOURCE = "ngram-lm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramLmOptions(Options):
-    """Which n-gram model, and how its drafts grow."""
+    """Options of n-gram model drafts: the model, and how its drafts grow."""
 
     file: str = option("", "the n-gram model; `parlay ngram build` makes one", opens=True)
     width: int = option(4, "most continuations of a node", low=1, high=64)

@@ -63,11 +63,11 @@ class DraftResource(Protocol):
         ...
 
     def write(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> Written:
-        """Continue each text by its number of tokens now, while the caller waits. Raises what drafting raises."""
+        """Continue each text by its entry of ``lengths``, while the caller waits. Raises the errors of drafting."""
         ...
 
     def begin(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> None:
-        """Begin to continue each text by its number of tokens. The texts must not change until `end`."""
+        """Begin to continue each text by its entry of ``lengths``. The texts must not change until `end`."""
         ...
 
     def end(self, *, stop: bool) -> Written:

@@ -51,7 +51,7 @@ class LevelDrawer(Protocol):
     def children(self, view: SequenceView, depth: int, spots: Sequence[OpenNode], first: int) -> list[Child]:
         """Draw the children of the ``spots``, which are ``depth`` levels below the root.
 
-        The first becomes node ``first``.
+        The first child gets the number ``first`` in the tree.
         """
         ...
 

@@ -22,7 +22,7 @@ class ParallelDraft(FromText):
     """PEARL (Liu et al. 2024, arXiv:2408.11850) and AMUSD (McDanel 2024, arXiv:2410.17375): drafts during forwards.
 
     *Post-verify*: while the target verifies a draft, the draft model continues from its end, as if all of it were
-    right. Its first token there stands for the token that the target adds. If the draft and that token are right, the
+    right. The first of these tokens is a guess of the target's bonus token. If the draft and that token are right, the
     rest is the next draft, ready at once. *Pre-verify*: if they are not, the next forward has no draft. While the draft
     model writes the next draft, that forward yields the token that the draft's first token is compared with. So, once a
     text has begun, a step takes as long as the slower of the two.

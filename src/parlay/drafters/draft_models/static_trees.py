@@ -122,7 +122,7 @@ class FilledTree:
 class RankRecord:
     """How often each rank was right recently, by depth.
 
-    Depths have the record of all depths as prior, which has a guess.
+    The prior of each depth is the record of all depths, which begins with a guess.
     """
 
     def __init__(self, levels: int, width: int) -> None:

@@ -27,8 +27,8 @@ class IntersectionDraft(FromText):
     their bytes, so different signs for spaces do not matter. Its logits, mapped to the target's ids with -inf
     elsewhere, go through the request's own sampler and noise, so it draws the target's token as often as the coupling
     allows. The prompt is encoded again from its text. In the output, common tokens are mapped by id and the others by
-    their text. Paths whose probability, within the intersection, falls below ``min_p`` are not followed. Scores are
-    that probability.
+    their text. Paths whose probability, within the intersection, falls below ``min_p`` are not followed. It is the
+    node's score.
     """
 
     def __init__(self, resources: Resources, options: IntersectionDraftOptions) -> None:

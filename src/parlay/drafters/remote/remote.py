@@ -20,7 +20,7 @@ _MOST_OVER = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteOptions(Options):
-    """Where the drafter is, and how long to wait for it."""
+    """Options of a remote drafter: its address, and how long to wait for it."""
 
     url: str = option("", "URL of a `parlay serve --drafter-only`, as in http://HOST:8001", opens=True)
     deadline_ms: float = option(100.0, "milliseconds after which the step goes on plainly", low=0.1, high=60_000)

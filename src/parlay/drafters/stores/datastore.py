@@ -18,7 +18,7 @@ SOURCE = "datastore"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrievalOptions(Options):
-    """Which datastore, and which matches in it count."""
+    """Options of retrieval: the datastore, and which matches in it count."""
 
     file: str = option("", "the datastore; `parlay datastore build` makes one", opens=True)
     max_match: int = option(16, "most tokens of the sequence that are looked for", low=1, high=256)

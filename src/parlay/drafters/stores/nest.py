@@ -18,7 +18,7 @@ SOURCE = "nest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanOptions(Options):
-    """Which datastore, and how much of it is looked at."""
+    """Options of NEST: the datastore, and how many of its entries are looked at."""
 
     file: str = option("", "the datastore, built with --states; empty: the one that the target mixes in", opens=True)
     neighbours: int = option(NEIGHBOURS, "nearest states that are looked at", low=1, high=4096)

@@ -23,7 +23,7 @@ _OVER = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions(Options):
-    """How much is kept, and in which file."""
+    """Options of stores of past outputs: how much is kept, and the file."""
 
     store: str = option("", "file in which past outputs outlive the process; empty: none", opens=True)
     max_tokens: int = option(

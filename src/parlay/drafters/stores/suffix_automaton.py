@@ -21,7 +21,7 @@ _DEPTH = 64  # the most tokens of match and draft together in past outputs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuffixAutomatonOptions(StoreOptions):
-    """Which matches count, and what drafts if none does."""
+    """Options of the suffix automaton: which matches count, and the drafter for where none does."""
 
     min_match: int = option(5, "where matches are shorter, the fallback drafts", low=1, high=64)
     bias: int = option(5, "tokens by which a match in past outputs must be longer", low=0, high=64)

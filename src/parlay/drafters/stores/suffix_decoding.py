@@ -17,7 +17,7 @@ SOURCE = "suffix-decoding"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuffixDecodingOptions(StoreOptions):
-    """How large a draft may grow for a match of some length."""
+    """Options of SuffixDecoding: the size of a draft by the length of its match."""
 
     depth: int = option(64, "most tokens of match and draft together", low=2, high=256)
     factor: float = option(1.0, "nodes per matching token", low=0, high=64)

@@ -32,7 +32,7 @@ Row = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecyclingOptions(Options):
-    """For how many tenants candidates are kept, and where."""
+    """Options of token recycling: number of tenants, and the file of candidates."""
 
     tenants: int = option(
         16, "tenants remembered, 32 bytes per token of the vocabulary each", low=1, high=4096, keeps=True

@@ -18,7 +18,7 @@ SOURCE = "trie-lookahead"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrieLookaheadOptions(StoreOptions):
-    """How branches are looked up and weighed."""
+    """Options of the lookahead trie: how branches are looked up and weighed."""
 
     branch_length: int = option(12, "most tokens in a branch", low=1, high=64)
     max_query: int = option(2, "most tokens looked up; fewer if they fill too little", low=1, high=16)

@@ -51,7 +51,7 @@ WHOLE = frozenset({"mask-predict", "joint-threshold", "renoise"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenoiseOptions(Options):
-    """Which places of a canvas are decided in each step."""
+    """Options of denoising: which places of a canvas are decided in each step."""
 
     selector: str = option("threshold", "which places are decided in a step", choices=tuple(OWN))
     threshold: float = option(
