@@ -192,7 +192,7 @@ class RecentPages:
         copy.rows.copy_(entry.recent[number].rows)
         self._let_go(owner, entry.recent.replace(number, copy))
 
-    # ---------------------------------------------------------------------------------------------------- of nobody
+    # -------------------------------------------------------------------------------------------------- unused pages
 
     def drop(self, owner: Page) -> None:
         """Give back the page that ``owner`` refers to and no text uses."""

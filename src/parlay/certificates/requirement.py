@@ -37,7 +37,7 @@ class Allowed:
 
 
 def parse(text: str) -> Allowed:
-    """Parse ``LEVEL[:key=value,...]``. Raises UsageError, which says what is wrong and what would be right."""
+    """Parse ``LEVEL[:key=value,...]``. Raises UsageError, whose message names the correct form."""
     name, colon, rest = text.strip().partition(":")
     if name not in list(Exactness):
         raise UsageError(f"exactness {name!r} is unknown: {nearest(name, list(Exactness))}")

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from parlay.types import Cost, EngineStats, Metrics
 
 TRIAL = 32
-"""After so many choices a dearer way is taken once, so that a change of its price is noticed."""
+"""Choices after which a dearer way is taken once, so that a change of its price is noticed."""
 FEW = 4
 """Answers of a way before it has a price of its own."""
 _KEPT = 0.9

@@ -14,7 +14,7 @@ from parlay.types import NO_COST, KeptCost, OutOfRoom, Runner, Segment, trees
 
 _CALIBRATED = (1, 16, 4, 32, 2, 8, 17, 9, 33, 12, 13, 64, 65)  # the most informative first, in case time runs out
 _PASSES, _ENOUGH = 3, 0.1  # number of passes, and seconds, after which no further pass begins
-_SMALL, _AGAIN = (1, 2, 4, 8), 0.1  # row counts that decide whether drafts pay are timed again, for so many seconds
+_SMALL, _AGAIN = (1, 2, 4, 8), 0.1  # row counts that decide whether drafts pay are timed again; seconds for that
 _SCRATCH = -1  # the sequence that calibration uses; the engine's numbers are not negative
 _CHUNK = 256  # rows of a prefill chunk
 _OF_STREAMED = 3.0

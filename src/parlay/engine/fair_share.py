@@ -70,7 +70,7 @@ def gives_way(running: Iterable[Sequence]) -> bool:
 
 
 _TIMED_EVERY = 16
-"""While one owner has the same sequences running, one step in so many is timed."""
+"""Steps for each step that is timed, while one owner has the same sequences running."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ _DECAY, _DECAY_BESIDE = 0.95, 0.995
 """Decay per step of what earlier steps alone took. It is slower while other owners' requests are running, because
 reading them and writing their answers slows a step alone as well."""
 _TRIAL = 32
-"""After so many shared steps an owner gets a step alone, because its speed may have changed."""
+"""Shared steps after which an owner gets a step alone, because its speed may have changed."""
 _ROW = 8
 """The most steps alone in a row; then the other owners get a step."""
 _PART = 0.7
@@ -75,7 +75,7 @@ class Paces:
     def first(self, owners: Iterable[str]) -> str | None:
         """The owner that gets the next step alone: the one owed most, or one not measured for long.
 
-        None: nobody does.
+        None: no owner does.
         """
         known = [(owner, self._paces[owner]) for owner in owners]
         if any(pace.row >= _ROW for _, pace in known):

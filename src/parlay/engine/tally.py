@@ -12,7 +12,7 @@ Clock = Callable[[], float]
 """Returns the time in seconds since any fixed point, as `time.perf_counter` does."""
 
 _MOST = 3600.0
-"""Seconds. No part of a step takes so long. If it seems to, the machine slept or its clock was set."""
+"""Seconds: longer than any part of a step. If one seems longer, the machine slept or its clock was set."""
 
 
 def since(began: float, clock: Clock) -> float:

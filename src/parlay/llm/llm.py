@@ -322,7 +322,7 @@ class LLM:
         return self._factory.single(prompt, params, options)
 
     def prepare(self) -> None:
-        """Load now what the first request would load, so that no request to a server has to wait for it."""
+        """Load everything that the first request would load, so that no request to a server has to wait."""
         self.vocabulary.prepare()
 
     def add(self, job: Job) -> None:

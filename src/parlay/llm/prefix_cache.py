@@ -52,7 +52,7 @@ class PrefixCacheFile:
             _log.warning("the prefix cache %s is not used: %s", self.path, reason)
 
     def save(self) -> SavedPrefixes:
-        """Replace the file by what is cached now, unless nothing is.
+        """Replace the file by the present cache, unless that is empty.
 
         Only the user can read it, and a crash leaves the old file. If the path is a link, the file that it names is
         replaced. Raises OSError, and BadPrefixFile if the file is not a prefix cache.

@@ -238,7 +238,7 @@ def _quietly(path: Path) -> list[RouterFileEntry]:
 
 
 def _read(path: Path) -> list[RouterFileEntry]:
-    """The entries of the file. Raises OSError, or another error that says what is wrong."""
+    """The entries of the file. Raises OSError, or another error with its reason."""
     if path.exists() and not path.is_file():
         raise ValueError("it is no file")
     if path.stat().st_size > _MOST_BYTES:

@@ -90,7 +90,7 @@ class Vocabulary:
         return TextStream(self.tokenizer, params, before, self.end_marks, marks=marks)
 
     def prepare(self) -> None:
-        """Build now what is built once, so that no request has to wait for it."""
+        """Build all lazily built tables now, so that no request has to wait for them."""
         if self.encoder is not None:
             self.encoder.prepare()
         template = self.tokenizer.chat_template if self.tokenizer is not None else None
@@ -99,7 +99,7 @@ class Vocabulary:
         self.grammars.prepare()
 
     def rest(self) -> None:
-        """Free what was made for requests. What was read stays, so the vocabulary can be used again at once."""
+        """Free the objects that were made for requests. The files' contents stay, for later use without loading."""
         self.grammars.rest()
 
 

@@ -33,7 +33,7 @@ _BATCH = 1 << 20  # characters that are tokenised together
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramOptions(Options):
-    """How long the n-grams are, how they are smoothed, and what the file keeps."""
+    """Options of `build`: length and smoothing of n-grams, and the contents of the file."""
 
     order: int = option(5, "tokens of the longest n-grams", low=1, high=LONGEST)
     smoothing: str = option(

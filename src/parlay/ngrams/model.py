@@ -214,7 +214,7 @@ class NgramModel:
         return [(id - FIRST, 10**-log) for log, id in heapq.nsmallest(most, found)]
 
     def _likeliest(self, n: int, place: int, first: int) -> Iterator[tuple[int, float]]:
-        """Yield all continuations of one context of n ids, likeliest first
+        """Yield all continuations of one context of n ids, likeliest first.
 
         ``first`` are searched at first, then twice as many.
         """

@@ -38,8 +38,8 @@ class Account:
 class Gains:
     """Tokens of plain decoding that a strategy's drafts have lately gained, over all sequences.
 
-    The next drafts may lose as many. So a drafter that pays is not given up because the first drafts of a text fail. A
-    drafter with evidence from held-out texts (``proved``) begins with a gain.
+    The next drafts may lose that many tokens. So a drafter that pays is not given up when the first drafts of a text
+    fail. A drafter with evidence from held-out texts (``proved``) begins with a gain.
     """
 
     __slots__ = ("tokens",)

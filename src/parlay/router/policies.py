@@ -14,7 +14,7 @@ from parlay.types import NOTHING_NEEDED, Budgets, Cost, Draft, Needs, Policy, Se
 
 _MORE, _LESS, _LEAST = 2, 1, 1
 _MOST = 1024  # upper bound of the parameter k
-_RECORD = 256  # a threshold is fitted to so many tested nodes, the latest ones
+_RECORD = 256  # a threshold is fitted to this many of the latest tested nodes
 _FEWEST = 6  # tested nodes before the first fit
 _MISSED = 3.0  # weight of a right node below the threshold, relative to a wrong one above it
 

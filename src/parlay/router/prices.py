@@ -14,7 +14,7 @@ from parlay.types import Cost, SequenceView
 FREE = 0.01  # share of a forward: drafting that costs less counts as free
 _DECAY = 0.9  # per proposal
 _ORIGIN = 0.1  # weight, in proposals, of the assumption that a proposal of no nodes costs nothing
-_FEW = 4  # among so many first proposals, the quickest sets the level
+_FEW = 4  # the quickest of this many first proposals sets the level
 _SLOWER = 0.5  # weight of a proposal that took longer than expected
 _READ = 0.3  # weight of the newest prompt or answer in its estimate
 _DEEPER = 0.1  # weight of the newest draft in the estimate of depth

@@ -21,7 +21,7 @@ from parlay.router.sequence_state import SequenceState
 from parlay.types import NO_DRAFT, Budgets, Cost, Draft, Policy, Routed, RouterRecord, SequenceView, Spent
 
 _REPRICE_EVERY = 16  # steps
-_MANY = 8  # in a batch of so many sequences, the rate hardly changes from step to step
+_MANY = 8  # in a batch of at least this size, the rate hardly changes from step to step
 _STRIDES = 16  # how many numbers of nodes are compared, about
 _SLOW = 0.9  # decay, per step, of the mean seconds that the router itself takes
 _EXCEEDED = (

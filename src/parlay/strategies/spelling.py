@@ -65,7 +65,7 @@ def _spell(value: Value) -> str:
 
 
 def parse(text: str) -> StrategySpec:
-    """Read ``NAME[:key=value,...]``. Raises UsageError that says what is wrong and what would be right."""
+    """Read ``NAME[:key=value,...]``. Raises UsageError, whose message names the correct form."""
     complaint = _complaint(text)
     if complaint:
         raise UsageError(f"strategy {' '.join(text.split()):.{_SHOWN}}: {complaint}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _Key = tuple[str, str]
-"""The owner, and a digest of what was asked for."""
+"""The owner, and a digest of the request's constraint."""
 
 _KEPT = 128  # how many compiled grammars and refusals are kept
 _STACK = 256 << 20

@@ -73,7 +73,7 @@ def render(template: str, variables: dict[str, Any]) -> str:
 
 
 def prepare(template: str) -> None:
-    """Start what the first rendering of a template would have to wait for."""
+    """Start the process, for which the first rendering of a template would have to wait."""
     if hashlib.sha256(template.encode(errors="replace")).hexdigest() not in KNOWN:
         _process().start()
 

@@ -173,7 +173,7 @@ class Layers(Protocol):
         """Hidden states ``[T, H]`` that enter each layer of ``taps``, for each view's cached tokens in its span.
 
         This is for a drafter that lacks some, as after a prefix hit. The states of pending tokens come with this step's
-        observation. If one step can't run so many rows, fewer are computed; if there are none or the cache has no room,
+        observation. If a step can't run all these rows, fewer are computed; if there are none or the cache has no room,
         the mapping is empty. Ask again in the next proposal. All sequences run in one forward; no view may appear
         twice.
         """

@@ -248,7 +248,7 @@ class Runner(Protocol):
     def reserve(self, sequence: int, tokens: int) -> bool:
         """Reserve cache for ``tokens`` tokens of the sequence in all, scratch included.
 
-        False if there is not enough now. Raises OutOfRoom if even an empty cache could not hold so many.
+        False if there is not enough now. Raises OutOfRoom if even an empty cache would be too small.
         """
         ...
 

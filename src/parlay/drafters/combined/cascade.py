@@ -59,7 +59,7 @@ class Cascade:
 def level_above(
     below: Drafter, level: NestedStrategy, resources: Resources, source: str, enough: int
 ) -> members.Member:
-    """The model of ``level``, verifying what ``below`` proposes. ``source`` is the source of the tokens it adds.
+    """Make the member whose model, that of ``level``, verifies the drafts of ``below``. Its own tokens have ``source``.
 
     Raises UsageError for a strategy that has no such model, and for options that have no effect inside a cascade.
     """

@@ -14,7 +14,7 @@ LEAST = 2
 """The fewest tokens to draft during a forward. The first one stands for the token that the forward commits last."""
 _FIRST = 4  # how many tokens to draft while the speeds are unknown
 _NEWEST = 0.2  # weight of the newest measurement of a speed
-_LATE = 2.0  # a measurement counts for at most so many times the estimate: it may include reading a prompt
+_LATE = 2.0  # a measurement is cut to this multiple of the estimate: it may include reading a prompt
 _EXPECTED, _SUPPOSED = 0.7, 4.0  # prior share of right guesses, and its weight in tokens
 _KEPT = 0.98  # decay per tested token
 _SURE = 0.98  # upper limit of the share of right guesses
@@ -148,7 +148,7 @@ class Pace:
             together = max(together, self._rate_before(budget, whole))
         return halves > together * (1 if now else _BETTER)
 
-    # ------------------------------------------------------------------------------------------------- what is known
+    # -------------------------------------------------------------------------------------------------- measurements
 
     def learn_forward(self, seconds: float, *, beside: bool) -> None:
         """Learn the seconds of a forward over all texts, with the work around it.

@@ -19,7 +19,7 @@ from parlay.drafters.state_room import StateBytes, StateRoom
 from parlay.types import Features, Observation, OutOfRoom, Runner, Segment, SequenceView
 
 _CHUNK = 512  # the most rows of one sequence in one forward
-_FEW = 16  # up to so many rows run together with the last one, which is faster than a forward of their own
+_FEW = 16  # at most this many rows run together with the last one, which is faster than a forward of their own
 GAPS = 64
 """The most gaps of one text, because finding a row goes through all of them. If there are more, the later half of them
 become one gap, and the rows between them are lost."""

@@ -16,7 +16,7 @@ from parlay.types.requests import FixedText
 _STARTUP = 10  # random sets to try before the estimator is used
 _GOOD = 0.2  # share of the tried sets that count as good
 _DRAWS = 24  # sets drawn from the distribution of good ones; the most promising is tried
-_LATEST = 256  # the estimator uses only so many tried sets, so that steps do not become slower
+_LATEST = 256  # the estimator uses only this many of the latest sets, so that steps do not become slower
 
 
 class ParzenSearch:

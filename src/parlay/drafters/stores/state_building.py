@@ -26,7 +26,7 @@ WINDOW = 1024
 _ROWS = 512
 """Rows per forward."""
 _FLAT = 4096
-"""Up to so many states, a search compares all. With more, they are divided into lists, learned from a sample."""
+"""Most states that a search compares one by one. More are divided into lists, learned from a sample."""
 _POINTS, _FEWEST = 40, 10
 """How many states per list the lists are learned from; if memory is short, at least the second number."""
 _LEARNED = 1 << 29

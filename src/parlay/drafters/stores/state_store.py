@@ -40,7 +40,7 @@ _FILES = (STATES, PLACES, DOCUMENTS, INDEX)
 _BLOCK = 1 << 24
 _ROWS = 1 << 20  # how many places are checked at a time
 _LOOKED_UP = 1024  # how many results are cached: a drafter looks up the same states as the target
-_WIDER = 4  # the index finds so many times the wanted number, because it is approximate
+_WIDER = 4  # the index returns this multiple of the wanted number, because it is approximate
 
 
 class BadStates(ParlayError):
@@ -274,7 +274,7 @@ def _check(folder: Path, header: StateHeader, store: Datastore, path: Path) -> N
         if there != size:
             what = "cut short" if there < size else "too long"
             raise BadStates(f"{file} is {what} ({there:,} of {size:,} bytes): copy it or build the states again")
-    for name in (INDEX, DOCUMENTS):  # their readers do not check what they read
+    for name in (INDEX, DOCUMENTS):  # the readers of these two files trust them
         if sha256_of(folder / name) != header.checksums[name]:
             raise BadStates(f"{folder / name} is cut short or damaged: copy it or build the states again")
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-_MANY = 24  # up to so many children of a state are all examined; a common token has thousands
-_FIRST, _LAST = 192, 64  # of more children, so many are examined
+_MANY = 24  # most children of a state that are all examined; a common token has thousands
+_FIRST, _LAST = 192, 64  # numbers of first and last children that are examined if there are more
 END = -1  # separates texts; never in a query, never proposed
 
 
