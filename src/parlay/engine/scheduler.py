@@ -329,7 +329,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._close(sequence)
         if sequence.canvas is not None:
-            sequence.canvas = replace(sequence.canvas, fresh=True)  # its cached tokens of the group are lost
+            sequence.canvas = replace(sequence.canvas, fresh=True)  # the cached rows of its group are lost
         self.add(sequence)
 
     def _close(self, sequence: Sequence) -> None:

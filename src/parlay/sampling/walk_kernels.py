@@ -170,7 +170,7 @@ def _mass(row, temperature, top, than, bound, equal, WEIGHED: tl.constexpr, V, B
 def _lowest(row, temperature, top, goal, bound, equal, WEIGHED: tl.constexpr, V, BLOCK: tl.constexpr):
     """The largest key from which on the weight reaches a goal, the weight above it, and that of one token on it.
 
-    Keys are those left, as in `_mass`. Each pass finds four bits of the key.
+    Only the keys left count, as in `_mass`. Each pass finds four bits of the key.
     """
     found, digit = bound * 0, tl.arange(0, 16).to(tl.int64)
     for turn in range(8):

@@ -35,7 +35,7 @@ KEPT = 64
 def for_target(spec: StrategySpec, target: RunnerSpec | None) -> StrategySpec:
     """The spec, or `denoise` if the spec leaves the choice open and the target can only fill canvases.
 
-    Its selector then is one that reads the target's canvases.
+    The selector of `denoise` is then one that suits the target's canvases.
     """
     free = find(spec.name).routes and not spec.members
     if not free or target is None or target.canvas is None or not target.fills_only:

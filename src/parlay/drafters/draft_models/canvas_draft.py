@@ -104,7 +104,7 @@ class CanvasDraft(FromText):
 
 
 class _Plan:
-    """A canvas in the making: the guesses at each place, and which places are still open."""
+    """An unfinished canvas: the guesses at each place, and which places are still open."""
 
     def __init__(self, job: DraftJob, places: int) -> None:
         self.job = job

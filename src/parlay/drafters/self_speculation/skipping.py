@@ -63,7 +63,7 @@ def layers_of(view: SequenceView) -> Layers:
 
 @dataclass(slots=True)
 class ChainDraft:
-    """A chain in the making. ``levels``: the guesses of each step, best first; the first one is the chain's token."""
+    """An unfinished chain. ``levels``: the guesses of each step, best first; the first one is the chain's token."""
 
     view: SequenceView
     budget: int

@@ -27,8 +27,8 @@ class SpanOptions(Options):
 class Spans(Drafter):
     """Span proposals of nearest-neighbour speculative decoding (NEST, Li et al. 2024, arXiv:2405.19325).
 
-    The state that chose the last token is looked up in the datastore. Among the neighbours that are followed by this
-    token there, the nearest one gives the draft: what comes after it in its document. If there is none, the draft
+    The state that chose the last token is looked up in the datastore. Of the neighbours after which the
+    document has this token, too, the nearest one gives the draft: the rest of its document. If there is none, the draft
     continues from the place of the last one, if the text agrees. The drafts suit targets that mix in the datastore's
     distribution, and others.
     """
