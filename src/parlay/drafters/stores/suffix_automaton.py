@@ -69,7 +69,7 @@ class SuffixAutomaton:
         return drafts
 
     def _copy(self, view: SequenceView, budget: int) -> tuple[int, Draft]:
-        """Draft what follows the longer match, in the text or in past outputs; returns its length (less the bias), too."""
+        """Draft what follows the longest match in the text or past outputs. Also returns its length, less the bias."""
         text = self._texts.own(view)
         place, length = text.suffixes.first_copy() if text is not None else (-1, 0)
         past = self._texts.past(view.request)
