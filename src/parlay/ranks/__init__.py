@@ -1,1 +1,2 @@
-"""Ranks: processes that run one model together, a part each. Rank 0 has the engine, the others repeat its calls."""
+"""Ranks: several processes that each run a part of one model. Rank 0 has the engine; the others repeat its runner's
+calls."""

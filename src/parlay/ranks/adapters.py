@@ -1,6 +1,7 @@
-"""Adapters for some rows of a model that several ranks run: all of them read an adapter before a row names it.
+"""LoRA adapters for single requests of a model that several ranks run: all ranks read an adapter before a row uses it.
 
-Rank 0 numbers what all have read. Each rank keeps its part of the matrices, and forgets it when rank 0 does.
+Rank 0 numbers the adapters that all ranks have read. Each rank keeps its part of the matrices, and drops it when rank 0
+does.
 """
 
 from __future__ import annotations
@@ -22,24 +23,26 @@ from parlay.types import Adapter, Runner, RunnerLost
 
 
 class Readers(Protocol):
-    """The other ranks, as far as they read adapters."""
+    """The other ranks, for reading adapters."""
 
     def read_adapter(self, order: AdapterOrder) -> None:
-        """Have all of them read an adapter, and wait. Raises BadAdapter where one can't, and RunnerLost."""
+        """Have all of them read an adapter, and wait for them. Raises BadAdapter if one of them can't, and
+        RunnerLost."""
         ...
 
 
 class AdapterBook:
-    """Rank 0's numbers of adapters that all ranks have read. Any thread may use it."""
+    """Rank 0's numbers for adapters that all ranks have read; any thread may use it."""
 
     def __init__(self, name: str, others: Readers) -> None:
-        """``name`` is the model's, for messages."""
+        """``name`` is the model's name, for messages."""
         self._name, self._others = name, others
         self._numbers: weakref.WeakKeyDictionary[Adapter, int] = weakref.WeakKeyDictionary()
         self._count, self._gone = itertools.count(1), deque[int]()
 
     def share(self, folder: Path, adapter: Adapter) -> None:
-        """Have all other ranks read what this one has read. Raises BadAdapter where one can't, and RunnerLost."""
+        """Have all other ranks read an adapter that this rank has read. Raises BadAdapter if one of them can't, and
+        RunnerLost."""
         number = next(self._count)
         order = AdapterOrder(number=number, name=adapter.name, folder=str(folder), salt=adapter.salt)
         try:
@@ -51,7 +54,7 @@ class AdapterBook:
         weakref.finalize(adapter, self._gone.append, number).atexit = False
 
     def number(self, adapter: Adapter | None) -> int:
-        """The number of an adapter; 0 for none. Raises ValueError for one that the other ranks have not read."""
+        """The number of an adapter; 0 for None. Raises ValueError if the other ranks have not read it."""
         if adapter is None:
             return 0
         found = self._numbers.get(adapter)
@@ -60,20 +63,20 @@ class AdapterBook:
         return found
 
     def forgotten(self) -> Iterator[int]:
-        """Take the numbers of adapters that no row will have any more."""
+        """Yield the numbers of adapters that no row can use any more."""
         while self._gone:
             yield self._gone.popleft()
 
 
 class AdapterShelf:
-    """Adapters that another rank has been told to read, by rank 0's numbers, which knows when a row may have one."""
+    """The adapters that another rank has read, by rank 0's numbers; rank 0 decides when a row uses one."""
 
     def __init__(self, runner: Runner, connection: Connection) -> None:
         self._runner, self._connection = runner, connection
         self.held: dict[int, Adapter] = {}
 
     def read(self, content: bytes | bytearray) -> None:
-        """Begin to read one, beside forwards; rank 0 is told how it went. Raises RunnerLost for what is no order."""
+        """Start reading an adapter in a thread; rank 0 is told the result. Raises RunnerLost for an invalid order."""
         order = decode_adapter_order(content)
         threading.Thread(target=self._read, args=(order,), name="parlay-adapter", daemon=True).start()
 
@@ -81,9 +84,9 @@ class AdapterShelf:
         try:
             self.held[order.number] = self._adapter(order)
             reason = ""
-        except Exception as error:  # whatever it is, rank 0 refuses the adapter, and the ranks go on
+        except Exception as error:  # rank 0 then refuses the adapter, and the ranks go on
             reason = one_line(error)
-        with suppress(RunnerLost):  # whoever waits for calls hears of it, too
+        with suppress(RunnerLost):  # the thread that waits for calls notices it, too
             self._connection.send(Kind.ADAPTER, encode(AdapterAnswer(number=order.number, reason=reason)))
 
     def _adapter(self, order: AdapterOrder) -> Adapter:

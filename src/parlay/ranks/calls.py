@@ -1,7 +1,7 @@
-"""A runner's calls as whole numbers: rank 0 logs its own, the others repeat them on theirs.
+"""A runner's calls encoded as integers: rank 0 logs its own, and the other ranks repeat them.
 
-So every rank has the same sequences, prefixes and trees, and memory for them. Only what rank 0's runner has done is
-logged, with what it answered: a rank whose runner answers differently ends.
+So all ranks have the same sequences, prefixes and trees, and the same memory for them. Only completed calls of rank 0's
+runner are logged, with their results; a rank whose runner returns something else ends.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from parlay.types import Adapter, Runner, RunnerLost, Segment, Skip, Tree
 
 
 class Call(IntEnum):
-    """The calls of a runner that change it. `REFUSED`: the forward before raised ValueError, as it must elsewhere.
+    """A runner's calls that change its state. `REFUSED`: the previous forward raised ValueError, and must do so on all
+    ranks.
 
-    `FORGET`: no row will have the adapter of this number any more.
+    `FORGET`: no row will use the adapter with this number any more.
     """
 
     OPEN = 1
@@ -40,17 +41,17 @@ class CallLog:
         self._numbers = array("q")
 
     def add(self, call: Call, *numbers: int) -> None:
-        """Log a call of plain numbers."""
+        """Log a call with integer arguments."""
         self._numbers.extend((call, *numbers))
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str, cached: int) -> None:
-        """Log `Runner.open`, which found so many tokens cached."""
+        """Log `Runner.open`, which found ``cached`` tokens in the cache."""
         self.add(Call.OPEN, sequence, cached)
         self._many(salt.encode("utf-8", "surrogatepass"))
         self._many(tokens)
 
     def keep(self, sequence: int, path: Sequence[int], cached: int) -> None:
-        """Log `Runner.keep`, after which so many tokens are cached."""
+        """Log `Runner.keep`, after which ``cached`` tokens are cached."""
         self.add(Call.KEEP, sequence, cached)
         self._many(path)
 
@@ -61,9 +62,10 @@ class CallLog:
         skip: Skip,
         adapter_number: Callable[[Adapter | None], int],
     ) -> None:
-        """Log `Runner.forward`, whose segments have no features. Raises what ``adapter_number`` does, and logs nothing.
+        """Log `Runner.forward`; its segments must have no features. Raises what ``adapter_number`` raises, and then
+        logs nothing.
 
-        All ranks know adapters by their numbers, and 0 is none.
+        Adapters are identified by number, and 0 means none.
         """
         adapters = [(adapter_number(each.adapter), adapter_number(each.mask_adapter)) for each in segments]
         self.add(Call.FORWARD, len(segments))
@@ -87,7 +89,7 @@ class CallLog:
 
 
 class _Numbers:
-    """Reads numbers from bytes. Raises RunnerLost for what a log of calls can't have."""
+    """Reads integers from bytes. Raises RunnerLost for invalid content."""
 
     def __init__(self, content: bytes | bytearray) -> None:
         self._numbers = array("q")
@@ -114,7 +116,7 @@ class _Numbers:
 
 
 class Replay:
-    """Repeats the calls of a log on ``runner``, whose answers must be those of rank 0.
+    """Repeats the calls of a log on ``runner``, which must return the same results as on rank 0.
 
     ``adapters`` are those that this rank has read, by rank 0's numbers.
     """
@@ -124,7 +126,7 @@ class Replay:
         self._refused = ""
 
     def run(self, content: bytes | bytearray) -> None:
-        """Repeat calls. Raises RunnerLost where an answer differs, or what can't be read."""
+        """Repeat all calls of a log. Raises RunnerLost if a result differs, or if the log is invalid."""
         numbers = _Numbers(content)
         while numbers:
             call = numbers.one()
@@ -161,7 +163,8 @@ class Replay:
             )
 
     def _open(self, sequence: int, numbers: _Numbers) -> None:
-        """Rank 0 may have given up cached pages for the sake of its drafters: then it found less, and so do we."""
+        """Open a sequence; rank 0 may have found less, as it drops cached pages to make room for drafters, so the same
+        is cut here."""
         cached, salt, tokens = numbers.one(), bytes(numbers.many()).decode("utf-8", "surrogatepass"), numbers.many()
         found = self._runner.open(sequence, tokens, salt)
         if found > cached:

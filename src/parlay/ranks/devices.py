@@ -1,6 +1,8 @@
-"""Groups of ranks on CUDA devices: NCCL gives every rank what all have, and each adds that up in the order of ranks.
+"""Groups of ranks on CUDA devices: NCCL gathers all ranks' numbers on each rank, which adds them up in the order of
+ranks.
 
-So sums promise what they do in the host's memory: a row's depend on no other row, as NCCL's own sums would not promise.
+So sums have the same guarantee as in host memory: a row's sum depends on no other row, which NCCL's own sums do not
+guarantee.
 """
 
 from __future__ import annotations
@@ -22,17 +24,18 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, ProcessGroup, Store
 
 _BLOCKS = "TORCH_NCCL_BLOCKING_WAIT"
-"""With it whoever waits for an exchange raises when its time is over; else torch ends the process."""
+"""With this variable a failed exchange raises in the waiting thread; otherwise torch ends the process."""
 
 
 class MakeBackend(Protocol):
-    """Makes what carries numbers between so many processes, of which this is the ``member``-th; see `nccl`."""
+    """Makes the backend that connects ``count`` processes, of which this one is number ``member``; see `nccl`."""
 
     def __call__(self, store: Store, member: int, count: int, seconds: float) -> Backend: ...
 
 
 class DeviceGroup:
-    """A `Group` whose numbers lie on a device. ``ranks`` are its members, and ``processes`` what torch has of them."""
+    """A `Group` whose numbers are on a device. ``ranks`` are its members, and ``processes`` is torch's group of
+    them."""
 
     def __init__(self, processes: ProcessGroup, device: torch.device, ranks: Sequence[int], seconds: float) -> None:
         self._processes, self.device, self._ranks, self._seconds = processes, device, ranks, seconds
@@ -45,7 +48,7 @@ class DeviceGroup:
         parts = [torch.empty_like(own) for _ in self._ranks]
         try:
             self._processes.allgather([parts], [own]).wait()
-        except RuntimeError as error:  # torch's errors of exchanges are such
+        except RuntimeError as error:  # torch raises this for failed exchanges
             who = f"one of ranks {', '.join(map(str, self._ranks))}"
             what = f"has not done its part of a forward within {self._seconds:g} s"
             self.loss = Loss(None, f"{who} {what} ({one_line(error)})")
@@ -56,13 +59,14 @@ class DeviceGroup:
             own += part
 
     def give_up(self) -> None:
-        """Let nobody wait in a sum any more. Any thread may call it."""
+        """End all waiting in sums; any thread may call this."""
         with suppress(RuntimeError):
             self._processes.abort()
 
 
 def nccl(store: Store, member: int, count: int, seconds: float) -> Backend:
-    """NCCL, which waits so long for an exchange. Raises ParlayError in a build of torch without it."""
+    """The NCCL backend, which waits at most ``seconds`` for an exchange. Raises ParlayError if torch was built without
+    it."""
     try:
         from torch._C._distributed_c10d import ProcessGroupNCCL
     except ImportError:
@@ -84,7 +88,7 @@ def device_group(
     seconds: float,
     backend: MakeBackend = nccl,
 ) -> DeviceGroup:
-    """Join the others of ``ranks``, each of which has a CUDA device of its own. Raises ParlayError."""
+    """Join the other ranks in ``ranks``, each of which has its own CUDA device. Raises ParlayError if that fails."""
     from torch._C._distributed_c10d import ProcessGroup
 
     store = _meet(connections, ranks, member, seconds)
@@ -95,9 +99,11 @@ def device_group(
 
 
 def _meet(connections: Mapping[int, Connection], ranks: Sequence[int], member: int, seconds: float) -> Store:
-    """Open the store in which torch's backends find each other: the first of ``ranks`` has it, and tells the others.
+    """Open the store through which torch's backends find each other; the first of ``ranks`` hosts it, and tells the
+    others its address.
 
-    It is in the network in which the ranks have joined, and asks nobody for a secret. Raises RunnerLost.
+    It is on the network through which the ranks have joined, and needs no secret. Raises RunnerLost if another rank
+    can't be reached.
     """
     from torch._C._distributed_c10d import TCPStore
 

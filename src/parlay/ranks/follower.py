@@ -1,4 +1,4 @@
-"""A rank other than 0: joins, loads its part, and repeats what rank 0's runner does, until rank 0 ends or is lost."""
+"""A rank other than 0: joins, loads its part, and repeats the calls of rank 0's runner until rank 0 ends or is lost."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from parlay.ranks.wire import Connection, Door, Kind, Stopped, listen, one_line
 from parlay.types import ParlayError, Runner, RunnerLost
 
 BEATS = 4
-"""Times that a rank says that it is alive, in the time after which silence means that it is not."""
+"""How many heartbeats a rank sends in the time after which silence means that it is lost."""
 SLACK = 64
-"""Pages that a follower's cache has more than rank 0's: it may keep pages that rank 0 gave up for its drafters."""
+"""Extra pages of a follower's cache, as it may keep pages that rank 0 gave up for its drafters."""
 
 
 def machine_name() -> str:
-    """Names the machine whose memory this process can share: another container has another folder for it."""
+    """Identifies the machine whose memory this process can share; another container has another folder for that."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.stat(shared_folder()).st_dev}"
@@ -46,10 +46,10 @@ def follow(
     model: str | None = None,
     threads: int | None = None,
 ) -> None:
-    """Run a part of the model of the rank 0 that waits at ``leader``, and is connected, until it ends.
+    """Run a part of a model until rank 0 ends, which waits at the address ``leader`` and is connected already.
 
-    ``model`` is where the model lies here, if not where rank 0 has it. Raises ParlayError, with one line that says why
-    the rank ends, RunnerLost when another one is to blame.
+    ``model`` is the model's path here, if it differs from rank 0's. Raises ParlayError with the reason in one line, or
+    RunnerLost if another rank is the cause.
     """
     with closing(connection), listen((connection.local_host, 0)) as listener:
         host, port = listener.getsockname()[:2]
@@ -76,7 +76,7 @@ def _run(connection: Connection, plan: Plan, model: str, join: Callable[[], Rank
     with _Beats(connection, plan.seconds) as beats:
         part = beats.part = join()
         connection.send(Kind.JOINED)
-        budget = Budget()  # of one page, until rank 0 says how many it has
+        budget = Budget()  # of one page, until rank 0 sends the number of pages
         if plan.lora is not None and digest_of(Path(plan.lora)) != plan.adapter:
             raise ParlayError(f"{plan.lora} has another adapter here than on rank 0: copy the files of rank 0")
         runner = models.load(model, plan.load, cache_tokens=BLOCK, budget=budget, make_forward=part)
@@ -87,7 +87,7 @@ def _run(connection: Connection, plan: Plan, model: str, join: Callable[[], Rank
 
 
 def _repeat(connection: Connection, runner: Runner) -> None:
-    """Repeat rank 0's calls until it says that it ends. Raises RunnerLost with its reason if there is one."""
+    """Repeat rank 0's calls until it ends. Raises RunnerLost if it ends with an error."""
     adapters = AdapterShelf(runner, connection)
     replay = Replay(runner, adapters.held)
     while True:
@@ -103,7 +103,8 @@ def _repeat(connection: Connection, runner: Runner) -> None:
 
 
 def _own_files(connection: Connection, model: str | None) -> str:
-    """The model's name here, when rank 0 knows that its files are the same. Raises ParlayError where they are not."""
+    """The model's name here, after rank 0 has confirmed that its files are the same. Raises ParlayError if they are
+    not."""
     wanted = decode_wanted(connection.expect(Kind.MODEL))
     connection.bound(wanted.seconds)
     name = model or wanted.model
@@ -123,9 +124,9 @@ def _own_files(connection: Connection, model: str | None) -> str:
 
 
 class _Beats:
-    """Inside the block another thread says now and then that this rank is alive. It sees rank 0 end, too.
+    """A context in which a thread sends this rank's heartbeats, and notices when rank 0 ends.
 
-    Then nobody in ``part``, once there is one, is waited for any more.
+    Then nothing waits for ranks in ``part`` any more.
     """
 
     def __init__(self, connection: Connection, seconds: float) -> None:
@@ -149,7 +150,7 @@ class _Beats:
 
 
 def _reason(connection: Connection, error: RunnerLost) -> str:
-    """Why a rank ends that has lost another one: rank 0 knows best, if it still says something; else it is told."""
+    """Why this rank ends after losing another one; rank 0's reason is used if it sends one, else rank 0 is told."""
     line = one_line(error)
     with suppress(RunnerLost):
         connection.send(Kind.FAILED, line.encode())

@@ -1,7 +1,8 @@
-"""Groups of ranks that run the same layers together: how what each has comes together, in the order of ranks.
+"""Groups of ranks that run the same layers together: their numbers are combined in the order of ranks.
 
-Every rank adds up the same numbers in the same order, rank 0's first. So all have the same hidden states, and a row's
-sums depend on no other row, however many there are: adding up in a ring or a tree would not promise that.
+Every rank adds up the same numbers in the same order, beginning with the first rank's. So all ranks have the same
+hidden states, and a row's sum does not depend on other rows or their number; adding up in a ring or a tree would not
+guarantee that.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from parlay.ranks.wire import Connection, Kind, one_line
 from parlay.types import ParlayError, RunnerLost
 
 _PART = 1 << 16
-"""Numbers of a part in shared memory; longer sums take several."""
+"""Numbers per part of shared memory; longer sums take several parts."""
 _LINE = 64
 _LOST = ctypes.c_int64
 _HOST = torch.device("cpu")
@@ -38,19 +39,20 @@ def _bytes(count: int) -> int:
 
 
 def shared_folder() -> Path:
-    """Where files are memory: that of the system, or else the folder for temporary files."""
+    """The folder whose files are in memory, or else the folder for temporary files."""
     memory = Path("/dev/shm")
     return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def make_shared_file(count: int) -> Path:
-    """Make the memory of a group of so many ranks, which its owner alone can open. Raises ParlayError."""
+    """Make the shared memory of a group of ``count`` ranks, which only its owner can open. Raises ParlayError if that
+    fails."""
     name = ""
     try:
         handle, name = tempfile.mkstemp(prefix="parlay-ranks-", dir=shared_folder())
         with open(handle, "wb") as file:
             file.truncate(_bytes(count))
-            if sys.platform == "linux":  # to write to memory that is not there would end the process
+            if sys.platform == "linux":  # writing to memory that does not exist would kill the process
                 os.posix_fallocate(file.fileno(), 0, _bytes(count))
     except OSError as error:
         if name:
@@ -62,7 +64,7 @@ def make_shared_file(count: int) -> Path:
 
 
 class SharedGroup:
-    """A `Group` on one machine: the library adds up in memory that all ranks share. ``ranks`` are its members.
+    """A `Group` on one machine: the library adds up in shared memory. ``ranks`` are its members.
 
     Raises RunnerLost if the file is not there, NotLoaded without the library.
     """
@@ -96,16 +98,16 @@ class SharedGroup:
         return Loss(rank, f"rank {rank} has not done its part of a forward within {self._seconds:g} s")
 
     def give_up(self) -> None:
-        """Let nobody wait in a sum any more. Any thread may call it."""
+        """End all waiting in sums; any thread may call this."""
         with suppress(ValueError):
             _LOST.from_address(self._address).value = self.struct.rank + 1
 
 
 class SocketGroup:
-    """A `Group` over several machines: each rank sends its part to every other one, and adds up what it gets.
+    """A `Group` over several machines: each rank sends its part to all others, and adds up what it gets.
 
-    ``connections`` lead to the other ``ranks``. Pairs exchange in one order, the lower rank first, so that nobody waits
-    for one who waits for him.
+    ``connections`` lead to the other ``ranks``. Pairs exchange in a fixed order, the lower rank first, so that there is
+    no deadlock.
     """
 
     device = _HOST
@@ -126,23 +128,23 @@ class SocketGroup:
             self._gather(numbers_RN.view(len(self._ranks), -1).numpy())
 
     def give_up(self) -> None:
-        """Let nobody wait in a sum any more. Any thread may call it."""
+        """End all waiting in sums; any thread may call this."""
         for connection in self._connections.values():
             connection.close()
 
     def _sum_at(self, numbers: ctypes._Pointer[ctypes.c_float], count: int) -> int:
-        """Add up for the library, which calls this from one of its threads. Returns 0, or 1 when a rank is lost."""
+        """Add up for the library, which calls this from one of its threads. Returns 0, or 1 if a rank is lost."""
         return self._for_library(lambda: self._exchange(np.ctypeslib.as_array(numbers, (count,))))
 
     def _gather_at(self, numbers: ctypes._Pointer[ctypes.c_float], each: int) -> int:
-        """Fill in what others have of ``[ranks][each]`` numbers, for the library; see `_sum_at`."""
+        """Gather the other ranks' ``[ranks][each]`` numbers for the library; see `_sum_at`."""
         return self._for_library(lambda: self._gather(np.ctypeslib.as_array(numbers, (len(self._ranks), each))))
 
     def _for_library(self, exchange: Callable[[], bool]) -> int:
-        """Exchange amid a forward; see `_sum_at`.
+        """Exchange numbers within a forward; see `_sum_at`.
 
-        No garbage is collected: what frees a model waits until no forward runs. An interrupt can't pass through the
-        library, which would take it for success: who is amid an exchange is lost.
+        No garbage is collected meanwhile, as freeing a model waits until no forward runs. An interrupt can't pass
+        through the library, which would treat it as success, so it counts as a lost rank.
         """
         collects = gc.isenabled()
         gc.disable()
@@ -156,14 +158,14 @@ class SocketGroup:
                 gc.enable()
 
     def _gather(self, parts_RN: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> bool:
-        """Fill in the others' rows. Returns whether all ranks gave theirs."""
+        """Fill in the other ranks' rows. Returns whether all ranks sent theirs."""
         found = self._swap_all(parts_RN[self._ranks.index(self._own)])
         for place, part in enumerate(found):
             parts_RN[place] = part
         return bool(found)
 
     def _exchange(self, numbers: np.ndarray[tuple[int], np.dtype[np.float32]]) -> bool:
-        """Put the sums in the place of ``numbers``, float32 ``[N]``. Returns whether all ranks gave their part."""
+        """Replace ``numbers``, float32 ``[N]``, by the sums. Returns whether all ranks sent their part."""
         parts = self._swap_all(numbers)
         if parts:
             total = parts[0].copy()
@@ -175,7 +177,8 @@ class SocketGroup:
     def _swap_all(
         self, numbers: np.ndarray[tuple[int], np.dtype[np.float32]]
     ) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
-        """Give each rank these numbers, and return those of all in their order; none once a rank is lost."""
+        """Send these numbers to all ranks; returns all ranks' numbers in order, or an empty list after a rank is
+        lost."""
         parts: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = []
         for rank in self._ranks:
             try:
@@ -200,12 +203,13 @@ class SocketGroup:
 
 
 def send_rows(connection: Connection, rows_NH: Tensor) -> None:
-    """Send hidden states, float32 ``[N, H]``, to another rank. Raises RunnerLost."""
+    """Send hidden states, float32 ``[N, H]``, to another rank. Raises RunnerLost if that fails."""
     connection.send(Kind.DATA, rows_NH.contiguous().numpy().tobytes())
 
 
 def receive_rows(connection: Connection, rows: int, hidden: int) -> Tensor:
-    """Hidden states float32 ``[N, H]`` of so many rows from another rank. Raises RunnerLost for others."""
+    """Receive the hidden states, float32 ``[N, H]``, of ``rows`` rows from another rank. Raises RunnerLost for any
+    other number."""
     found = connection.expect(Kind.DATA)
     if len(found) != rows * hidden * 4:
         raise RunnerLost(f"rank {connection.rank} sent {len(found)} bytes of {rows} rows of {hidden}: the ranks differ")

@@ -1,4 +1,4 @@
-"""Which rank runs which part of a model, and what a rank must know to load and run its own."""
+"""Which rank runs which part of a model, and the messages by which ranks agree on it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from parlay.types import ParlayError, RunnerLost
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``tensor`` ranks share each layer, ``stages`` groups of them have some layers each; rank 0 is in the first.
+    """``tensor`` ranks share each layer, and ``stages`` groups of them have some of the layers each; rank 0 is in the
+    first.
 
-    Or ``context`` groups of them have all layers, and the keys and values of some of each text: of ``span`` tokens in
-    turn. Numbers go through the shares of the first group, then through those of the next.
+    Alternatively ``context`` groups have all layers, and each has some of each text's keys and values: ``span`` tokens
+    in turn. Ranks are numbered through the shares of the first group, then through those of the next.
     """
 
     tensor: int = 1
@@ -34,7 +35,7 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return self.together * self.stages
 
     @property
@@ -43,28 +44,29 @@ class Layout:
         return self.tensor * self.context
 
     def stage(self, rank: int) -> int:
-        """Which layers a rank has: those of this stage."""
+        """The number of the stage whose layers a rank has."""
         return rank // self.together
 
     def share(self, rank: int) -> int:
-        """Which share of these layers it has."""
+        """The number of a rank's share of these layers."""
         return rank % self.tensor
 
     def spread(self, rank: int) -> Spread:
-        """Which pages of each text a rank has."""
+        """The pages of each text that a rank has."""
         return Spread(rank % self.together // self.tensor, self.context, self.span)
 
     def groups(self, rank: int) -> tuple[range, range]:
-        """The ranks that have the other shares of the same layers and texts, then those of the same share of others.
+        """The ranks with the other shares of the same layers and texts, and the ranks with the same share of other
+        parts of the texts.
 
-        In order, and with this rank. One alone is no group.
+        Both are in order, and include this rank; a group of one does not count.
         """
         first, stage = rank - self.share(rank), self.stage(rank) * self.together
         others = range(stage + self.share(rank), stage + self.together, self.tensor)
         return range(first, first + self.tensor), others
 
     def peers(self, rank: int, over_sockets: Iterable[range] = ()) -> list[int]:
-        """The ranks that a rank exchanges rows with, and all of the groups ``over_sockets``."""
+        """The ranks with which a rank exchanges rows, and all in the groups ``over_sockets``."""
         found = {rank - self.together, rank + self.together} if self.stages > 1 else set()
         last = self.ranks - self.together
         found |= {last} if rank == 0 and self.stages > 1 else {0} if rank == last and rank else set()
@@ -72,7 +74,8 @@ class Layout:
         return sorted((found - {rank}) & set(range(self.ranks)))
 
     def check(self, name: str, config: DecoderConfig) -> None:
-        """Raises ParlayError for more ranks than the model has key heads or layers, and layers that can't be shared."""
+        """Raises ParlayError for more ranks than the model has key heads or layers, and for layers that can't be
+        divided."""
         if config.is_uneven:
             raise ParlayError(
                 f"{name}: layers of {config.architecture} differ in their heads or see other layers' keys, so they "
@@ -108,7 +111,7 @@ class Layout:
 
 
 def core_name() -> str | None:
-    """Names the instruction set of the compiled decoder; None without one."""
+    """The instruction set of the compiled decoder; None without one."""
     try:
         name: bytes = load().name
     except NotLoaded:
@@ -117,14 +120,14 @@ def core_name() -> str | None:
 
 
 def build_name() -> str:
-    """Names all that may change a number: versions, and the instruction set of the compiled decoder."""
+    """Everything that may change a number: versions, and the instruction set of the compiled decoder."""
     core = core_name() or "no compiled decoder"
     return f"parlay {__version__}, sources {digest()}, {core}, torch {torch.__version__}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """A rank that joins, by itself: where it listens for others, and which machine's memory it shares."""
+    """A joining rank's message: the address at which it listens for others, and its machine."""
 
     build: str
     host: str
@@ -134,9 +137,9 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Wishes of rank 0, before it takes a rank: that it has the files of this model, with this SHA-256.
+    """Rank 0's request to a joining rank: it must have this model's files, with this SHA-256.
 
-    All wait for each other for so many ``seconds``.
+    All ranks wait ``seconds`` for each other.
     """
 
     model: str
@@ -146,12 +149,12 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Orders of rank 0 to another ``rank``: which model to load, how, and whom it works with.
+    """Rank 0's orders to another ``rank``: the model, how to load it, and the ranks it works with.
 
-    ``hosts`` and ``ports`` say where each rank listens; rank 0 is where the others have joined. ``memory`` are the
-    files that the rank's two groups share; empty: one exchanges over sockets, or on GPUs. ``adapter`` is the SHA-256 of
-    the adapter in the folder ``lora``, which every rank merges into its part; empty: there is none. Other fields are
-    LoadOptions'.
+    ``hosts`` and ``ports`` are the addresses of all ranks; rank 0's is where the others have joined. ``memory`` are the
+    shared files of the rank's two groups; if empty, a group exchanges over sockets or on GPUs. ``adapter`` is the
+    SHA-256 of the adapter in the folder ``lora``, which every rank merges into its part; empty: none. The other fields
+    are those of LoadOptions.
     """
 
     rank: int
@@ -179,7 +182,7 @@ class Plan:
 
     @property
     def load(self) -> LoadOptions:
-        """How this rank loads its part."""
+        """The options with which this rank loads its part."""
         return LoadOptions(
             dtype=self.dtype,
             device=self.device,
@@ -190,13 +193,13 @@ class Plan:
         )
 
     def with_threads(self, threads: int | None) -> Plan:
-        """The plan with another number of threads, if there is one."""
+        """The plan with another number of threads, unless it is None."""
         return self if threads is None else replace(self, threads=threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterOrder:
-    """Order of rank 0 to read the adapter in a folder, which has this ``salt``, for rows that name it by ``number``."""
+    """Rank 0's order to read the adapter in a folder, with this ``salt``, under this ``number``."""
 
     number: int
     name: str
@@ -206,7 +209,7 @@ class AdapterOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterAnswer:
-    """Whether a rank has read an adapter: why it has not, or nothing."""
+    """The answer to an `AdapterOrder`: why the rank could not read the adapter; empty if it has."""
 
     number: int
     reason: str
@@ -216,32 +219,32 @@ T = TypeVar("T", Hello, Wanted, Plan, AdapterOrder, AdapterAnswer)
 
 
 def encode(message: Hello | Wanted | Plan | AdapterOrder | AdapterAnswer) -> bytes:
-    """Write as JSON, for a frame."""
+    """Encode a message as JSON."""
     return json.dumps(asdict(message)).encode()
 
 
 def decode_hello(content: bytes | bytearray) -> Hello:
-    """Raises RunnerLost for what is none."""
+    """Decode a message. Raises RunnerLost if it is invalid."""
     return _decode(Hello, content)
 
 
 def decode_wanted(content: bytes | bytearray) -> Wanted:
-    """Raises RunnerLost for what is none."""
+    """Decode a message. Raises RunnerLost if it is invalid."""
     return _decode(Wanted, content)
 
 
 def decode_adapter_order(content: bytes | bytearray) -> AdapterOrder:
-    """Raises RunnerLost for what is none."""
+    """Decode a message. Raises RunnerLost if it is invalid."""
     return _decode(AdapterOrder, content)
 
 
 def decode_adapter_answer(content: bytes | bytearray) -> AdapterAnswer:
-    """Raises RunnerLost for what is none."""
+    """Decode a message. Raises RunnerLost if it is invalid."""
     return _decode(AdapterAnswer, content)
 
 
 def decode_plan(content: bytes | bytearray) -> Plan:
-    """Raises RunnerLost for what is none."""
+    """Decode a plan. Raises RunnerLost if it is invalid."""
     plan = _decode(Plan, content)
     known = 0 < plan.rank < plan.layout.ranks == len(plan.hosts) == len(plan.ports)
     if not known or len(plan.memory) != 2 or plan.span < STRIP or plan.span % STRIP:
@@ -263,7 +266,7 @@ def _decode(kind: type[T], content: bytes | bytearray) -> T:
 
 
 def _fits(value: object, declared: str) -> bool:
-    """Whether a value is of the type that an annotation names."""
+    """Whether a value has the type that an annotation names."""
     base = declared.removesuffix(" | None")
     if value is None:
         return base != declared

@@ -1,4 +1,4 @@
-"""Rank 0: a runner like any other for engine, drafters and server, whose calls the other ranks repeat."""
+"""Rank 0: its runner looks like any other to engine, drafters and server, and the other ranks repeat its calls."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from parlay.types import NO_SKIP, Adapter, Exactness, Finish, Output, Runner, Ru
 
 _log = logging.getLogger(__name__)
 _LAST_SECONDS = 5.0
-"""For processes to end by themselves when the work is done."""
+"""Seconds for processes to end by themselves after the work is done."""
 
 
 class Followers:
-    """The other ranks as rank 0 sees them. A thread hears what they say; once one is lost, all end.
+    """The other ranks as rank 0 sees them; a thread receives their messages, and if one is lost, all are ended.
 
-    ``busy``: somebody waits for a forward, and is told what goes wrong.
+    ``busy``: a caller waits for a forward, and will get the error.
     """
 
     def __init__(self, connections: Sequence[Connection], children: Sequence[subprocess.Popen[bytes]], seconds: float):
@@ -50,9 +50,9 @@ class Followers:
         threading.Thread(target=self._watch, name="parlay-ranks", daemon=True).start()
 
     def joined(self, part: RankPart) -> None:
-        """Say whose waits are to end when a rank is lost, and wait until all have joined.
+        """Set the part whose waits end when a rank is lost, and wait until all ranks have joined.
 
-        Raises RunnerLost for one that ends before. What one meets later, as it loads, this rank is likely to meet too.
+        Raises RunnerLost if one ends before that. Errors of later loading are likely to occur in this process, too.
         """
         self._part = part
         with self._changed:
@@ -62,29 +62,32 @@ class Followers:
             self.check()
 
     def loss(self) -> str:
-        """Why a rank is lost; empty while none is. Any thread may ask."""
+        """Why a rank is lost; empty if none is. Any thread may call this."""
         return self._reason
 
     def silence(self) -> str:
-        """Say which rank holds up a forward that takes too long, if one says nothing; others may only wait for it."""
+        """The rank that holds up a forward which takes too long, if one is silent; others may only be waiting for
+        it."""
         connection = min(self._heard, key=self._heard.__getitem__)
         silent = time.monotonic() - self._heard[connection] > self._seconds / 2
         return f"rank {connection.rank} has not done its part of a forward within {self._seconds:g} s" if silent else ""
 
     def check(self) -> None:
-        """Raises RunnerLost once a rank is lost."""
+        """Raises RunnerLost after a rank is lost."""
         if self._reason or self._over:
             raise RunnerLost(self._reason or "the ranks of this model have been closed")
 
     def ready(self) -> Exactness:
-        """Wait until all have loaded their parts; returns the weakest exactness of them. Raises RunnerLost."""
+        """Wait until all ranks have loaded their parts; returns the weakest of their exactness levels. Raises
+        RunnerLost if one is lost."""
         with self._changed:
             self._changed.wait_for(lambda: self._reason or len(self._exactness) == len(self._connections))
         self.check()
         return Exactness.weakest(*self._exactness.values())
 
     def read_adapter(self, order: AdapterOrder) -> None:
-        """Have all read an adapter, and wait. Raises BadAdapter where one can't, and then they go on without it."""
+        """Have all ranks read an adapter, and wait for them. Raises BadAdapter if one of them can't; then all go on
+        without it."""
         with self._changed:
             answers = self._answers[order.number] = {}
         try:
@@ -104,28 +107,28 @@ class Followers:
             raise BadAdapter(refusals[0])
 
     def send(self, kind: Kind, content: bytes = b"") -> None:
-        """Send a frame to all. Raises RunnerLost, after which all end."""
+        """Send a frame to all ranks. Raises RunnerLost if that fails; then all ranks are ended."""
         self.check()
         try:
             for connection in self._connections:
                 connection.send(kind, content)
-        except BaseException as error:  # an interrupted frame can't be taken up again
+        except BaseException as error:  # an interrupted frame can't be continued
             self.lose(ending_of(error))
             raise
 
     def lose(self, reason: str) -> None:
-        """End all ranks for this reason, unless they end already."""
+        """End all ranks for this reason, unless they are ending already."""
         with self._changed:
             if self._reason or self._over:
                 return
             self._reason = reason
             self._changed.notify_all()
-        if not self.busy:  # else whoever waits for the forward is told
+        if not self.busy:  # otherwise the caller that waits for the forward gets the error
             _log.error("all ranks of the model end: %s", reason)
         self._stop(reason)
 
     def close(self) -> None:
-        """End all ranks because the work is done, and wait for those that were started here."""
+        """End all ranks after the work is done, and wait for those started here."""
         with self._changed:
             ends, self._over = not self._over and not self._reason, True
             self._changed.notify_all()
@@ -153,7 +156,7 @@ class Followers:
             self._part.give_up()
 
     def _watch(self) -> None:
-        """Hear the others and tell them that rank 0 is alive, until they end."""
+        """Receive messages and send heartbeats until the ranks end."""
         try:
             self._hear_all()
         except (OSError, ValueError) as error:  # a connection is closed
@@ -208,14 +211,15 @@ class Followers:
 
 
 class Leader(WrappedRunner):
-    """A runner whose calls are logged, and sent with the next forward: `follow` repeats them. No answer is waited for.
+    """A runner whose calls are logged, and sent with the next forward; `follow` repeats them. It waits for no answers.
 
-    What its own runner raises is raised before anything is exchanged with other ranks, and alike on all of them. With
-    stages several forwards may be under way: the other ranks repeat them, and the calls in between, in their order.
+    Errors of its own runner are raised before any exchange with other ranks, and in the same way on all ranks. With
+    stages several forwards may be under way; the other ranks repeat them, and the calls between them, in the same
+    order.
     """
 
     def __init__(self, inner: Runner, followers: Followers) -> None:
-        """``followers`` are ready."""
+        """``followers`` must be ready."""
         super().__init__(inner)
         self.followers, self._log, self._under_way = followers, CallLog(), 0
         self._adapters = AdapterBook(inner.spec.name, followers)
@@ -229,9 +233,9 @@ class Leader(WrappedRunner):
         return self._spec
 
     def read_adapter(self, folder: Path, name: str) -> Adapter:
-        """Have all ranks read their parts of the adapter in a folder, for rows that will have it. Any thread may call.
+        """Have all ranks read their parts of the adapter in a folder. Any thread may call this.
 
-        Raises BadAdapter where one of them can't have it, and then none has it, and RunnerLost.
+        Raises BadAdapter if one of them can't, and then none has it, and RunnerLost.
         """
         if not isinstance(self._inner, NativeRunner):
             raise UnsupportedModel(f"{self.spec.name} runs no adapters here: merge one at load (--lora)")
@@ -276,7 +280,7 @@ class Leader(WrappedRunner):
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """End all ranks where one of them is lost in the block, or this one fails: they would differ from then on."""
+        """A context that ends all ranks if one is lost in it or this one fails, as they would differ from then on."""
         self.followers.busy = True
         try:
             yield
@@ -312,10 +316,10 @@ class Leader(WrappedRunner):
 
 
 def adapter_reader(runner: Runner) -> Callable[[Path, str], Adapter] | None:
-    """Find what reads an adapter from a folder under a name, for rows of a runner; None where it runs none."""
+    """The function that reads an adapter from a folder, for rows of this runner; None if it supports none."""
     return runner.read_adapter if isinstance(runner, NativeRunner | Leader) else None
 
 
 def ending_of(error: BaseException, before: str = "") -> str:
-    """Say to other ranks why rank 0 ends, with ``before`` in front of an error. An interrupt is no error."""
+    """The reason that other ranks get when rank 0 ends: ``before`` and the error, or no error after an interrupt."""
     return "rank 0 has ended" if isinstance(error, KeyboardInterrupt) else before + one_line(error)

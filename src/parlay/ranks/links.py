@@ -1,4 +1,4 @@
-"""The links between ranks: how long two processes of this machine wait for each other in sums as ranks make them."""
+"""Measures links between ranks: how long two processes on this machine take for an exchange."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from parlay.ranks.wire import Connection
 from parlay.types import ParlayError
 
 _SIZES = ((64, 400), (1 << 15, 100))
-"""Numbers of a short and of a long sum, and how often each is made."""
+"""Numbers in a short and in a long sum, and how often each is timed."""
 _SECONDS = 60.0
-"""For the other process to start: it loads torch."""
+"""Seconds for the other process to start, as it imports torch."""
 _COMMAND = "import sys; from parlay.ranks.links import answer; answer(sys.argv[1], int(sys.argv[2]))"
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
-    """Bytes per second of a long exchange, and the seconds of a short one."""
+    """Bytes per second of a long exchange, and seconds of a short one."""
 
     bandwidth: float
     latency: float
 
 
 def measure_links() -> dict[str, MeasuredLink]:
-    """Time sums with a second process, which this starts and ends, over ``shared memory`` and ``sockets``.
+    """Time sums with a second process over ``shared memory`` and ``sockets``; this starts and ends the process.
 
-    Raises ParlayError where no process can be started, or it does not answer, or there is no compiled library.
+    Raises ParlayError if the process can't be started or does not answer, or if there is no compiled library.
     """
     try:
         load()
@@ -61,7 +61,7 @@ def measure_links() -> dict[str, MeasuredLink]:
 
 
 def answer(file: str, port: int) -> None:
-    """Be the second process: make the same sums."""
+    """Run the second process, which computes the same sums."""
     _timed(Path(file), socket.create_connection(("127.0.0.1", port), _SECONDS), 1)
 
 
@@ -79,7 +79,7 @@ def _timed(file: Path, opened: socket.socket, member: int) -> dict[str, Measured
 
 
 def _seconds(add: Callable[[torch.Tensor], None], size: int, times: int) -> float:
-    """The median of so many sums."""
+    """The median of ``times`` sums."""
     numbers, found = torch.zeros(size), list[float]()
     for _ in range(times):
         began = time.perf_counter()

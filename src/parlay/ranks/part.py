@@ -1,4 +1,4 @@
-"""A rank's own part of the model: its connections to others, and the forward that runs its layers, heads and units."""
+"""A rank's part of the model: its connections to other ranks, and the forward of its layers, heads and units."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RankPart:
-    """Which part of a model a rank runs, and with whom; a `MakeForward`.
+    """A rank's part of a model, and the ranks it works with; a `MakeForward`.
 
-    ``group`` adds up what shares of layers give, ``context`` has the other keys and values of texts.
+    ``group`` sums the outputs of the layers' shares, and ``context`` has the other keys and values of texts.
     """
 
     rank: int
@@ -43,7 +43,7 @@ class RankPart:
     peers: Mapping[int, Connection] = field(default_factory=dict)
 
     def give_up(self) -> None:
-        """Let no forward wait for another rank any more. Any thread may call it."""
+        """End all waiting for other ranks; any thread may call this."""
         for group in (self.group, self.context):
             if group is not None:
                 group.give_up()
@@ -60,7 +60,7 @@ class RankPart:
         packed: Packed,
         cached: str,
     ) -> tuple[Forward, str]:
-        """Make the forward of this part. Raises UnsupportedModel where it can't be had; see `choose_forward`."""
+        """Make this part's forward. Raises UnsupportedModel if it can't be made; see `choose_forward`."""
         layout, sizes, own = self.layout, config, dict(weights)
         layers = divide(config.num_layers, layout.stages)
         mine = layers[layout.stage(self.rank)]
@@ -79,7 +79,7 @@ class RankPart:
             cut=lambda adapter: replace(adapter, matrices=adapter_part(adapter.matrices, mine, spans)),
         )
         forward, reason = choose_forward(sizes, own, dtype, device, packed=packed, cached=cached, part=part)
-        if layout.tensor > 1:  # sums of parts round differently, so this is part of which kernels run
+        if layout.tensor > 1:  # sums of parts round differently, so the line about kernels says it
             reason = f"{reason}; {layout.tensor} ranks share each layer"
         if layout.stages == 1:
             return forward, reason
@@ -89,7 +89,7 @@ class RankPart:
         return StageForward(forward, placed, config.hidden_size, vocab, dtype), reason
 
     def _stage(self, layers: range, count: int, first: int) -> Stage:
-        """The stage of these layers, with its neighbours."""
+        """The stage with these layers, and its neighbours."""
         last = self.layout.ranks - self.layout.together
         back = {0: last, last: 0}.get(self.rank, -1)
         after = self.rank + self.layout.together if layers.stop < count else -1
@@ -99,7 +99,7 @@ class RankPart:
 
 
 def _never() -> None:
-    """Hear of no rank that is lost."""
+    """Default check, which never raises."""
 
 
 def join_group(
@@ -108,10 +108,10 @@ def join_group(
     leader: tuple[str, int] | None,
     check: Callable[[], None] = _never,
 ) -> RankPart:
-    """Connect the plan's rank to those that it exchanges rows with. ``leader`` is where rank 0 listens, or None.
+    """Connect the plan's rank to the ranks with which it exchanges rows. ``leader`` is rank 0's address, or None.
 
-    A rank connects to those before it, then waits for those behind it, so all find each other. Raises RunnerLost, and
-    what ``check`` raises once a rank is lost meanwhile.
+    Each rank connects to those before it, then waits for those after it. Raises RunnerLost, and what ``check`` raises
+    if a rank is lost meanwhile.
     """
     rank, layout = plan.rank, plan.layout
     connections: dict[int, Connection] = {}
@@ -135,7 +135,7 @@ def join_group(
         if joined.rank in later:
             connections[joined.rank] = joined
             later.discard(joined.rank)
-        else:  # one too many, or one that has ended: whoever is waited for may still come
+        else:  # not expected, or one that has ended: the expected one may still come
             _log.warning("a rank joined that nobody waits for, and was sent away")
             joined.send_away("all ranks of the model are there")
     (sums, texts), (added, gathered) = groups, plan.memory
@@ -149,7 +149,7 @@ def join_group(
 
 
 def _named(joined: Connection) -> int:
-    """The number that a rank gives itself; -1 where it gives none."""
+    """The rank's number from its greeting; -1 if it sends none."""
     try:
         said = joined.expect(Kind.HELLO)
     except RunnerLost:
@@ -160,7 +160,7 @@ def _named(joined: Connection) -> int:
 def _host_group(
     plan: Plan, members: Sequence[int], file: str, connections: Mapping[int, Connection]
 ) -> SharedGroup | SocketGroup | None:
-    """How a rank exchanges numbers with these, over memory that is a file or over connections; None: it is alone."""
+    """The group with these members, over a shared file or over connections; None if the rank is alone."""
     if len(members) == 1:
         return None
     if file:

@@ -1,13 +1,13 @@
-"""Pipeline parallelism: a decoder whose layers run in several stages, one after another, each on a rank of its own.
+"""Pipeline parallelism: the decoder's layers run in several stages, each on a rank of its own.
 
-Rank 0 has the first layers, embedding and LM head. What leaves a stage's last layer goes on as it is, in float32, and
-the last stage gives rank 0 the rows that it wants logits of: their hidden states, not their logits, which would be a
-hundred times as many numbers. So every logit has the bits that one process gives it. Rows that nobody reads, of a
-prompt that is read in chunks, are not waited for: rank 0 goes on with the next chunk meanwhile.
+Rank 0 has the first layers, the embedding and the LM head. A stage's output goes to the next in float32, and the last
+stage returns to rank 0 the hidden states of the rows that need logits: a hundredth as many numbers as their logits. So
+every logit has the same bits as in one process. Rank 0 does not wait for rows without logits, as in chunks of a prompt,
+but goes on with the next chunk.
 
-A forward begins on rank 0 when its own layers have run, and is over when the last stage has answered. In between rank 0
-may begin others, one for each stage, so that all stages work. A thread of rank 0 reads the answers as they come, so
-that the last stage never waits for rank 0 while rank 0 waits until it can send.
+On rank 0 a forward has begun when its own layers have run, and is over when the last stage has answered. In between
+rank 0 may begin one more for each stage, so that all stages work. A thread of rank 0 reads the answers as they arrive,
+so that the last stage never waits for rank 0 while rank 0 waits to send.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from parlay.ranks.wire import Connection
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Which ``layers`` of the model one of so many ``stages`` has, of ``count``, and how many the first stage has.
+    """One of ``stages`` stages: its ``layers`` of the model's ``count``, and the number of layers in the ``first``
+    stage.
 
-    It reads its rows from ``before`` and gives them to ``after``; ``back`` leads from the last stage to rank 0.
+    It reads rows from ``before`` and sends them to ``after``; ``back`` connects the last stage to rank 0.
     """
 
     stages: int
@@ -44,7 +45,7 @@ class Stage:
 
 
 class StageForward(Forward):
-    """One stage as a `Forward`, whose layers ``body`` runs. Logits of ``vocab`` tokens are rank 0's alone."""
+    """One stage as a `Forward`; ``body`` runs its layers. Only rank 0 has logits, of ``vocab`` tokens."""
 
     def __init__(self, body: CompiledForward, stage: Stage, hidden: int, vocab: int, dtype: torch.dtype) -> None:
         self._body, self._stage, self._layers = body, stage, stage.layers
@@ -61,14 +62,14 @@ class StageForward(Forward):
         return self._body.add_adapter(adapter)
 
     def embed(self, ids: Sequence[int]) -> Tensor:
-        """Raises UnsupportedModel: no process has the whole model."""
+        """Raises UnsupportedModel, as no process has the whole model."""
         raise UnsupportedModel("embeddings can't be read here: several processes run the model")
 
     def run(self, work: ForwardBatch) -> ForwardOutput:
         return self.begin(work)()
 
     def begin(self, work: ForwardBatch) -> Callable[[], ForwardOutput]:
-        """Run this stage's layers; what the last stage answers is waited for later."""
+        """Run this stage's layers; the last stage's answer is awaited later."""
         known = [tap for tap in sorted(work.taps) if self._stage.first <= tap < self._layers.start]
         inputs, states = None, dict[int, Tensor]()
         if self._stage.before is not None:
@@ -90,7 +91,7 @@ class StageForward(Forward):
     def _run_layers(
         self, work: ForwardBatch, inputs_NH: Tensor | None, states: dict[int, Tensor], *, leaves: bool
     ) -> Tensor:
-        """Run this stage's layers, and return what leaves them. What enters tapped ones joins ``states``."""
+        """Run this stage's layers, and return their output. The inputs of tapped layers are added to ``states``."""
         first, count = self._layers.start, len(self._layers)
         own = [tap - first for tap in work.taps if tap in self._layers]
         taps = [*own, count] if leaves else own
@@ -100,13 +101,13 @@ class StageForward(Forward):
         return found[count] if leaves else torch.empty(0, self._hidden)
 
     def _returned(self, work: ForwardBatch) -> Sequence[int]:
-        """The rows that rank 0 reads of what leaves the last layer: all where these are tapped."""
+        """The rows of the last layer's output that rank 0 reads: all if that output is tapped."""
         return range(len(work.ids)) if self._stage.count in work.taps else work.wanted
 
     def _finish(
         self, work: ForwardBatch, states: dict[int, Tensor], late: Sequence[int], answer: Future[list[Tensor]]
     ) -> ForwardOutput:
-        """Rank 0's end of a forward: what the last stage gives back, through the last norm and the LM head."""
+        """The end of a forward on rank 0: the final norm and LM head on the rows from the last stage."""
         hidden, *later = answer.result()
         states.update(zip(late, later, strict=True))
         normed, logits = self._stage.count in work.taps, torch.empty(0, self._vocab)
@@ -118,7 +119,7 @@ class StageForward(Forward):
         return ForwardOutput(logits, Taps(work.taps, {tap: states[tap].to(self._dtype) for tap in work.taps}))
 
     def _send(self, to: Connection, leaving_NH: Tensor, states: Mapping[int, Tensor]) -> None:
-        """Send what leaves this stage, and what entered tapped layers behind the first stage."""
+        """Send this stage's output, and the inputs of tapped layers after the first stage."""
         for rows_NH in (leaving_NH, *(states[tap] for tap in sorted(states) if tap >= self._stage.first)):
             send_rows(to, rows_NH)
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of a model: those of this machine as child processes, or it waits for those of others."""
+"""Starts the ranks of a model: as child processes on this machine, or by waiting for those of other machines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Start = Callable[[tuple[str, int], int, bytes], list[subprocess.Popen[bytes]]]
-"""Starts so many other ranks, which join at an address with a secret; returns those that are child processes."""
+"""Starts ``count`` other ranks, which join at an address with a secret; returns those that are child processes."""
 
 ALONE = RankOptions()
 """One process."""
@@ -60,9 +60,9 @@ def open_target(
     *,
     longest: int | None = None,
 ) -> Runner:
-    """Load a model in this process, or as rank 0 of several. Raises what `models.load` and `lead` raise.
+    """Load a model in this process, or as rank 0 of several processes. Raises what `models.load` and `lead` raise.
 
-    ``longest`` is that of `models.load`; several processes compute all texts as short ones.
+    ``longest`` is that of `models.load`; several processes compute all texts with the factors for short ones.
     """
     if options.ranks == 1 and options.rank_listen is not None:
         raise ValueError(
@@ -83,7 +83,7 @@ def open_target(
 
 
 def end_ranks(runner: Runner) -> None:
-    """End the other ranks of a runner that leads some."""
+    """End the other ranks if the runner leads any."""
     if isinstance(runner, Leader):
         runner.close()
 
@@ -99,7 +99,7 @@ def ranks_ended_on_error(runner: Runner) -> Iterator[None]:
 
 
 def loss_of(runner: Runner) -> Callable[[], str]:
-    """Make a call that says why a runner is lost; empty while it is not. It does not keep the runner."""
+    """A function that returns why a runner is lost, or an empty string. It does not keep the runner alive."""
     if isinstance(runner, NativeRunner):
         return runner.loss
     return runner.followers.loss if isinstance(runner, Leader) else str
@@ -116,12 +116,12 @@ def lead(
     start: Start | None = None,
     span: int = SPAN,
 ) -> Leader:
-    """Load ``model`` as rank 0 of several processes; `Leader.close` ends them. Other arguments are those of `load`.
+    """Load ``model`` as rank 0 of several processes; `Leader.close` ends them. The other arguments are those of `load`.
 
-    ``start`` starts the others; None: as child processes, or with ``rank_listen`` nobody does. ``span`` is how many
-    tokens of a text lie together on one rank.
+    ``start`` starts the other ranks; None: as child processes, or not at all with ``rank_listen``. ``span`` is how many
+    consecutive tokens of a text are on one rank.
 
-    Raises ParlayError, with one line, if not all ranks come to run it; then all end.
+    Raises ParlayError, in one line, if not all ranks become ready; then all are ended.
     """
     layout = Layout(options.tensor_parallel, options.pipeline_parallel, options.context_parallel, span)
     try:
@@ -132,7 +132,7 @@ def lead(
     start = start or (start_here if here else start_nobody)
     secret = _secret(options)
     load = _with_threads(settled(model, load), layout.ranks if here else 1)
-    plan = _plan(model, load, layout, options.rank_timeout)  # reads all files: nobody waits for that
+    plan = _plan(model, load, layout, options.rank_timeout)  # reads all files, before anyone waits
     where = ("127.0.0.1", 0) if options.rank_listen is None else read_address(options.rank_listen)
     with (
         listen(where) as listener,
@@ -145,7 +145,7 @@ def lead(
         followers = Followers([connection for connection, _ in joined], children, options.rank_timeout)
         followers.busy = True
         try:
-            # All have opened the memory before anything is loaded: a process that is killed then leaves no file.
+            # All ranks have opened the shared memory before loading, so a process that is killed later leaves no file.
             with _shared_memory(layout, machines, on_host=not plan.device.startswith("cuda")) as files:
                 _send_plans(plan, joined, files, machines)
                 part = join_group(replace(plan, memory=files[0]), door, None, followers.check)
@@ -161,7 +161,8 @@ def lead(
 
 
 def _secret(options: RankOptions) -> bytes:
-    """The secret of the ranks: given, or drawn where all are children of this process. Raises ParlayError."""
+    """The ranks' secret: the given one, or a random one if all ranks are children of this process. Raises ParlayError
+    if one is needed and missing."""
     given = read_secret(None if options.rank_secret_file is None else Path(options.rank_secret_file))
     if options.rank_listen is None:
         return given or secrets.token_hex(32).encode()
@@ -174,14 +175,14 @@ def _secret(options: RankOptions) -> bytes:
 
 
 def _with_threads(load: LoadOptions, ranks_here: int) -> LoadOptions:
-    """Ranks of one machine share its cores, unless a number of threads is given."""
+    """Divide the cores among a machine's ranks, unless the number of threads is given."""
     if load.threads is not None or ranks_here == 1:
         return load
     return replace(load, threads=max(1, threads.usual() // ranks_here))
 
 
 def start_here(leader: tuple[str, int], count: int, secret: bytes) -> list[subprocess.Popen[bytes]]:
-    """Start ranks as child processes. They write to standard error alone, and end when this process does."""
+    """Start ranks as child processes, which write only to standard error, and end when this process does."""
     command = [sys.executable, "-m", "parlay", "rank", "--of-parent", "--join", f"{leader[0]}:{leader[1]}"]
     return [
         subprocess.Popen(
@@ -189,21 +190,21 @@ def start_here(leader: tuple[str, int], count: int, secret: bytes) -> list[subpr
             env={**os.environ, SECRET: secret.decode()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            start_new_session=True,  # an interrupt at the keyboard is for rank 0, which ends the others
+            start_new_session=True,  # Ctrl-C is for rank 0, which ends the others
         )
         for _ in range(count)
     ]
 
 
 def start_nobody(leader: tuple[str, int], count: int, secret: bytes) -> list[subprocess.Popen[bytes]]:
-    """Leave it to others, on other machines, to start ranks."""
+    """Start no ranks, as others start them on other machines."""
     del leader, count, secret
     return []
 
 
 @contextmanager
 def _ended_on_error(children: list[subprocess.Popen[bytes]]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """End these processes if the block raises; they may say why before."""
+    """End these processes if the block raises; they may report a reason first."""
     try:
         yield children
     except BaseException:
@@ -217,9 +218,9 @@ def _ended_on_error(children: list[subprocess.Popen[bytes]]) -> Iterator[list[su
 
 
 class _Gathering:
-    """Ranks that have joined, by number, and others that have not said yet that they have the model.
+    """The ranks that have joined, and those that have not confirmed yet that they have the model.
 
-    One that differs is refused. If ``patient``, rank 0 then goes on waiting for another in its place.
+    A rank that differs is refused; if ``patient``, rank 0 waits for another in its place.
     """
 
     def __init__(
@@ -236,13 +237,13 @@ class _Gathering:
         self._asked: dict[Connection, Hello | None] = {}
 
     def wait_for(self, count: int) -> list[tuple[Connection, Hello]]:
-        """Wait until so many have joined. Raises ParlayError if they don't; those that have joined are told."""
+        """Wait until ``count`` ranks have joined. Raises ParlayError if they don't; those that have joined are told."""
         seconds = self._wanted.seconds
         until = time.monotonic() + seconds
         try:
             while len(self._joined) < count:
                 left = until - time.monotonic()
-                if self._hear(max(0.0, min(left, 1.0))) or left > 0:  # what is said in time is heard, however late
+                if self._hear(max(0.0, min(left, 1.0))) or left > 0:  # messages sent in time are read, however late
                     continue
                 start = "start them with parlay rank --join, or " if self._patient else ""
                 raise ParlayError(
@@ -261,9 +262,9 @@ class _Gathering:
         return chosen
 
     def _hear(self, seconds: float) -> bool:
-        """Take who comes, or hear what those say that have come, and return whether there was anybody.
+        """Accept a new rank, or read messages; returns whether there was anything.
 
-        Raises ParlayError for a child that has ended.
+        Raises ParlayError if a child process has ended.
         """
         ended = next((child for child in self._children if child.poll() is not None), None)
         if ended is not None:
@@ -285,7 +286,7 @@ class _Gathering:
         return admitted is not None or any(isinstance(each, Connection) for each in ready)
 
     def _take(self, connection: Connection) -> None:
-        """Hear what a rank says of itself, then whether it has the model. Refuses one that differs."""
+        """Read a rank's greeting, then whether it has the model; a rank that differs is refused."""
         hello = self._asked.pop(connection)
         try:
             if hello is None:
@@ -306,7 +307,7 @@ class _Gathering:
 
 
 def _hello(connection: Connection) -> Hello:
-    """Hear what a rank says of itself. Raises ParlayError for another version."""
+    """Read a rank's greeting. Raises ParlayError for another version."""
     hello, own = decode_hello(connection.expect(Kind.HELLO)), build_name()
     if hello.build != own:
         raise ParlayError(
@@ -316,7 +317,7 @@ def _hello(connection: Connection) -> Hello:
 
 
 def _plan(model: str, load: LoadOptions, layout: Layout, seconds: float) -> Plan:
-    """Make the plan for all ranks, but for who they are and where they find each other."""
+    """Make the plan for all ranks, without their numbers and addresses."""
     found, lora = resolve(model), None if load.lora is None else user_path(load.lora).resolve()
     return Plan(
         rank=0,
@@ -342,9 +343,10 @@ def _plan(model: str, load: LoadOptions, layout: Layout, seconds: float) -> Plan
 
 @contextmanager
 def _shared_memory(layout: Layout, machines: Sequence[str], *, on_host: bool) -> Iterator[list[list[str]]]:
-    """Name the files of shared memory of each rank's groups; empty where one's ranks are on several ``machines``.
+    """The shared files of each rank's groups; empty if a group's ranks are on several ``machines`` or can't share
+    memory.
 
-    Or where they can't use one. Within the block they are there; who has opened them keeps them.
+    The files exist within the block; processes that have opened them keep the memory.
     """
     can_share = on_host and core_name() is not None
     files: dict[range, str] = {}
@@ -378,7 +380,7 @@ def _send_plans(
 
 
 def device_of(device: str, machines: Sequence[str], rank: int) -> str:
-    """The device of a rank, where rank 0 has this one: ranks of one machine have its CUDA devices one after another."""
+    """The device of a rank; ``device`` is rank 0's, and the ranks of one machine take its CUDA devices in order."""
     kind, _, first = device.partition(":")
     if kind != "cuda":
         return device
@@ -387,5 +389,5 @@ def device_of(device: str, machines: Sequence[str], rank: int) -> str:
 
 
 def _is_here(host: str) -> bool:
-    """Whether an address is one of this machine alone."""
+    """Whether an address is reachable from this machine only."""
     return ipaddress.ip_address(host.partition("%")[0]).is_loopback

@@ -1,6 +1,6 @@
-"""Talk between ranks over sockets: frames of bytes, after both sides have shown that they know one secret.
+"""Messages between ranks over sockets: frames of bytes, after both sides have proved that they know the secret.
 
-A frame is its length and its kind, then the content, which each reader checks. Nothing is ever unpickled.
+A frame is its length, its kind and its content, which each reader checks. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from parlay.types import ParlayError, RunnerLost
 _log = logging.getLogger(__name__)
 
 SECRET = "PARLAY_RANK_SECRET"
-"""Environment variable: what all ranks of a model know."""
+"""The environment variable with the secret that all ranks of a model share."""
 LEAST_SECRET = 16
 _GREETING = b"parlay ranks 3\n"
 _NONCE = 32
 _HANDSHAKE_SECONDS = 10.0
-"""For all of it: whoever sends a byte now and then must not keep others waiting."""
+"""Seconds for the whole handshake, so that a peer that sends a byte now and then does not delay others."""
 _AT_ONCE = 32
-"""Connections that are asked for the secret at once; others wait until they are accepted."""
+"""Most handshakes at a time; other connections wait to be accepted."""
 LOOK_SECONDS = 0.05
-"""Between two looks at what these say."""
+"""Seconds between two checks of these handshakes."""
 _HEADER = struct.Struct("<IB")
 _MOST_BYTES = 1 << 28
 _ONE_PACKET = 1 << 15
 
 
 class Kind(IntEnum):
-    """Kinds of frames. Before a model is there: who joins, what it is to do, that it is ready, that all are."""
+    """The kinds of frames. While ranks join: a rank's greeting, its plan, that it is ready, that all are."""
 
     HELLO = 1
     PLAN = 2
@@ -52,29 +52,29 @@ class Kind(IntEnum):
     CALLS = 5
     DATA = 6
     BEAT = 7
-    """Nothing, but its sender is alive."""
+    """A heartbeat without content."""
     STOP = 8
-    """From rank 0: end, for a reason or, without one, because the work is done."""
+    """From rank 0: end, for the reason given or because the work is done."""
     FAILED = 9
-    """To rank 0: its sender ends, for a reason."""
+    """To rank 0: the sender ends, for the reason given."""
     MODEL = 10
-    """From rank 0: which files a rank must have. Back, without content: it has them."""
+    """From rank 0: the files that a rank must have. The answer has no content, and confirms that."""
     ADAPTER = 11
-    """From rank 0: read an adapter. Back: how that went."""
+    """From rank 0: read an adapter. The answer says how that went."""
     JOINED = 12
-    """To rank 0: its sender has found the other ranks, and opened the memory that it shares with them."""
+    """To rank 0: the sender has found the other ranks, and opened its shared memory."""
 
 
 class Stopped(RunnerLost):
-    """Rank 0 has ended this rank, for the reason that the text gives."""
+    """Raised when rank 0 has ended this rank, for the reason given."""
 
 
 class WrongSecret(ParlayError):
-    """The other side does not know the secret, or speaks something else."""
+    """Raised when the peer does not know the secret, or speaks another protocol."""
 
 
 class Connection:
-    """A socket to another rank, which waits no longer than ``seconds`` for anything. Any thread may send."""
+    """A socket to another rank, on which every wait ends after ``seconds``; any thread may send."""
 
     def __init__(self, opened: socket.socket, rank: int, seconds: float) -> None:
         self.rank = rank
@@ -83,21 +83,21 @@ class Connection:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def bound(self, seconds: float) -> None:
-        """Wait no longer than this for anything from now on."""
+        """Limit every wait to ``seconds`` from now on."""
         self._seconds = seconds
         self._socket.settimeout(seconds)
 
     def fileno(self) -> int:
-        """The socket's number, for selectors."""
+        """The socket's descriptor, for selectors."""
         return self._socket.fileno()
 
     @property
     def local_host(self) -> str:
-        """The address of this machine that the other side sees."""
+        """The address of this machine as the peer sees it."""
         return str(self._socket.getsockname()[0])
 
     def send(self, kind: Kind, content: bytes = b"") -> None:
-        """Raises RunnerLost if the other side is gone, or does not read."""
+        """Send a frame. Raises RunnerLost if the peer is gone or does not read."""
         with self._sending:
             try:
                 header = _HEADER.pack(len(content), kind)
@@ -112,7 +112,7 @@ class Connection:
                 raise RunnerLost(f"rank {self.rank} has ended") from None
 
     def receive(self) -> tuple[Kind, bytearray]:
-        """Wait for the next frame. Raises RunnerLost if none comes in time, or what comes is none."""
+        """Wait for the next frame. Raises RunnerLost if none arrives in time, or if it is invalid."""
         try:
             size, kind = _HEADER.unpack(_read(self._socket, _HEADER.size))
             if size > _MOST_BYTES or kind not in Kind._value2member_map_:
@@ -124,7 +124,7 @@ class Connection:
             raise RunnerLost(f"rank {self.rank} has ended") from None
 
     def expect(self, kind: Kind) -> bytearray:
-        """Wait for a frame of this kind. Raises RunnerLost for another, with the reason if the other side gives one."""
+        """Wait for a frame of this kind. Raises RunnerLost for another kind, with the peer's reason if it sends one."""
         while (found := self.receive())[0] is Kind.BEAT:
             pass
         if found[0] is Kind.STOP:
@@ -136,7 +136,7 @@ class Connection:
         return found[1]
 
     def has_ended(self, seconds: float) -> bool:
-        """Wait for so long, or until the other side has closed the connection, which this returns."""
+        """Wait for ``seconds``, or until the peer closes the connection; returns whether it has."""
         if sys.platform != "linux":  # elsewhere the next message shows it
             time.sleep(seconds)
             return self._socket.fileno() < 0
@@ -148,25 +148,25 @@ class Connection:
             return True
 
     def send_away(self, reason: str) -> None:
-        """Say why the other side is not wanted, and nothing more."""
+        """Refuse the peer with a reason, and close the connection."""
         with suppress(RunnerLost):
             self.send(Kind.STOP, reason.encode())
         self.close_softly()
 
     def close_softly(self) -> None:
-        """Say nothing more, so that the other side reads what was said, and then the end."""
+        """Send nothing more, so that the peer can read what was sent, and then the end."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """End the connection, for threads that wait on it too."""
-        with suppress(OSError):  # the other side was quicker
+        """Close the connection, also for threads that wait on it."""
+        with suppress(OSError):  # the peer was faster
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 
 def _read(opened: socket.socket, size: int, until: float | None = None) -> bytearray:
-    """Exactly so many bytes, all of them ``until`` then. Raises OSError."""
+    """Read exactly ``size`` bytes, at the latest ``until`` then. Raises OSError if that fails."""
     content = bytearray(size)
     view = memoryview(content)
     while view:
@@ -184,7 +184,8 @@ def _proof(secret: bytes, side: bytes, nonces: bytes) -> bytes:
 
 
 def admit(opened: socket.socket, secret: bytes) -> None:
-    """Make the one who has connected prove that it knows the secret, and prove it too. Raises WrongSecret."""
+    """Have the connecting peer prove that it knows the secret, and prove it to the peer. Raises WrongSecret if the peer
+    can't."""
     opened.settimeout(_HANDSHAKE_SECONDS)
     mine, until = secrets.token_bytes(_NONCE), time.monotonic() + _HANDSHAKE_SECONDS
     try:
@@ -200,10 +201,10 @@ def admit(opened: socket.socket, secret: bytes) -> None:
 
 
 class Door:
-    """Lets those in that know the secret. Several are asked at once: one that says nothing keeps nobody waiting."""
+    """Accepts peers that know the secret; handshakes run concurrently, so that a silent peer delays nobody."""
 
     def __init__(self, listener: socket.socket, secret: bytes, seconds: float) -> None:
-        """``seconds`` are what the connections of those that are let in wait for anything."""
+        """``seconds`` is the limit of waits on accepted connections."""
         self.secret = secret
         self._listener, self._seconds = listener, seconds
         self._asked: list[threading.Thread] = []
@@ -211,17 +212,17 @@ class Door:
         self._closed = False
 
     def fileno(self) -> int:
-        """The listening socket's number, for selectors."""
+        """The listening socket's descriptor, for selectors."""
         return self._listener.fileno()
 
     @property
     def is_asking(self) -> bool:
-        """Whether somebody is being asked: then `admit` may have one although nobody new has come."""
+        """Whether a handshake is under way, so that `admit` may return a peer without a new connection."""
         self._asked = [each for each in self._asked if each.is_alive()]
         return bool(self._asked) or not self._admitted.empty()
 
     def admit(self, until: float) -> Connection | None:
-        """Wait until then for one that knows the secret; others are sent away, with a line in the log."""
+        """Wait ``until`` then for a peer that knows the secret; others are refused and logged."""
         while True:
             with suppress(Empty):
                 return self._admitted.get_nowait()
@@ -248,7 +249,7 @@ class Door:
             self.close()
 
     def close(self) -> None:
-        """Send those away that were let in, and that nobody has taken."""
+        """Refuse accepted peers that nobody has taken."""
         self._closed = True
         with suppress(Empty):
             while True:
@@ -256,7 +257,8 @@ class Door:
 
 
 def present(opened: socket.socket, secret: bytes, where: str) -> None:
-    """Prove to a rank that waits ``where`` that we know the secret, and make it prove the same. Raises WrongSecret."""
+    """Prove to the rank at ``where`` that we know the secret, and have it prove the same. Raises WrongSecret if it
+    can't."""
     opened.settimeout(_HANDSHAKE_SECONDS)
     mine, until = secrets.token_bytes(_NONCE), time.monotonic() + _HANDSHAKE_SECONDS
     try:
@@ -277,7 +279,8 @@ def present(opened: socket.socket, secret: bytes, where: str) -> None:
 def connect(
     where: tuple[str, int], secret: bytes, rank: int, seconds: float, waits: Callable[[], None] = lambda: None
 ) -> Connection:
-    """Connect to a rank, and try for so long if nobody answers; ``waits`` is called once if nobody does at first.
+    """Connect to a rank, and retry for ``seconds`` if nobody answers; ``waits`` is called once if the first attempt
+    fails.
 
     Raises RunnerLost and WrongSecret.
     """
@@ -302,7 +305,7 @@ def connect(
 
 
 def listen(where: tuple[str, int]) -> socket.socket:
-    """Listen at host and port; port 0 takes a free one. Raises ParlayError with one line."""
+    """Listen at a host and port; port 0 chooses a free one. Raises ParlayError, in one line, if that fails."""
     try:
         family = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server(where, family=family)
@@ -313,7 +316,7 @@ def listen(where: tuple[str, int]) -> socket.socket:
 
 
 def read_address(text: str) -> tuple[str, int]:
-    """HOST:PORT, the host of IPv6 in brackets. Raises ParlayError for another text."""
+    """Parse HOST:PORT, with an IPv6 host in brackets. Raises ParlayError for any other text."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ParlayError(f"{text!r} is no HOST:PORT: write it as in 127.0.0.1:5000")
@@ -321,7 +324,7 @@ def read_address(text: str) -> tuple[str, int]:
 
 
 def read_secret(file: Path | None) -> bytes:
-    """The secret in a file or the environment; empty where there is none. Raises ParlayError for a short one."""
+    """The secret from a file or the environment; empty if there is none. Raises ParlayError if it is too short."""
     try:
         text = os.environ.get(SECRET, "") if file is None else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -333,5 +336,5 @@ def read_secret(file: Path | None) -> bytes:
 
 
 def one_line(error: BaseException) -> str:
-    """Spell an error in one line."""
+    """Write an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__
