@@ -1,7 +1,6 @@
-"""`parlay serve` as a deployment of Ray Serve: the whole server in each replica, as many replicas as requests need.
+"""`parlay serve` as a deployment of Ray Serve: each replica runs the whole server, and Ray scales their number.
 
-from ray import serve
-from parlay.ray import application
+from ray import serve from parlay.ray import application
 
 serve.run(application("smollm2-135m", max_replicas=4), name="parlay")
 """
@@ -35,11 +34,11 @@ def application(
     memory: str | None = None,
     settings: Settings | None = None,
 ) -> Any:
-    """Make the application for ``ray.serve.run``. Every replica loads all ``models``, as NAME=MODEL or MODEL.
+    """Make the application for ``ray.serve.run``. Every replica loads all ``models``, given as NAME=MODEL or MODEL.
 
-    Ray adds and removes replicas so that each has some ``target_ongoing_requests``, and gives it ``cpus``, which is
-    also its number of threads unless ``load`` names one. ``sticky``: sessions stay where they are (`STICKY`).
-    ``memory`` is as for ``parlay serve``. Raises ParlayError without Ray.
+    Ray scales the replicas so that each has about ``target_ongoing_requests``; each gets ``cpus``, and as many threads
+    unless ``load`` sets their number. ``sticky``: a session stays on one replica (`STICKY`). ``memory`` is that of
+    ``parlay serve``. Raises ParlayError without Ray.
     """
     try:
         from ray import serve
@@ -71,8 +70,8 @@ def application(
 
 
 def server(models: Sequence[str], load: LoadOptions, memory: str | None, settings: Settings) -> FastAPI:
-    """Make the server's application with its models loaded: what runs in each replica."""
-    from parlay.aio import AsyncLLM  # here, because a replica imports them, and not the driver
+    """Make the server's application with its models loaded, which runs in each replica."""
+    from parlay.aio import AsyncLLM  # here, as replicas import them, but not the driver
     from parlay.llm.llm import LLM
     from parlay.serve.app import create_app
 

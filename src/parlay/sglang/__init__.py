@@ -1,8 +1,8 @@
 """SGLang's speculative algorithm PARLAY: Parlay's drafters and budgets, verified by SGLang's own n-gram path.
 
 `register` is an entry point of ``sglang.srt.plugins``, which SGLang calls in each of its processes. The algorithm is a
-`CustomSpecAlgo` that says ``is_ngram``; its worker is SGLang's `NGRAMWorker` with other drafts. It was checked against
-SGLang's source and never run: ``tests/vllm/test_sglang.py`` has the signatures that it stands on.
+`CustomSpecAlgo` with ``is_ngram``; its worker is SGLang's `NGRAMWorker` with other drafts. It was checked against
+SGLang's source, but never run: ``tests/vllm/test_sglang.py`` has the signatures that it relies on.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from parlay.vllm.rows import Call
 
 NAME = "PARLAY"
 VARIABLE = "PARLAY_SGLANG"
-"""Environment variable with the options as JSON: SGLang has no flags for those of plug-ins."""
+"""The environment variable with the options as JSON, as SGLang has no flags for plug-ins."""
 
 
 class Request(Protocol):
-    """The part of SGLang's ``Req`` that is read here."""
+    """The fields of SGLang's ``Req`` that are used here."""
 
     rid: str
     origin_input_ids: Sequence[int]
@@ -48,7 +48,7 @@ class _Model:
 
 @dataclass(eq=False)
 class Texts:
-    """The texts of SGLang's requests by their names. ``interrupted``: a prompt was read since the last call."""
+    """The texts of SGLang's requests by request id. ``interrupted``: whether a prompt was read since the last call."""
 
     longest: int
     store: bool
@@ -57,7 +57,7 @@ class Texts:
     _opened: int = 0
 
     def read(self, requests: Sequence[Request]) -> Call:
-        """Take what the last step committed of each request."""
+        """Add the tokens that the last step committed of each request."""
         before, texts, observations = self._known, list[TokenText](), []
         self._known = {}
         for request in requests:
@@ -82,11 +82,12 @@ class Texts:
 def as_trees(
     roots: Sequence[int], drafts: Sequence[Sequence[int]], width: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Write drafts as SGLang's n-gram worker wants them: ``width`` nodes for each text, and who sees whom.
+    """Convert drafts to the arrays of SGLang's n-gram worker: ``width`` nodes per text, and the mask of which node sees
+    which.
 
     Returns tokens ``[texts * width]`` and a mask ``[texts * width * width]``, row by row. The first node is the text's
-    last token, a chain hangs from it, and what is left over are guesses of token 0 that hang from it too: SGLang
-    verifies them like any other.
+    last token, the draft follows it as a chain, and the remaining nodes are guesses of token 0 below the first node,
+    which SGLang verifies like any others.
     """
     tokens = np.zeros((len(drafts), width), dtype=np.int64)
     mask = np.zeros((len(drafts), width, width), dtype=np.bool_)
@@ -100,7 +101,7 @@ def as_trees(
 
 
 class Drafts:
-    """Drafts of one SGLang worker."""
+    """The drafts of one SGLang worker."""
 
     def __init__(self, options: ProposerOptions, model: _Model, width: int) -> None:
         self._width = width
@@ -108,14 +109,14 @@ class Drafts:
         self.texts = Texts(model.max_model_len, options.share_outputs)
 
     def of(self, requests: Sequence[Request]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Draft for a batch that decodes; see `as_trees`."""
+        """Draft for a decoding batch; see `as_trees`."""
         drafts = self._drafter.step(len(requests), lambda: self.texts.read(requests), self.texts.clear)
         roots = [(request.output_ids or request.origin_input_ids)[-1] for request in requests]
         return as_trees(roots, drafts, self._width)
 
 
 def options_from(environment: Mapping[str, str]) -> ProposerOptions:
-    """Raises UsageError for what is no JSON object of options."""
+    """Read the options. Raises UsageError unless they are a JSON object."""
     try:
         given = json.loads(environment.get(VARIABLE) or "{}")
     except ValueError as error:
@@ -124,7 +125,7 @@ def options_from(environment: Mapping[str, str]) -> ProposerOptions:
 
 
 def register() -> None:
-    """Make the algorithm known to SGLang. Raises UsageError for options that can't work."""
+    """Register the algorithm with SGLang. Raises UsageError for options that can't work."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
@@ -136,7 +137,7 @@ def register() -> None:
             from sglang.srt.arg_groups.speculative_hook import _handle_ngram
 
             _handle_ngram(server_args)
-            server_args.disable_overlap_schedule = True  # so that each step's tokens are there before the next draft
+            server_args.disable_overlap_schedule = True  # each step's tokens must be known before the next draft
 
     options = options_from(os.environ)
 

@@ -1,4 +1,4 @@
-"""Counts of the proposer's work, for logs and Prometheus. vLLM counts drafted and accepted tokens too."""
+"""Counts the proposer's work for logs and Prometheus; vLLM counts drafted and accepted tokens, too."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _HELP = {
 
 @cache
 def counters() -> dict[str, Counter]:
-    """The process's counters by name, as ``parlay:proposer_NAME_total``; none where prometheus_client is missing.
+    """The process's counters by name, exported as ``parlay:proposer_NAME_total``; empty without prometheus_client.
 
-    vLLM's ``/metrics`` has those of its worker processes if PROMETHEUS_MULTIPROC_DIR is set.
+    vLLM's ``/metrics`` includes those of its worker processes if PROMETHEUS_MULTIPROC_DIR is set.
     """
     try:
         from prometheus_client import Counter
@@ -37,7 +37,7 @@ def counters() -> dict[str, Counter]:
 
 @dataclass
 class ProposerCounts:
-    """Totals since the start, and a log line of them every ``log_seconds``; 0: no line."""
+    """Totals since the start, logged every ``log_seconds``; 0: never."""
 
     log_seconds: float
     calls: int = 0
@@ -50,7 +50,7 @@ class ProposerCounts:
     _logged_steps: int = field(default=0, repr=False)
 
     def add(self, now: float, **counted: float) -> None:
-        """Add what one call did, at the time ``now``."""
+        """Add the counts of one call at the time ``now``."""
         exported = counters()
         for name, count in counted.items():
             vars(self)[name] += count

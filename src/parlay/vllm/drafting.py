@@ -1,4 +1,4 @@
-"""Budgets, proposals and records of one strategy for texts that another engine decodes, in chains."""
+"""Drafts chains with one strategy for texts that another engine decodes: budgets, proposals and observations."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from parlay.drafters.token_text import TokenText
 from parlay.types import NO_DRAFT, Budgets, Cost, Draft, Observation, Spent, Strategy, trees
 
-_log = logging.getLogger("vllm.parlay")  # below vLLM's own logger, whose handler prints it
+_log = logging.getLogger("vllm.parlay")  # a child of vLLM's logger, whose handler prints it
 
 
 class ChainDrafting:
-    """Drafts for all texts of a batch as the strategy's policy decides, each draft cut to its best chain.
+    """Drafts for all texts of a batch as the strategy's policy decides; each draft is cut to its best chain.
 
-    ``cost`` learns from the steps between two calls. Where a drafter raises, its texts have no draft in that step. A
-    draft ends before the first id that is not below ``vocab_size``, as a row of embeddings may have.
+    ``cost`` learns from the steps between calls. If a drafter raises, its texts get no draft in that step. A draft is
+    cut before the first id outside ``vocab_size``, as ids of padded embedding rows are.
     """
 
     def __init__(
@@ -29,14 +29,15 @@ class ChainDrafting:
         self._planned: list[TokenText] = []
         """The texts of the last step."""
         self._inactive = 0
-        """For how many more steps of these texts the policy is inactive."""
+        """The number of further steps of these texts in which the policy is inactive."""
         self._is_inactive = False
         self._drafting, self._planning = [0.0] * len(strategy.drafters), 0.0
-        """Seconds of the last step, of each drafter and of the policy."""
+        """Seconds of the last step, of each drafter, and of the policy."""
         self._said: set[str] = set()
 
     def learn(self, observations: Sequence[Observation], seconds: float) -> None:
-        """Report a step to drafters and policy. ``seconds`` it took, if it did nothing else than decode these texts."""
+        """Report a step to the drafters and the policy. ``seconds`` is its duration, if it decoded these texts and did
+        nothing else."""
         if not observations:
             return
         rows = sum([len(each.draft) + 1 for each in observations])
@@ -57,7 +58,7 @@ class ChainDrafting:
             self._strategy.policy.learn([each.view for each in known], [each.draft for each in known], accepted, spent)
 
     def draft(self, texts: Sequence[TokenText], rooms: Sequence[int]) -> None:
-        """Set each text's draft: a chain of at most as many tokens as there is room for."""
+        """Draft for each text a chain of at most as many tokens as ``rooms`` allows."""
         self._drafting, self._planning = [0.0] * len(self._drafting), 0.0
         self._is_inactive = self._inactive > 0 and list(texts) == self._planned
         self._planned = list(texts)
@@ -80,13 +81,13 @@ class ChainDrafting:
         self._planning = max(0.0, self._clock() - began - sum(self._drafting))
 
     def release(self, text: TokenText) -> None:
-        """The text is over."""
+        """Forget a finished text."""
         self._strategy.policy.release(text.sequence)
         for drafter in self._strategy.drafters:
             drafter.release(text.sequence)
 
     def _ask(self, texts: Sequence[TokenText], rooms: Sequence[int], budgets: Budgets) -> dict[TokenText, Draft | None]:
-        """Ask each drafter once for all its texts; None where it failed."""
+        """Ask each drafter once for all its texts; a text's draft is None if its drafter failed."""
         offers: dict[TokenText, Draft | None] = {}
         numbers = budgets.drafters or [0] * len(texts)
         for number, drafter in enumerate(self._strategy.drafters):
@@ -114,7 +115,7 @@ class ChainDrafting:
         return trees.subtree(chain, range(end))
 
     def _say(self, message: str, error: Exception) -> None:
-        """Log a failure, with its traceback, the first time that it occurs."""
+        """Log a failure with its traceback the first time it occurs."""
         if message not in self._said and len(self._said) < 16:
             self._said.add(message)
             _log.warning("%s; its texts are decoded plainly", message, exc_info=error)

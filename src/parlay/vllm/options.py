@@ -1,4 +1,4 @@
-"""Options of the proposer, which vLLM hands on as ``additional_config={"parlay": {...}}``."""
+"""Options of the proposer, which vLLM passes as ``additional_config={"parlay": {...}}``."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ProposerOptions(Options):
 
 
 def read_options(additional_config: object, where: str = "additional_config") -> ProposerOptions:
-    """Read the options off vLLM's ``additional_config``, or ``where`` else they stand.
+    """Read the options from vLLM's ``additional_config``; ``where`` names their place in errors.
 
-    Raises UsageError for an option that does not exist.
+    Raises UsageError for an unknown option.
     """
     given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
     if not isinstance(given, Mapping):

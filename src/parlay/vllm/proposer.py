@@ -1,6 +1,6 @@
-"""The class that vLLM builds in each worker and asks for drafts after each step, and what it shares with other engines.
+"""The class that each vLLM worker builds and asks for drafts after each step, and the parts that other engines share.
 
-The interface is that of vLLM 0.32 (``vllm/v1/spec_decode/custom_class_proposer.py``, and the calls in
+The interface is vLLM 0.32's (``vllm/v1/spec_decode/custom_class_proposer.py``, and its calls in
 ``vllm/v1/worker/gpu_model_runner.py``): a constructor that takes the config, `Proposer.propose` and, for the CPU
 runner, `Proposer.load_model`.
 """
@@ -28,13 +28,13 @@ from parlay.vllm.options import ProposerOptions, read_options
 from parlay.vllm.rows import Call, Ids, Rows
 
 _FAILURES = 8
-"""Calls in a row that fail before nothing is drafted any more."""
+"""After this many failed calls in a row no drafts are made any more."""
 
 _log = logging.getLogger("vllm.parlay")
 
 
 class ModelConfig(Protocol):
-    """The part of vLLM's config of a model that is read here."""
+    """The fields of vLLM's model config that are used here."""
 
     max_model_len: int
     tokenizer: str | None
@@ -43,19 +43,19 @@ class ModelConfig(Protocol):
 
 
 class SpeculativeConfig(Protocol):
-    """The part of vLLM's ``speculative_config`` that is read here."""
+    """The field of vLLM's ``speculative_config`` that is used here."""
 
     num_speculative_tokens: int
 
 
 class SchedulerConfig(Protocol):
-    """The part of vLLM's config of its scheduler that is read here."""
+    """The field of vLLM's scheduler config that is used here."""
 
     max_num_seqs: int
 
 
 class VllmConfig(Protocol):
-    """The part of vLLM's config that is read here."""
+    """The fields of vLLM's config that are used here."""
 
     model_config: ModelConfig
     speculative_config: SpeculativeConfig
@@ -64,10 +64,10 @@ class VllmConfig(Protocol):
 
 
 class StepDrafter:
-    """Drafts for the texts of another engine's steps with one strategy, by the measured seconds of these steps.
+    """Drafts for another engine's texts with one strategy, based on the measured seconds of its steps.
 
-    ``most``: tokens of a draft. No error leaves `step`: it is then decoded plainly, and
-    after some of them in a row so is everything. Raises UsageError for a strategy that can't work.
+    A draft has at most ``most`` tokens. `step` never raises: after an error that step has no drafts, and after several
+    in a row no step has. Raises UsageError for a strategy that can't work here.
     """
 
     def __init__(
@@ -87,16 +87,17 @@ class StepDrafter:
         self.strategy = _open_strategy(options, model, self._cost, engine)
         self._drafting = ChainDrafting(self.strategy, self._cost, model.get_vocab_size(), clock)
         self._last = 0.0
-        """When the last call ended; 0: there was none that its step can be timed from."""
+        """When the last call ended; 0 if the next step can't be timed from it."""
         self._failures = 0
 
     def step(self, rows: int, read: Callable[[], Call], clear: Callable[[], Sequence[TokenText]]) -> list[list[int]]:
-        """Draft for each of so many rows. ``read`` gives the texts; ``clear`` forgets all, and returns them."""
+        """Draft for each of ``rows`` rows. ``read`` returns the texts; ``clear`` forgets all texts, and returns
+        them."""
         if self._failures >= _FAILURES:
             return [[] for _ in range(rows)]
         try:
             drafts = self._step(read)
-        except Exception as error:  # one that left would end the engine
+        except Exception as error:  # an exception would end the engine
             self._fail(error, clear)
             return [[] for _ in range(rows)]
         self._failures = 0
@@ -122,11 +123,11 @@ class StepDrafter:
         return [list(text.draft.tree.tokens) if text is not None else [] for text in call.texts]
 
     def _room(self, text: TokenText) -> int:
-        """How many tokens may be drafted: the one after them must still fit."""
+        """How many tokens may be drafted such that the token after them still fits."""
         return max(0, min(self._most, self._longest - len(text.tokens) - 1))
 
     def _fail(self, error: Exception, clear: Callable[[], Sequence[TokenText]]) -> None:
-        """Forget all texts, whose states may no longer be right."""
+        """Forget all texts, as their states may be wrong."""
         self._failures += 1
         self._last = 0.0
         self.counts.add(self._clock(), failures=1)
@@ -147,8 +148,8 @@ class Proposer:
     ``LLM(model, speculative_config={"method": "custom_class", "model": "parlay.vllm.Proposer",
     "num_speculative_tokens": 16}, additional_config={"parlay": {"strategy": "..."}})``; see `ProposerOptions`.
 
-    Drafts are chains of up to ``num_speculative_tokens``, and any of them may be shorter or empty. Raises UsageError,
-    which vLLM shows, for options that can't work.
+    Drafts are chains of at most ``num_speculative_tokens`` tokens, and may be empty. Raises UsageError, which vLLM
+    shows, for options that can't work.
     """
 
     def __init__(self, vllm_config: VllmConfig, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -158,7 +159,7 @@ class Proposer:
         self.strategy, self.counts = self._drafter.strategy, self._drafter.counts
 
     def load_model(self, target: object) -> None:
-        """Load nothing: vLLM calls it with the target's module."""
+        """Do nothing; vLLM calls this with the target's module."""
 
     def propose(
         self,
@@ -167,7 +168,8 @@ class Proposer:
         token_ids_cpu: Ids,
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """Draft for each row of the batch. vLLM's names: what the step committed, how long texts are, and their ids."""
+        """Draft for each row of the batch; the arguments are vLLM's: the step's committed tokens, the texts' lengths,
+        and their ids."""
 
         def read() -> Call:
             return self._rows.read(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
@@ -176,7 +178,7 @@ class Proposer:
 
 
 def _open_strategy(options: ProposerOptions, model: ModelConfig, cost: MeasuredCost, engine: str) -> Strategy:
-    """Raises UsageError for a strategy that does not exist, or that needs more than tokens."""
+    """Open the strategy. Raises UsageError if it does not exist, or needs more than tokens."""
     spec = parse(options.strategy)
     if any(find(each.name).family == "heads" for each in (spec, *spec.members)):
         raise UsageError(
@@ -190,7 +192,7 @@ def _open_strategy(options: ProposerOptions, model: ModelConfig, cost: MeasuredC
 
 
 def _tokenizer(name: str | None) -> Tokenizer | None:
-    """The target's tokenizer where it is on this machine: datastores are checked against it."""
+    """The target's tokenizer if it is on this machine, against which datastores are checked."""
     try:
         return load_tokenizer(resolve_tokenizer(name)) if name and is_local(name) else None
     except (ParlayError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Which text each row of vLLM's batch goes on with. vLLM names no requests, and rows move when others end."""
+"""Finds the text of each row of vLLM's batch, as vLLM does not name requests, and rows move when others end."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from parlay.types import Observation, SamplingParams
 Ids = NDArray[np.int32]
 
 _END = 32
-"""Tokens at either end of a text that are compared where a row is where it was."""
+"""Tokens compared at both ends of a text to see whether its row has not moved."""
 _AWAY = 16
-"""Calls after which a text that no row goes on with is over. vLLM may leave a row out for some, as in preemption."""
+"""Calls without a row after which a text is over; vLLM may leave a request out for some calls, as in preemption."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The texts of one call by row, None where a prompt is still being read, and what the step committed of each text.
+    """One call: the texts by row (None while a prompt is being read), and the tokens that the step committed of each
+    text.
 
-    ``ended`` are texts that no row goes on with any more. ``decoded``: the step decoded these texts and nothing else,
-    and the call before saw them all.
+    ``ended`` are texts that have no row any more. ``decoded``: the step decoded exactly these texts, and the previous
+    call saw all of them.
     """
 
     texts: Sequence[TokenText | None]
@@ -35,11 +36,11 @@ class Call:
 
 @dataclass(eq=False)
 class Rows:
-    """Finds texts again by row, and those whose row has moved by all their tokens.
+    """Finds texts by row, and those whose row has moved by all their tokens.
 
-    ``longest``: most tokens of a text; ``most``: most texts that are kept beside those of the last call. Two rows with
-    the same tokens are told apart by their places; if both move they may be taken for each other, which costs nothing:
-    what is known of either holds for both.
+    ``longest`` is the most tokens of a text, ``most`` the most texts kept besides those of the last call. Two rows with
+    the same tokens are told apart by their places; if both move they may be confused, which does no harm, as what is
+    known of one is true of the other.
     """
 
     longest: int
@@ -47,13 +48,14 @@ class Rows:
     store: bool = False
     _last: list[TokenText | None] = field(default_factory=list)
     _away: dict[TokenText, int] = field(default_factory=dict)
-    """Texts that the last calls had no row for, and since how many calls."""
+    """Texts without a row in the last calls, and for how many calls."""
     _opened: int = 0
 
     def read(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int] | Ids, ids: Ids) -> Call:
-        """Read a call of vLLM. ``sampled``: what the step committed of each row, nothing while its prompt is read.
+        """Read the arguments of a call of vLLM. ``sampled`` are the tokens that the step committed of each row, empty
+        while its prompt is read.
 
-        Row i has the tokens ``ids[i, :lengths[i]]``, committed ones included.
+        Row i has the tokens ``ids[i, :lengths[i]]``, including committed ones.
         """
         texts = self._in_place(sampled, lengths, ids)
         waiting = [row for row, new in enumerate(sampled) if new and texts[row] is None]
@@ -89,7 +91,7 @@ class Rows:
         lengths: Sequence[int] | Ids,
         ids: Ids,
     ) -> None:
-        """Fill in the texts of rows that were elsewhere, or are new."""
+        """Find the texts of rows that have moved or are new."""
         there = set(filter(None, texts))
         free = [text for text in (*self._last, *self._away) if text is not None and text not in there]
         for row in waiting:
@@ -104,7 +106,7 @@ class Rows:
             texts[row] = found
 
     def _put_away(self, texts: Sequence[TokenText | None]) -> list[TokenText]:
-        """Note which texts have no row now; returns those that are over."""
+        """Note the texts without a row; returns those that are over."""
         there = set(filter(None, texts))
         absent = {text: calls + 1 for text, calls in self._away.items() if text not in there}
         absent |= {text: 1 for text in self._last if text is not None and text not in there}
@@ -119,7 +121,7 @@ class Rows:
 
 
 def _ends_agree(tokens: Sequence[int], ids: Ids) -> bool:
-    """Whether a row of ids has a text's first and last tokens at their places."""
+    """Whether a row has a text's first and last tokens at their places."""
     known = len(tokens)
     start = max(0, known - _END)
     return bool(tokens[start:] == ids[start:known].tolist() and tokens[:_END] == ids[: min(known, _END)].tolist())
