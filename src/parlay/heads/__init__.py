@@ -1,1 +1,1 @@
-"""Draft heads: pure modules from a target's features and token ids to logits, used by trainers and drafters alike."""
+"""Draft heads: pure modules that map a target's features and token ids to logits, used by trainers and drafters."""

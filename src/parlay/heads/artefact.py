@@ -1,13 +1,12 @@
-"""A trained head on disk: a folder of config.json, model.safetensors and README.md (its card). Never pickle.
+"""A trained head on disk: a folder with config.json, model.safetensors and README.md (its card), but never a pickle.
 
-The head's config says for which shape of target it was trained, where it comes from, and the SHA-256 of its weights.
-Some rows of the target's embedding are kept as witnesses: a target whose rows point elsewhere is another model.
-Quantisation turns them by a few degrees at most. A `Proof` shows at first use that target and head compute here what
-they computed there.
+The config has the target's shape, the head's origin, and the SHA-256 of its weights. Some rows of the target's
+embedding are saved as witnesses: a target with other rows is another model. Quantization rotates them by a few degrees
+at most. At first use a `Proof` checks that target and head compute the same here as where the head was trained.
 
-Matrices whose rows are whole blocks are written as bytes: those of MLPs in blocks of Q4_1, 5 bits a weight, others of
-more than two million weights in Q5_0, 5.5 bits, and the rest in Q8_0, 8.5 bits. Folders of earlier formats still open:
-the third has Q8_0 alone, those before bfloat16.
+Matrices whose rows are whole blocks are quantized: those of MLPs to Q4_1, 5 bits per weight, others of more than two
+million weights to Q5_0, 5.5 bits, and the rest to Q8_0, 8.5 bits. Folders of earlier formats can still be opened: the
+third has only Q8_0, those before it bfloat16.
 """
 
 from __future__ import annotations
@@ -45,19 +44,19 @@ _ROUND = {Format.Q4_1: in_q4_1, Format.Q5_0: in_q5_0, Format.Q8_0: in_q8_0}
 _WITNESS = "target.witness"
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 GENERAL = "general"
-"""The domain of drafters for texts of all kinds."""
+"""The domain of drafters for all kinds of text."""
 
 
 class BadHead(ParlayError):
-    """A head that is damaged, or was trained for another target."""
+    """Raised for a head that is damaged, or was trained for another target."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """For which target and for which texts a head was trained. What is empty is not known.
+    """The target and the texts for which a head was trained; empty fields are unknown.
 
-    ``target`` is the model's name or Hub id, ``target_sha256`` the hash of its file of weights, where that is one file.
-    ``domain`` says what texts it was trained on, ``licence`` is an SPDX name.
+    ``target`` is the model's name or Hub id, and ``target_sha256`` the hash of its weights if they are in one file.
+    ``domain`` is the kind of text it was trained on, and ``licence`` an SPDX name.
     """
 
     target: str = ""
@@ -67,7 +66,7 @@ class Origin:
 
 
 class FileTensors(Mapping[str, Tensor]):
-    """The tensors of a head's file. A matrix in blocks is made into numbers, bfloat16, whenever it is asked for."""
+    """The tensors of a head's file; a quantized matrix is dequantized to bfloat16 each time it is read."""
 
     def __init__(self, as_written: Mapping[str, Tensor | StoredTensor]) -> None:
         self.as_written = as_written
@@ -85,7 +84,8 @@ class FileTensors(Mapping[str, Tensor]):
 
 @dataclass(frozen=True, slots=True)
 class HeadArtefact:
-    """``method`` names the strategy, ``settings`` are the head's own sizes, ``layer`` the shape of its layers.
+    """A head: ``method`` names the strategy, ``settings`` are the head's own parameters, ``layer`` is the shape of its
+    layers.
 
     ``witness_WH`` are rows of the target's embedding; see `witness_ids`.
     """
@@ -100,16 +100,16 @@ class HeadArtefact:
 
     @property
     def expected(self) -> float:
-        """The share of first guesses that were right on held-out texts; 0: not known."""
+        """The share of first guesses that were right on held-out texts; 0 if unknown."""
         return float(self.settings.get("expected", 0.0))
 
     @property
     def operands(self) -> Mapping[str, Operand]:
-        """The tensors as kernels read them: matrices in blocks stay in the blocks of the file."""
+        """The tensors for kernels, with quantized matrices in the file's blocks."""
         return self.tensors.as_written if isinstance(self.tensors, FileTensors) else self.tensors
 
     def without(self, name: str) -> HeadArtefact:
-        """The head without one tensor, if it has that."""
+        """The head without one tensor, if it has that one."""
         if not isinstance(self.tensors, FileTensors):
             return replace(self, tensors={each: tensor for each, tensor in self.tensors.items() if each != name})
         rest = {each: tensor for each, tensor in self.tensors.as_written.items() if each != name}
@@ -118,9 +118,9 @@ class HeadArtefact:
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """Facts from a head's config, read without its weights. ``sha256`` is empty in the first format.
+    """A head's config, read without its weights. ``sha256`` is empty in the first format.
 
-    ``blocks`` names the format of each matrix in blocks, from the fourth format on; before, that is Q8_0.
+    ``blocks`` is the format of each quantized matrix, since the fourth format; before, all were Q8_0.
     """
 
     method: str
@@ -132,18 +132,18 @@ class HeadFacts:
 
     @property
     def expected(self) -> float | None:
-        """The share of first guesses that were right on held-out texts."""
+        """The share of first guesses that were right on held-out texts; None if unknown."""
         said = self.settings.get("expected")
         return None if said is None else float(said)
 
 
 def witness_ids(vocab_size: int) -> Tensor:
-    """The ids of the witnesses, spread over the vocabulary; int64."""
+    """The int64 ids of the witness rows, spread over the vocabulary."""
     return torch.linspace(vocab_size // 16, vocab_size - 1, WITNESSES).long()
 
 
 def save(folder: Path, head: HeadArtefact, card: str) -> None:
-    """Writes the folder; what was there is replaced file by file, the weights last."""
+    """Write the folder; existing files are replaced one by one, the weights last."""
     folder.mkdir(parents=True, exist_ok=True)
     written = {name: _written(name, tensor.detach()) for name, tensor in head.tensors.items()}
     tensors = {**written, _WITNESS: head.witness_WH.to(torch.bfloat16).contiguous()}
@@ -166,7 +166,7 @@ def save(folder: Path, head: HeadArtefact, card: str) -> None:
 
 
 def read_facts(folder: Path) -> HeadFacts:
-    """Read the config of a folder. Raises BadHead for one that is missing, damaged, or of a later format."""
+    """Read a folder's config. Raises BadHead if it is missing, damaged, or of a later format."""
     try:
         said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if said.get("format", 1) > FORMAT:
@@ -188,7 +188,7 @@ def read_facts(folder: Path) -> HeadFacts:
 
 
 def _format(name: str) -> Format:
-    """Raises ValueError for a format that no head is written in."""
+    """The format of this name. Raises ValueError if no head uses it."""
     known = {each.name: each for each in _ROUND}
     if name not in known:
         raise ValueError(f"{CONFIG} names the blocks {name}, and heads are in {', '.join(known)}")
@@ -196,7 +196,7 @@ def _format(name: str) -> Format:
 
 
 def _check_kinds(facts: HeadFacts) -> None:
-    """Raises ValueError: what others print or look up must be what its type says, whoever wrote the file."""
+    """Raises ValueError for fields of the wrong type, as other code prints them or looks them up."""
     texts = {"method": facts.method, "sha256": facts.sha256, **asdict(facts.origin)}
     for name, value in texts.items():
         if not isinstance(value, str) or not value.isprintable():
@@ -209,7 +209,8 @@ def _check_kinds(facts: HeadFacts) -> None:
 
 
 def load(folder: Path) -> HeadArtefact:
-    """Raises BadHead for files that are missing, damaged, replaced, or hold numbers that are not finite."""
+    """Load a head. Raises BadHead for files that are missing, damaged, replaced, or have numbers that are not
+    finite."""
     facts = read_facts(folder)
     try:
         if facts.sha256 and hash_of(folder / WEIGHTS) != facts.sha256:
@@ -217,7 +218,7 @@ def load(folder: Path) -> HeadArtefact:
                 f"{folder / WEIGHTS} is not the file that {CONFIG} names by its SHA-256: "
                 "it was damaged or replaced, so get the folder again"
             )
-        tensors = {name: each.clone() for name, each in load_file(folder / WEIGHTS).items()}  # no mapped file
+        tensors = {name: each.clone() for name, each in load_file(folder / WEIGHTS).items()}  # not mapped
         witness_WH, proof = tensors.pop(_WITNESS), Proof.taken(tensors, facts.layer.vocab_size)
         written = {name: _read(tensor, facts.blocks.get(name, Format.Q8_0)) for name, tensor in tensors.items()}
         for name, each in written.items():
@@ -230,7 +231,7 @@ def load(folder: Path) -> HeadArtefact:
 
 
 def read_witness(folder: Path) -> Tensor:
-    """The witnesses ``[W, H]`` alone. Raises BadHead where they can't be read."""
+    """Load only the witnesses ``[W, H]``. Raises BadHead if they can't be read."""
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:
             found: Tensor = file.get_tensor(_WITNESS)
@@ -240,9 +241,9 @@ def read_witness(folder: Path) -> Tensor:
 
 
 def check_target(where: str, layer: DecoderConfig, witness_WH: Tensor, rows_WH: Tensor, vocab_size: int) -> None:
-    """Raises BadHead unless the target's embedding has these witnesses: ``rows_WH`` are its rows of `witness_ids`.
+    """Raises BadHead unless ``rows_WH``, the target's embedding rows of `witness_ids`, match the head's witnesses.
 
-    ``layer`` is what the head's config says of the target.
+    ``layer`` is the target's shape according to the head's config.
     """
     if (vocab_size, rows_WH.shape[-1]) != (layer.vocab_size, layer.hidden_size) or rows_WH.shape != witness_WH.shape:
         raise BadHead(
@@ -258,7 +259,7 @@ def check_target(where: str, layer: DecoderConfig, witness_WH: Tensor, rows_WH: 
 
 
 def same_rows(some_WH: Tensor, others_WH: Tensor) -> bool:
-    """Whether these are rows of one embedding, before or after quantisation."""
+    """Whether both are rows of the same embedding, possibly quantized."""
     return some_WH.shape == others_WH.shape and _cosine(some_WH, others_WH) >= LEAST_COSINE
 
 
@@ -267,26 +268,26 @@ def _cosine(some_WH: Tensor, others_WH: Tensor) -> float:
 
 
 def as_stored(head: HeadArtefact) -> HeadArtefact:
-    """The head as `load` gives it after `save`: floating-point numbers in bfloat16, those of blocks rounded twice."""
+    """The head as `load` would return it after `save`: in bfloat16, and quantized matrices rounded twice."""
     tensors = {name: each.detach() for name, each in head.tensors.items()}
     written = {name: _read(_written(name, each), blocks_of(name, each)) for name, each in tensors.items()}
     return replace(head, tensors=FileTensors(written))
 
 
 def in_mlp(name: str) -> bool:
-    """Whether a matrix is one of an MLP: four bits cost EAGLE-3 on SmolLM2 no acceptance there, and elsewhere some."""
+    """Whether a matrix belongs to an MLP: four bits there cost EAGLE-3 on SmolLM2 no acceptance, but some elsewhere."""
     return ".mlp." in name
 
 
 def blocks_of(name: str, matrix_OI: Tensor) -> Format:
-    """The format in which a head's matrix is written."""
+    """The format in which a head's matrix is saved."""
     if in_mlp(name):
         return Format.Q4_1
     return Format.Q5_0 if matrix_OI.numel() > _LARGE else Format.Q8_0
 
 
 def _written(name: str, tensor: Tensor) -> Tensor:
-    """``tensor`` of any shape as it is written, contiguous: of matrices the blocks, uint8."""
+    """``tensor``, of any shape, as it is saved, contiguous; quantized matrices become uint8 blocks."""
     if not tensor.is_floating_point():
         return tensor.contiguous()
     if tensor.ndim != 2 or not fits_blocks(tensor):
@@ -295,7 +296,7 @@ def _written(name: str, tensor: Tensor) -> Tensor:
 
 
 def _read(tensor: Tensor, blocks: Format) -> Tensor | StoredTensor:
-    """The ``tensor`` of any shape that `_written` gave, with its shape where it is in blocks."""
+    """The inverse of `_written`: ``tensor``, of any shape, with its own shape if it is quantized."""
     if tensor.dtype != torch.uint8 or tensor.ndim != 2 or tensor.shape[1] % blocks.block_bytes:
         return tensor
     shape = len(tensor), tensor.shape[1] // blocks.block_bytes * blocks.block
@@ -308,7 +309,7 @@ _ALIKE = {
     for field in dataclasses.fields(DecoderConfig)
     if field.name in _NOT_SAVED | {"per_layer_size", "ngrams", "ngram_layers", "shallow"}
 }
-"""Fields of a `DecoderConfig` that are the same for the layers of all draft heads, some of which are written."""
+"""Fields of `DecoderConfig` that are the same for all draft heads, though some are saved."""
 _FRACTIONS = frozenset(field.name for field in dataclasses.fields(RopeConfig) if field.type == "float")
 _SIZES = tuple(field.name for field in dataclasses.fields(DecoderConfig) if field.type == "int")
 

@@ -1,4 +1,4 @@
-"""Base classes of heads: with a draft vocabulary, with several heads of one token each, or layers in parallel."""
+"""Base classes of heads: with a draft vocabulary, with several heads for one token each, or with parallel layers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from parlay.models.config import DecoderConfig
 
 
 class DraftVocab(nn.Module):
-    """The base class of heads over ``size`` of the target's ``vocab_size`` tokens."""
+    """Base class of heads over ``size`` of the target's ``vocab_size`` tokens."""
 
     d2t: Tensor
-    """Draft id to target id, as an offset: target = draft + d2t[draft]."""
+    """Maps draft ids to target ids as an offset: target = draft + d2t[draft]."""
     t2d: Tensor
-    """Bool ``[V]``: whether the draft vocabulary has this token of the target."""
+    """Bool ``[V]``: whether a target token is in the draft vocabulary."""
 
     def __init__(self, size: int, vocab_size: int) -> None:
         super().__init__()
@@ -29,24 +29,24 @@ class DraftVocab(nn.Module):
         self.register_buffer("t2d", torch.zeros(vocab_size, dtype=torch.bool))
 
     def set_draft_vocab(self, ids_D: Tensor) -> None:
-        """``ids_D`` int64: the target's tokens that the head can propose, rising."""
+        """Set the draft vocabulary: ``ids_D``, int64 and rising, are the target's tokens that the head can propose."""
         self.d2t.copy_(ids_D - torch.arange(len(ids_D)))
         self.t2d.zero_()[ids_D] = True
 
     @property
     def draft_ids(self) -> Tensor:
-        """Target id of each draft id, int64."""
+        """The target id of each draft id, int64."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
 
 def draft_ids(d2t_D: Tensor) -> Tensor:
-    """The target's token of each draft id, int64; ``d2t_D`` holds them as offsets."""
+    """The target id of each draft id, int64; ``d2t_D`` are offsets."""
     return d2t_D + torch.arange(len(d2t_D), device=d2t_D.device)
 
 
 @dataclass(frozen=True, slots=True)
 class SeveralHeadsConfig:
-    """``hidden_size`` and ``vocab_size`` are the target's, ``heads`` is how many tokens are guessed."""
+    """``hidden_size`` and ``vocab_size`` are the target's; ``heads`` is how many tokens are guessed."""
 
     hidden_size: int
     vocab_size: int
@@ -62,7 +62,7 @@ class SeveralHeadsConfig:
 
 
 class SeveralHeadsModule(DraftVocab):
-    """The base class of such modules."""
+    """Base class of modules with several heads."""
 
     def __init__(self, config: SeveralHeadsConfig) -> None:
         super().__init__(config.draft_vocab_size, config.vocab_size)
@@ -75,7 +75,8 @@ class SeveralHeadsModule(DraftVocab):
 
 
 class ParallelHeads(DraftVocab):
-    """Pure: states in, states out. ``config`` is the shape of a layer; its ``vocab_size`` is the target's."""
+    """Parallel layers that map states to states. ``config`` is the shape of a layer; its ``vocab_size`` is the
+    target's."""
 
     def __init__(self, config: DecoderConfig, draft_vocab_size: int, heads: int) -> None:
         super().__init__(draft_vocab_size, config.vocab_size)
@@ -84,6 +85,6 @@ class ParallelHeads(DraftVocab):
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
     def head(self, place: int, hidden_BTH: Tensor, padding_B: Tensor | None = None, rows: int | None = None) -> Tensor:
-        """Input of the LM head from one head, ``[B, R, H]``; see `Steps` for ``padding_B`` and ``rows``."""
+        """The LM head's input ``[B, R, H]`` from one head; for ``padding_B`` and ``rows`` see `Steps`."""
         out: Tensor = self.norm(self.blocks[place](hidden_BTH, Steps(padding_B, rows)))
         return out

@@ -1,11 +1,11 @@
-"""A head that guesses a whole block in one forward: P-EAGLE (Hui et al. 2026, arXiv:2602.01469).
+"""A head that guesses a whole block of tokens in one forward: P-EAGLE (Hui et al. 2026, arXiv:2602.01469).
 
-Decoder layers over fused features of several target layers, the first of them as in EAGLE-3. The row of the last
-committed token guesses the first token of the block. Each of the rows after it guesses one token further. These are
-mask rows: they read one learned feature and the embedding of one mask token, the same for all, so that no row waits for
-another's guess. PARD (An et al. 2025, arXiv:2504.18583) does so with a draft model.
+It has decoder layers over fused features of several target layers; the first is as in EAGLE-3. The row of the last
+committed token guesses the block's first token, and each row after it one token further. These are mask rows: all read
+the same learned feature and the embedding of the same mask token, so no row waits for another's guess. PARD (An et al.
+2025, arXiv:2504.18583) does the same with a draft model.
 
-Shapes: B texts, T rows of each, R of them computed, F numbers of all taps, H hidden, D tokens of the draft vocabulary.
+Shapes: B texts, T rows of each, R of them computed, F numbers of all taps, H hidden, D draft tokens.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from parlay.models.config import DecoderConfig
 
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
-    """``layer`` is the shape of the ``layers``; its ``vocab_size`` is the target's.
+    """``layer`` is the shape of each of the ``layers`` layers; its ``vocab_size`` is the target's.
 
-    ``taps`` are the target layers whose inputs are fused, ``draft_vocab_size`` how many tokens the head can propose,
-    and ``length`` how many it proposes in one forward. ``mask_id`` is a token of the target that texts do not hold.
-    ``normed`` is as with EAGLE-3.
+    ``taps`` are the target layers whose inputs are fused, ``draft_vocab_size`` is how many tokens the head can propose,
+    and ``length`` how many it proposes per forward. ``mask_id`` is a target token that does not occur in texts.
+    ``normed`` is that of EAGLE-3.
     """
 
     layer: DecoderConfig
@@ -50,7 +50,7 @@ class BlockConfig:
 
 
 class BlockHead(DraftVocab):
-    """Pure: features and embeddings in, hidden states and logits out."""
+    """Maps features and embeddings to hidden states and logits."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__(config.draft_vocab_size, config.layer.vocab_size)
@@ -64,16 +64,16 @@ class BlockHead(DraftVocab):
         self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """``features`` ``[..., F]`` as hidden states ``[..., H]``."""
+        """Fuse ``features`` ``[..., F]`` into hidden states ``[..., H]``."""
         fused: Tensor = self.fc(features)
         return fused
 
     def unrolled(
         self, fused_BTH: Tensor, embedded_BTH: Tensor, mask_H: Tensor, padding_B: Tensor | None, rows: int
     ) -> Iterator[Tensor]:
-        """For each token of a block the hidden states ``[B, R, H]`` from which `logits` follow.
+        """Yield, for each token of a block, the hidden states ``[B, R, H]`` for `logits`.
 
-        Row i of ``fused_BTH`` and ``embedded_BTH`` are the fused features of token i and the embedding of token i + 1.
+        Row i of ``fused_BTH`` and ``embedded_BTH`` has the fused features of token i and the embedding of token i + 1.
         Each of the last ``rows`` rows begins a block. ``mask_H`` is the embedding of the mask token.
         """
         last = len(self.layers) - 1

@@ -1,11 +1,12 @@
-"""The heads of blockwise parallel decoding (Stern et al. 2018, arXiv:1811.03115), and a model that rescores them.
+"""The heads of blockwise parallel decoding (Stern et al. 2018, arXiv:1811.03115), and a model that rescores their
+guesses.
 
-Each head adds a feed-forward layer to the state that the target's LM head reads, and the same LM head reads the sum:
-from the state of token i, head k guesses token i + 2 + k. Heads do not know each other's guesses, so neighbours often
-repeat each other. Kim et al. 2024 (arXiv:2404.09221) let a small language model reorder the best guesses of each head:
-here one that reads the last `WINDOW` tokens, or n-grams (`parlay.heads.ngrams`).
+Each head adds a feed-forward layer to the LM head's input, and the same LM head reads the sum: from token i's state,
+head k guesses token i + 2 + k. Heads don't know each other's guesses, so neighbouring ones often repeat each other. Kim
+et al. 2024 (arXiv:2404.09221) reorder each head's best guesses by a small language model; here it reads the last
+`WINDOW` tokens, or is an n-gram model (`parlay.heads.ngrams`).
 
-Shapes: H hidden, D tokens of the draft vocabulary.
+Shapes: H hidden, D draft tokens.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from parlay.heads.base import SeveralHeadsConfig, SeveralHeadsModule
 WINDOW = 4
 """Tokens that the rescoring model reads."""
 _WIDTH = 256
-"""Numbers in its layers."""
+"""Width of its layers."""
 
 
 class BlockwiseHead(nn.Module):
-    """x + W2 relu(W1 x), where W2 is zero at first."""
+    """x + W2 relu(W1 x), with W2 initialized to zero."""
 
     def __init__(self, size: int, width: int) -> None:
         super().__init__()
@@ -33,13 +34,13 @@ class BlockwiseHead(nn.Module):
         nn.init.zeros_(self.down.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """``hidden`` ``[..., H]``."""
+        """Map ``hidden`` ``[..., H]`` to states of the same shape."""
         out: Tensor = hidden + self.down(F.relu(self.up(hidden)))
         return out
 
 
 class Rescorer(nn.Module):
-    """A language model of two layers over the embeddings of the last `WINDOW` tokens."""
+    """A two-layer language model over the embeddings of the last `WINDOW` tokens."""
 
     def __init__(self, size: int, draft_vocab_size: int) -> None:
         super().__init__()
@@ -48,14 +49,15 @@ class Rescorer(nn.Module):
         self.lm_head = nn.Linear(_WIDTH, draft_vocab_size)
 
     def forward(self, embedded: Tensor) -> Tensor:
-        """Logits ``[..., D]`` of the token after those ``embedded`` ``[..., WINDOW * H]``, side by side."""
+        """Logits ``[..., D]`` of the next token; ``embedded`` ``[..., WINDOW * H]`` are the last tokens' embeddings
+        side by side."""
         hidden = F.silu(self.read(embedded))
         out: Tensor = self.lm_head(hidden + F.silu(self.layer(hidden)))
         return out
 
 
 class BlockwiseHeads(SeveralHeadsModule):
-    """Pure: states in, what the target's LM head reads out. ``width`` is that of the feed-forward layers."""
+    """Maps states to inputs of the target's LM head; ``width`` is that of the feed-forward layers."""
 
     def __init__(self, config: SeveralHeadsConfig, width: int) -> None:
         super().__init__(config)
@@ -64,10 +66,10 @@ class BlockwiseHeads(SeveralHeadsModule):
 
     @staticmethod
     def of(held: HeadArtefact) -> BlockwiseHeads:
-        """Without weights yet."""
+        """Make the module without its weights."""
         return BlockwiseHeads(SeveralHeadsConfig.of(held), held.layer.intermediate_size)
 
     @property
     def lm_head_weights(self) -> list[nn.Parameter]:
-        """None: all heads share the target's."""
+        """Empty, as all heads share the target's LM head."""
         return []

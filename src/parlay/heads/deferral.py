@@ -1,4 +1,4 @@
-"""Deferral heads on disk: folders of `parlay train defer`, for a base model and an assistant."""
+"""Deferral heads on disk: folders of `parlay train defer` for a base model and an assistant."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ASSISTANT = "assistant.witness"
 
 
 def witnesses(model: str | PreTrainedModel, vocab_size: int) -> Tensor:
-    """Rows of a model's embedding by which it is known again."""
+    """The rows of a model's embedding that identify it."""
     return matrices_of(model).witnesses(vocab_size)
 
 
@@ -44,7 +44,7 @@ def save_deferral(
     assistant: tuple[str, Tensor],
     card: str,
 ) -> None:
-    """Write the folder. Of the base model there are shape, origin and `witnesses`, of the assistant name and these."""
+    """Write the folder: the base model's shape, origin and `witnesses`, and the assistant's name and witnesses."""
     (layer, origin, base_WH), (name, assistant_WH) = base, assistant
     tensors = {"weight": head.weight_H, "bias": torch.tensor([head.bias]), _ASSISTANT: assistant_WH.flatten()}
     settings = {"assistant": name, "threshold": head.threshold}
@@ -52,7 +52,7 @@ def save_deferral(
 
 
 def facts_of_deferral(folder: str) -> HeadFacts:
-    """Read what a folder says of its head. Raises BadHead where it holds none, or one that drafts."""
+    """Read the facts of a folder's head. Raises BadHead if it has none, or a drafting head."""
     path = user_path(folder)
     if not (path / CONFIG).is_file():
         raise BadHead(f"ensemble head {folder}: no folder of a head; train one with parlay train {DEFER}")
@@ -68,7 +68,7 @@ def facts_of_deferral(folder: str) -> HeadFacts:
 def open_deferral(
     folder: str, base: str | PreTrainedModel, assistant: str, vocab_sizes: tuple[int, int], threshold: float | None
 ) -> Deferral:
-    """Read a head for these two models, of so many tokens. Raises BadHead for one that was trained for others."""
+    """Load a head for these two models with these vocabulary sizes. Raises BadHead if it was trained for others."""
     found = facts_of_deferral(folder)
     head = load(user_path(folder))
     check_target(folder, head.layer, head.witness_WH, witnesses(base, vocab_sizes[0]), vocab_sizes[0])
@@ -76,7 +76,7 @@ def open_deferral(
         weight_H, bias, assistant_N = (head.tensors[name] for name in ("weight", "bias", _ASSISTANT))
     except KeyError as error:
         raise BadHead(f"ensemble head {folder} lacks {error}: train it again") from None
-    if weight_H.shape != head.witness_WH.shape[-1:] or bias.shape != (1,):  # the base's own width
+    if weight_H.shape != head.witness_WH.shape[-1:] or bias.shape != (1,):  # the base model's width
         raise BadHead(
             f"ensemble head {folder}: its weight has another size than its base model's states: train it again"
         )

@@ -1,10 +1,10 @@
-"""The head of EAGLE (Li et al. 2024, arXiv:2401.15077) and of EAGLE-2 (Li et al. 2024, arXiv:2406.16858).
+"""The head of EAGLE (Li et al. 2024, arXiv:2401.15077) and EAGLE-2 (Li et al. 2024, arXiv:2406.16858).
 
-One decoder layer at the level of the target's last features, those that its LM head reads. It guesses the next feature,
-and the target's own LM head reads the guess. The layer has no norm before its attention, and none comes after it.
-Parameter names are those of published checkpoints.
+One decoder layer over the target's last features, which its LM head reads. It guesses the next feature, and the
+target's own LM head reads the guess. The layer has no norm before its attention, and there is no final norm. Parameters
+are named as in published checkpoints.
 
-Shapes: B texts, T rows of each, R of them computed, H hidden, D tokens of the draft vocabulary.
+Shapes: B texts, T rows of each, R of them computed, H hidden, D draft tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from parlay.models.config import DecoderConfig
 
 
 class EagleLayer(nn.Module):
-    """The one decoder layer."""
+    """EAGLE's only decoder layer."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -27,14 +27,14 @@ class EagleLayer(nn.Module):
         self.mlp = Mlp(config)
 
     def forward(self, x_BTH: Tensor, steps: Steps) -> Tensor:
-        """Returns ``[B, R, H]``."""
+        """Run the layer; returns ``[B, R, H]``."""
         hidden_BRH = steps.last(x_BTH) + self.self_attn(x_BTH, steps)
         out: Tensor = hidden_BRH + self.mlp(self.post_attention_layernorm(hidden_BRH))
         return out
 
 
 class EagleHead(DraftVocab):
-    """Pure: features and embeddings in, features out.
+    """Maps features and embeddings to features.
 
     Row i of the first step reads the feature of token i and the embedding of token i + 1. It guesses the feature of
     token i + 1, which predicts token i + 2. ``config`` is the shape of the layer; its ``vocab_size`` is the target's.
@@ -52,6 +52,6 @@ class EagleHead(DraftVocab):
         return fused
 
     def step(self, features_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
-        """Features ``[B, R, H]`` of the tokens ``embedded_BTH``; ``features_BTH`` may be those of the step before."""
+        """The features ``[B, R, H]`` of the tokens ``embedded_BTH``; ``features_BTH`` may be the previous step's."""
         out: Tensor = self.layers[0](self.fuse(features_BTH, embedded_BTH), steps)
         return out

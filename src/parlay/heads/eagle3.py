@@ -1,10 +1,10 @@
 """The head of EAGLE-3 (Li et al. 2025, arXiv:2503.01840).
 
-One decoder layer over fused features of several target layers. Its attention reads the token's embedding beside the
-features, each normed by itself. A head of its own gives logits over a reduced draft vocabulary.
-Parameter names are those of published checkpoints.
+One decoder layer over fused features of several target layers. Its attention reads the token's embedding and the
+features side by side, each with its own norm. An LM head of its own gives logits over a reduced draft vocabulary.
+Parameters are named as in published checkpoints.
 
-Shapes: B texts, T rows of each, H hidden, D tokens of the draft vocabulary.
+Shapes: B texts, T rows of each, H hidden, D draft tokens.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from parlay.heads.layer import Attention, Mlp, RmsNorm, Steps
 from parlay.models.config import DecoderConfig
 
 NORMED = "norm_before_residual"
-"""A setting: the first layer adds to its normed hidden states."""
+"""Setting: the first layer's residual connection starts from its normed hidden states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Config:
     """``layer`` is the shape of the head's decoder layer; its ``vocab_size`` is the target's.
 
-    ``taps`` are the target layers whose inputs are fused, ``draft_vocab_size`` how many tokens the head can propose.
-    With ``normed`` the layer adds to its normed hidden states; published configs call it ``norm_before_residual``.
+    ``taps`` are the target layers whose inputs are fused, and ``draft_vocab_size`` is how many tokens the head can
+    propose. With ``normed`` the layer's residual connection starts from its normed hidden states,
+    ``norm_before_residual`` in published configs.
     """
 
     layer: DecoderConfig
@@ -44,12 +45,12 @@ class Eagle3Config:
 
 
 def normed(held: HeadArtefact) -> bool:
-    """Whether the first layer of an artefact adds to normed hidden states."""
+    """Whether the first layer's residual connection starts from normed hidden states."""
     return bool(held.settings.get(NORMED))
 
 
 class Eagle3Layer(nn.Module):
-    """The one decoder layer. With ``normed`` it adds to its normed hidden states."""
+    """EAGLE-3's only decoder layer; with ``normed`` its residual connection starts from its normed hidden states."""
 
     def __init__(self, config: DecoderConfig, *, normed: bool = False) -> None:
         super().__init__()
@@ -62,7 +63,8 @@ class Eagle3Layer(nn.Module):
         self.mlp = Mlp(config)
 
     def forward(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
-        """``hidden_BTH`` are fused features, or the layer's own outputs of the step before; returns ``[B, R, H]``."""
+        """Run the layer; ``hidden_BTH`` are fused features, or its own outputs of the previous step. Returns ``[B, R,
+        H]``."""
         normed_BTH = self.hidden_norm(hidden_BTH)
         beside = torch.cat((self.input_layernorm(embedded_BTH), normed_BTH), -1)
         hidden_BRH = steps.last(normed_BTH if self._normed else hidden_BTH) + self.self_attn(beside, steps)
@@ -71,7 +73,7 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3Head(DraftVocab):
-    """Pure: features and embeddings in, hidden states and logits out.
+    """Maps features and embeddings to hidden states and logits.
 
     Row i of the first step reads the features of token i and the embedding of token i + 1, and predicts token i + 2.
     """
@@ -86,12 +88,12 @@ class Eagle3Head(DraftVocab):
         self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """``features`` ``[..., taps * H]`` as hidden states ``[..., H]``."""
+        """Fuse ``features`` ``[..., taps * H]`` into hidden states ``[..., H]``."""
         fused: Tensor = self.fc(features)
         return fused
 
     def step(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
-        """One more step: hidden states ``[B, R, H]``, from which `logits` and the next step follow."""
+        """Run a step; returns hidden states ``[B, R, H]`` for `logits` and for the next step."""
         out: Tensor = self.midlayer(hidden_BTH, embedded_BTH, steps)
         return out
 

@@ -1,4 +1,4 @@
-"""Drafters on the Hugging Face Hub, and their cards. A repository holds config, safetensors and card, and no code."""
+"""Drafters on the Hugging Face Hub, and their cards; a repository has config, safetensors and card, but no code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parlay.models.fetch.hub import asked, check_hashes, without_address
 
 @dataclass(frozen=True, slots=True)
 class OfferedDrafter:
-    """A repository's description of its drafter, read before its weights. ``commit`` names its files for good."""
+    """A repository's description of its drafter, read before the weights; ``commit`` pins its files."""
 
     repo: str
     commit: str
@@ -24,31 +24,32 @@ class OfferedDrafter:
 
     @property
     def licence(self) -> str:
-        """Licence by the config, else by the card; empty where neither names one."""
+        """The licence in the config, else in the card; empty if neither has one."""
         said = self.card.get("license")
         return self.facts.origin.licence or (str(said) if said else "")
 
 
 def look(repo: str, revision: str | None = None) -> OfferedDrafter:
-    """Fetches config and card. Raises NotOnHub for what can't be had, BadHead for a repository without a drafter."""
+    """Download config and card. Raises NotOnHub if they can't be downloaded, BadHead for a repository without a
+    drafter."""
     repo = without_address(repo)
     folder = _fetch(repo, revision, [CONFIG, CARD])
     return OfferedDrafter(repo, folder.name, read_facts(folder), read_card(folder)[0])
 
 
 def pull(offer: OfferedDrafter, *, domain: str = "", name: str = "") -> StoredDrafter:
-    """Fetches the weights at the commit that was looked at, compares hashes, and adds the drafter to the store."""
+    """Download the weights of the commit that `look` found, check their hash, and add the drafter to the store."""
     folder = _fetch(offer.repo, offer.commit, [CONFIG, CARD, WEIGHTS])
     check_hashes([path for path in (folder / WEIGHTS,) if path.exists()])
     return store.add(folder, domain=domain, name=name, pulled=Pulled(offer.repo, offer.commit))
 
 
 def push(folder: Path, repo: str, *, private: bool = False) -> str:
-    """Uploads a drafter's three files; returns the address. The login is the Hub library's own.
+    """Upload a drafter's three files; returns the address. The Hub library's own login is used.
 
-    A card without front matter gets one, so that the Hub finds the drafter by its tag. Raises NotOnHub.
+    A card without front matter gets one, so that the Hub finds the drafter by its tag. Raises NotOnHub if that fails.
     """
-    import huggingface_hub  # here, because listing drafters needs no network code
+    import huggingface_hub  # here, as listing drafters needs no network code
 
     facts, (said, text) = read_facts(folder), read_card(folder)
     head = (
@@ -77,15 +78,15 @@ def _fetch(repo: str, revision: str | None, files: list[str]) -> Path:
 
 
 TAG = "parlay-drafter"
-"""By it the Hub finds drafters."""
+"""The tag by which the Hub finds drafters."""
 
 
 def front_matter(method: str, origin: Origin, acceptance: Sequence[float], data: Mapping[str, Any]) -> str:
-    """The lines between the two ``---``, with these.
+    """The lines of front matter between the two ``---``.
 
-    ``acceptance``: share of held-out drafts that are right up to each depth. ``data`` are further facts by name.
+    ``acceptance`` is the share of held-out drafts that are right up to each depth; ``data`` are further facts by name.
     """
-    from huggingface_hub import ModelCardData  # here, because opening a head needs no network code
+    from huggingface_hub import ModelCardData  # here, as opening a head needs no network code
 
     facts = {
         "method": method,
@@ -106,7 +107,7 @@ def front_matter(method: str, origin: Origin, acceptance: Sequence[float], data:
 
 
 def read_card(folder: Path) -> tuple[dict[str, Any], str]:
-    """Front matter (empty where there is none) and text of a folder's card. Raises BadHead for YAML that is broken."""
+    """The front matter (empty if there is none) and the text of a folder's card. Raises BadHead for invalid YAML."""
     import yaml
     from huggingface_hub import ModelCard
 

@@ -1,9 +1,9 @@
-"""The heads of Hydra (Ankner et al. 2024, arXiv:2402.05109): Medusa's, each of which knows the tokens before its own.
+"""The heads of Hydra (Ankner et al. 2024, arXiv:2402.05109): Medusa's, but each knows the tokens before its own.
 
-Head k reads the state of token i beside the embeddings of tokens i + 1 to i + 1 + k, and guesses token i + 2 + k.
-Hydra++ has deeper heads, which read what one more decoder layer, the prefix layer, makes of the states.
+Head k reads the state of token i and the embeddings of tokens i + 1 to i + 1 + k, and guesses token i + 2 + k. Hydra++
+has deeper heads, which read the states after one more decoder layer, the prefix layer.
 
-Shapes: K heads, B texts, T rows of each, H hidden, D tokens of the draft vocabulary.
+Shapes: K heads, B texts, T rows of each, H hidden, D draft tokens.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from parlay.heads.layer import Block, Steps, add_nothing
 from parlay.models.config import DecoderConfig
 
 PUBLISHED = "published"
-"""A setting: of heads as in the paper's code, how many layers they have."""
+"""Setting: the number of layers of heads as in the paper's code."""
 _PLUS_LAYERS = 4
-"""Matrices of each head of Hydra++, but for its vocabulary; Hydra's have two."""
+"""Matrices per head of Hydra++ without its LM head; Hydra's heads have two."""
 
 
 class HydraHead(nn.Module):
-    """The state plus an MLP of state and embeddings, which adds nothing at first; then a vocabulary of its own."""
+    """Adds to the state an MLP of state and embeddings, initialized to zero, and has an LM head of its own."""
 
     def __init__(self, config: SeveralHeadsConfig, place: int, layers: int) -> None:
         super().__init__()
@@ -37,7 +37,8 @@ class HydraHead(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def forward(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """Logits ``[..., D]`` of states ``hidden`` ``[..., H]`` and ``embedded`` ``[..., K * H]``, side by side."""
+        """Logits ``[..., D]`` of states ``hidden`` ``[..., H]`` and embeddings ``embedded`` ``[..., K * H]``, side by
+        side."""
         mixed = F.silu(self.mix(torch.cat((hidden, embedded), -1)))
         for layer in self.inner:
             mixed = mixed + F.silu(layer(mixed))
@@ -46,7 +47,7 @@ class HydraHead(nn.Module):
 
 
 class PublishedHydraHead(nn.Module):
-    """Head of the paper's code: a residual block that shortens its input, and one more that runs several times."""
+    """A head of the paper's code: a residual block that shortens its input, and another that runs several times."""
 
     def __init__(self, config: SeveralHeadsConfig, place: int, layers: int) -> None:
         super().__init__()
@@ -58,7 +59,8 @@ class PublishedHydraHead(nn.Module):
         self._layers = layers
 
     def forward(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """Logits ``[..., D]`` of states ``hidden`` ``[..., H]`` and ``embedded`` ``[..., K * H]``, side by side."""
+        """Logits ``[..., D]`` of states ``hidden`` ``[..., H]`` and embeddings ``embedded`` ``[..., K * H]``, side by
+        side."""
         read = torch.cat((hidden, embedded), -1)
         mixed = self.shorten(read) + F.silu(self.mix(read))
         for _ in range(1, self._layers):
@@ -68,9 +70,9 @@ class PublishedHydraHead(nn.Module):
 
 
 class HydraHeads(SeveralHeadsModule):
-    """All heads, of which head k reads k + 1 embeddings. With ``plus``, a prefix layer's shape, they are Hydra++.
+    """All heads; head k reads k + 1 embeddings. With ``plus``, the shape of a prefix layer, they are Hydra++'s.
 
-    With ``published`` they are those of the paper's code, of so many layers.
+    With ``published``, a number of layers, they are those of the paper's code.
     """
 
     def __init__(self, config: SeveralHeadsConfig, plus: DecoderConfig | None = None, *, published: int = 0) -> None:
@@ -86,12 +88,12 @@ class HydraHeads(SeveralHeadsModule):
 
     @staticmethod
     def of(held: HeadArtefact) -> HydraHeads:
-        """Without weights yet."""
+        """Make the module without its weights."""
         plus, published = held.layer if held.settings.get("plus") else None, int(held.settings.get(PUBLISHED, 0))
         return HydraHeads(SeveralHeadsConfig.of(held), plus, published=published)
 
     def read(self, hidden_BTH: Tensor, padding_B: Tensor | None = None, rows: int | None = None) -> Tensor:
-        """Inputs of the heads from the target's states, ``[B, R, H]``; see `Steps` for ``padding_B`` and ``rows``."""
+        """The heads' inputs ``[B, R, H]`` from the target's states; for ``padding_B`` and ``rows`` see `Steps`."""
         steps = Steps(padding_B, rows)
         out: Tensor = steps.last(hidden_BTH) if self.prefix is None else self.prefix(hidden_BTH, steps)
         return out

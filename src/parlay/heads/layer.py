@@ -1,7 +1,7 @@
-"""The parts of heads: norm, rotations, and Llama layers in which the rows of a step see those of earlier steps.
+"""The parts of heads: norm, rotations, and Llama layers in which a step's rows see those of earlier steps.
 
 Shapes: B texts, T rows of each, R of them computed, H hidden, A query heads, K key heads, D head size, P pairs of its
-numbers that turn.
+numbers that rotate.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class RmsNorm(nn.Module):
         self._eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` ``[..., size]``."""
+        """Norm ``x`` ``[..., size]``."""
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self._eps).to(x.dtype)
 
 
 @dataclass(slots=True)
 class Steps:
-    """Keys and values of the steps of a training-time test: of each, one per row, heads repeated to A.
+    """The keys and values of the steps of training-time test, one tensor per step, with heads repeated to A.
 
-    Row i of a later step continues row i of the step before. So it sees the rows up to i of the first step, and row i
-    of all steps after it (Li et al. 2025, EAGLE-3). ``padding`` int64 ``[B]`` says how many rows in front of each text
-    nobody sees. Only the last ``rows`` rows are computed, R of T: of the others the first step needs keys and values.
-    ``prefix`` ``[2, K, P, D]`` are keys and values that all rows of later steps see besides.
+    Row i of a later step continues row i of the previous step. So it sees the rows up to i of the first step, and row i
+    of all later steps (Li et al. 2025, EAGLE-3). ``padding`` int64 ``[B]`` is the number of hidden rows at the
+    beginning of each text. Only the last ``rows`` rows, R of T, are computed; the first step needs the others' keys and
+    values. ``prefix`` ``[2, K, P, D]`` are further keys and values that all rows of later steps see.
     """
 
     padding: Tensor | None = None
@@ -50,7 +50,8 @@ class Steps:
         return x if self.rows is None else x[:, x.shape[1] - min(self.rows, x.shape[1]) :]
 
     def hidden(self, rows: int) -> Tensor:
-        """Bool: which rows of the first step a computed row must not see; ``[B, 1, R, T]``, or ``[R, T]`` for all."""
+        """Bool mask of the first step's rows that a computed row must not see: ``[B, 1, R, T]``, or ``[R, T]`` for all
+        texts."""
         total = self.keys[0].shape[2]
         places = torch.arange(total, device=self.keys[0].device)
         own = places[total - rows :, None]
@@ -60,7 +61,7 @@ class Steps:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention whose queries, keys and values read ``inputs`` numbers a row."""
+    """Grouped-query attention; queries, keys and values read ``inputs`` numbers per row."""
 
     def __init__(self, config: DecoderConfig, inputs: int) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class Attention(nn.Module):
         self._factor = config.rope.attention_factor
 
     def forward(self, x: Tensor, steps: Steps) -> Tensor:
-        """``x`` ``[B, T, inputs]`` are the rows of the next step; their keys and values join ``steps``.
+        """Run the next step's rows ``x`` ``[B, T, inputs]``; their keys and values are added to ``steps``.
 
         Returns ``[B, R, H]``.
         """
@@ -92,14 +93,14 @@ class Attention(nn.Module):
         return out
 
     def _heads(self, x: Tensor, norm: RmsNorm | None = None) -> Tensor:
-        """``x`` ``[B, T, heads * D]`` as ``[B, heads, T, D]``, each head normed where there is a norm."""
+        """Reshape ``x`` ``[B, T, heads * D]`` to ``[B, heads, T, D]``, and norm each head if there is a norm."""
         split = x.view(*x.shape[:2], -1, self._dim)
         return (split if norm is None else norm(split)).transpose(1, 2)
 
     def _turn(self, x: Tensor, end: int) -> Tensor:
-        """``x`` ``[B, heads, T, D]`` rotated by position, which of the last row is ``end`` - 1.
+        """Rotate ``x`` ``[B, heads, T, D]`` by position; the last row's position is ``end`` - 1.
 
-        Of each head the first 2 P numbers turn, in some models not all of them.
+        The first 2 P numbers of each head are rotated, which in some models are not all.
         """
         assert isinstance(self._frequencies_P, Tensor)
         positions_T = torch.arange(end - x.shape[2], end, device=x.device)
@@ -111,7 +112,7 @@ class Attention(nn.Module):
 
 
 def _attend(query_BARD: Tensor, steps: Steps) -> Tensor:
-    """The attention ``[B, A, R, D]`` of the latest step's rows; see `Steps`."""
+    """Attention ``[B, A, R, D]`` of the latest step's rows; see `Steps`."""
     rows, total = query_BARD.shape[2], steps.keys[0].shape[2]
     hidden = steps.hidden(rows)
     if len(steps.keys) == 1:
@@ -135,7 +136,7 @@ def _attend(query_BARD: Tensor, steps: Steps) -> Tensor:
 
 
 class Mlp(nn.Module):
-    """silu(gate(x)) * up(x), brought back to H."""
+    """silu(gate(x)) * up(x), projected back to H."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -144,7 +145,7 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` ``[..., H]``."""
+        """Map ``x`` ``[..., H]`` to the same shape."""
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
@@ -161,14 +162,14 @@ class Block(nn.Module):
         self.mlp = Mlp(config)
 
     def forward(self, x_BTH: Tensor, steps: Steps) -> Tensor:
-        """Returns ``[B, R, H]``."""
+        """Run the layer; returns ``[B, R, H]``."""
         hidden_BRH = steps.last(x_BTH) + self.self_attn(self.input_layernorm(x_BTH), steps)
         out: Tensor = hidden_BRH + self.mlp(self.post_attention_layernorm(hidden_BRH))
         return out
 
 
 def add_nothing(layer: nn.Module) -> None:
-    """Set the weights of a decoder layer so that it gives back what it reads."""
+    """Set a decoder layer's weights so that it returns its input."""
     with torch.no_grad():
         layer.get_parameter("self_attn.o_proj.weight").zero_()
         layer.get_parameter("mlp.down_proj.weight").zero_()

@@ -1,9 +1,9 @@
 """The heads of Medusa (Cai et al. 2024, arXiv:2401.10774).
 
-Each head guesses one token from the state that the target's LM head reads: head k that token's successor but k + 1.
-A head is one residual block, x + SiLU(W x + b) with W and b zero at first, and a vocabulary of its own.
+Each head guesses one token from the LM head's input: from token i's state, head k guesses token i + 2 + k. A head is
+one residual block, x + SiLU(W x + b) with W and b initialized to zero, and an LM head of its own.
 
-Shapes: K heads, H hidden, D tokens of the draft vocabulary.
+Shapes: K heads, H hidden, D draft tokens.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class ResBlock(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` ``[..., H]``."""
+        """Map ``x`` ``[..., H]`` to the same shape."""
         return x + F.silu(self.linear(x))
 
 
 class MedusaHeads(SeveralHeadsModule):
-    """Pure: states in, logits out. From the state of token i, head k guesses token i + 2 + k."""
+    """Maps states to logits. From the state of token i, head k guesses token i + 2 + k."""
 
     def __init__(self, config: SeveralHeadsConfig) -> None:
         super().__init__(config)

@@ -1,9 +1,10 @@
-"""IBM's MLP speculator (Wertheimer et al. 2024, arXiv:2404.19124): heads in a row that carry a state along.
+"""IBM's MLP speculator (Wertheimer et al. 2024, arXiv:2404.19124): consecutive heads that pass a state on.
 
-Step k mixes the state with the embedding of the token drafted before it: s_k = GELU(LN(W_k s_{k-1} + c E(x))), where
-s_0 is the target's normed state. Head k reads s_k. The embedding is the speculator's own, and starts as the target's.
+Step k mixes the state with the embedding of the token drafted before: s_k = GELU(LN(W_k s_{k-1} + c E(x))), where s_0
+is the target's normed state. Head k reads s_k. The embedding is the speculator's own, and is initialized with the
+target's.
 
-Shapes: K steps, H hidden, D tokens of the draft vocabulary, V tokens of the target.
+Shapes: K steps, H hidden, D draft tokens, V target tokens.
 """
 
 from __future__ import annotations
@@ -18,16 +19,15 @@ from parlay.heads.artefact import HeadArtefact
 from parlay.heads.base import SeveralHeadsConfig, SeveralHeadsModule
 
 FORM = "form"
-"""A setting: the fields of a `SpeculatorForm`."""
+"""Setting: the fields of a `SpeculatorForm`."""
 _EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculatorForm:
-    """Differences between published files: the size of states, and what is shared and normed.
+    """How published files differ: the size of states, and what is shared and normed.
 
-    ``rms``: norms divide by the root of the mean square. ``tied``: see `MlpSpeculator`. ``scaled``: the target's state
-    is normed first.
+    ``rms``: norms are RMS norms. ``tied``: see `MlpSpeculator`. ``scaled``: the target's state is normed first.
     """
 
     inner: int
@@ -45,15 +45,15 @@ class ShiftedRmsNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` ``[..., size]``."""
+        """Norm ``x`` ``[..., size]``."""
         return F.rms_norm(x, self.weight.shape, self.weight, _EPS) + self.bias
 
 
 class MlpSpeculator(SeveralHeadsModule):
-    """Pure: states and tokens in, states and logits out. Step k guesses token i + 2 + k from the state of token i.
+    """Maps states and tokens to states and logits. Step k guesses token i + 2 + k from the state of token i.
 
-    All steps share one embedding and the matrix after the first, as with ``tie_weights`` in the published code, unless
-    ``form`` says otherwise. States have I numbers.
+    All steps share one embedding, and the matrix after the first step, as with ``tie_weights`` in the published code,
+    unless ``form`` says otherwise. States have I numbers.
     """
 
     def __init__(self, config: SeveralHeadsConfig, form: SpeculatorForm | None = None) -> None:
@@ -73,19 +73,20 @@ class MlpSpeculator(SeveralHeadsModule):
 
     @staticmethod
     def of(held: HeadArtefact) -> MlpSpeculator:
-        """Without weights yet."""
+        """Make the module without its weights."""
         said = held.settings.get(FORM)
         return MlpSpeculator(SeveralHeadsConfig.of(held), None if said is None else SpeculatorForm(**said))
 
     def begin(self, hidden: Tensor) -> Tensor:
-        """The state ``[..., H]`` before the first step, of the target's states ``hidden`` ``[..., H]``."""
+        """The state ``[..., H]`` before the first step, from the target's states ``hidden`` ``[..., H]``."""
         if not self._form.scaled:
             return hidden
         norm = F.rms_norm(hidden, hidden.shape[-1:], eps=_EPS) if self._form.rms else None
         return (F.layer_norm(hidden, hidden.shape[-1:]) if norm is None else norm) / 2**0.5
 
     def advance(self, step: int, state: Tensor, ids: Tensor) -> Tensor:
-        """The next state ``[..., I]``, of ``state`` ``[..., I]``, or at first ``[..., H]``; ``ids`` int64 ``[...]``."""
+        """The next state ``[..., I]`` from ``state`` ``[..., I]`` (at first ``[..., H]``) and token ids ``ids`` int64
+        ``[...]``."""
         mix: nn.Module = self.later if step else self.first
         if step > 1 and self.more_later:
             mix = self.more_later[step - 2]

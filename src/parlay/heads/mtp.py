@@ -1,8 +1,8 @@
-"""A module of multi-token prediction as in DeepSeek-V3 (DeepSeek-AI 2024, arXiv:2412.19437, section 2.2).
+"""The multi-token prediction module of DeepSeek-V3 (DeepSeek-AI 2024, arXiv:2412.19437, section 2.2).
 
-From the state of token i and the embedding of token i + 1, each normed, a projection and one decoder block make the
-state from which token i + 2 follows. The embedding and the LM head are the target's; the norm before the LM head is the
-module's own.
+A projection and a decoder block map the state of token i and the embedding of token i + 1, both normed, to the state
+that predicts token i + 2. The embedding and the LM head are the target's; the norm before the LM head is the module's
+own.
 
 Shapes: B texts, T rows of each, R of them computed, H hidden.
 """
@@ -18,14 +18,14 @@ from parlay.heads.layer import Block, RmsNorm, Steps
 from parlay.models.config import DecoderConfig
 
 NORMED = "normed"
-"""A setting: each depth reads the states of the one before after the module's last norm."""
+"""Setting: each depth reads the previous depth's states after the module's final norm."""
 
 
 class MtpModule(DraftVocab):
-    """Pure: states and embeddings in, states out.
+    """Maps states and embeddings to states.
 
-    One module is used for every depth, on its own states from the second on: with ``normed`` after its last norm, as
-    published engines do. ``config`` is the shape of the block; its ``vocab_size`` is the target's.
+    One module serves all depths; from the second on it reads its own states, with ``normed`` after its final norm, as
+    other engines do. ``config`` is the shape of the block; its ``vocab_size`` is the target's.
     """
 
     def __init__(self, config: DecoderConfig, draft_vocab_size: int, *, normed: bool = False) -> None:
@@ -45,16 +45,16 @@ class MtpModule(DraftVocab):
         return fused
 
     def again(self, hidden: Tensor) -> Tensor:
-        """Input of the next depth ``[..., H]``, from ``hidden`` ``[..., H]``, which `step` gave."""
+        """The next depth's input ``[..., H]`` from ``hidden`` ``[..., H]``, the result of `step`."""
         out: Tensor = self.norm(hidden) if self._normed else hidden
         return out
 
     @staticmethod
     def of(held: HeadArtefact) -> MtpModule:
-        """Without weights yet."""
+        """Make the module without its weights."""
         return MtpModule(held.layer, int(held.settings["draft_vocab_size"]), normed=bool(held.settings.get(NORMED)))
 
     def step(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
-        """States ``[B, R, H]`` before `norm`; ``hidden_BTH`` are the target's states or those of the step before."""
+        """The states ``[B, R, H]`` before `norm`; ``hidden_BTH`` are the target's states or the previous step's."""
         out: Tensor = self.block(self.fuse(hidden_BTH, embedded_BTH), steps)
         return out

@@ -1,4 +1,4 @@
-"""A head's layers as a native decoder: they run on the same kernels as the target's, with a cache of their own."""
+"""A head's layers as a native decoder, which runs on the target's kernels with a cache of its own."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _PRODUCTS = (
 )
 _BIASES = tuple(f"self_attn.{part}_proj.bias" for part in "qkv")
 _QK_NORMS = tuple(f"self_attn.{part}_norm.weight" for part in "qk")
-_FEW = 2  # rows of an LM head that nobody reads
-_IDLE = 32  # numbers in an MLP that adds nothing
+_FEW = 2  # rows of an LM head that is never used
+_IDLE = 32  # width of an MLP that adds nothing
 _NORM = "post_attention_layernorm.weight"
 _FIRST_NORM, _BESIDE_NORM, _LAST_NORM = "input_layernorm.weight", "hidden_norm.weight", "norm.weight"
 
@@ -35,32 +35,32 @@ LayersOfHead: TypeAlias = tuple[DecoderConfig, dict[str, Operand]]
 def eagle3_decoder(
     layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand, *, normed: bool = False
 ) -> LayersOfHead:
-    """The layer of an `Eagle3Head` as a decoder's config and weights; see `_decoder`.
+    """The layer of an `Eagle3Head` as a decoder; see `_decoder`.
 
-    With ``normed`` its rows read what `input_norm` makes of hidden states.
+    With ``normed`` its rows read hidden states after `input_norm`.
     """
     return _decoder(layer, tensors, embedding, ("midlayer.",), beside=True, normed=normed)
 
 
 def eagle_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand) -> LayersOfHead:
-    """The layer of an `EagleHead` as a decoder's config and weights; see `_decoder`."""
+    """The layer of an `EagleHead` as a decoder; see `_decoder`."""
     return _decoder(layer, tensors, embedding, ("layers.0.",), bare=True)
 
 
 def mtp_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand) -> LayersOfHead:
-    """The block of an `MtpModule` as a decoder's config and weights; see `_decoder`."""
+    """The block of an `MtpModule` as a decoder; see `_decoder`."""
     return _decoder(layer, tensors, embedding, ("block.",))
 
 
 def parallel_decoder(
     layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand, head: int
 ) -> LayersOfHead:
-    """One of `ParallelHeads` as a decoder's config and weights; see `_decoder`."""
+    """One of `ParallelHeads` as a decoder; see `_decoder`."""
     return _decoder(layer, tensors, embedding, (f"blocks.{head}.",))
 
 
 def prefix_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand) -> LayersOfHead:
-    """The prefix layer of `HydraHeads` as a decoder's config and weights. Nobody reads its logits."""
+    """The prefix layer of `HydraHeads` as a decoder, whose logits are never used."""
     d2t = as_tensor(tensors["d2t"], torch.int64)[:_FEW]
     few: dict[str, Operand] = {**tensors, "d2t": d2t, "lm_head.weight": torch.zeros(_FEW, layer.hidden_size)}
     few[_LAST_NORM] = torch.ones(layer.hidden_size)
@@ -68,7 +68,7 @@ def prefix_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embeddi
 
 
 def kangaroo_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand) -> LayersOfHead:
-    """A `KangarooAdapter` as a decoder's config and weights, with an MLP that adds nothing; see `_decoder`."""
+    """A `KangarooAdapter` as a decoder with an MLP that adds nothing; see `_decoder`."""
     size = layer.hidden_size
     mlp = {"gate": (_IDLE, size), "up": (_IDLE, size), "down": (size, _IDLE)}
     idle = {f"mlp.{part}_proj.weight": torch.zeros(shape) for part, shape in mlp.items()}
@@ -79,13 +79,13 @@ def kangaroo_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embed
 def block_decoder(
     layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand, layers: int, *, normed: bool = False
 ) -> LayersOfHead:
-    """The ``layers`` of a `BlockHead` as a decoder's config and weights; see `eagle3_decoder`."""
+    """The ``layers`` of a `BlockHead` as a decoder; see `eagle3_decoder`."""
     prefixes = [f"layers.{place}." for place in range(layers)]
     return _decoder(layer, tensors, embedding, prefixes, beside=True, normed=normed)
 
 
 def input_norm(held: HeadArtefact, name: str) -> Callable[[Tensor], Tensor]:
-    """Norm the hidden states ``[K, H]`` for an artefact's first layer; its norm has this name."""
+    """The function that norms hidden states ``[K, H]`` for an artefact's first layer; ``name`` is the norm's weight."""
     if not normed(held):
         return lambda hidden_KH: hidden_KH
     norm = RmsNorm(held.layer.hidden_size, held.layer.rms_norm_eps)
@@ -103,10 +103,10 @@ def _decoder(
     bare: bool = False,
     normed: bool = False,
 ) -> LayersOfHead:
-    """``layer`` is the shape of the head's layers, each of whose tensors begin with its prefix.
+    """Convert a head's layers, each of whose tensors begin with its prefix, to a decoder; ``layer`` is their shape.
 
-    The first layer has another norm ``beside`` its own, or with ``bare`` none; then there is no last norm, neither.
-    ``embedding`` ``[V, H]`` is the target's. A head without an LM head of its own reads these rows of it.
+    The first layer has a second norm with ``beside``, or no norm with ``bare``; then there is no final norm, either.
+    ``embedding`` ``[V, H]`` is the target's. A head without its own LM head uses these rows of it.
     """
     ids_D = draft_ids(as_tensor(tensors["d2t"], torch.int64))
     head_DH = tensors["lm_head.weight"] if "lm_head.weight" in tensors else chosen_rows(embedding, ids_D)

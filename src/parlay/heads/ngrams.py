@@ -1,7 +1,7 @@
-"""Counted n-grams as a language model: trigrams, backed off to bigrams and single tokens by absolute discounting.
+"""Counted n-grams as a language model: trigrams that back off to bigrams and unigrams by absolute discounting.
 
-p(x | a b) = (c(a b x) - d) / c(a b) + d n(a b) / c(a b) p(x | b), where n(a b) is how many tokens followed a b, and
-p(x | b) likewise (Ney, Essen and Kneser 1994).
+p(x | a b) = (c(a b x) - d) / c(a b) + d n(a b) / c(a b) p(x | b), where n(a b) is the number of different tokens
+after a b, and p(x | b) likewise (Ney, Essen and Kneser 1994).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 LONGEST = 3
 _DISCOUNT = 0.75
 _SEEN = 2
-"""N-grams that were seen less often are not kept, but for single tokens."""
+"""Rarer n-grams are not kept, except for unigrams."""
 
 
 def count(texts: Iterable[Sequence[int]]) -> dict[str, Tensor]:
-    """The n-grams of these texts as tensors: ``ngrams.N`` int32 ``[M, N + 1]``, tokens and then how often."""
+    """Count the n-grams of texts as tensors: ``ngrams.N`` int32 ``[M, N + 1]``, the tokens and their count."""
     counts: list[Counter[tuple[int, ...]]] = [Counter() for _ in range(LONGEST)]
     for ids in texts:
         for size in range(1, LONGEST + 1):
@@ -33,7 +33,7 @@ def count(texts: Iterable[Sequence[int]]) -> dict[str, Tensor]:
 
 
 class Ngrams:
-    """``tensors`` are those of `count`; others are ignored."""
+    """A model from the tensors of `count`; others are ignored."""
 
     def __init__(self, tensors: Mapping[str, Tensor], vocab_size: int) -> None:
         self._floor = 1 / vocab_size
@@ -44,7 +44,7 @@ class Ngrams:
         self._totals = {before: sum(followers.values()) for before, followers in self._after.items()}
 
     def probability(self, before: Sequence[int], token: int) -> float:
-        """Probability that ``token`` comes after the tokens ``before``, of which the last two count."""
+        """The probability of ``token`` after the tokens ``before``, of which the last two matter."""
         share = self._floor
         for size in range(LONGEST):
             context = tuple(before[len(before) - size :])
@@ -56,9 +56,9 @@ class Ngrams:
         return share
 
     def affinity(self, before: Sequence[int], token: int) -> float:
-        """How much likelier ``token`` is after ``before`` than anywhere."""
+        """How much likelier ``token`` is after ``before`` than in general."""
         return self.probability(before, token) / self.probability((), token)
 
     def log_probabilities(self, before: Sequence[int], tokens: Iterable[int]) -> list[float]:
-        """See `probability`."""
+        """The logarithms of `probability`."""
         return [math.log(self.probability(before, token)) for token in tokens]

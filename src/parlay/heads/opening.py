@@ -1,4 +1,4 @@
-"""Opens the head that a strategy names, or the one that belongs to the target."""
+"""Opens the head that a strategy names, or the target's own."""
 
 from __future__ import annotations
 
@@ -56,21 +56,23 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_MOST_OPEN = 8  # heads that are held for strategies with other settings
+_MOST_OPEN = 8  # most heads kept open for strategies with other settings
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 _log = logging.getLogger(__name__)
 MakeRunner = Callable[[DecoderConfig, Mapping[str, Operand]], NativeRunner]
 StatesOf = Callable[[Sequence[int], Sequence[int]], Tensor | None]
-"""The target's states ``[T, F]`` of a text that enter some layers, side by side; None if they can't be had now."""
+"""The target's states ``[T, F]`` of a text, those that enter some layers side by side; None if they are not available
+now."""
 
 
 @dataclass(frozen=True)
 class OpenHead:
-    """A head, the target's embedding ``[V, H]``, and what runs its layers. ``dtype`` is that of its products.
+    """An open head, the target's embedding ``[V, H]``, and the function that makes runners of its layers. ``dtype`` is
+    that of its products.
 
-    Strategies with other settings share all of it, weights that are packed for their kernels too. ``states`` runs the
-    target itself, so that nothing else may run it meanwhile. ``proved_in`` are the drafters, by class, in which it was
-    proved: once each is enough. ``memory`` has those of earlier processes.
+    Strategies with other settings share all of it, including packed weights. ``states`` runs the target itself, so
+    nothing else may run it meanwhile. ``proved_in`` are the drafter classes in which it was proved, once each.
+    ``memory`` has the proofs of earlier processes.
     """
 
     artefact: HeadArtefact
@@ -83,19 +85,19 @@ class OpenHead:
     _runners: dict[str, NativeRunner] = field(default_factory=dict)
 
     def runner(self, layers: str, decoder: Callable[[], tuple[DecoderConfig, dict[str, Operand]]]) -> NativeRunner:
-        """Runner of these layers, for every drafter that asks: their sequences have names of their own."""
+        """The runner of these layers, shared by all drafters, whose sequences have different names."""
         if layers not in self._runners:
             self._runners[layers] = self.make_runner(*decoder())
         return self._runners[layers]
 
     @cached_property
     def fuse(self) -> Product:
-        """The product with ``fc.weight``, which makes one state of the target's features."""
+        """The product with ``fc.weight``, which fuses the target's features into one state."""
         return Product(self.artefact.operands["fc.weight"])
 
     @cached_property
     def embedding_VH(self) -> Tensor:
-        """The target's embedding as numbers, bfloat16."""
+        """The target's embedding in bfloat16."""
         return as_tensor(self.embedding, torch.bfloat16)
 
 
@@ -104,9 +106,9 @@ FindHead = Callable[[str, str], OpenHead | None]
 
 
 def opened(source: str, find: FindHead | None, name: str, *, method: str = "") -> OpenHead:
-    """The head of strategy ``source``; ``method`` is the kind of head, if that has another name.
+    """Open the head of strategy ``source``; ``method`` is the kind of head if its name differs.
 
-    Raises UsageError where there is none, BadHead for one that can't be used.
+    Raises UsageError if there is none, BadHead if it can't be used.
     """
     method = method or source
     head = find(method, name) if find is not None else None
@@ -128,10 +130,10 @@ def heads_of(
     *,
     lora: str | None = None,
 ) -> TargetHeads:
-    """Finds heads for a target that was loaded as ``model``; their caches join ``budget``.
+    """A finder of heads for the target loaded as ``model``; the heads' caches join ``budget``.
 
-    With its ``runner``, which may have the adapter ``lora``, heads can be proved in it. Heads run on the target's
-    device. On CPU weights have eight bits and four, because reading them is the cost there.
+    With the target's ``runner``, which may have the adapter ``lora``, heads can be proved with it. Heads run on the
+    target's device. On a CPU their weights have eight and four bits, as reading them dominates the cost.
     """
     dtype = _DTYPES[target.dtype]
 
@@ -143,7 +145,7 @@ def heads_of(
 
 
 def _named(model: str | PreTrainedModel, target: RunnerSpec, lora: str | None) -> tuple[object, ...] | None:
-    """All that a target's states depend on; None where that is not in files."""
+    """Everything that a target's states depend on; None if some of it is not in files."""
     if not isinstance(model, str):
         return None
     found, paths = resolve(model), weight_files(model)
@@ -154,10 +156,10 @@ def _named(model: str | PreTrainedModel, target: RunnerSpec, lora: str | None) -
 
 
 def converted(folder: Path, target: TargetShape, matrices: Matrices) -> tuple[HeadArtefact, bool]:
-    """The head that a folder holds in a published layout, as one of Parlay's own, and whether it proves its target.
+    """Convert a folder's head from a published layout, and tell whether it proves that it belongs to the target.
 
-    It has the target's LM head where it brought none. If the embedding that it brought is the target's, that proves it,
-    and it keeps no embedding of its own. Raises BadHead.
+    It gets the target's LM head if it has none. If it has an embedding that equals the target's, that is the proof, and
+    the copy is dropped. Raises BadHead if it can't be read.
     """
     held, ids_W = read(folder, target), witness_ids(target.vocab_size)
     tensors, witness_WH = dict(held.tensors), matrices.witnesses(target.vocab_size)
@@ -170,7 +172,7 @@ def converted(folder: Path, target: TargetShape, matrices: Matrices) -> tuple[He
 
 
 def held_open(artefact: HeadArtefact, embedding: Operand) -> OpenHead:
-    """A head that is in memory, for a target of whose model only the embedding ``[V, H]`` is there; float32 on CPU."""
+    """A head in memory, for a target of which only the embedding ``[V, H]`` is available; float32 on a CPU."""
     dtype = torch.float32
     return OpenHead(
         artefact, embedding, partial(_head_runner, dtype=dtype, device=torch.device("cpu"), budget=None), dtype
@@ -179,18 +181,18 @@ def held_open(artefact: HeadArtefact, embedding: Operand) -> OpenHead:
 
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """A target's input embedding and its LM head, ``[V, H]``; with tied weights they are the same."""
+    """A target's embedding and LM head, ``[V, H]``; with tied weights they are the same."""
 
     embedding: Operand
     lm_head: Operand
 
     def witnesses(self, vocab_size: int) -> Tensor:
-        """The rows of `witness_ids`; no others are read."""
+        """The rows of `witness_ids`, without reading others."""
         return rows_of(self.embedding, witness_ids(vocab_size))
 
 
 def matrices_of(model: str | PreTrainedModel) -> Matrices:
-    """Read from the target's files, unless the model is loaded. Raises ParlayError."""
+    """The matrices from the target's files, or from the loaded model. Raises ParlayError if they can't be read."""
     if not isinstance(model, str):
         return Matrices(model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach())
     found = resolve(model)
@@ -223,7 +225,8 @@ def _head_runner(
 
 
 def _in_few_bits(name: str, weight: Operand) -> Operand:
-    """See `in_mlp`. Blocks of a file stay, but for those that earlier formats of heads have eight bits in."""
+    """Quantize a weight for the CPU; see `in_mlp`. Quantized weights stay, except for those that earlier formats keep
+    in eight bits."""
     if isinstance(weight, StoredTensor) and not (in_mlp(name) and weight.format is Format.Q8_0):
         return weight
     weight_OI = as_tensor(weight, torch.float32)
@@ -233,7 +236,7 @@ def _in_few_bits(name: str, weight: Operand) -> Operand:
 
 
 class TargetHeads:
-    """Finds heads for one target. ``matrices`` are read when a head is opened."""
+    """Finds heads for one target; ``matrices`` are read when a head is opened."""
 
     def __init__(
         self,
@@ -245,7 +248,8 @@ class TargetHeads:
         states: StatesOf | None,
         named: Callable[[], tuple[object, ...] | None],
     ) -> None:
-        """``named`` says all that the target's states depend on, for a memory of proofs; None: there is none."""
+        """``named`` returns everything that the target's states depend on, for remembering proofs; None: they are not
+        remembered."""
         self._named = cache(named)
         self._target, self._matrices = target, (read := cache(matrices))
         self._make_runner, self._dtype, self._states = make_runner, dtype, states
@@ -254,10 +258,10 @@ class TargetHeads:
         self._witnesses = cache(lambda: read().witnesses(target.vocab_size))
 
     def __call__(self, method: str, name: str) -> OpenHead | None:
-        """``name``: a folder, a name or domain of the store, or a repository on the Hugging Face Hub.
+        """Open a head; ``name`` is a folder, a name or domain in the store, or a repository on the Hugging Face Hub.
 
-        Folders and repositories may hold a head in one of the published layouts. Without a name, the general head of
-        store or package.
+        Folders and repositories may use one of the published layouts. Without a name it is the general head of the
+        store or the package.
         """
         if name and (user_path(name) / CONFIG).is_file():
             return self._open(user_path(name))
@@ -266,7 +270,7 @@ class TargetHeads:
         if fitting:
             return self._open(fitting[0].folder)
         if name and found:
-            return self._open(found[0].folder)  # which says why it does not fit
+            return self._open(found[0].folder)  # raises the reason why it does not fit
         if _REPO.fullmatch(without_address(name)) and not user_path(name).exists():
             return self._open(fetched(name))
         if name:
@@ -274,7 +278,7 @@ class TargetHeads:
         return None
 
     def domains(self) -> frozenset[str]:
-        """The kinds of texts, beside texts in general, for which this machine has drafters of this target."""
+        """The domains, besides general text, for which this machine has drafters of this target."""
         return frozenset(
             each.facts.origin.domain
             for each in store.drafters()
@@ -282,15 +286,15 @@ class TargetHeads:
         )
 
     def built_in_draft(self) -> str | None:
-        """The draft model of the package that goes with the target, whatever file or format this was loaded from."""
+        """The package's draft model for the target, whatever file or format the target was loaded from."""
         named = BUILT_IN_DRAFTS.get(self._target.name)
         try:
             return named or next((draft for name, draft in BUILT_IN_DRAFTS.items() if self._is(name)), None)
         except ParlayError:
-            return None  # its embedding can't be read, so nothing tells
+            return None  # its embedding can't be read, so it can't be identified
 
     def _is(self, name: str) -> bool:
-        """Whether the target has the embedding of the model that Parlay knows by that name."""
+        """Whether the target has the embedding of Parlay's model of this name."""
         size = self._target.vocab_size
         if name in BUILT_IN:
             same_size = read_config(resolve(name)).vocab_size == size
@@ -298,10 +302,10 @@ class TargetHeads:
         return any(self.fits(each) for each in store.drafters() if each.shipped and each.facts.origin.target == name)
 
     def fits(self, drafter: StoredDrafter) -> bool:
-        """Whether it was trained for this target."""
+        """Whether a drafter was trained for this target."""
         layer = drafter.facts.layer
         if layer.vocab_size != self._target.vocab_size:
-            return False  # most do not fit, and that is quickly seen
+            return False  # most do not fit, which is seen quickly
         try:
             self._check(drafter.name, layer, read_witness(drafter.folder), drafter.facts.settings)
         except BadHead:
@@ -309,7 +313,7 @@ class TargetHeads:
         return True
 
     def _open(self, folder: Path) -> OpenHead:
-        """Read once as long as its files stay what they are: strategies with other settings share it."""
+        """Open a folder's head, once as long as its files stay the same; strategies with other settings share it."""
         files = sorted((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in folder.iterdir())
         known = self._opened.get(folder)
         if known is None or known[0] != files:
@@ -352,7 +356,7 @@ class TargetHeads:
         check_target(where, layer, witness_WH, self._witnesses(), self._target.vocab_size)
         read, layers = settings.get("taps"), self._target.num_layers
         deepest = max((each for each in read if isinstance(each, int)), default=0) if isinstance(read, list) else 0
-        if deepest > layers:  # a pruned model has the embedding of the whole one
+        if deepest > layers:  # a pruned model has the whole model's embedding
             raise BadHead(f"{where} reads layer {deepest}, and {self._target.name} has {layers}: choose another head")
 
 

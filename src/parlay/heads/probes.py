@@ -1,11 +1,11 @@
-"""Trained inputs of the target itself: they stand where tokens will stand, so that it guesses several at once.
+"""Probes: trained inputs of the target that take the place of future tokens, so that it guesses several at once.
 
-The target reads them behind a text in place of the next tokens, and what it says after each of them is a guess one
-token further. It is not changed. PaSS (Monea et al. 2023, arXiv:2311.13581) calls them look-ahead embeddings, PPD (Chen
-et al. 2024, arXiv:2405.18628) prompt tokens, BiTA (Lin et al. 2024, arXiv:2401.12522) mask tokens. Speculative
-Streaming (Bhendawade et al. 2024, arXiv:2402.11131) lets them begin in one of its last layers.
+The target reads them after a text in place of the next tokens, and its prediction after each is a guess one token
+further. The target itself is not changed. PaSS (Monea et al. 2023, arXiv:2311.13581) calls them look-ahead embeddings,
+PPD (Chen et al. 2024, arXiv:2405.18628) prompt tokens, BiTA (Lin et al. 2024, arXiv:2401.12522) mask tokens.
+Speculative Streaming (Bhendawade et al. 2024, arXiv:2402.11131) lets them begin in one of its last layers.
 
-Shapes: M probes, H hidden; L layers, K key heads of each, P rows of a prefix, D head size; R rank.
+Shapes: M probes, H hidden; L layers, K key heads, P rows of a prefix, D head size; R rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parlay.heads.base import DraftVocab
 
 
 class ProbeEmbeddings(DraftVocab):
-    """``inputs_MH``: probe m stands in the place of token i + 1 + m, and the target guesses token i + 2 + m from it."""
+    """``inputs_MH``: probe m takes the place of token i + 1 + m, and there the target guesses token i + 2 + m."""
 
     def __init__(self, first_MH: Tensor, draft_vocab_size: int, vocab_size: int) -> None:
         super().__init__(draft_vocab_size, vocab_size)
@@ -25,18 +25,18 @@ class ProbeEmbeddings(DraftVocab):
 
 
 class PrefixedProbes(ProbeEmbeddings):
-    """BiTA's: ``prefix`` ``[L, 2, K, P, D]`` are keys and values that the probes alone see, in every layer."""
+    """BiTA's probes: ``prefix`` ``[L, 2, K, P, D]`` are keys and values that only the probes see, in every layer."""
 
     def __init__(self, first_MH: Tensor, prefix: Tensor, draft_vocab_size: int, vocab_size: int) -> None:
-        """``prefix`` ``[L, 2, K, P, D]``: what it begins as."""
+        """``prefix`` ``[L, 2, K, P, D]`` are its initial values."""
         super().__init__(first_MH, draft_vocab_size, vocab_size)
         self.prefix = nn.Parameter(prefix)
 
 
 class Streams(ProbeEmbeddings):
-    """Stream m begins within the model, from the text's own state x there, as x + down(x) up + ``inputs_MH[m]``.
+    """Stream m begins within the model, at the text's own state x there, as x + down(x) up + ``inputs_MH[m]``.
 
-    So the map that all streams share begins as the identity.
+    So the map that all streams share is initialized to the identity.
     """
 
     def __init__(self, first_MH: Tensor, rank: int, draft_vocab_size: int, vocab_size: int) -> None:

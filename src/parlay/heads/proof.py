@@ -1,6 +1,6 @@
-"""Proof of a head: what target and head computed where it was trained, which both must compute here at first use.
+"""Proof of a head: what target and head computed where it was trained, which must be reproduced here at first use.
 
-A proof holds a short text, the target's states of it, and the head's best guess after each of its last beginnings.
+A proof has a short text, the target's states of it, and the head's best guess after some of its beginnings.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from parlay.types import OutOfRoom, Runner, Segment
 LENGTH = 32
 """Tokens of a proof's text."""
 GUESSES = 16
-"""Of so many beginnings the head's guess is kept: the text without its last token, and shorter ones."""
+"""How many beginnings have a guess: the text without its last token, and shorter ones."""
 _MOST_REMEMBERED, _MOST_LAYERS = 1000, 10_000
 _IDS, _LAYERS, _STATES, _GUESSES = "proof.ids", "proof.layers", "proof.states", "proof.guesses"
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """``ids_T`` int64, ``states_TF`` bfloat16 the states that enter ``layers``, side by side.
+    """``ids_T`` int64 is the text, and ``states_TF`` bfloat16 are the states that enter ``layers``, side by side.
 
-    ``guesses_P`` int64 are the tokens that the head drafts first after the first T - P, ..., T - 1 tokens. It is empty
-    for heads that draft with the target's own layers.
+    ``guesses_P`` int64 are the head's first drafted tokens after the first T - P, ..., T - 1 tokens. They are empty for
+    heads that draft with the target's own layers.
     """
 
     ids_T: Tensor
@@ -42,9 +42,9 @@ class Proof:
 
     @staticmethod
     def taken(tensors: dict[str, Tensor], vocab_size: int) -> Proof | None:
-        """The proof among an artefact's tensors, from which it is removed, for a target of so many tokens.
+        """Take the proof out of an artefact's tensors, for a target with this vocabulary.
 
-        Raises KeyError if parts are missing, ValueError for those that make none: the target will run this text.
+        Raises KeyError for missing parts, ValueError for invalid ones, as the target will run this text.
         """
         if _IDS not in tensors:
             return None
@@ -56,7 +56,7 @@ class Proof:
         return Proof(ids_T, tuple(layers_L.tolist()), states_TF, guesses_P)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors as they stand in an artefact."""
+        """The proof as tensors of an artefact."""
         layers_L = torch.tensor(self.layers)
         states_TF = self.states_TF.to(torch.bfloat16).contiguous()
         return {_IDS: self.ids_T, _LAYERS: layers_L, _STATES: states_TF, _GUESSES: self.guesses_P}
@@ -68,13 +68,13 @@ class Proof:
 
 
 def _are_numbers(numbers_N: Tensor, end: int, most: int) -> bool:
-    """Whether ``numbers_N`` are at most so many numbers of tokens or layers below ``end``, -1 standing for none."""
+    """Whether ``numbers_N`` are at most ``most`` tokens or layers below ``end``; -1 means none."""
     whole = numbers_N.dim() == 1 and numbers_N.dtype in (torch.int64, torch.int32) and len(numbers_N) <= most
     return whole and (not len(numbers_N) or -1 <= int(numbers_N.min()) <= int(numbers_N.max()) < end)
 
 
 def target_states(runner: Runner, ids: Sequence[int], layers: Sequence[int]) -> Tensor | None:
-    """The states ``[T, F]`` of a text that enter ``layers``, side by side; None where they can't be had."""
+    """The states ``[T, F]`` of a text that enter ``layers``, side by side; None if they are not available."""
     if min(ids, default=-1) < 0 or not 0 <= min(layers) <= max(layers) <= runner.spec.num_layers:
         return None
     name = uuid.uuid4().int >> 66
@@ -92,10 +92,10 @@ def target_states(runner: Runner, ids: Sequence[int], layers: Sequence[int]) -> 
 
 
 def agreement(proof: Proof, states_TF: Tensor) -> float:
-    """How alike the target's states are to those of the proof: 1 for the same, near 0 for those of another model.
+    """How similar the target's states are to the proof's: 1 for equal states, near 0 for another model's.
 
-    The least over layers of the median cosine of rows, less their mean: some numbers are large in every row, and the
-    first row is unlike all others.
+    The least over layers of the rows' median cosine after subtracting their mean, as some numbers are large in every
+    row; the first row is left out, as it differs from all others.
     """
     pairs = zip(
         proof.states_TF.float().chunk(len(proof.layers), -1),
@@ -112,11 +112,10 @@ def _varied(states_TH: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ProofMemory:
-    """The proofs of one head on one target that have held on this machine, kept for later processes.
+    """The proofs of one head on one target that held on this machine, kept for later processes.
 
-    ``subject`` names the files of head and target as they are now, the target's kernels and number type, and the
-    versions of Parlay and its libraries. Each line of the file is a hash of that and of a drafter's class, the latest
-    last.
+    ``subject`` identifies the files of head and target, the target's kernels and dtype, and the versions of Parlay and
+    its libraries. Each line of the file is a hash of that and of a drafter's class, the latest last.
     """
 
     subject: str
@@ -124,15 +123,15 @@ class ProofMemory:
 
     @classmethod
     def of(cls, *parts: object) -> ProofMemory:
-        """The memory for what ``parts`` name, in the user's cache."""
+        """The memory for a subject of these ``parts``, in the user's cache."""
         return cls(repr(parts), user_cache() / "proofs.txt")
 
     def has(self, drafter: str) -> bool:
-        """Whether the proof has held in this class of drafter."""
+        """Whether the proof held for this class of drafter."""
         return self._line(drafter) in self._lines()
 
     def add(self, drafter: str) -> None:
-        """Remember that it has. Where nothing can be written, the next process proves it again."""
+        """Remember that the proof held; if the file can't be written, the next process repeats it."""
         lines = [*self._lines(), self._line(drafter)][-_MOST_REMEMBERED:]
         with suppress(OSError), written_whole(self.file) as part:
             part.write_text("\n".join(lines) + "\n", encoding="ascii")

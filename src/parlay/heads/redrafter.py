@@ -1,9 +1,9 @@
-"""The recurrent drafter (Zhang et al. 2024, arXiv:2403.09919): one small network that runs once per drafted token.
+"""The recurrent drafter (Zhang et al. 2024, arXiv:2403.09919): a small network that runs once per drafted token.
 
-Its state follows the drafted tokens: s = SiLU(W E(x) + U s), from 0. The head reads it beside the target's state, which
-stays. The embedding is the target's.
+Its state follows the drafted tokens: s = SiLU(W E(x) + U s), starting at 0. The head reads it and the target's state,
+which stays the same. The embedding is the target's.
 
-Shapes: H hidden, D tokens of the draft vocabulary.
+Shapes: H hidden, D draft tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _BLOCKS = 2
 
 
 class ReDrafterHead(SeveralHeadsModule):
-    """Pure: states and embeddings in, states and logits out. ``config.heads`` is for how many tokens it was trained."""
+    """Maps states and embeddings to states and logits; ``config.heads`` is the number of tokens for which it was
+    trained."""
 
     def __init__(self, config: SeveralHeadsConfig) -> None:
         super().__init__(config)
@@ -30,11 +31,11 @@ class ReDrafterHead(SeveralHeadsModule):
         self.lm_head = nn.Linear(2 * size, config.draft_vocab_size, bias=False)
 
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
-        """The next state ``[..., H]``, of ``state`` and of the drafted token's ``embedded``, both ``[..., H]``."""
+        """The next state ``[..., H]`` from ``state`` and the drafted token's embedding, both ``[..., H]``."""
         return F.silu(self.input(embedded) + self.recurrent(state))
 
     def read(self, hidden: Tensor, state: Tensor) -> Tensor:
-        """Logits ``[..., D]`` of the target's states ``hidden`` and its own ``state``, both ``[..., H]``."""
+        """Logits ``[..., D]`` of the target's states ``hidden`` and the network's ``state``, both ``[..., H]``."""
         logits: Tensor = self.lm_head(self.blocks(torch.cat((hidden, state), -1)))
         return logits
 

@@ -1,6 +1,6 @@
-"""The drafters on this machine: those that come with the package, and a store of others in the user's cache folder.
+"""The drafters on this machine: those of the package, and a store in the user's cache folder.
 
-A name says target, method and domain: the kind of texts it was trained on.
+A name consists of target, method and domain, the kind of text it was trained on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parlay.options import UsageError, nearest, user_path
 from parlay.system.user_cache import user_cache
 
 SHIPPED = Path(__file__).parents[1] / "models" / "checkpoints" / "heads"
-"""Drafters that come with the package: a folder for each method, in it a folder for each target."""
+"""The package's drafters: a folder per method, with a folder per target."""
 
 _DOMAIN = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _UNFIT = re.compile(r"[^a-z0-9.]+")
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """From where on the Hugging Face Hub a drafter came: ``commit`` pins its files."""
+    """The Hugging Face Hub repository of a drafter; ``commit`` pins its files."""
 
     repo: str
     commit: str
@@ -38,7 +38,7 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class StoredDrafter:
-    """A drafter by name; ``shipped`` ones come with the package."""
+    """A drafter by name; ``shipped`` ones are part of the package."""
 
     name: str
     folder: Path
@@ -53,17 +53,17 @@ class StoredDrafter:
 
 
 def place() -> Path:
-    """The folder of the store; it need not exist."""
+    """The store's folder, which need not exist."""
     return user_cache() / "drafters"
 
 
 def drafters() -> list[StoredDrafter]:
-    """All that can be read, those of the store first."""
+    """All readable drafters, those of the store first."""
     return [*_stored(), *_shipped()]
 
 
 def find(name: str) -> StoredDrafter:
-    """The drafter of this name. Raises ValueError where there is none."""
+    """The drafter of this name. Raises ValueError if there is none."""
     known = {each.name: each for each in reversed(drafters())}
     if name not in known:
         raise ValueError(f"no drafter {name} on this machine: {nearest(name, known)}")
@@ -71,14 +71,15 @@ def find(name: str) -> StoredDrafter:
 
 
 def candidates(method: str, name: str = "") -> list[StoredDrafter]:
-    """Heads of a method that have this name or domain, the best match first; without a name the general ones."""
+    """Heads of a method with this name or domain, the best match first; without a name the general ones."""
     own = [each for each in drafters() if each.facts.method == method]
     named = [each for each in own if name and each.name == name]
     return [*named, *(each for each in own if each.facts.origin.domain == (name or GENERAL) and each not in named)]
 
 
 def folder_of(method: str, name: str) -> Path:
-    """The folder that ``name`` is, or that of a method's drafter by name or domain. Raises UsageError for neither."""
+    """The folder ``name``, or that of a method's drafter with this name or domain. Raises UsageError if there is
+    neither."""
     folder = user_path(name)
     if (folder / CONFIG).is_file():
         return folder
@@ -90,15 +91,15 @@ def folder_of(method: str, name: str) -> Path:
 
 
 def usual_name(facts: HeadFacts) -> str:
-    """The name of a drafter that was given none."""
+    """The default name of a drafter."""
     target = facts.origin.target.rpartition("/")[2] or "unknown"
     return "-".join(_UNFIT.sub("-", part.lower()).strip("-.") for part in (target, facts.method, facts.origin.domain))
 
 
 def add(folder: Path, *, domain: str = "", name: str = "", pulled: Pulled | None = None) -> StoredDrafter:
-    """Copies a folder's drafter into the store, whole or not at all, and pins the hash of its weights.
+    """Copy a folder's drafter into the store atomically, and pin the hash of its weights.
 
-    Raises BadHead for one that can't be used, ValueError for a domain or name that can't be taken.
+    Raises BadHead for an unusable drafter, ValueError for an invalid domain or name.
     """
     load(folder)
     facts = read_facts(folder)
@@ -116,11 +117,11 @@ def add(folder: Path, *, domain: str = "", name: str = "", pulled: Pulled | None
 
 
 def remove(name: str) -> Path:
-    """The drafter's folder, which is gone now. Raises ValueError for one that is not in the store."""
+    """Delete a drafter from the store; returns its folder. Raises ValueError if it is not in the store."""
     if _DOMAIN.fullmatch(name) and (folder := place() / name).is_dir():  # damaged ones, too
         shutil.rmtree(folder)
         return folder
-    find(name)  # which is an error unless it is shipped
+    find(name)  # raises unless it is shipped
     raise ValueError(f"{name} is part of Parlay: only drafters that were added or pulled can be removed")
 
 

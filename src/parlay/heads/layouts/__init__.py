@@ -1,1 +1,1 @@
-"""Heads in the forms in which others publish them: what a file of theirs says, as a head of Parlay's, and back."""
+"""Published layouts of heads: reads them as heads of Parlay's, and writes them."""

@@ -1,7 +1,7 @@
-"""Modules of multi-token prediction as DeepSeek publishes them: in the model's own files, a layer after its last.
+"""DeepSeek's multi-token prediction modules, published in the model's own files as layers after its last.
 
-``num_nextn_predict_layers`` says how many there are. Tensors ``enorm``, ``hnorm``, ``eh_proj``, a decoder layer's, and
-``shared_head``.
+``num_nextn_predict_layers`` is their number. The tensors are ``enorm``, ``hnorm``, ``eh_proj``, those of a decoder
+layer, and ``shared_head``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""EAGLE and EAGLE-2 as SafeAILab publishes them: a Llama config of one layer, and tensors ``fc`` and ``layers.0``.
+"""EAGLE and EAGLE-2 as SafeAILab publishes them: the config of a one-layer Llama, and tensors ``fc`` and ``layers.0``.
 
-The layer has no norm before its attention. The LM head is the target's.
+The layer has no norm before its attention, and the LM head is the target's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""EAGLE-3 as SafeAILab, SpecForge and vLLM know it: a Llama or Qwen3 config with ``draft_vocab_size``.
+"""EAGLE-3 as SafeAILab, SpecForge and vLLM use it: a Llama or Qwen3 config with ``draft_vocab_size``.
 
-Tensors ``fc``, ``midlayer`` (or ``layers.0``), ``norm``, ``lm_head``, and ``d2t`` and ``t2d``, which say what the draft
-tokens stand for.
+The tensors are ``fc``, ``midlayer`` (or ``layers.0``), ``norm``, ``lm_head``, and ``d2t`` and ``t2d``, which map draft
+tokens to the target's.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
 def architecture_of(names: frozenset[str]) -> str:
-    """Architecture of the layers: those of Qwen3 norm queries and keys."""
+    """The architecture of the layers; Qwen3's have query and key norms."""
     return "Qwen3ForCausalLM" if any(name.endswith("q_norm.weight") for name in names) else "LlamaForCausalLM"
 
 
 def taps_of(foreign: Foreign, said: Sequence[int] | None, target: TargetShape) -> list[int]:
-    """The layers whose inputs are fused: ``said``, or EAGLE-3's own, 2, L / 2 and L - 3. Raises BadHead."""
+    """The layers whose inputs are fused: ``said``, or EAGLE-3's usual 2, L / 2 and L - 3. Raises BadHead for layers
+    that the target lacks."""
     layers = target.num_layers
     found = sorted(said or (2, layers // 2, layers - 3))
     if len(set(found)) < len(found) or found[0] < 0 or found[-1] >= layers:
@@ -51,7 +52,7 @@ def fused_head(
     fused: Sequence[int] | None,
     settings: Json,
 ) -> HeadArtefact:
-    """A head that fuses several of the target's layers, ``fused`` or the usual, and may have a smaller vocabulary."""
+    """A head that fuses several target layers, ``fused`` or the usual ones, and may have a smaller vocabulary."""
     config = foreign.config
     size = foreign.number({"draft_vocab_size": layer.vocab_size, **config}, "draft_vocab_size")
     ids_D = offset_ids(foreign, size, layer.vocab_size)
@@ -60,7 +61,7 @@ def fused_head(
 
 
 def plain(foreign: Foreign, said: Json) -> None:
-    """Raises BadHead for forms of EAGLE-3 that Parlay does not run."""
+    """Raises BadHead for variants of EAGLE-3 that Parlay does not run."""
     foreign.require(said, norm_before_fc=False, fc_norm=False, norm_output=False, use_aux_hidden_state=True)
     foreign.require(said, target_hidden_size=said.get("hidden_size"))
 
@@ -76,7 +77,7 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     foreign.require(config, num_hidden_layers=1, parallel_drafting=False)
     plain(foreign, {**config, **nested})
     layer = decoder_layer(foreign, config, target, architecture_of(frozenset(foreign.tensors)))
-    # The nested field counts layers by their outputs, the other by their inputs.
+    # The nested field counts layers by their outputs, the other one by their inputs.
     said = [place + 1 for place in nested[TAPS]] if nested.get(TAPS) else config.get(TAPS)
     tensors = renamed(foreign.tensors, ("layers.0.", "midlayer."))
     return fused_head("eagle3", foreign, layer, target, tensors, fused=said, settings={})

@@ -1,4 +1,4 @@
-"""Reads folders in foreign layouts: config and safetensors. Pickles are never opened."""
+"""Reads folders in foreign layouts: config and safetensors, never pickles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def read_said(folder: Path) -> Json:
-    """The folder's config. Raises BadHead."""
+    """Read the folder's config. Raises BadHead if it can't be read."""
     try:
         return read_json(folder / CONFIG)
     except ParlayError as error:
@@ -38,7 +38,7 @@ def read_said(folder: Path) -> Json:
 
 
 def places(folder: Path) -> dict[str, Path]:
-    """In which file each tensor is. Raises BadHead for a folder without safetensors, or with one that can't be read."""
+    """The file of each tensor. Raises BadHead for a folder without safetensors, or with unreadable ones."""
     if (folder / INDEX).is_file():
         return {name: folder / file for name, file in index_of(folder).items()}
     files = sorted(folder.glob("*.safetensors"))
@@ -55,7 +55,7 @@ def places(folder: Path) -> dict[str, Path]:
 
 
 def index_of(folder: Path) -> dict[str, str]:
-    """Which file holds each tensor, by the folder's index. Raises BadHead for one that says something else."""
+    """The file of each tensor, from the folder's index. Raises BadHead for an invalid index."""
     try:
         found = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
         if all(Path(file).name == file for file in found.values()):
@@ -66,7 +66,8 @@ def index_of(folder: Path) -> dict[str, str]:
 
 
 def load(found: Mapping[str, Path], names: Iterable[str]) -> dict[str, Tensor]:
-    """Load these tensors, half-precision ones as float32. Raises BadHead for damage and numbers that are not finite."""
+    """Load these tensors, half-precision ones as float32. Raises BadHead for damaged files and numbers that are not
+    finite."""
     by_file: dict[Path, list[str]] = {}
     for name in names:
         by_file.setdefault(found[name], []).append(name)
@@ -81,12 +82,12 @@ def load(found: Mapping[str, Path], names: Iterable[str]) -> dict[str, Tensor]:
 
 
 def _usable(path: Path, name: str, tensor: Tensor) -> Tensor:
-    """``tensor`` of any shape, if its numbers can be used."""
+    """Return ``tensor``, of any shape, if its numbers can be used."""
     if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool):
         raise BadHead(f"{path}: {name} has numbers of type {tensor.dtype}: give a head that is not quantized")
     if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
         raise BadHead(f"{path}: {name} holds numbers that are not finite: the file is damaged")
-    return tensor.float() if tensor.dtype == torch.float16 else tensor.clone()  # no mapped file
+    return tensor.float() if tensor.dtype == torch.float16 else tensor.clone()  # not mapped
 
 
 def _damaged(path: Path, error: Exception) -> BadHead:
@@ -105,16 +106,16 @@ def _pickled(folder: Path) -> str:
 
 
 LAYOUTS: tuple[Layout, ...] = (SPECULATORS, MEDUSA, MLP_SPECULATOR, HYDRA, DEEPSEEK_MTP, EAGLE3, EAGLE)
-"""The first that recognises a folder reads it."""
+"""The first layout that recognises a folder reads it."""
 
 
 def is_artefact(folder: Path) -> bool:
-    """Whether a folder's config is that of a head of Parlay's own."""
+    """Whether a folder's config is that of Parlay's own head."""
     return {"method", "layer"} <= files.read_said(folder).keys()
 
 
 def read(folder: Path, target: TargetShape) -> HeadArtefact:
-    """The head of a folder, as one for this target. Raises BadHead, in one line."""
+    """Read a folder's head for this target. Raises BadHead, in one line, if that fails."""
     config, found = files.read_said(folder), files.places(folder)
     layout = _layout_of(folder, config, frozenset(found))
     tensors = files.load(found, [name for name in found if layout.owns(config, name)])
@@ -131,9 +132,9 @@ def read(folder: Path, target: TargetShape) -> HeadArtefact:
 
 
 def fetched(repo: str) -> Path:
-    """The folder of a repository's head; of a whole model's files, those alone that hold it.
+    """Download a repository's head and return its folder; of a whole model, only the files with the head.
 
-    Raises NotOnHub, BadHead.
+    Raises NotOnHub and BadHead.
     """
     repo = without_address(repo)
     folder = fetch_folder(repo, [CONFIG, CARD, files.INDEX])

@@ -1,4 +1,4 @@
-"""Parts of every layout, and what their mappings share."""
+"""The parts that all layouts consist of, and helpers for them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from parlay.types import ParlayError
 Json = Mapping[str, Any]
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 NEED_LM_HEAD = frozenset({"eagle", "eagle3", "mtp", "block-drafter"})
-"""Methods whose drafters read an LM head: the target's, where a head in a published layout brings none."""
+"""Methods whose drafters read an LM head: the target's if a published head has none."""
 NO_WITNESS = torch.zeros(0)
-"""Of heads that know nothing of their target."""
+"""The witnesses of heads that do not identify their target."""
 MOST_HEADS = 64
 LAYOUT = "layout"
-"""A setting: in which layout a head was published. Nothing in such a head says how often it should be right."""
+"""Setting: the layout in which a head was published. Such heads do not say how often they should be right."""
 USUAL_ACCEPTANCE = (0.5, 0.14, 0.07, 0.05, 0.035, 0.03, 0.025, 0.02, 0.015, 0.01)
-"""For static trees of heads that don't say: how often each rank of a guess is right. A level keeps 0.8 of this."""
+"""How often each rank of a guess is right, for static trees of heads that don't say; each level keeps 0.8 of it."""
 
 
 class TargetShape(Protocol):
-    """A head's view of its target: read from a runner's spec, or from a checkpoint's config."""
+    """The facts that a head needs about its target, from a runner's spec or a checkpoint's config."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -47,24 +47,24 @@ class TargetShape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Contents of a folder in one of the layouts: its config, and the head's tensors by their names there."""
+    """A folder in a foreign layout: its config, and the head's tensors by their names there."""
 
     folder: Path
     config: Json
     tensors: Mapping[str, Tensor]
 
     def refuse(self, field: str, value: object, asked: object) -> BadHead:
-        """The error for a field of its config that names a form of the head which Parlay does not run."""
+        """The error for a config field that asks for a variant that Parlay does not run."""
         return BadHead(f"{self.folder}: {field} is {value!s:.60}, and Parlay runs such heads only where it is {asked}")
 
     def require(self, said: Json, **asked: object) -> None:
-        """Raises BadHead for the first of these fields that says something else; one that says nothing is as asked."""
+        """Raises BadHead for the first of these fields that has another value; a missing field is accepted."""
         for field, value in asked.items():
             if said.get(field) not in (None, value):
                 raise self.refuse(field, said[field], value)
 
     def number(self, said: Json, field: str, least: int = 1, most: float = math.inf) -> int:
-        """An integer of its config. Raises BadHead where it is none, smaller or larger."""
+        """An integer field of the config. Raises BadHead if it is not an integer in the range."""
         value = said.get(field)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise BadHead(f"{self.folder}: config.json says {field} {value!s:.40}: expected an integer from {least} on")
@@ -75,13 +75,13 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One published layout.
+    """A published layout.
 
-    ``recognises`` reads config and names of tensors, ``owns`` says which tensors are the head's.
+    ``recognises`` checks config and tensor names, and ``owns`` says which tensors belong to the head.
 
-    ``read`` makes a head of these for a target, whose shape says what the file leaves open. The head's tensors bear
-    Parlay's names; those that no rule renames keep their own, so that what is left over is seen later. It may hold the
-    head's own `EMBEDDING`, and may lack `LM_HEAD`, for which the target's stands then. Raises BadHead.
+    ``read`` makes a head from these for a target, whose shape fills in what the file leaves out. The tensors get
+    Parlay's names; those without a rule keep their own, so that leftovers are noticed later. The head may have its own
+    `EMBEDDING`, and may lack `LM_HEAD`; then it uses the target's. It raises BadHead if the folder can't be read.
     """
 
     name: str
@@ -91,16 +91,16 @@ class Layout:
 
 
 def decoder_layer(foreign: Foreign, said: Json, target: TargetShape, architecture: str) -> DecoderConfig:
-    """The shape of a head's layers as ``said`` gives it. Raises BadHead for what Parlay's layers do not compute.
+    """The shape of a head's layers from the config ``said``. Raises BadHead for features that Parlay's layers lack.
 
-    Its longest text is the target's: positions turn, and have no end.
+    Its longest text is the target's, as rotary positions have no limit.
     """
     try:
         layer = config_of(foreign.folder, said, architecture)
     except ParlayError as error:
         raise BadHead(f"{foreign.folder}: {str(error).removeprefix(f'{foreign.folder}: ')}") from error
     sizes, asked = (layer.vocab_size, layer.hidden_size), (target.vocab_size, target.hidden_size)
-    if sizes != asked:  # told before anything is made of so many
+    if sizes != asked:  # before anything of that size is allocated
         raise BadHead(
             f"{foreign.folder} was trained for a target of {sizes[0]} tokens and {sizes[1]} numbers, "
             f"not {asked[0]} and {asked[1]}: choose a head that was trained for this model"
@@ -124,9 +124,10 @@ def published_head(
     settings: Json,
     ids_D: Tensor | None = None,
 ) -> HeadArtefact:
-    """A head that drafts the tokens ``ids_D`` of the target, or all; it reads its last layer unless ``taps`` are given.
+    """Make a head that drafts the target's tokens ``ids_D``, or all; it reads the target's last layer unless ``taps``
+    are set.
 
-    ``tensors`` are all but the two that say which tokens these are.
+    ``tensors`` are all except for the two that map draft tokens.
     """
     ids_D = torch.arange(target.vocab_size) if ids_D is None else ids_D
     known_V = torch.zeros(target.vocab_size, dtype=torch.bool)
@@ -145,7 +146,7 @@ def several_heads(
     settings: Json,
     ids_D: Tensor | None = None,
 ) -> HeadArtefact:
-    """Heads without decoder layers, which share no more than sizes with their target."""
+    """Make heads without decoder layers, which share only sizes with their target."""
     shared_sizes = DecoderConfig(
         architecture="LlamaForCausalLM",
         vocab_size=target.vocab_size,
@@ -163,7 +164,7 @@ def several_heads(
 
 
 def renamed(tensors: Mapping[str, Tensor], *rules: tuple[str, str]) -> dict[str, Tensor]:
-    """With the first rule's beginning that fits in place of the name's own. Rotations, which follow, are left out."""
+    """Rename tensors by the first rule whose prefix fits; rotary frequencies are dropped, as they are computed."""
     found = {}
     for name, tensor in tensors.items():
         if not name.endswith("rotary_emb.inv_freq"):
@@ -173,7 +174,8 @@ def renamed(tensors: Mapping[str, Tensor], *rules: tuple[str, str]) -> dict[str,
 
 
 def offset_ids(foreign: Foreign, size: int, vocab_size: int) -> Tensor:
-    """The target's token of each of ``size`` draft ids, which the file holds as offsets, or all. Raises BadHead."""
+    """The target's token of each of ``size`` draft ids, from the file's offsets, or all tokens. Raises BadHead for
+    invalid ones."""
     if "d2t" not in foreign.tensors:
         if size != vocab_size:
             raise BadHead(f"{foreign.folder} lacks d2t, which says what its {size} draft tokens stand for")
@@ -185,7 +187,7 @@ def offset_ids(foreign: Foreign, size: int, vocab_size: int) -> Tensor:
 
 
 def checked_ids(foreign: Foreign, name: str, ids_D: Tensor, vocab_size: int) -> Tensor:
-    """Raises BadHead unless these are different tokens of the target."""
+    """Raises BadHead unless these are distinct tokens of the target."""
     ids = set(ids_D.tolist())
     if len(ids) < len(ids_D) or not ids <= set(range(vocab_size)):
         raise BadHead(f"{foreign.folder}: {name} does not name different tokens of a target of {vocab_size}")
@@ -193,5 +195,5 @@ def checked_ids(foreign: Foreign, name: str, ids_D: Tensor, vocab_size: int) -> 
 
 
 def usual_acceptance(levels: int) -> list[list[float]]:
-    """Acceptance by rank from which static trees are built where nothing was measured."""
+    """Acceptance by level and rank for static trees if nothing was measured."""
     return [[share * 0.8**level for share in USUAL_ACCEPTANCE] for level in range(levels)]

@@ -1,7 +1,7 @@
 """Medusa as vLLM reads it: ``model_type`` medusa, tensors ``blocks`` and ``lm_heads``, and ``token_map``.
 
-``token_map`` lists the tokens of a smaller vocabulary. The paper's code names its tensors by bare numbers, in
-pickles, which some have converted.
+``token_map`` has the tokens of a smaller vocabulary. The paper's code names tensors by numbers, in pickles, which some
+people have converted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
         tensors.setdefault(f"blocks.{head}.linear.bias", torch.zeros(target.hidden_size))
         if shared is not None:
             tensors[f"lm_heads.{head}.weight"] = shared
-    # The rows of the draft vocabulary: some files hold those of all tokens.
+    # The rows of the draft vocabulary; some files have those of all tokens.
     rows = {
         name: (each[ids_D] if len(each) == target.vocab_size else each)
         for name, each in tensors.items()
@@ -45,7 +45,7 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
 
 
 def _named(entry: tuple[str, Tensor]) -> tuple[str, Tensor]:
-    """By Parlay's name: a head is one block, its first."""
+    """Rename a tensor; a head is one block."""
     name, tensor = entry
     numbers = _NUMBERED.fullmatch(name)
     if numbers is not None:

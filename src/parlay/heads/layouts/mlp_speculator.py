@@ -1,7 +1,7 @@
 """IBM's MLP speculator as IBM publishes it and vLLM reads it: ``model_type`` mlp_speculator.
 
-For each step tensors ``emb``, ``proj``, ``ln`` and ``head``. With ``tie_weights`` all steps share these, but for the
-first ``proj``, whether the file repeats them or not.
+Each step has tensors ``emb``, ``proj``, ``ln`` and ``head``. With ``tie_weights`` all steps share them except for the
+first ``proj``, even if the file repeats them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     tensors = _own(foreign, renamed(foreign.tensors, ("speculator.", "")), steps, tied)
     if tensors["first.weight"].shape[0] != inner:
         raise foreign.refuse("inner_dim", inner, f"{tensors['first.weight'].shape[0]}, as the tensors have it")
-    tensors.setdefault("later.weight", torch.zeros(inner, inner))  # of one step alone
+    tensors.setdefault("later.weight", torch.zeros(inner, inner))  # for a single step
     return several_heads("mlp-speculator", target, steps, tensors, settings={FORM: asdict(form)})
 
 
 def _own(foreign: Foreign, held: Mapping[str, Tensor], steps: int, tied: bool) -> dict[str, Tensor]:
-    """By Parlay's names; what is left over keeps its own. Raises BadHead for a name that the file lacks."""
+    """The tensors under Parlay's names; others keep theirs. Raises BadHead if one is missing."""
     names = _names(steps, tied)
     found: dict[str, Tensor] = {}
     for name, own in names.items():
@@ -49,14 +49,14 @@ def _own(foreign: Foreign, held: Mapping[str, Tensor], steps: int, tied: bool) -
 
 
 def _first(name: str) -> str:
-    """Name of the matrix that steps share."""
+    """The name of the matrix that steps share."""
     part, _, rest = name.partition(".")
     step, _, ending = rest.partition(".")
     return f"{part}.{min(int(step), 1) if part == 'proj' else 0}.{ending}" if step.isdigit() else name
 
 
 def _names(steps: int, tied: bool) -> dict[str, str]:
-    """Names here of the tensors of the file."""
+    """Our names of the file's tensors."""
     found = {"emb.0.weight": "emb.weight", "proj.0.weight": "first.weight"}
     if steps > 1:
         found["proj.1.weight"] = "later.weight"

@@ -1,7 +1,7 @@
-"""The format of the package `speculators`, which vLLM serves: EAGLE-3, P-EAGLE, and modules of multi-token prediction.
+"""The format of the package `speculators`, which vLLM serves: EAGLE-3, P-EAGLE, and multi-token prediction.
 
-``transformer_layer_config`` is the layers' config without what is the default of its model type, ``speculators_config``
-names the verifier, which is the target. EAGLE-3's layers are ``layers.N``, a module's is ``mtp_layers.0``.
+``transformer_layer_config`` is the layers' config without its model type's defaults, and ``speculators_config`` names
+the verifier, which is the target. EAGLE-3's layers are ``layers.N``, and an MTP module's is ``mtp_layers.0``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _USUAL: Mapping[str, Json] = {
     "llama": {"intermediate_size": 11008, "max_position_embeddings": 2048, "vocab_size": 32_000},
     "qwen3": {"intermediate_size": 22016, "num_key_value_heads": 32, "head_dim": 128, "vocab_size": 151_936},
 }
-"""What transformers takes where a config of this model type says nothing, beside `_ALWAYS`."""
+"""transformers' defaults by model type, besides `_ALWAYS`."""
 _ALWAYS = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "rms_norm_eps": 1e-6}
 MTP_NAMES = (
     ("mtp_layers.0.hidden_layernorm.", "hnorm."),
@@ -52,7 +52,7 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
 
 
 def _layer(foreign: Foreign, target: TargetShape) -> tuple[DecoderConfig, dict[str, Any]]:
-    """The shape of the layers, and all that their config says."""
+    """The shape of the layers, and their whole config."""
     said = foreign.config.get(LAYER)
     if not isinstance(said, dict):
         raise BadHead(f"{foreign.folder}: config.json has no {LAYER}")
@@ -105,7 +105,7 @@ def _proposal(foreign: Foreign) -> Json:
 
 
 def _origin(foreign: Foreign) -> Origin:
-    """With the target that the file names."""
+    """The origin, with the target that the file names."""
     said = foreign.config.get("speculators_config")
     verifier = said.get("verifier") if isinstance(said, dict) else None
     name = verifier.get("name_or_path") if isinstance(verifier, dict) else None

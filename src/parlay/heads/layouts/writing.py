@@ -1,4 +1,4 @@
-"""Heads of Parlay's as config and tensors in the layouts of others."""
+"""Writes Parlay's heads in other programs' layouts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from parlay.types import ParlayError
 
 _VERSION = "0.9.0"
 _STEPS = 4
-"""Tokens that a layer which runs again and again is asked for."""
+"""Tokens to draft with a layer that runs repeatedly."""
 _ROPE_FIELDS = {
     "default": (),
     "linear": ("factor",),
@@ -38,7 +38,7 @@ _ROPE_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """The target, as others find it. ``embedding`` and ``lm_head`` read its matrices ``[V, H]``."""
+    """The target as other programs find it; ``embedding`` and ``lm_head`` return its matrices ``[V, H]``."""
 
     name: str
     embedding: Callable[[], Tensor]
@@ -46,7 +46,7 @@ class Verifier:
 
 
 Written = tuple[dict[str, Any], dict[str, Tensor]]
-"""A config and tensors."""
+"""A config, and tensors."""
 Writer = Callable[[HeadArtefact, Verifier], Written]
 
 
@@ -77,7 +77,7 @@ def _mtp(head: HeadArtefact, verifier: Verifier) -> Written:
     if not head.layer.qk_norm:
         raise BadHead("the format's modules have layers like Qwen3's, which norm queries and keys; this head's do not")
     config = _speculator("mtp", "MTPDraftModel", head, verifier, layers=head.layer.num_layers, tokens=_STEPS)
-    left_out = ("d2t", "t2d", LM_HEAD, EMBEDDING)  # its readers take the verifier's
+    left_out = ("d2t", "t2d", LM_HEAD, EMBEDDING)  # readers use the verifier's
     tensors = {_renamed(name): each for name, each in head.tensors.items() if name not in left_out}
     return {**config, "num_nextn_predict_layers": 1}, tensors
 
@@ -88,9 +88,9 @@ def _renamed(name: str) -> str:
 
 
 def _medusa(head: HeadArtefact, verifier: Verifier) -> Written:
-    """Over all tokens, for vLLM loads no ``token_map`` of heads that have an LM head each.
+    """Write Medusa heads over all tokens, as vLLM loads no ``token_map`` for heads with an LM head each.
 
-    A token that the head can't draft has the mean of all rows that it has: it is never above the best of them.
+    A token that the head can't draft gets the mean of all its rows, which never exceeds the best of them.
     """
     del verifier
     heads, layer, ids_D = int(head.settings["heads"]), head.layer, draft_ids(head.tensors["d2t"])
@@ -117,7 +117,7 @@ def _medusa(head: HeadArtefact, verifier: Verifier) -> Written:
 def _speculator(
     kind: str, architecture: str, head: HeadArtefact, verifier: Verifier, *, layers: int, tokens: int
 ) -> dict[str, Any]:
-    """Fields that configs of all kinds have."""
+    """The config fields of all kinds."""
     return {
         "architectures": [architecture],
         "speculators_model_type": kind,
@@ -144,7 +144,7 @@ def _taps(head: HeadArtefact) -> dict[str, Any]:
 
 
 def _layer(layer: DecoderConfig, layers: int) -> dict[str, Any]:
-    """The config of so many decoder layers, as transformers has it."""
+    """The config of ``layers`` decoder layers in transformers' format."""
     if layer.qkv_bias:
         raise BadHead("this head's layers have biases of queries, keys and values, for which the format has no place")
     kind = "qwen3" if layer.qk_norm else "llama"
@@ -178,9 +178,11 @@ def _rope(rope: RopeConfig) -> dict[str, Any]:
 
 
 def _whole(head: HeadArtefact, verifier: Verifier) -> dict[str, Tensor]:
-    """The head's tensors, with those of the target that it lacks, and without a draft vocabulary if that is the whole.
+    """The head's tensors plus those of the target that it lacks, and without a draft vocabulary if that is the full
+    one.
 
-    The package loads the target's embedding where a file has none only if memory that nobody wrote to holds NaN.
+    The package loads the target's embedding in place of a missing one only if uninitialized memory happens to contain
+    NaN.
     """
     found, ids_D = dict(head.tensors), draft_ids(head.tensors["d2t"])
     if LM_HEAD not in found:
@@ -196,14 +198,14 @@ WRITERS: Mapping[str, Mapping[str, Writer]] = {
     "speculators": {"eagle3": _eagle3, "block-drafter": _peagle, "mtp": _mtp},
     "vllm": {"medusa": _medusa},
 }
-"""By the name of a format, then by method."""
+"""Writers by format, then by method."""
 
 
 def export(head: HeadArtefact, card: str, layout: str, out: Path, verifier: Verifier) -> None:
-    """Writes the folder ``out``. ``card`` is the text of the head's card, ``layout`` one of `WRITERS`.
+    """Write a head into the folder ``out``. ``card`` is the text of the head's card, and ``layout`` a key of `WRITERS`.
 
-    Raises BadHead for a head that the layout can't hold, ValueError for a folder that has files already, ParlayError
-    for one that can't be written.
+    Raises BadHead for a head that the layout can't represent, ValueError for a folder that is not empty, and
+    ParlayError if it can't be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is there already: name a folder that is empty, or none")
