@@ -129,7 +129,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_loading_flags(parser: argparse._ActionsContainer) -> None:
-    """How the model is loaded; what concerns draft models alone is `add_draft_flags`'."""
+    """Add the flags for loading the model; those of draft models are in `add_draft_flags`."""
     add_option_flags(parser, LoadOptions, [name for name in options_of(LoadOptions) if name != "draft_quantize"])
 
 

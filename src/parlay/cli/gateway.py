@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def settings(options: argparse.Namespace) -> GatewaySettings:
-    """Read what the flags allow. Raises ValueError for a limit out of range."""
+    """Make the server's settings from the flags. Raises ValueError for a limit out of range."""
     alone, keys = listening.is_loopback(options.host), listening.read_keys(options, KeyLimits())
     if keys and options.no_auth:
         raise ValueError("there are API keys and --no-auth: choose one")

@@ -145,11 +145,10 @@ class ServeOptions(Options):
 class Settings(ServeOptions):
     """Limits, keys and flags of one server.
 
-    ``keys``: one of them must come with every request that runs or tells something; none given, none asked for.
-    ``key_limits`` are those of each key, ``own_limits`` those of single keys instead.
-    ``hosts``: names that the Host header may carry, so that no web page reaches a server without keys under a name
-    of its own (DNS rebinding); none given, any name. ``body_timeout`` limits the arrival of a request's body.
-    Raises ValueError for a value that can't be used.
+    ``keys``: every request that runs a model or shows something needs one of them; if empty, no key is needed.
+    ``key_limits`` apply to each key, except for those in ``own_limits``. ``hosts``: names allowed in the Host header,
+    so that no web page reaches a server without keys under its own name (DNS rebinding); if empty, any name is.
+    ``body_timeout`` limits the arrival of a request's body. Raises ValueError for an invalid value.
     """
 
     keys: tuple[str, ...] = field(default=(), repr=False)

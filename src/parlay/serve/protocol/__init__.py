@@ -1,1 +1,1 @@
-"""Parts that the protocols share: fields, running a job, streaming, usage, log-probabilities."""
+"""The parts that the protocols share: fields, running a job, streaming, usage, log-probabilities."""

@@ -215,7 +215,7 @@ def _ordered(
 async def _scored(
     served: Served, texts: tuple[Sequence[str], Sequence[str]], body: _ScoringBody, request: Request, settings: Settings
 ) -> tuple[list[ScoringRequestOutput], TextUsage]:
-    """Score the texts. Score the texts. Raises ApiError for texts that the model can't take."""
+    """Score the texts. Raises ApiError for texts that the model can't take."""
     one, other = texts
     pairs = _paired(one, other)
     if (body.score_by or settings.score_by) == "cosine":
@@ -249,7 +249,7 @@ async def embedded(
     *,
     normalize: bool = True,
 ) -> list[EmbeddingRequestOutput]:
-    """Embed the texts. Embed the texts. Raises ApiError for texts that the model can't take."""
+    """Embed the texts. Raises ApiError for texts that the model can't take."""
     state, llm = request.app.state, served.llm.llm
     prompts: list[Prompt] = [TokensPrompt(prompt_token_ids=each) if isinstance(each, list) else each for each in texts]
     with _told(settings):
