@@ -42,7 +42,7 @@ class Holdings(ABC):
         """See `parlay.cache.budget.Holder`."""
 
     def drop_used(self) -> bool:
-        """See `parlay.cache.budget.Holder`."""
+        """Drop nothing; see `parlay.cache.budget.Holder`."""
         self.settle()
         return self._drop_used()
 

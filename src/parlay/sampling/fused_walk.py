@@ -49,7 +49,7 @@ def follow(
     views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
 ) -> list[Verdict | None]:
     """The verdicts of sequences for which `takes` is true; None where the sampler must decide."""
-    from parlay.sampling import walk_kernels  # here, because it needs Triton
+    from parlay.sampling import walk_kernels  # here, as it needs Triton
 
     numbers, room = _numbers(views, drafts, roots)
     given = _send(numbers, logits_RV.device)

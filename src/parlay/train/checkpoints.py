@@ -24,7 +24,7 @@ from parlay.system.user_cache import saved_whole
 
 GGUF_NAME = "model.gguf"
 _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id")
-"""What a student's config.json takes over from the target's."""
+"""The keys that a student's config.json takes over from the target's."""
 
 
 def save_student(
@@ -39,8 +39,8 @@ def save_student(
 ) -> None:
     """A student of the model at ``like``: for a GGUF file one in 8 bits, for a folder a folder in bfloat16.
 
-    Both carry that model's tokenizer. ``embedding`` is that matrix's format in a GGUF file. A student of the
-    ``same_family`` has the config of that model but for the number of layers; others are Llamas.
+    Both carry that model's tokenizer. ``embedding`` is the format of the embedding matrix in a GGUF file. A student of
+    the ``same_family`` has the config of that model but for the number of layers; others are Llamas.
     """
     if like.is_dir():
         _save_folder(folder, tensors, like=like, card=card)
@@ -84,7 +84,7 @@ def _save_folder(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, car
 
 
 def _described(config: DecoderConfig) -> dict[str, object]:
-    """The keys of config.json that say a Llama's shape."""
+    """The keys of config.json that give a Llama's shape."""
     return {
         "architectures": [config.architecture],
         "model_type": "llama",

@@ -62,7 +62,8 @@ class LoopOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One interval of a run. ``acceptance``: share of held-out drafts that are right up to each depth."""
+    """One interval of a run. ``acceptance`` is the share of held-out drafts that are right up to each depth; ``data``
+    are further facts by name."""
 
     step: int
     tokens: int

@@ -261,7 +261,7 @@ class CompiledForward(Forward):
         return made
 
     def add_ngrams(self, table: NgramTable) -> None:
-        """Take the table that rows read besides their embeddings."""
+        """Set the table of n-gram embeddings."""
         self._ngrams, self._model.ngrams = table, ctypes.pointer(table.struct)
 
     def short_head(self, tokens: int) -> ShortHead:

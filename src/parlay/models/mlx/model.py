@@ -51,7 +51,7 @@ class MlxFacts(NamedTuple):
     device: str
     tapped: frozenset[int]
     token_bytes: int
-    """Bytes of the keys and values of a token in all layers."""
+    """Bytes of a token's keys and values in all layers."""
 
 
 class _Rotation:

@@ -1,6 +1,6 @@
 """CDLM (Kim et al. 2025, arXiv:2511.19269): a student in blocks learns a diffusion teacher's trajectories.
 
-Shapes: B rows, T tokens of each, N blocks of a row, H hidden, M chosen places.
+Shapes: B rows, T tokens in each row, N blocks in a row, H hidden size, M chosen places.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper, divergence
 from parlay.train.canvases.rows import RowBatch
 
 _AT_ONCE = 32
-"""Rows that the teacher answers in one forward."""
+"""The number of rows that the teacher answers in one forward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectories:
-    """Texts of a teacher, and how it came to them: ``batch`` holds them, ``truth_BT`` those of the data.
+    """Texts written by a teacher, with the order in which it decided them: ``batch`` holds the texts, ``truth_BT`` the
+    data's own tokens.
 
-    ``rank_BT`` is the place's turn within its block, from 0 on; -1 in prompts. ``states_BTH`` is what the teacher's LM
-    head read when it decided the place.
+    ``rank_BT`` is the place's turn within its block, from 0 on; -1 in prompts. ``states_BTH`` is the hidden state that
+    the teacher's LM head read when it decided the place.
     """
 
     batch: RowBatch
@@ -38,14 +39,14 @@ class Trajectories:
     states_BTH: Tensor
 
     def of(self, rows_M: Tensor) -> Trajectories:
-        """Pick rows."""
+        """Pick some of the rows."""
         batch = RowBatch(*(each[rows_M] for each in self.batch))
         return Trajectories(batch, self.truth_BT[rows_M], self.rank_BT[rows_M], self.states_BTH[rows_M])
 
 
 @torch.no_grad()
 def write(teacher: Decoder, asked: RowBatch, block: int) -> Trajectories:
-    """Let the teacher write the answers, block by block, one place in each forward: the one it is surest of.
+    """Let the teacher write the answers block by block, deciding in each forward the one place that it is surest of.
 
     Rows should be as long as those that the teacher learned from, so they are not filled up to whole blocks: how many
     open places there are tells a teacher how long the answer may be, and with more of them it answers worse.
@@ -83,13 +84,14 @@ def _write(teacher: Decoder, asked: RowBatch, block: int) -> tuple[Tensor, Tenso
 
 
 class Cdlm(CanvasRecipe):
-    """Three losses, for a state of each block that the teacher passed on its way.
+    """CDLM's three losses, taken at a state that the teacher passed in each block.
 
-    Distillation: the teacher's distribution, as it was when it decided each place, at all places that are open in the
-    state. So the student says at once what the teacher said one by one. Consistency: at places that are open in a later
-    state of the block too, what the student itself says there, which gets no gradient. Denoising: the data's own texts
-    under random masks. The summary of the paper leaves open which places the second loss has; here they lie within the
-    block, because a student in blocks sees nothing of later ones.
+    Distillation: the student learns the teacher's distribution, as it was when the teacher decided each place, at all
+    places that are open in the state. The student so predicts at once what the teacher predicted one by one.
+    Consistency: at places that are open in a later state of the block too, the student learns its own prediction there,
+    which gets no gradient. Denoising: the student learns the data's own texts under random masks. The paper's summary
+    does not say which places the consistency loss covers; here they lie within the block, because a blockwise student
+    sees nothing of later blocks.
     """
 
     def __init__(self, options: CdlmTrainOptions, student: Decoder, teacher: Decoder, known: Trajectories) -> None:
@@ -101,7 +103,7 @@ class Cdlm(CanvasRecipe):
         return Slow(self.decoder.inner, self._options.rate)
 
     def loss(self, batch: RowBatch) -> Tensor:
-        """The batch says how many rows; which ones are drawn among the teacher's."""
+        """The batch gives the number of rows; the rows themselves are drawn from the teacher's."""
         rows = torch.randint(len(self._known.rank_BT), (len(batch.ids_BT),), generator=self.draw)
         return self.loss_of(self._known.of(rows))
 
@@ -111,7 +113,7 @@ class Cdlm(CanvasRecipe):
         return {"loss": sum(float(self.loss_of(self._written(batch))) for batch in batches) / len(batches)}
 
     def _written(self, batch: RowBatch) -> Trajectories:
-        """The teacher's answers, which are written once: each takes as many forwards as it has places."""
+        """The teacher's answers, written once: each takes as many forwards as it has places."""
         key = batch.ids_BT.numpy().tobytes()
         if key not in self._held:
             asked = batch._replace(ids_BT=batch.ids_BT[:, : int(batch.length_B.max())])  # see `write`
@@ -119,7 +121,7 @@ class Cdlm(CanvasRecipe):
         return self._held[key]
 
     def loss_of(self, known: Trajectories) -> Tensor:
-        """The loss of these trajectories, at drawn states."""
+        """The loss on these trajectories, at drawn states."""
         now_BT, later_BT = self._states(known.rank_BT)
         open_BT, still_BT = known.rank_BT >= now_BT, known.rank_BT >= later_BT
         hidden_BTH = self._hidden(known.batch, open_BT)
@@ -136,7 +138,7 @@ class Cdlm(CanvasRecipe):
         return total + self._options.denoise * block_loss(self, known.batch._replace(ids_BT=known.truth_BT), rate_BT)
 
     def _states(self, rank_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """How many places of its block are decided, for each place: in a drawn state, and in a later one."""
+        """For each place, the number of places of its block that are decided: in a drawn state, and in a later one."""
         size = self.multiple
         whole_BT = F.pad(rank_BT, (0, self._blocks(rank_BT) * size - rank_BT.shape[1]), value=-1)
         count_BN = (whole_BT >= 0).view(len(rank_BT), -1, size).sum(2)
@@ -146,15 +148,15 @@ class Cdlm(CanvasRecipe):
         return self._spread(now_BN, rank_BT), self._spread(later_BN, rank_BT)
 
     def _blocks(self, like_BT: Tensor) -> int:
-        """Count the blocks of a row, N; the last one may be cut."""
+        """Count the blocks in a row, N; the last block may be incomplete."""
         return -(-like_BT.shape[1] // self.multiple)
 
     def _spread(self, each_BN: Tensor, like_BT: Tensor) -> Tensor:
-        """Give each place what its block has."""
+        """Give each place the value of its block."""
         return each_BN.repeat_interleave(self.multiple, 1)[:, : like_BT.shape[1]]
 
     def _hidden(self, batch: RowBatch, open_BT: Tensor) -> Tensor:
-        """The states of the noisy places, of which some are open."""
+        """The states of noisy rows, in which some places are masked."""
         length = open_BT.shape[1]
         noisy_BT = torch.where(open_BT, self.decoder.mask_id, batch.ids_BT)
         seen = masks.two_streams(masks.groups_of(length, self.multiple))

@@ -24,14 +24,15 @@ from parlay.train.data.user_texts import TrainingText
 from parlay.types import ParlayError, SamplingParams
 
 _MOST_ITERATIONS = 4
-"""Of the states that are learned from: later ones are hardly wrong."""
+"""The number of Jacobi states that are trained on: later states are hardly ever wrong."""
 _FADE = 0.8
-"""What a place counts of the one before it, behind the first wrong token of a state."""
+"""The weight of a place relative to the one before it, after the first wrong token of a state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A prefix, and the block after it as Jacobi iterations change it: the first state is a guess, the last stays."""
+    """A prefix, and the states of the block after it under Jacobi iteration: the first is a guess, the last a fixed
+    point."""
 
     prefix: tuple[int, ...]
     states: tuple[tuple[int, ...], ...]
@@ -39,7 +40,8 @@ class Trajectory:
 
 @torch.no_grad()
 def solve(decoder: Decoder, prefixes: Sequence[tuple[int, ...]], size: int, draw: torch.Generator) -> list[Trajectory]:
-    """Iterate a block after each prefix until it stays, all at once. First guesses are drawn from the prefix."""
+    """Iterate the block after each prefix to its fixed point, all blocks at once. The first guesses are drawn from the
+    prefix's tokens."""
     block_BK = torch.tensor(
         [[prefix[int(at)] for at in torch.randint(len(prefix), (size,), generator=draw)] for prefix in prefixes]
     )
@@ -98,18 +100,19 @@ def write(model: str, rows: Sequence[TrainingText], options: CllmTrainOptions) -
 
 
 class Cllm(CanvasRecipe):
-    """Global consistency: after a wrong state of a block, the model says at each place what it said of its own text.
+    """Global consistency loss: after a wrong state of a block, the model predicts at each place what it predicted on
+    its own text.
 
     A text that the model wrote greedily is the fixed point of all its blocks. Blocks begin at drawn places; their
-    states are guesses from the prompt after none to four iterations of the model as it is by now, so that it learns
-    from what it will meet. What is learned is what the model said as it was (``original``), there and in texts of
-    both kinds, which keeps its way of writing: in the paper the model follows itself, and may drift.
+    states are guesses from the prompt after none to four iterations of the model as trained so far, so that it learns
+    from the states that it will meet. What is learned is what the model said as it was (``original``), there and in
+    texts of both kinds, which keeps its way of writing: in the paper the model follows itself, and may drift.
     """
 
     def __init__(
         self, options: CllmTrainOptions, decoder: Decoder, original: Decoder, known: Sequence[TrainingText], end: int
     ) -> None:
-        """``known`` are its own texts, which `write` writes."""
+        """``known`` holds the model's own texts, which `write` writes."""
         super().__init__(decoder, options.seed)
         self._options, self._original, self._known, self._end = options, original, known, end
 
@@ -117,14 +120,14 @@ class Cllm(CanvasRecipe):
         return Slow(last_layers(self.decoder, self._options.layers), self._options.rate)
 
     def loss(self, batch: RowBatch) -> Tensor:
-        """The batch is kept as it was read; as many of the own texts are drawn."""
+        """Keep the batch as it is, and add as many of the model's own texts."""
         chosen = torch.randint(len(self._known), (len(batch.ids_BT),), generator=self.draw).tolist()
         own = batch_of([self._known[place] for place in chosen], self._end, 1)
         hidden_BTH, _ = self.decoder.read(batch.ids_BT)
         return self._options.keep * self._kept(hidden_BTH, self._was(batch), batch) + self.loss_of(own)
 
     def loss_of(self, own: RowBatch) -> Tensor:
-        """Return the loss of own texts, which are kept, and jumped to."""
+        """Return the loss on the model's own texts: of staying close to them, and of jumping to them."""
         was_BTH = self._was(own)
         place_BM = (
             anchors(own, self._options.groups, self.draw)[:, :, None] + torch.arange(self._options.block)
@@ -145,14 +148,14 @@ class Cllm(CanvasRecipe):
             return self._original.hidden(batch.ids_BT, masks.causal(batch.ids_BT.shape[1]))
 
     def _kept(self, hidden_BTH: Tensor, was_BTH: Tensor, batch: RowBatch) -> Tensor:
-        """How far the model says other things of a text than it did."""
+        """How far the model's predictions on a text differ from those of the original."""
         wanted_BT = batch.text_BT[:, 1:]
         was_PV = self._original.head(was_BTH[:, :-1][wanted_BT])
         return divergence(was_PV, self.decoder.head(hidden_BTH[:, :-1][wanted_BT]))
 
     @torch.no_grad()
     def _states(self, own: RowBatch, place_BM: Tensor) -> Tensor:
-        """Fill the blocks: tokens of the prompt, corrected some times."""
+        """Fill the blocks with tokens of the prompt, and iterate them some times."""
         drawn_BM = (torch.rand(place_BM.shape, generator=self.draw) * own.answer_B[:, None]).long()
         state_BM, length = own.ids_BT.gather(1, drawn_BM), own.ids_BT.shape[1]
         count = int(torch.randint(_MOST_ITERATIONS + 1, (1,), generator=self.draw))
@@ -169,7 +172,7 @@ class Cllm(CanvasRecipe):
         return state_BM
 
     def _seen(self, own: RowBatch, place_BM: Tensor) -> Tensor:
-        """A row of a block sees the text before the block, and the block up to itself."""
+        """A row of a block sees the text before the block, and the block's rows up to itself."""
         size, length = self._options.block, own.ids_BT.shape[1]
         begin_BM, number_M = place_BM[:, ::size].repeat_interleave(size, 1), torch.arange(place_BM.shape[1])
         same_MM = (number_M[:, None] // size == number_M // size) & (number_M <= number_M[:, None])
@@ -177,7 +180,7 @@ class Cllm(CanvasRecipe):
         return torch.cat([text_BMT, same_MM.expand(len(place_BM), -1, -1)], 2)
 
     def _weights(self, own: RowBatch, place_BM: Tensor, state_BM: Tensor) -> Tensor:
-        """Weigh each row of a block: nothing before its first wrong token, and ever less behind it."""
+        """Weigh each row of a block: 0 before its first wrong token, and ever less after it."""
         length = own.ids_BT.shape[1]
         wrong_BM = state_BM != own.ids_BT.gather(1, place_BM.clamp(max=length - 1))
         past_BM = wrong_BM.view(len(wrong_BM), -1, self._options.block).long().cummax(2).values.cumsum(2).flatten(1)

@@ -36,14 +36,15 @@ CANVASES = "A2DQwen3LMHeadModel"
 """The architecture under which Qwen3-shaped models that only fill canvases are saved."""
 NO_MASK = -1
 _NEVER = -1e4
-"""A logit that is never drawn. Divergences of two logits that are minus infinity would be no numbers."""
+"""A logit so low that its token is never drawn. It is finite: the divergence of two logits of minus infinity would be
+NaN."""
 _PLAIN = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 
 
 class Decoder(nn.Module):
-    """A decoder whose rows see what a mask says.
+    """A decoder whose attention follows a given mask.
 
-    ``mask_id`` is the token of an open place, which is never guessed; `NO_MASK`: it has none.
+    ``mask_id`` is the token of an open place, which is never predicted; `NO_MASK`: the model has none.
     """
 
     def __init__(self, model: Any, mask_id: int = NO_MASK) -> None:
@@ -52,9 +53,9 @@ class Decoder(nn.Module):
         self.mask_id = mask_id
 
     def hidden(self, ids_BT: Tensor, seen_TT: Tensor, positions_T: Tensor | None = None) -> Tensor:
-        """States that the LM head reads, ``[B, T, H]``. A place sees those that its row of ``seen_TT`` says.
+        """States that the LM head reads, ``[B, T, H]``. Row t of ``seen_TT`` tells which places place t attends to.
 
-        Rows that see differently have a ``[B, T, T]``.
+        Where the rows of a batch attend differently, it is ``[B, T, T]``.
         """
         positions = torch.arange(ids_BT.shape[1]) if positions_T is None else positions_T
         mask = (seen_TT if seen_TT.ndim == 3 else seen_TT[None])[:, None].expand(len(ids_BT), 1, -1, -1)
@@ -65,7 +66,7 @@ class Decoder(nn.Module):
         return out
 
     def read(self, ids_BT: Tensor) -> tuple[Tensor, DynamicCache]:
-        """States of a causal text as `hidden`, and its keys and values, which `further` sees."""
+        """Like `hidden` for a causal text, with its keys and values, which `further` attends to."""
         cache, model = DynamicCache(), cast(Any, self.inner)
         seen = torch.ones(ids_BT.shape[1], ids_BT.shape[1], dtype=torch.bool).tril()
         out: Tensor = model.model(
@@ -74,7 +75,8 @@ class Decoder(nn.Module):
         return out, cache
 
     def further(self, ids_BM: Tensor, positions_BM: Tensor, seen_BMS: Tensor, text: DynamicCache) -> Tensor:
-        """States ``[B, M, H]`` of places that stand beside a text of T tokens. Each sees of all S = T + M what is said.
+        """States ``[B, M, H]`` of places that stand beside a text of T tokens. The mask tells which of all S = T + M
+        places each of them attends to.
 
         The text itself stays as it was read, and its cache now has these places as well.
         """
@@ -85,20 +87,20 @@ class Decoder(nn.Module):
         return out
 
     def head(self, hidden_MH: Tensor) -> Tensor:
-        """Logits ``[M, V]``; the mask's is so low that it has no probability."""
+        """Logits ``[M, V]``, in which the mask token has no probability."""
         logits = self.raw_head(hidden_MH)
         return logits if self.mask_id == NO_MASK else logits.index_fill(-1, torch.tensor([self.mask_id]), _NEVER)
 
     def raw_head(self, hidden_MH: Tensor) -> Tensor:
-        """Logits ``[M, V]`` as they are, by which programs that know no mask write token by token."""
+        """Logits ``[M, V]`` unchanged, for programs that know no mask and write token by token."""
         model: Any = self.inner
         logits: Tensor = model.lm_head(hidden_MH).float()
         return logits
 
     def streams(self, noisy_BT: Tensor, ids_BT: Tensor, seen_SS: Tensor, first: int = 0) -> Tensor:
-        """``[B, 2 T, H]`` of the noisy places, then of the same places clean; see `masks.two_streams`.
+        """States ``[B, 2 T, H]`` of the noisy places, then of the same places clean; see `masks.two_streams`.
 
-        Noisy places before the ``first`` don't run, and no other sees them: their states are zeros.
+        Noisy places before ``first`` are not computed, and no other place attends to them: their states are zeros.
         """
         both_BS, positions_S = torch.cat([noisy_BT, ids_BT], 1), torch.arange(ids_BT.shape[1]).repeat(2)
         out_BSH = self.hidden(both_BS[:, first:], seen_SS[..., first:, first:], positions_S[first:])

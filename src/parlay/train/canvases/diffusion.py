@@ -19,13 +19,13 @@ from parlay.train.canvases.recipe import CanvasRecipe, Scaled, Stepper
 from parlay.train.canvases.rows import RowBatch
 
 LEAST_RATE = 1e-3
-"""LLaDA's: a row has at least this share of its places masked, so that no loss is divided by nothing."""
+"""LLaDA: at least this share of a row's places is masked, so that no loss is divided by zero."""
 
 
 class Mdlm(CanvasRecipe):
     """LLaDA's recipe (Nie et al. 2025, arXiv:2502.09992): a rate for each row, and all places see each other.
 
-    Prompts are never masked. End tokens that fill a row up are learned: they say how long an answer is.
+    Prompts are never masked. The end tokens that pad a row are learned: they tell how long an answer is.
     """
 
     def __init__(self, options: MdlmTrainOptions, decoder: Decoder) -> None:

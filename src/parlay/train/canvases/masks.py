@@ -1,4 +1,4 @@
-"""Who sees whom while masked places are trained, and which places are masked.
+"""Attention masks for training on masked places, and the choice of the places to mask.
 
 Shapes: B rows, T tokens of each.
 """
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def everybody(length: int) -> Tensor:
-    """``[T, T]``: all places see each other, as in LLaDA."""
+    """``[T, T]``: all places attend to each other, as in LLaDA."""
     return torch.ones(length, length, dtype=torch.bool)
 
 
 def causal(length: int) -> Tensor:
-    """``[T, T]``: a place sees those before it and itself."""
+    """``[T, T]``: a place attends to itself and those before it."""
     return everybody(length).tril()
 
 
@@ -28,18 +28,19 @@ def groups_of(length: int, size: int, offset: int | Tensor = 0) -> Tensor:
 
 
 def by_groups(group_T: Tensor) -> Tensor:
-    """``[T, T]``: a place sees its own group and those before it; ``[B, T, T]`` of rows with groups of their own."""
+    """``[T, T]``: a place attends to its own group and those before it; ``[B, T, T]`` where each row has groups of its
+    own."""
     return group_T[..., None, :] <= group_T[..., :, None]
 
 
 def two_streams(group_T: Tensor, *, causal: bool = False) -> Tensor:
     """``[2 T, 2 T]``: T noisy places, then the same places clean (BD3-LM, Arriola et al. 2025, arXiv:2503.09573).
 
-    Of rows with groups of their own, ``[B, T]``, it is ``[B, 2 T, 2 T]``.
+    Where each row has groups of its own, ``[B, T]``, the mask is ``[B, 2 T, 2 T]``.
 
-    A noisy place sees the noisy ones of its group, and the clean ones of the groups before it. So one forward holds
-    every group after the clean text before it. Clean places see clean ones alone: those before them if ``causal``, else
-    their own group's as well.
+    A noisy place attends to the noisy places of its group, and to the clean places of the groups before it. One forward
+    so holds every group after the clean text before it. A clean place attends to clean places alone: those before it if
+    ``causal``, else its own group's as well.
     """
     keys_1T, rows_T1 = group_T[..., None, :], group_T[..., :, None]
     same, before = keys_1T == rows_T1, keys_1T < rows_T1
@@ -51,12 +52,12 @@ def two_streams(group_T: Tensor, *, causal: bool = False) -> Tensor:
 def spread_rates(count: int, draw: torch.Generator, low: float = 0.0, high: float = 1.0) -> Tensor:
     """``[count]`` mask rates between ``low`` and ``high``, evenly apart from a drawn start, in a drawn order.
 
-    Such rates make the mean of a batch vary less than rates that are drawn each by itself.
+    The mean of a batch varies less with such rates than with rates drawn independently.
     """
     even = (torch.rand(1, generator=draw) + torch.arange(count) / count) % 1.0
     return low + (high - low) * even[torch.randperm(count, generator=draw)]
 
 
 def masked_at(rate_BT: Tensor, may_BT: Tensor, draw: torch.Generator) -> Tensor:
-    """Bool ``[B, T]``: places that are masked, each by its own rate, among those that may be."""
+    """Bool ``[B, T]``: the places to mask, each at its own rate, among those that may be masked."""
     return (torch.rand(rate_BT.shape, generator=draw) < rate_BT) & may_BT

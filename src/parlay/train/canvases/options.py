@@ -12,7 +12,7 @@ from parlay.train.optimizers import AUTO, PRECISIONS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanvasTrainOptions(Options):
-    """On what a model is trained, and for how long."""
+    """The data and the length of a training run."""
 
     data: Path = option(
         help="what to learn from: a folder of text files (.txt, .md, ...), or JSON lines "
@@ -32,13 +32,13 @@ class CanvasTrainOptions(Options):
     seed: int = option(0, "seed of weights, rows and masks", low=0)
 
     def share(self, updates: int, seconds: float) -> float:
-        """How much of a run is over after so many updates and seconds; 1 at its end."""
+        """The share of the run that is over after these updates and seconds; 1 at its end."""
         return updates / self.updates if self.updates else seconds / (60 * self.minutes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MdlmTrainOptions(CanvasTrainOptions):
-    """Where the model begins."""
+    """The model that training begins with."""
 
     model: str = option("", "a model that fills canvases to train further, by folder; empty: a new one")
     shape: str = option("mini", "size of a new model", choices=sorted(SHAPES))
@@ -48,7 +48,7 @@ class MdlmTrainOptions(CanvasTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bd3TrainOptions(MdlmTrainOptions):
-    """How long blocks are, and how many of their places are masked."""
+    """The length of blocks, and the share of their places that is masked."""
 
     block: int = option(8, "places of a block", low=2, high=1024)
     low: float = option(0.0, "least share of a block that is masked", low=0, high=1)
@@ -57,7 +57,7 @@ class Bd3TrainOptions(MdlmTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedTrainOptions(CanvasTrainOptions):
-    """Which model is trained further."""
+    """The model that is trained further."""
 
     model: str = option("parlay-mini", "the model that is trained further, by name or folder")
     rate: float = option(1e-4, "peak learning rate (AdamW)", low=0)
@@ -66,7 +66,7 @@ class TunedTrainOptions(CanvasTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetBlockTrainOptions(TunedTrainOptions):
-    """How far is guessed, behind which token, and what of."""
+    """How many tokens the model drafts, at which token, and from which vocabulary."""
 
     model: str = option(
         "parlay-mini", "the model that is trained further, by name or folder; empty: a new one, of --shape"
@@ -100,7 +100,7 @@ class SetBlockTrainOptions(TunedTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CllmTrainOptions(TunedTrainOptions):
-    """How the model's own texts are written, and how it learns to reach them."""
+    """How the model's own texts are written, and how it learns to jump to them."""
 
     block: int = option(16, "tokens that are solved together", low=2, high=256)
     prompts: int = option(256, "rows whose prompts, or first halves, the model answers first", low=1)
@@ -111,7 +111,7 @@ class CllmTrainOptions(TunedTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CdlmTrainOptions(CanvasTrainOptions):
-    """Who teaches, and what counts how much. The weights are no published ones."""
+    """The teacher, and the weights of the losses. The weights are not published values."""
 
     model: str = option(help="the teacher, whose places all see each other, by folder: parlay train mdlm makes one")
     block: int = option(8, "places of a block of the student", low=2, high=1024)

@@ -21,15 +21,15 @@ from parlay.train.optimizers import Optimizers, adam
 
 
 class Stepper(Protocol):
-    """Optimizers that step together, with one factor on all peak rates."""
+    """Optimizers that step together, all peak rates multiplied by one factor."""
 
     def step(self, factor: float) -> None:
-        """One update; clears the gradients."""
+        """Make one update and clear the gradients."""
         ...
 
 
 class CanvasRecipe(ABC):
-    """One way to train a decoder. ``multiple``: rows have a multiple of so many tokens."""
+    """One way to train a decoder. ``multiple``: the length of rows is a multiple of this."""
 
     multiple = 1
 
@@ -59,12 +59,12 @@ class CanvasRecipe(ABC):
         return {"loss": sum(float(self.loss(batch)) for batch in batches) / len(batches)}
 
     def masked_loss(self, hidden_BTH: Tensor, batch: RowBatch, masked_BT: Tensor, rate_BT: Tensor) -> Tensor:
-        """See the function `masked_loss`; the states are those of the places themselves."""
+        """Like the function `masked_loss`, from the states of the masked places themselves."""
         logits_MV = self.decoder.head(hidden_BTH[masked_BT])
         return masked_loss(logits_MV, batch.ids_BT[masked_BT], rate_BT[masked_BT], int(batch.learned_BT.sum()))
 
     def text_loss(self, hidden_BTH: Tensor, batch: RowBatch) -> Tensor:
-        """Cross-entropy of each learned token after the one before it; the states are those of a causal text."""
+        """Cross-entropy of each learned token, from the causal state of the token before it."""
         wanted_BT = batch.text_BT[:, 1:]
         logits_MV = self.decoder.raw_head(hidden_BTH[:, :-1][wanted_BT])
         return next_token_loss(logits_MV, batch.ids_BT[:, 1:][wanted_BT])
@@ -82,7 +82,7 @@ class Scaled:
 
 
 class Slow:
-    """AdamW on all weights that want a gradient."""
+    """AdamW over all weights that require a gradient."""
 
     def __init__(self, module: nn.Module, rate: float) -> None:
         self._rate = rate
@@ -97,7 +97,7 @@ class Slow:
 
 
 def last_layers(decoder: Decoder, layers: int) -> nn.Module:
-    """The decoder's module, of which only the last ``layers`` layers and the norm after them are trained; 0: all."""
+    """The decoder's module, with only the last ``layers`` layers and the final norm trainable; 0: all of it."""
     inner: Any = decoder.inner
     if layers:
         inner.requires_grad_(False)
@@ -126,5 +126,5 @@ def divergence(teacher_MV: Tensor, student_MV: Tensor) -> Tensor:
 
 
 def next_token_loss(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
-    """Mean cross-entropy of a text's next tokens; 0 of none."""
+    """Mean cross-entropy of a text's next tokens; 0 if there are none."""
     return F.cross_entropy(logits_MV.float(), labels_M) if len(labels_M) else torch.zeros(())

@@ -15,16 +15,15 @@ from parlay.train.data.user_texts import TrainingText, UserTexts
 from parlay.types import ParlayError
 
 HELD_OUT = 20
-"""One row in so many is measured and never trained on."""
+"""One row in this many is held out: measured and never trained on."""
 _SHORTEST = 8
-"""Tokens: a shorter piece of a document is left out."""
+"""Shorter pieces of a document, in tokens, are left out."""
 
 
 class Words(NamedTuple):
     """How texts become ids: ``encode`` adds no special tokens, documents begin with ``begin``, and rows close with
-    ``end``. ``frame`` is what a model's chat template puts around a user's words. ``marks`` are spelled as tokens that
-    texts may not have.
-    """
+    ``end``. ``frame`` is the text that a model's chat template puts around a user's words. ``marks`` are special
+    tokens' spellings, which texts may not contain."""
 
     encode: Callable[[str], Sequence[int]]
     begin: tuple[int, ...]
@@ -40,7 +39,8 @@ class Words(NamedTuple):
 
 
 class RowBatch(NamedTuple):
-    """B rows of T tokens. From ``length_B`` on, end tokens fill them up; places from ``answer_B`` on are learned."""
+    """B rows of T tokens. Places from ``length_B`` on are padding, filled with end tokens; those from ``answer_B`` on
+    are learned."""
 
     ids_BT: Tensor
     answer_B: Tensor
@@ -48,17 +48,17 @@ class RowBatch(NamedTuple):
 
     @property
     def learned_BT(self) -> Tensor:
-        """Bool: answers, and the end tokens after them, which say how long an answer is."""
+        """Bool: answers with the end tokens after them, which tell how long an answer is."""
         return torch.arange(self.ids_BT.shape[1])[None] >= self.answer_B[:, None]
 
     @property
     def text_BT(self) -> Tensor:
-        """Bool: answers with one end token."""
+        """Bool: answers with one end token each."""
         return self.learned_BT & (torch.arange(self.ids_BT.shape[1])[None] < self.length_B[:, None])
 
 
 def batch_of(rows: Sequence[TrainingText], end: int, multiple: int) -> RowBatch:
-    """Fill rows up to one length, which is a ``multiple``."""
+    """Pad rows with end tokens to one length, a multiple of ``multiple``."""
     longest = max(len(row.ids) for row in rows)
     size = -(-longest // multiple) * multiple
     ids = [[*row.ids, *[end] * (size - len(row.ids))] for row in rows]
@@ -114,9 +114,9 @@ def rows_of(texts: UserTexts, words: Words, length: int) -> list[TrainingText]:
 
 
 def parted(rows: Sequence[TrainingText]) -> tuple[list[TrainingText], list[TrainingText]]:
-    """The rows to train on, and those that are held out. Rows that are alike are in one part.
+    """The rows to train on, and the held-out rows. Identical rows go to the same part.
 
-    Raises ParlayError where all are alike.
+    Raises ParlayError where all rows are identical.
     """
     held = list(rows[::HELD_OUT])
     known = {row.ids for row in held}
@@ -127,9 +127,8 @@ def parted(rows: Sequence[TrainingText]) -> tuple[list[TrainingText], list[Train
 
 
 def common_ids(rows: Sequence[TrainingText], size: int, vocab_size: int) -> Tensor:
-    """The ``size`` tokens that answers have most often, int64, rising. Where there are fewer, low ids follow:
-    tokenizers number common tokens first.
-    """
+    """The ``size`` tokens that occur most often in answers, int64, ascending. Where there are fewer, low ids follow:
+    tokenizers number common tokens first."""
     counts_V = torch.zeros(vocab_size, dtype=torch.float64)
     for row in rows:
         counts_V += torch.bincount(torch.tensor(row.ids[row.answer :]), minlength=vocab_size)

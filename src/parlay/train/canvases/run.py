@@ -49,13 +49,13 @@ MASK = "<|mask|>"
 _MOST_GRADIENT = 1.0
 _LOG_SECONDS = 20.0
 _RECENT = 20
-"""Updates whose mean loss is told."""
+"""The mean loss is reported over this many updates."""
 _CHECK_SECONDS = 240.0
-"""After so many held-out rows are measured, and then each time the run is twice as long."""
+"""Held-out rows are measured after this many updates, and then each time the run is twice as long."""
 _MEASURED_BATCHES, _MEASURED_ROWS = 4, 8
-"""Of the held-out rows so many batches are measured, and at least so many rows."""
+"""At least this many batches of held-out rows are measured, and at least this many rows."""
 _NO_BYTE = ("<0xFF>", "ÿ", "<0xFE>", "þ")
-"""Tokens of bytes that UTF-8 never has, as vocabularies of bytes spell them."""
+"""Spellings, in byte-level vocabularies, of bytes that never occur in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,8 @@ def words_of(tokenizer: PreTrainedTokenizerFast, texts: UserTexts) -> Words:
 
 
 def choose_mask(tokenizer: PreTrainedTokenizerFast, vocab_size: int, named: str) -> int:
-    """The id of the mask: of the named token, or of one that no text has. Raises ParlayError where there is none."""
+    """The id of the mask: the named token's, or that of a token that no text contains. Raises ParlayError where there
+    is none."""
     known = tokenizer.get_vocab()
     if named:
         if named not in known:
@@ -289,7 +290,7 @@ def fit(begun: Begun, options: CanvasTrainOptions, title: str = "Training") -> R
 
 
 def _update(recipe: CanvasRecipe, batch: RowBatch, options: CanvasTrainOptions, step: int) -> float:
-    """One gradient. Returns the loss."""
+    """Compute one gradient. Returns the loss."""
     with mixed(options.precision):
         loss = recipe.loss(batch)
     loss.backward()  # type: ignore[no-untyped-call]

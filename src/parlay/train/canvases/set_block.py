@@ -24,19 +24,20 @@ class SetBlockRecipe(CanvasRecipe):
     """Set block decoding (Gat et al. 2025, arXiv:2509.04185) with the masks of Fast-dLLM v2 (arXiv:2509.26328).
 
     The first canvas of a row begins where its answer does, or at a drawn place after that, and others follow it; each
-    sees the clean causal text before it and itself. So prompts are never masked. A place is predicted by the row before
-    it, as in the text. By turns all places are masked, as when the model drafts for itself, and then each place in one
-    of two copies, so that all are learned.
+    attends to the clean causal text before it and to itself. So prompts are never masked. A place is predicted by the
+    row before it, as in the text. In alternate updates all places are masked, as when the model drafts for itself, or
+    each place in one of two copies, so that all are learned.
 
-    The same weights serve both modes. What keeps the causal mode is the loss: at clean rows of the same forward the
-    model learns the distributions that it had as it was (``original``). Canvases learn these too, where the papers
-    learn the texts: a draft is right if the model itself would write so. A model that is ``new`` learns the texts.
+    The same weights serve both modes. The loss keeps the causal mode: at clean rows of the same forward the model
+    learns the distributions of the model before training (``original``). Canvases learn these distributions too, where
+    the papers learn the texts: a draft is accepted if the model itself would write it. A model that is ``new`` learns
+    the texts.
     """
 
     def __init__(
         self, options: SetBlockTrainOptions, decoder: Decoder, original: Decoder | None = None, *, new: bool = False
     ) -> None:
-        """Without an ``original`` the texts alone are learned."""
+        """Without an ``original`` the model learns the texts alone."""
         super().__init__(decoder, options.seed)
         if original is None and options.keep:
             raise UsageError(f"keep={options.keep:g} needs the model as it was; a new one has --keep 0 --text-weight 1")
@@ -66,7 +67,7 @@ class SetBlockRecipe(CanvasRecipe):
         return batch.answer_B + later_B.long()
 
     def _both(self, batch: RowBatch, masked_BT: Tensor, group_BT: Tensor) -> Tensor:
-        """The losses of canvases and of the text; the first place of a canvas is a matter of the text."""
+        """The losses of canvases and of the text; the first place of a canvas counts as text."""
         hidden_BTH, length = self._hidden(batch, masked_BT, group_BT), group_BT.shape[1]
         own_BTH = None
         if self._original is not None:
@@ -83,9 +84,10 @@ class SetBlockRecipe(CanvasRecipe):
         return self._loss(hidden_BTH, own_BTH, batch, guessed_BT)
 
     def _loss(self, hidden_BTH: Tensor, own_BTH: Tensor | None, batch: RowBatch, wanted_BT: Tensor) -> Tensor:
-        """Loss of the rows before each wanted token: by the token, and by what the model as it was says there.
+        """The loss of the rows before each wanted token: against the token, and against the original model's
+        distribution.
 
-        The mask is among the tokens, and never right: the causal mode has to learn that it writes none.
+        The mask is part of the vocabulary, and never right: the causal mode has to learn not to write it.
         """
         logits_MV = self.decoder.raw_head(hidden_BTH[:, :-1][wanted_BT])
         total = logits_MV.sum() * 0.0
@@ -127,5 +129,5 @@ class SetBlockRecipe(CanvasRecipe):
 
 
 def guessing_rows(masked_BT: Tensor, group_BT: Tensor) -> Tensor:
-    """Bool ``[B, T - 1]``: rows of canvases whose next place is masked, or lies behind the canvas."""
+    """Bool ``[B, T - 1]``: rows of canvases whose next place is masked, or lies after the canvas."""
     return masked_BT[:, 1:] | (group_BT[:, 1:] != group_BT[:, :-1])

@@ -30,7 +30,7 @@ from parlay.train.optimizers import halves
 from parlay.types import ParlayError
 
 _FADE = 0.8
-"""What a guess counts of the one before it."""
+"""The weight of a draft relative to the one before it."""
 
 
 class RowsAdapter(nn.Module):
@@ -88,9 +88,9 @@ class RowsAdapter(nn.Module):
 
 
 class Guessed(NamedTuple):
-    """Rows of masks, P of them: their states, those of the text that say what they should, and which place each is.
+    """P mask rows: their states, the states of the text that are their targets, and the place of each.
 
-    ``token_P`` is the text's own token there; ``depth_P`` counts from 0 on within a canvas.
+    ``token_P`` is the text's own token there; ``depth_P`` counts places within a canvas from 0 on.
     """
 
     guess_PH: Tensor
@@ -103,15 +103,16 @@ class MaskAdapterRecipe(CanvasRecipe):
     """The target drafts with an adapter on rows of masks, and verifies without (UNO; gated LoRA, Samragh et al. 2025,
     arXiv:2507.11851).
 
-    A row is read once, as the model is and without gradients. Then ``groups`` canvases begin after drawn places of its
-    answer, all masked as drafts are; each sees the text before it and itself. So one reading serves many canvases, and
-    only mask rows have gradients. They learn what the model says there of the text, best of texts that it wrote itself
-    greedily: what follows an unknown token is then no matter of chance. Deeper guesses count less, since they are read
-    only if those before them are right. Only the adapter is trained, so the model's own text can't change.
+    Each row is read once, by the unchanged model and without gradients. Then ``groups`` canvases begin at drawn places
+    of its answer, all masked as drafts are; each attends to the text before it and to itself. One reading so serves
+    many canvases, and only mask rows have gradients. They learn the model's distributions on the text, best on texts
+    that it wrote greedily itself: the token after an unknown one is then not random. Deeper drafts weigh less, since
+    they are verified only if those before them were accepted. Only the adapter is trained, so the model's own text
+    can't change.
     """
 
     def __init__(self, options: SetBlockTrainOptions, decoder: Decoder, common_W: Tensor | None = None) -> None:
-        """``common_W``: the tokens over which is learned; None: all."""
+        """``common_W``: the tokens that the loss covers; None: all."""
         decoder.requires_grad_(False)
         super().__init__(decoder, options.seed)
         self._options, self._common_W = options, common_W
@@ -148,14 +149,15 @@ class MaskAdapterRecipe(CanvasRecipe):
         return F.linear(hidden_PH.to(self._head_WH.dtype), self._head_WH).float()
 
     def _labels(self, token_P: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether each token is one over which is learned, and its number among them."""
+        """Whether the loss covers each token, and its index among those covered."""
         if self._common_W is None:
             return torch.ones_like(token_P), token_P
         label_P = torch.searchsorted(self._common_W, token_P).clamp(max=len(self._common_W) - 1)
         return self._common_W[label_P] == token_P, label_P
 
     def _guessed(self, batch: RowBatch, anchors_BG: Tensor) -> Guessed:
-        """Read the rows and the canvases that begin there; masks behind which the text has ended are left out."""
+        """Compute the states of the rows, and of the canvases that begin there; masks after the end of a text are left
+        out."""
         size, length = self._options.block, batch.ids_BT.shape[1]
         with torch.no_grad():
             text_BTH, cache = self.decoder.read(batch.ids_BT)

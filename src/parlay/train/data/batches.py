@@ -18,10 +18,11 @@ _POOL = 256
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """B texts, padded in front to T tokens. Training looks at the last R rows of each: so long is the longest answer.
+    """B texts, padded in front to T tokens. The last R rows of each text are trained on: the longest answer has R
+    tokens.
 
-    ``states_BTF`` float32; ``padding_B`` counts the rows in front of each text. ``known_BR``: in which of the last rows
-    the target chose the token after the row's.
+    ``states_BTF`` float32; ``padding_B`` counts the rows in front of each text. ``known_BR``: for which of the last
+    rows the target chose the next token.
     """
 
     ids_BT: Tensor
@@ -34,13 +35,13 @@ class TrainingBatch:
         return self.known_BR.shape[1]
 
     def tokens_ahead(self, count: int) -> Tensor:
-        """Int64 ``[B, R]``: the token that stands so many places after each row; -1 where the text is over."""
+        """Int64 ``[B, R]``: the token this many places after each row; -1 after the end of the text."""
         ended = torch.full((len(self.ids_BT), count), -1)
         return torch.cat((self.ids_BT, ended), 1)[:, self.ids_BT.shape[1] + count - self.rows :]
 
 
 def endless(texts: Sequence[Featured], tokens: int, longest: int, seed: int) -> Iterator[TrainingBatch]:
-    """Epoch after epoch, in batches of about so many rows; of texts over ``longest`` tokens the end."""
+    """Epoch after epoch, in batches of about this many rows; texts over ``longest`` tokens keep their end only."""
     epoch = 0
     while True:
         order = random.Random(seed * 1_000_003 + epoch).sample(range(len(texts)), len(texts))
@@ -53,7 +54,7 @@ def endless(texts: Sequence[Featured], tokens: int, longest: int, seed: int) -> 
 
 
 def in_order(texts: Sequence[Featured], tokens: int, longest: int) -> Iterator[TrainingBatch]:
-    """All texts once."""
+    """Every text once."""
     return (padded(group, longest) for group in _groups(sorted(texts, key=_answer_rows), tokens))
 
 

@@ -68,13 +68,13 @@ class FeatureStore:
         return [text for path in found if path.exists() for text in _load(path)]
 
     def path(self, texts: Path) -> Path:
-        """Where the states of a shard of texts are."""
+        """The path of the states that belong to a shard of texts."""
         name = "-".join(map(str, self._layers))
         return texts.with_name(texts.name.replace("texts", f"states-{name}")).with_suffix(".safetensors")
 
 
 def _featured(runner: Runner, texts: Sequence[TrainingText], layers: tuple[int, ...]) -> list[Featured]:
-    """In forwards of many short texts at once, or of a piece of a long one."""
+    """Compute the states in forwards of many short texts at once, or of a piece of a long one."""
     most = _ROWS if runner.spec.device == "cpu" else _ROWS_BESIDE
     found: list[Featured] = []
     group: list[TrainingText] = []

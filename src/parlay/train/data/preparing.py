@@ -1,4 +1,4 @@
-"""Training data of drafters, written where it is lacking: texts, and the target's states of them."""
+"""Training data of drafters, written where it is missing: texts, and the target's states on them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """How a student answers, on-policy."""
+    """How the student samples its answers for on-policy training."""
 
     tokens: int
     seed: int
@@ -89,8 +89,8 @@ def answer_as(
 ) -> None:
     """The student's sampled answers to the prompts of the shards in ``texts``, in shards in ``folder``.
 
-    ``done`` is called with the number of each that was missing. They are kept as texts that the target only reads:
-    nothing is measured on them.
+    ``done`` is called with the number of each that was missing. The answers are kept as texts that the target only
+    reads: nothing is measured on them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number, source in enumerate(shards(texts)):
@@ -123,7 +123,7 @@ def _asked(options: DistillTrainOptions) -> list[Featured]:
 
 
 def _filling(options: DrafterTrainOptions, prompts: Sequence[str]) -> dict[str, str]:
-    """All on which the texts that are written depend, and the target's states of them; see `check_filled`."""
+    """All options that the written texts and the target's states depend on; see `check_filled`."""
     found = {"model": weights_fingerprint(options.model)}
     if not options.written_shards:
         return found

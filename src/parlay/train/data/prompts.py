@@ -52,7 +52,7 @@ class ChatFrame:
 
 @dataclass(frozen=True, slots=True)
 class PromptAndAnswer:
-    """A prompt and its answer: what a user said, and what a model answered.
+    """A prompt and its answer: a user's words, and a model's reply.
 
     ``framed``: both are what the model read and wrote, in its template, as `parlay serve --record` keeps them.
     """

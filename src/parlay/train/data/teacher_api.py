@@ -19,7 +19,7 @@ from parlay.train.data.user_texts import TrainingText, save_shard, shard_path
 from parlay.types import ParlayError, Tokenizer
 
 KEY = "OPENAI_API_KEY"
-"""Environment variable of the key that is sent along, if there is one."""
+"""The environment variable with the API key to send, if any."""
 SHARD = 32
 """Conversations in a shard: fewer than a local target's, because a server may end at any time."""
 _AT_ONCE = 8
@@ -28,7 +28,7 @@ _SCHEMES = ("http://", "https://")
 
 
 class Answer(NamedTuple):
-    """A text, and whether the server's model ended it itself: it is no end where it was cut off."""
+    """A text, and whether the server's model ended it itself; a text that was cut off has no end."""
 
     text: str
     ended: bool

@@ -25,7 +25,7 @@ from parlay.types import ParlayError, Tokenizer
 
 _SHARD = 128
 _SHORTEST = 8
-"""Tokens: what is left of a document after its last whole row has to have so many."""
+"""The last rest of a document is kept if it has at least this many tokens."""
 _PROSE = (".txt", ".md")
 _DIGEST = "given.sha256"
 
@@ -40,7 +40,8 @@ class UserTexts:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Most tokens of a prompt, of an answer and of a row of a document; and of all rows of documents together."""
+    """The largest number of tokens in a prompt, in an answer, in a row of a document, and in all rows of documents
+    together."""
 
     prompt: int
     answer: int
@@ -82,14 +83,14 @@ def _texts(source: corpus.CorpusSource, skip_broken: bool) -> Iterator[PromptAnd
 def encode_user_texts(given: UserTexts, tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:
     """Turn texts into ids: conversations in the model's frame, documents in rows, without short rests.
 
-    Of recorded conversations the end, as much as fits into a row. Of more rows than are wanted, some are taken all
-    over. The target wrote none of them. Raises ParlayError where no row is long enough.
+    Recorded conversations keep their end, as much as fits into a row. Where there are more rows than wanted, the rows
+    taken are spread over all of them. The target wrote none of them. Raises ParlayError where no row is long enough.
     """
     return [TrainingText(text.ids, len(text.ids)) for text in encode_answers(given, tokenizer, cut)]
 
 
 def encode_answers(given: UserTexts, tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:
-    """The same, where ``answer`` is the place at which a conversation's answer begins, and 1 in documents.
+    """Like the above, where ``answer`` is the place at which a conversation's answer begins, and 1 in documents.
 
     Rows of one document have one number.
     """
@@ -113,7 +114,7 @@ def _conversations(found: Sequence[PromptAndAnswer], tokenizer: Tokenizer, cut: 
 
 
 def _rows(documents: Sequence[str], tokenizer: Tokenizer, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Each with its document's number. It begins as the tokenizer begins a text."""
+    """Yield rows with their document's number; each begins with the tokenizer's opening tokens."""
     begin = tuple(encode(tokenizer, "", special=True))
     size = longest - len(begin)
     for document, ids in enumerate(corpus.encode(((text, len(text)) for text in documents), tokenizer)):
@@ -151,10 +152,10 @@ _FILLED = "filled.json"
 
 
 def check_filled(folder: Path, filling: Mapping[str, str]) -> None:
-    """Note what the texts and states in a work folder come from, by the options that say so.
+    """Record which options the texts and states in a work folder come from.
 
-    Raises ParlayError for a folder that was filled otherwise: states of another model of the same shape, say, would be
-    taken for this one's.
+    Raises ParlayError for a folder that was filled with other options: states of another model of the same shape, say,
+    would be mistaken for this one's.
     """
     path, known = folder / _FILLED, dict[str, str]()
     with suppress(OSError, ValueError):
