@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from parlay.cli.flags import add_config_flags, options_or_config
-from parlay.options import UsageError
+from parlay.cli.train import RECIPES
+from parlay.options import Options, UsageError
+from parlay.train import heads
+from parlay.train.canvases import run as canvases
 from parlay.train.lm import TrainOptions
 from parlay.train.options import DistillTrainOptions, Eagle3TrainOptions
+from parlay.train.translation import training as translation
 from tests.cli.conftest import Cli
 
 
@@ -102,3 +106,9 @@ def test_the_command_says_what_is_wrong_in_one_line(cli: Cli, config: Path) -> N
     assert result.code == 2
     assert "setps" in result.err
     assert result.err.count("\n") == 1
+
+
+def test_every_recipe_has_its_options_and_a_way_to_train() -> None:
+    assert all(issubclass(recipe.options_class(), Options) for recipe in RECIPES.values())
+    named = {name for name, recipe in RECIPES.items() if recipe.named}
+    assert named == heads.METHODS.keys() | canvases.METHODS.keys() | translation.METHODS.keys()

@@ -106,10 +106,11 @@ def test_python_m_parlay_is_the_command() -> None:
     assert done.stdout == f"parlay {parlay.__version__}\n"
 
 
-def test_help_loads_no_torch() -> None:
-    code = "import sys, parlay.cli\ntry: parlay.cli.main(['--help'])\nfinally: print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("False\n")
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["train", "egle3"]])
+def test_help_and_a_wrong_name_load_no_torch(words: list[str]) -> None:
+    code = f"import sys, parlay.cli\ntry: parlay.cli.main({words})\nfinally: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.endswith("False\n"), done.stderr
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="argparse lays out its help in another way from 3.13 on")

@@ -31,7 +31,7 @@ from parlay.train.data.user_texts import (
     shards,
 )
 from parlay.train.data.writing import short_prompts
-from parlay.train.heads import METHODS
+from parlay.train.options import MedusaTrainOptions
 from parlay.train.recipes.linear_start import states_ahead
 from parlay.types import ParlayError
 
@@ -107,7 +107,7 @@ def test_a_work_folder_of_another_model_or_of_other_prompts_is_refused(tmp_path:
         (name,) = [key for key, value in other.items() if value in ("two", "others")]
         with pytest.raises(ParlayError, match=f"was filled with another {name} than is given now: name another folder"):
             check_filled(tmp_path, other)
-    asked = METHODS["medusa"].options(model="parlay-mini", work=tmp_path, out=tmp_path)
+    asked = MedusaTrainOptions(model="parlay-mini", work=tmp_path, out=tmp_path)
     with pytest.raises(ParlayError, match="was filled with another model than is given now"):
         prepare(asked)
 

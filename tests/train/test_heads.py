@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from parlay import models
+from parlay.cli.train import RECIPES
 from parlay.drafters.options import EARLY_EXIT
 from parlay.heads import artefact
 from parlay.heads.artefact import BadHead
@@ -24,7 +25,7 @@ from parlay.train.data.prompts import read_prompts
 from parlay.train.data.user_texts import TrainingText, save_shard, shard_path
 from parlay.train.heads import DISTILL, METHODS, fit, parted, train
 from parlay.train.loop import acceptance
-from parlay.train.options import DrafterTrainOptions, Eagle3TrainOptions
+from parlay.train.options import DrafterTrainOptions, Eagle3TrainOptions, MedusaTrainOptions
 from parlay.train.recipes.early_exit import EarlyExitRecipe
 from parlay.train.recipes.target import Target
 from parlay.types import ParlayError, SamplingParams
@@ -48,7 +49,8 @@ def work(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def options(method: str, model: Path, work: Path, out: Path, updates: int, **more: Any) -> DrafterTrainOptions:
     """No test depends on how fast a machine is: updates are counted, and one interval holds all of them."""
     common = {"model": str(model), "work": work, "out": out, "updates": updates}
-    return METHODS[method].options(**common, batch_tokens=256, interval=3600.0, **more)
+    made: DrafterTrainOptions = RECIPES[method].options_class()(**common, batch_tokens=256, interval=3600.0, **more)
+    return made
 
 
 FORMS = [
@@ -149,7 +151,7 @@ def test_a_head_learns_from_a_folder_of_texts_alone(
     for part in range(3):
         story = "".join(f"The harbour of town {n} was quiet before storm {n * part}. " for n in range(40))
         (tmp_path / "texts" / f"{part}.md").write_text(story)
-    asked = METHODS["medusa"].options(
+    asked = MedusaTrainOptions(
         model="parlay-mini",
         texts=tmp_path / "texts",
         shards=0,
@@ -178,20 +180,20 @@ def test_folders_that_can_not_be_written_are_named_before_anything_is_computed(n
     (tmp_path / "file").write_text("taken")
     folders = {"work": tmp_path / "work", "out": tmp_path / "out", name: tmp_path / "file"}
     with pytest.raises(ParlayError, match=rf"can't write to the folder {tmp_path / 'file'}"):
-        train("medusa", METHODS["medusa"].options(model="no such model", **folders))
+        train("medusa", MedusaTrainOptions(model="no such model", **folders))
 
 
 def test_a_target_that_writes_nothing_needs_texts(tmp_path: Path) -> None:
     for more in ({}, {"texts": tmp_path, "whole": False}):
         with pytest.raises(UsageError, match="shards=0: the target writes nothing then, so name texts"):
-            METHODS["medusa"].options(shards=0, **more)
+            MedusaTrainOptions(shards=0, **more)
 
 
 def test_texts_of_others_are_whole_and_prompts_are_answered(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="leave out texts, or whole=False"):
-        METHODS["medusa"].options(texts=tmp_path, whole=False)
+        MedusaTrainOptions(texts=tmp_path, whole=False)
     with pytest.raises(UsageError, match="with shards=0 it writes nothing"):
-        METHODS["medusa"].options(texts=tmp_path, prompts=tmp_path, shards=0)
+        MedusaTrainOptions(texts=tmp_path, prompts=tmp_path, shards=0)
 
 
 def text(ids: tuple[int, ...], answer: int) -> Featured:

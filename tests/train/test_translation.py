@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from parlay import LLM, RequestFailed, SamplingParams, StructuredOutputsParams
 from parlay.cli import main
+from parlay.cli.train import RECIPES
 from parlay.engine.answers import copied, fertilities
 from parlay.models.opening import load
 from parlay.options import LoadOptions, UsageError
@@ -30,6 +31,7 @@ from parlay.train.translation import distilling, training
 from parlay.train.translation.align import Cells, aligned, learned, posteriors
 from parlay.train.translation.losses import ctc_loss, dag_alignment, dag_loss
 from parlay.train.translation.objectives import Ahead, annealed, glance, spread
+from parlay.train.translation.options import FramesTrainOptions
 from parlay.train.translation.pairs import Pair, divided, read_pairs, words_of
 from parlay.train.translation.rows import Laid, Network, Packing, Rows
 from parlay.types import ParlayError, Segment, trees
@@ -239,7 +241,7 @@ def teacher(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(kind: str, data: Path, folder: Path, **fields: object) -> Path:
     more = {"nat-spread": {"fertilities": False}, "da-distances": {"heads": 0}}.get(kind, {})
     recipe = kind.partition("-")[0]
-    options = training.METHODS[recipe].options(data=data, out=folder / kind, **{**TOY, **more, **fields})
+    options = RECIPES[recipe].options_class()(data=data, out=folder / kind, **{**TOY, **more, **fields})
     return training.train(recipe, options)
 
 
@@ -659,7 +661,7 @@ def test_options_of_a_model_or_teacher_that_is_not_there_are_refused(data: Path,
         trained("translator", data, tmp_path, distilled=5)
     (tmp_path / "taken").write_text("")
     with pytest.raises(ParlayError, match="can't write to the folder"):
-        training.train("ctc", training.METHODS["ctc"].options(data=data, out=tmp_path / "taken"))
+        training.train("ctc", FramesTrainOptions(data=data, out=tmp_path / "taken"))
 
 
 def test_pairs_of_other_systems_are_read(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn
 
 from parlay.cli.other_programs import translated
@@ -63,7 +63,8 @@ class Parser(argparse.ArgumentParser):
         self._refuse_early_flag(words)
         found, extra = self.parse_known_args(translated(words, self._option_string_actions, self.prog))
         if extra:
-            parser = next((part for name, part in self._subcommands() if name in vars(found).values()), self)
+            parts = self._subcommands()
+            parser = next((parts[name] for name in parts if name in vars(found).values()), self)
             flags = [word.partition("=")[0] for word in extra if word.startswith("--")]
             hint = close_to(flags[0], parser._option_string_actions) if flags else ""
             parser.error(f"{_unknown(extra)}{hint and f': {hint}'}")
@@ -71,7 +72,7 @@ class Parser(argparse.ArgumentParser):
 
     def _refuse_early_flag(self, words: Sequence[str]) -> None:
         """Report an unknown flag before a subcommand; argparse would take the flag's value for the subcommand."""
-        parts = dict(self._subcommands())
+        parts = self._subcommands()
         first = words[0].partition("=")[0] if words else ""
         if not parts or not first.startswith("--") or first in self._option_string_actions:
             return
@@ -83,10 +84,10 @@ class Parser(argparse.ArgumentParser):
         usual = " ".join(word for word in words if word != home)
         self.error(f"{first} stands after the subcommand: {self.prog} {home} {usual}")
 
-    def _subcommands(self) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                yield from action.choices.items()
+    def _subcommands(self) -> Mapping[str, argparse.ArgumentParser]:
+        """Parsers by name; to look one up may take seconds where its flags are imported then."""
+        found = (action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        return next(found, {})
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"parlay: error: {self._plain(message)} (see {self.prog} --help)\n")
@@ -98,8 +99,8 @@ class Parser(argparse.ArgumentParser):
             return f"{choice[1]} {choice[2]}: {nearest(choice[2], names)}"
         for pattern, words in _ARGPARSE:
             message = pattern.sub(words, message)
-        parts = [name for name, _ in self._subcommands()]
-        return f"{message}: choose one of {', '.join(parts)}" if parts and message.endswith("is missing") else message
+        parts = ", ".join(self._subcommands())
+        return f"{message}: choose one of {parts}" if parts and message.endswith("is missing") else message
 
 
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from (.*)\)")

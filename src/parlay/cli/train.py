@@ -1,60 +1,146 @@
-"""`parlay train RECIPE`: the flags are the recipe's own options."""
+"""`parlay train RECIPE`: the flags are the recipe's own options, which are imported once the recipe is known."""
 
 from __future__ import annotations
 
 import argparse
+from collections import UserDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 from parlay.cli.flags import add_config_flags, options_or_config
-from parlay.heads.deferral import DEFER
-from parlay.options import Options
-from parlay.types import ParlayError
+from parlay.cli.parser import add_action
+from parlay.drafters import options as methods
 
-try:
-    from parlay.train import defer, heads, lm, ngram_layers, scone
-    from parlay.train.canvases import run as canvases
-    from parlay.train.translation import training as translation
-except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] == "parlay":
-        raise
-    raise ParlayError(f"training needs {error.name}: pip install 'parlay[train]'") from error
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Where a recipe's options are, and the function that trains by them, each written ``module:name``.
+
+    ``named``: several recipes share the function, which is given the recipe's name first.
+    """
+
+    summary: str
+    options: str
+    train: str
+    named: bool = False
+
+    def options_class(self) -> Any:
+        """Import the class of the options, which takes seconds."""
+        return _imported(self.options)
+
+
+def _imported(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return vars(import_module(module))[name]
+
+
+def _of_head(summary: str, options: str) -> Recipe:
+    return Recipe(summary, f"parlay.train.options:{options}", "parlay.train.heads:train", named=True)
+
+
+def _of_canvas(summary: str, options: str) -> Recipe:
+    return Recipe(summary, f"parlay.train.canvases.options:{options}", "parlay.train.canvases.run:train", named=True)
+
+
+def _of_translator(summary: str, options: str) -> Recipe:
+    where = "parlay.train.translation"
+    return Recipe(summary, f"{where}.options:{options}", f"{where}.training:train", named=True)
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "lm": Recipe(
+        "train a language model on a folder of texts", "parlay.train.lm:TrainOptions", "parlay.train.lm:train"
+    ),
+    "scone": Recipe(
+        "train a language model that adds embeddings of frequent n-grams at its input",
+        "parlay.train.scone:SconeOptions",
+        "parlay.train.scone:train",
+    ),
+    "ngram-layers": Recipe(
+        "train a language model whose first layers are looked up by the last tokens",
+        "parlay.train.ngram_layers:NgramLayersOptions",
+        "parlay.train.ngram_layers:train",
+    ),
+    "ngram-states": Recipe(
+        "compute the table of a model of ngram-layers ahead",
+        "parlay.train.ngram_layers:NgramStatesOptions",
+        "parlay.train.ngram_layers:compute_states",
+    ),
+    "defer": Recipe(
+        "train a head that says which of two models writes the next token",
+        "parlay.train.defer:DeferTrainOptions",
+        "parlay.train.defer:train",
+    ),
+    methods.BITA: _of_head("train BiTA's probes and their prefix for a target model", "BitaTrainOptions"),
+    methods.BLOCK_DRAFTER: _of_head(
+        "train a head that drafts a block in one forward for a target model", "BlockTrainOptions"
+    ),
+    methods.BLOCKWISE: _of_head(
+        "train the heads of blockwise parallel decoding for a target model", "BlockwiseTrainOptions"
+    ),
+    "distill": _of_head("train a small model that drafts for a target model", "DistillTrainOptions"),
+    methods.DYNAMO: _of_head("train DynaMo's heads for a target model", "DynamoTrainOptions"),
+    methods.EARLY_EXIT: _of_head(
+        "train a target model so that it can draft with its first layers", "EarlyExitTrainOptions"
+    ),
+    methods.EAGLE: _of_head(
+        "train EAGLE's draft head for a target model; eagle2 drafts with it too", "EagleTrainOptions"
+    ),
+    methods.EAGLE3: _of_head("train an EAGLE-3 draft head for a target model", "Eagle3TrainOptions"),
+    methods.HYDRA: _of_head("train Hydra's draft heads for a target model", "HydraTrainOptions"),
+    methods.KANGAROO: _of_head("train Kangaroo's adapter for a target model", "KangarooTrainOptions"),
+    methods.MEDUSA: _of_head("train Medusa's draft heads for a target model", "MedusaTrainOptions"),
+    methods.MLP_SPECULATOR: _of_head("train IBM's MLP speculator for a target model", "MlpSpeculatorTrainOptions"),
+    methods.MTP: _of_head("train a module of multi-token prediction for a target model", "MtpTrainOptions"),
+    methods.PASS: _of_head("train PaSS's look-ahead embeddings for a target model", "ProbeTrainOptions"),
+    methods.PPD: _of_head("train PPD's probes for a target model", "ProbeTrainOptions"),
+    methods.REDRAFTER: _of_head("train a recurrent drafter for a target model", "ReDrafterTrainOptions"),
+    methods.STREAMING: _of_head("train the streams of Speculative Streaming for a target model", "StreamTrainOptions"),
+    "mdlm": _of_canvas("train a masked diffusion model", "MdlmTrainOptions"),
+    "bd3": _of_canvas("train a block diffusion model", "Bd3TrainOptions"),
+    methods.SET_BLOCK: _of_canvas(
+        "train a causal model so that it fills masked places too, and drafts for itself", "SetBlockTrainOptions"
+    ),
+    "cdlm": _of_canvas(
+        "train a student in blocks that fills more places at once than its diffusion teacher", "CdlmTrainOptions"
+    ),
+    "cllm": _of_canvas("train a causal model so that jacobi converges in few forwards", "CllmTrainOptions"),
+    "translator": _of_translator("train a small translator that writes token by token", "TranslatorTrainOptions"),
+    "gad": _of_translator(
+        "train a translator that also drafts a block for another (aggressive decoding)", "AheadTrainOptions"
+    ),
+    "cmlm": _of_translator("train a translator that fills masks (Mask-Predict)", "CmlmTrainOptions"),
+    "nat": _of_translator("train a translator that writes all tokens in one pass", "NatTrainOptions"),
+    "glat": _of_translator(
+        "train a one-pass translator that is shown some tokens while it learns", "GlancingTrainOptions"
+    ),
+    "ctc": _of_translator("train a one-pass translator with repeats and blanks (CTC)", "FramesTrainOptions"),
+    "da": _of_translator("train a one-pass translator over a graph (DA-Transformer)", "GraphTrainOptions"),
+}
+
+
+class _Parsers(UserDict[str, argparse.ArgumentParser]):
+    """The recipes' parsers by name. Each is given its flags when it is first asked for."""
+
+    def __getitem__(self, name: str) -> argparse.ArgumentParser:
+        parser = super().__getitem__(name)
+        if "--config" not in parser._option_string_actions:
+            add_config_flags(parser, RECIPES[name].options_class())
+        return parser
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     recipes = parser.add_subparsers(dest="kind", metavar="RECIPE", required=True)
-    declared: dict[str, tuple[str, type[Options]]] = {
-        "lm": ("train a language model on a folder of texts", lm.TrainOptions),
-        "scone": ("train a language model that adds embeddings of frequent n-grams at its input", scone.SconeOptions),
-        "ngram-layers": (
-            "train a language model whose first layers are looked up by the last tokens",
-            ngram_layers.NgramLayersOptions,
-        ),
-        "ngram-states": ("compute the table of a model of ngram-layers ahead", ngram_layers.NgramStatesOptions),
-        DEFER: ("train a head that says which of two models writes the next token", defer.DeferTrainOptions),
-    }
-    declared |= {name: (method.summary, method.options) for name, method in heads.METHODS.items()}
-    declared |= {name: (method.summary, method.options) for name, method in canvases.METHODS.items()}
-    declared |= {name: (method.summary, method.options) for name, method in translation.METHODS.items()}
-    for name, (summary, options) in declared.items():
-        description = f"{summary[0].upper()}{summary[1:]}."
-        add_config_flags(recipes.add_parser(name, help=summary, description=description), options)
+    recipes._name_parser_map = recipes.choices = _Parsers()  # type: ignore[assignment]  # it is used as a mapping
+    for name, recipe in RECIPES.items():
+        add_action(recipes, name, recipe.summary)
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.kind == "lm":
-        print(lm.train(options_or_config(lm.TrainOptions, options)))
-    elif options.kind == DEFER:
-        print(defer.train(options_or_config(defer.DeferTrainOptions, options)))
-    elif options.kind == "scone":
-        print(scone.train(options_or_config(scone.SconeOptions, options)))
-    elif options.kind == "ngram-layers":
-        print(ngram_layers.train(options_or_config(ngram_layers.NgramLayersOptions, options)))
-    elif options.kind == "ngram-states":
-        print(ngram_layers.compute_states(options_or_config(ngram_layers.NgramStatesOptions, options)))
-    elif options.kind in canvases.METHODS:
-        print(canvases.train(options.kind, options_or_config(canvases.METHODS[options.kind].options, options)))
-    elif options.kind in translation.METHODS:
-        method = translation.METHODS[options.kind]
-        print(translation.train(options.kind, options_or_config(method.options, options)))
-    else:
-        print(heads.train(options.kind, options_or_config(heads.METHODS[options.kind].options, options)))
+    recipe = RECIPES[options.kind]
+    asked = options_or_config(recipe.options_class(), options)
+    train = _imported(recipe.train)
+    print(train(options.kind, asked) if recipe.named else train(asked))
     return 0

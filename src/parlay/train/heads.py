@@ -21,25 +21,7 @@ from parlay.system import threads
 from parlay.train.data.features import Featured
 from parlay.train.data.preparing import prepare, prepare_distill
 from parlay.train.loop import Loop
-from parlay.train.options import (
-    BitaTrainOptions,
-    BlockTrainOptions,
-    BlockwiseTrainOptions,
-    DistillTrainOptions,
-    DrafterTrainOptions,
-    DynamoTrainOptions,
-    Eagle3TrainOptions,
-    EagleTrainOptions,
-    EarlyExitTrainOptions,
-    HydraTrainOptions,
-    KangarooTrainOptions,
-    MedusaTrainOptions,
-    MlpSpeculatorTrainOptions,
-    MtpTrainOptions,
-    ProbeTrainOptions,
-    ReDrafterTrainOptions,
-    StreamTrainOptions,
-)
+from parlay.train.options import DrafterTrainOptions
 from parlay.train.processes import Processes, processes
 from parlay.train.recipes import block, distill, eagle, eagle3, early_exit, kangaroo, mtp, probes, several_heads
 from parlay.train.recipes.recipe import HeadRecipe, ModelRecipe
@@ -62,52 +44,28 @@ class Method:
     ``prepare`` writes these, with the same options.
     """
 
-    summary: str
-    options: type[DrafterTrainOptions]
     start: Callable[[Any, Target, Sequence[Featured]], HeadRecipe | ModelRecipe]
     prepare: Callable[[Any], list[Featured]] = prepare
 
 
 METHODS = {
-    methods.BITA: Method(
-        "train BiTA's probes and their prefix for a target model", BitaTrainOptions, probes.start_bita
-    ),
-    methods.BLOCK_DRAFTER: Method(
-        "train a head that drafts a block in one forward for a target model", BlockTrainOptions, block.start
-    ),
-    methods.BLOCKWISE: Method(
-        "train the heads of blockwise parallel decoding for a target model",
-        BlockwiseTrainOptions,
-        several_heads.start_blockwise,
-    ),
-    DISTILL: Method(
-        "train a small model that drafts for a target model", DistillTrainOptions, distill.start, prepare_distill
-    ),
-    methods.DYNAMO: Method("train DynaMo's heads for a target model", DynamoTrainOptions, mtp.start_dynamo),
-    EARLY_EXIT: Method(
-        "train a target model so that it can draft with its first layers", EarlyExitTrainOptions, early_exit.start
-    ),
-    methods.EAGLE: Method(
-        "train EAGLE's draft head for a target model; eagle2 drafts with it too", EagleTrainOptions, eagle.start
-    ),
-    methods.EAGLE3: Method("train an EAGLE-3 draft head for a target model", Eagle3TrainOptions, eagle3.start),
-    methods.HYDRA: Method("train Hydra's draft heads for a target model", HydraTrainOptions, several_heads.start_hydra),
-    methods.KANGAROO: Method("train Kangaroo's adapter for a target model", KangarooTrainOptions, kangaroo.start),
-    methods.MEDUSA: Method(
-        "train Medusa's draft heads for a target model", MedusaTrainOptions, several_heads.start_medusa
-    ),
-    methods.MLP_SPECULATOR: Method(
-        "train IBM's MLP speculator for a target model", MlpSpeculatorTrainOptions, several_heads.start_mlp_speculator
-    ),
-    methods.MTP: Method("train a module of multi-token prediction for a target model", MtpTrainOptions, mtp.start),
-    methods.PASS: Method("train PaSS's look-ahead embeddings for a target model", ProbeTrainOptions, probes.start_pass),
-    methods.PPD: Method("train PPD's probes for a target model", ProbeTrainOptions, probes.start_ppd),
-    methods.REDRAFTER: Method(
-        "train a recurrent drafter for a target model", ReDrafterTrainOptions, several_heads.start_redrafter
-    ),
-    methods.STREAMING: Method(
-        "train the streams of Speculative Streaming for a target model", StreamTrainOptions, probes.start_streaming
-    ),
+    methods.BITA: Method(probes.start_bita),
+    methods.BLOCK_DRAFTER: Method(block.start),
+    methods.BLOCKWISE: Method(several_heads.start_blockwise),
+    DISTILL: Method(distill.start, prepare_distill),
+    methods.DYNAMO: Method(mtp.start_dynamo),
+    EARLY_EXIT: Method(early_exit.start),
+    methods.EAGLE: Method(eagle.start),
+    methods.EAGLE3: Method(eagle3.start),
+    methods.HYDRA: Method(several_heads.start_hydra),
+    methods.KANGAROO: Method(kangaroo.start),
+    methods.MEDUSA: Method(several_heads.start_medusa),
+    methods.MLP_SPECULATOR: Method(several_heads.start_mlp_speculator),
+    methods.MTP: Method(mtp.start),
+    methods.PASS: Method(probes.start_pass),
+    methods.PPD: Method(probes.start_ppd),
+    methods.REDRAFTER: Method(several_heads.start_redrafter),
+    methods.STREAMING: Method(probes.start_streaming),
 }
 """By the name of the strategy that drafts with them."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -206,30 +206,14 @@ def choose_mask(tokenizer: PreTrainedTokenizerFast, vocab_size: int, named: str)
     return int(found[0])
 
 
-@dataclass(frozen=True, slots=True)
-class CanvasMethod:
-    """One recipe: its help, its options, and how it begins."""
-
-    summary: str
-    options: type[CanvasTrainOptions]
-    begin: Callable[[Any], Begun]
-
-
-METHODS = {
-    "mdlm": CanvasMethod("train a masked diffusion model", MdlmTrainOptions, begin_diffusion),
-    "bd3": CanvasMethod("train a block diffusion model", Bd3TrainOptions, begin_diffusion),
-    SET_BLOCK: CanvasMethod(
-        "train a causal model so that it fills masked places too, and drafts for itself",
-        SetBlockTrainOptions,
-        begin_set_block,
-    ),
-    "cdlm": CanvasMethod(
-        "train a student in blocks that fills more places at once than its diffusion teacher",
-        CdlmTrainOptions,
-        begin_cdlm,
-    ),
-    "cllm": CanvasMethod("train a causal model so that jacobi converges in few forwards", CllmTrainOptions, begin_cllm),
+METHODS: Mapping[str, Callable[[Any], Begun]] = {
+    "mdlm": begin_diffusion,
+    "bd3": begin_diffusion,
+    SET_BLOCK: begin_set_block,
+    "cdlm": begin_cdlm,
+    "cllm": begin_cllm,
 }
+"""By recipe, how it begins, called with options of its own class."""
 
 
 def train(method: str, options: CanvasTrainOptions) -> str:
@@ -240,7 +224,7 @@ def train(method: str, options: CanvasTrainOptions) -> str:
     """
     threads.settle(options.threads)
     make_folder(options.out)
-    begun = METHODS[method].begin(options)
+    begun = METHODS[method](options)
     before = measured(begun, options)
     reached = fit(begun, options, f"Training {method}")
     figures = {"before": before} if reached.stopped else {"before": before, "after": measured(begun, options)}

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from parlay.train.lm_data import END_OF_TEXT, train_tokenizer
 from parlay.train.translation.rows import Laid, Packing
+from parlay.types import ParlayError
 
 SEPARATOR, MASK, BLANK = "<|translate|>", "<|mask|>", "<|blank|>"
 LENGTHS = 128
@@ -77,8 +78,10 @@ def _text(file: Path) -> str:
     """Read a whole text. Raises ValueError for a packed one that is cut short or damaged, and for what is not UTF-8."""
     data = file.read_bytes()
     if file.suffix == ".zst":
-        import zstandard
-
+        try:
+            import zstandard  # optional: only .zst files need it
+        except ModuleNotFoundError:
+            raise ParlayError(f"{file} needs zstandard: pip install 'parlay[train]', or unpack it first") from None
         parts = []
         while data:  # a file may be several frames
             frame = zstandard.ZstdDecompressor().decompressobj()

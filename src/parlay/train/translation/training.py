@@ -28,11 +28,9 @@ from parlay.train.translation.distilling import distilled
 from parlay.train.translation.options import (
     CONTEXT,
     TRANSLATORS,
-    AheadTrainOptions,
     CanvasTranslatorTrainOptions,
     CmlmTrainOptions,
     FramesTrainOptions,
-    GlancingTrainOptions,
     GraphTrainOptions,
     NatTrainOptions,
     TranslatorTrainOptions,
@@ -69,14 +67,6 @@ class _Made(NamedTuple):
     ready: Callable[[Sequence[Pair]], list[Pair]] = list
 
 
-class Method(NamedTuple):
-    """A way to train: what it makes, its options, and how to make it of them."""
-
-    summary: str
-    options: type[TranslatorTrainOptions]
-    make: Callable[[Any, Words], _Made]
-
-
 def _canvas(words: Words, own: Mapping[str, Any]) -> Mapping[str, Any]:
     """Say of a model that fills canvases what config.json has of all such, and its ``own``."""
     numbers = {"mask_token_id": words.mask, "first_number_id": words.first_length, "numbers": LENGTHS}
@@ -104,33 +94,20 @@ def _nat(asked: NatTrainOptions, words: Words) -> _Made:
     return _Made(objectives.OnePass(words), _canvas(words, {"ends": "length", "copies": True}))
 
 
-METHODS: Mapping[str, Method] = MappingProxyType(
+METHODS: Mapping[str, Callable[[Any, Words], _Made]] = MappingProxyType(
     {
-        "translator": Method(
-            "train a small translator that writes token by token",
-            TranslatorTrainOptions,
-            lambda asked, words: _Made(objectives.TokenByToken(words)),
+        "translator": lambda asked, words: _Made(objectives.TokenByToken(words)),
+        "gad": lambda asked, words: _Made(
+            objectives.Ahead(words, asked.block), set_block_config(words.mask, asked.block)
         ),
-        "gad": Method(
-            "train a translator that also drafts a block for another (aggressive decoding)",
-            AheadTrainOptions,
-            lambda asked, words: _Made(objectives.Ahead(words, asked.block), set_block_config(words.mask, asked.block)),
-        ),
-        "cmlm": Method("train a translator that fills masks (Mask-Predict)", CmlmTrainOptions, _cmlm),
-        "nat": Method(
-            "train a translator that writes all tokens in one pass",
-            NatTrainOptions,
-            _nat,
-        ),
-        "glat": Method(
-            "train a one-pass translator that is shown some tokens while it learns",
-            GlancingTrainOptions,
-            lambda asked, words: _Made(objectives.Glancing(words, asked.ratio), _canvas(words, {"ends": "length"})),
-        ),
-        "ctc": Method("train a one-pass translator with repeats and blanks (CTC)", FramesTrainOptions, _frames),
-        "da": Method("train a one-pass translator over a graph (DA-Transformer)", GraphTrainOptions, _graph),
+        "cmlm": _cmlm,
+        "nat": _nat,
+        "glat": lambda asked, words: _Made(objectives.Glancing(words, asked.ratio), _canvas(words, {"ends": "length"})),
+        "ctc": _frames,
+        "da": _graph,
     }
 )
+"""By recipe, how to make it of options of its own class."""
 CANVAS_ARCHITECTURE, SHALLOW_ARCHITECTURE = "ParlayCanvasLM", "DeepShallowForCausalLM"
 ANSWER_LAYERS = "answer_layers"
 """The key of config.json that says through how many layers the rows of an answer run."""
@@ -149,7 +126,7 @@ def train(kind: str, asked: TranslatorTrainOptions) -> Path:
     if asked.teacher is not None:
         training = distilled(training, asked.teacher, asked)
     words = words_of(tokenizer)
-    made = METHODS[kind].make(asked, words)
+    made = METHODS[kind](asked, words)
     model = _model(asked, tokenizer)
     shallow = int(model.config.to_dict().get(ANSWER_LAYERS, 0))
     network = Network(model, shallow, compiled=asked.compile)
