@@ -77,16 +77,16 @@ class Progress:
 
     @property
     def heldout(self) -> str:
-        """The acceptance on the answers set aside, in per cent by depth."""
+        """The acceptance on the held-out answers, in per cent by depth."""
         shares = " ".join(f"{100 * share:.1f}" for share in self.acceptance)
         return f"held-out {shares} % of drafts right, by depth"
 
 
 class Loop:
-    """Trains the module of ``recipe``; everything to resume from is in ``state``, the path of a file."""
+    """Trains the module of ``recipe``; the file ``state`` holds everything that a run needs to resume."""
 
     def __init__(self, recipe: Recipe, options: LoopOptions, state: Path, where: Processes | None = None) -> None:
-        """``where``: the processes that train it, of which this is one; None: this one alone."""
+        """``where``: the processes that train the module, this one among them; None: this one alone."""
         self._recipe, self._options, self._state, self._where = recipe, options, state, where or Alone()
         parts = ((muon, recipe.matrices, options.matrix_rate), (adam, recipe.slow, options.slow_rate))
         self._optimizers = [(make(list(weights), rate), rate) for make, weights, rate in parts if weights]
@@ -100,10 +100,10 @@ class Loop:
         heldout: Sequence[Featured],
         watch: Watch,
     ) -> Progress:
-        """Trains until the run is over or acceptance stops growing; the module holds the last weights then.
+        """Trains until the run is over or acceptance stops growing; the module then holds the last weights.
 
-        Acceptance is measured after each interval, or less often where that takes long. Where nobody sees the bar of
-        ``watch``, each measurement prints a line.
+        Acceptance is measured after each interval, or less often where that takes long. Where the progress bar of
+        ``watch`` is not shown, each measurement prints a line.
 
         Raises ParlayError when the loss becomes NaN; the last good checkpoint stays.
         """
@@ -132,7 +132,7 @@ class Loop:
         return progress
 
     def _train(self, loss_of: LossOf, batches: Iterator[TrainingBatch], watch: Watch) -> None:
-        """One interval."""
+        """Train for one interval."""
         self._recipe.module.train()
         losses: list[float] = []
         until = self._seconds + self._options.interval
@@ -162,7 +162,7 @@ class Loop:
         return value
 
     def _check(self, what: str, value: float) -> None:
-        """Before an update, so that no weight becomes what is not finite."""
+        """Raise before the update, so that no weight becomes infinite or NaN."""
         if not math.isfinite(value):
             raise ParlayError(
                 f"{what} became {value} at step {self._step}: go on with a lower learning rate from the last "
@@ -211,7 +211,7 @@ class Loop:
             ) from error
 
     def _check_options(self, then: Mapping[str, str]) -> None:
-        """Raises UsageError where the state is of a run with other ``lasting`` options."""
+        """Raises UsageError where the state belongs to a run with other ``lasting`` options."""
         for name, value in self._options.lasting().items():
             if then.get(name, value) != value:
                 raise UsageError(

@@ -1,6 +1,7 @@
-"""`parlay train ngram-layers`: a small language model whose first layers see few tokens, so that they are looked up.
+"""`parlay train ngram-layers`: a small language model whose first layers see so few tokens that their output can be
+looked up.
 
-`parlay train ngram-states` computes ahead what leaves them behind the frequent n-grams of a corpus.
+`parlay train ngram-states` precomputes their output for the frequent n-grams of a corpus.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class NgramLayersTrainer(lm.Trainer):
 
 
 def mark(folder: Path, layers: int) -> None:
-    """Say in the config.json of a Qwen3 that its first layers are looked up."""
+    """Record in the config.json of a Qwen3 that its first layers are looked up."""
     said = {"architectures": [NGRAM_LAYERS.architecture], "ngram_layers": layers}
     text = json.dumps(read_json(folder / "config.json") | said, indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
@@ -90,7 +91,7 @@ def train(options: NgramLayersOptions) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramStatesOptions(Options):
-    """Which states are computed ahead, and how: a model that runs in another way has others."""
+    """The states to precompute, and how: they differ where the model runs in another number type."""
 
     model: str = option(help="folder of a model of parlay train ngram-layers; the table is written into it")
     data: Path = option(help="folder of text files and .jsonl files with texts under text, output or content")

@@ -51,11 +51,11 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> list[dict[str, object]]:
-        """State of all."""
+        """The states of all optimizers."""
         return [optimizer.state_dict() for optimizer, _ in self.parts]
 
     def load_state_dict(self, states: list[dict[str, object]]) -> None:
-        """Restores what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
         for (optimizer, _), state in zip(self.parts, states, strict=True):
             optimizer.load_state_dict(state)
 
@@ -66,7 +66,8 @@ _MOMENTUM = 0.95
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices. A step moves each singular direction by ``lr``, more for tall matrices, and decays weights."""
+    """Muon, for matrices. Each step moves every singular direction by ``lr``, more for tall matrices, and decays the
+    weights."""
 
     def __init__(self, matrices: Iterable[nn.Parameter], lr: float, weight_decay: float) -> None:
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
@@ -110,12 +111,13 @@ _SIZE, _CALLS = 512, 5
 
 @cache
 def half_pays(device: str) -> bool:
-    """Whether products in bfloat16 are faster than in float32; CPUs without instructions for it are far slower."""
+    """Whether products in bfloat16 are faster than in float32; they are far slower on CPUs without instructions for
+    them."""
     return device == "cuda" or _seconds(torch.bfloat16) < _seconds(torch.float32)
 
 
 def mixed(precision: str = AUTO) -> torch.autocast:
-    """A context in which products are computed in bfloat16, if that is asked for, or faster and nothing is."""
+    """A context that computes products in bfloat16 where that is requested or, under ``auto``, faster."""
     return torch.autocast(torch.get_default_device().type, torch.bfloat16, enabled=halves(precision))
 
 
@@ -155,7 +157,8 @@ GAP = 4.0
 
 
 class TrainingClock:
-    """Seconds of training. A lap counts for at most ``GAP`` times the median lap; `uncapped` counts in full."""
+    """Counts the seconds of training. A lap counts for at most ``GAP`` times the median lap; `uncapped` counts in
+    full."""
 
     def __init__(self, elapsed: float = 0.0) -> None:
         self.elapsed = elapsed

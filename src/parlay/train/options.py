@@ -67,13 +67,15 @@ class DrafterTrainOptions(LoopOptions):
 
     @property
     def written_shards(self) -> int:
-        """How many shards the target writes: so many that writing takes about as long as training, on two cores."""
+        """How many shards the target writes: by default so many that writing takes about as long as training on two
+        cores."""
         if self.shards is not None:
             return self.shards
         return max(1, min(_MOST_SHARDS, round(self.minutes / _MINUTES_PER_SHARD)))
 
     def lasting(self) -> dict[str, str]:
-        """See `LoopOptions.lasting`: those of the method itself. The work folder says which texts are in it."""
+        """See `LoopOptions.lasting`: the options of the method itself. The work folder records which texts are in
+        it."""
         shared = {each.name for each in fields(DrafterTrainOptions)} - {"seed", "whole"}
         return {name: str(value) for name, value in asdict(self).items() if name not in shared}
 
@@ -84,14 +86,14 @@ class DrafterTrainOptions(LoopOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadTrainOptions(DrafterTrainOptions):
-    """How much the head can draft."""
+    """The number of tokens that the head can draft."""
 
     draft_vocab: int = option(4096, "tokens that can be drafted: those that the target writes most", low=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTrainOptions(HeadTrainOptions):
-    """How wide the head's own layers are."""
+    """The width of the head's own layers."""
 
     ffn: int = option(
         0, "inner size of the head's MLPs, a multiple of 32: a narrower one drafts faster; 0: the target's", low=0
@@ -106,12 +108,12 @@ class LayerTrainOptions(HeadTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagleTrainOptions(HeadTrainOptions):
-    """Nothing more."""
+    """No options beyond those of all heads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpTrainOptions(HeadTrainOptions):
-    """Which form the module has, and for how many tokens it is trained."""
+    """The form of the module, and the number of tokens that it is trained for."""
 
     form: str = option(
         "sequential",
@@ -123,7 +125,7 @@ class MtpTrainOptions(HeadTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3TrainOptions(LayerTrainOptions):
-    """Where the head begins, and how far it is unrolled."""
+    """Where the head begins, and for how many steps it is unrolled."""
 
     head: str = option(
         "",
@@ -136,7 +138,7 @@ class Eagle3TrainOptions(LayerTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTrainOptions(LayerTrainOptions):
-    """How deep the head is, and how many tokens it guesses at once."""
+    """The depth of the head, and how many tokens it drafts at once."""
 
     layers: int = option(2, "decoder layers", low=1, high=8)
     length: int = option(6, "tokens of a block", low=1, high=32)
@@ -144,7 +146,7 @@ class BlockTrainOptions(LayerTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KangarooTrainOptions(HeadTrainOptions):
-    """Nothing more: the adapter reads the first of the layers whose states are kept."""
+    """No further options: the adapter reads the first of the layers whose states are stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +165,7 @@ class BlockwiseTrainOptions(HeadTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HydraTrainOptions(HeadTrainOptions):
-    """How many heads there are, and of which kind."""
+    """The number of heads, and their kind."""
 
     heads: int = option(3, "heads: tokens that are guessed in a row", low=1, high=8)
     plus: bool = option(False, "Hydra++: deeper heads behind one decoder layer, taught by the target's distribution")
@@ -178,14 +180,14 @@ class MlpSpeculatorTrainOptions(HeadTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReDrafterTrainOptions(HeadTrainOptions):
-    """How far the network is unrolled."""
+    """For how many steps the network is unrolled."""
 
     length: int = option(4, "tokens in a row that it is trained for", low=1, high=8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeTrainOptions(HeadTrainOptions):
-    """How many inputs are trained. Every row of a text runs through the whole target once for each."""
+    """The number of trained inputs. Every row of a text runs through the whole target once for each of them."""
 
     probes: int = option(3, "probes: tokens that are guessed beyond the next one", low=1, high=8)
     batch_tokens: int = option(512, "tokens of answers in a batch", low=8)
@@ -209,7 +211,7 @@ class StreamTrainOptions(ProbeTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyExitTrainOptions(DrafterTrainOptions):
-    """Which exit is measured, and how exits are trained. ``out`` is a whole model, which is another than the target."""
+    """Which exit is measured, and how exits are trained. ``out`` is a whole model, different from the target."""
 
     exit: int = option(0, "layers before the exit that is measured; 0: a quarter of them", low=0, high=1024)
     apart: int = option(8, "of so many layers one exit learns in each step, by turns", low=1, high=256)
@@ -228,7 +230,7 @@ class DynamoTrainOptions(HeadTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillTrainOptions(DrafterTrainOptions):
-    """The student's shape, what it learns from, and how its distance from the target is measured."""
+    """The student's shape, its training data, and the divergence from the target that it minimizes."""
 
     out: Path = option(Path("draft"), "folder of the finished model")
     student: str = option("", "a model to train further, by folder or GGUF file; empty: a new one of these sizes")
@@ -284,7 +286,7 @@ class DistillTrainOptions(DrafterTrainOptions):
             raise UsageError("source=student: what the student wrote is learned from as a whole: leave out whole=False")
 
     def lasting(self) -> dict[str, str]:
-        """The same, with the weights that the student begins as, and without the format of the file that is written."""
+        """The same, with the model that the student begins as, and without the format of the written file."""
         said = {name: value for name, value in DrafterTrainOptions.lasting(self).items() if name != "embedding"}
         return (
             {**said, "student": f"{self.student} ({weights_fingerprint(self.student)[:12]})"} if self.student else said
@@ -292,5 +294,5 @@ class DistillTrainOptions(DrafterTrainOptions):
 
     @property
     def share_of_text(self) -> float:
-        """A server tells no distributions, so with it the text is all there is."""
+        """A server returns no distributions, so with one the student learns from the text alone."""
         return 1.0 if self.url else self.text_share

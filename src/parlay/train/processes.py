@@ -1,7 +1,7 @@
 """Where a run computes: in this process alone, or in several that torchrun started, with one set of weights.
 
-Each of several learns from its share of the batches. Gradients, losses and times are the mean of all, so that all take
-the same steps and stop at the same one. The first one writes files, and prints.
+Each process learns from its share of the batches. Gradients, losses and times are means over all processes, so that all
+take the same steps and stop at the same one. Only the first process writes files and prints.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Processes(Protocol):
     count: int
 
     def loss_of(self, recipe: Recipe) -> LossOf:
-        """The recipe's loss; going back through it gives every process the same gradients."""
+        """The recipe's loss; its backward pass gives every process the same gradients."""
         ...
 
     def mean(self, value: float) -> float: ...
@@ -59,7 +59,8 @@ class Alone:
 
 
 class _Loss(nn.Module):
-    """A recipe's loss as a module that holds what is trained: gradients are shared by the forward of such a one."""
+    """A recipe's loss as a module that holds the trained weights: DDP averages gradients only for a module's own
+    forward."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
@@ -91,7 +92,8 @@ class Together:
 
 
 def processes() -> Processes:
-    """Processes that torchrun started, else this one. Raises ParlayError where there are several without accelerate."""
+    """The processes that torchrun started, else this one alone. Raises ParlayError where there are several without
+    accelerate."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Alone()
     try:

@@ -1,4 +1,4 @@
-"""Saves a head that was trained: where it comes from, the proof that it computes alike elsewhere, and its card."""
+"""Saves a trained head: its origin, the proof that it computes alike elsewhere, and its card."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from parlay.types import Exactness, ParlayError, RunnerSpec
 
 
 def make_folder(folder: Path) -> None:
-    """Before anything is computed. Raises ParlayError where nothing can be written there."""
+    """Check the output folder before anything is computed. Raises ParlayError where nothing can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -39,7 +39,7 @@ def make_folder(folder: Path) -> None:
 
 
 def origin_of(options: DrafterTrainOptions) -> Origin:
-    """Origin of what is trained with these options. Its licence is the target's unless they name another."""
+    """The origin of a head that is trained with these options. Its licence is the target's unless they name another."""
     model = options.model
     return Origin(public_name(model), weights_sha256(model), options.domain, options.licence or licence(model))
 
@@ -111,7 +111,7 @@ def with_proof(made: HeadArtefact, target: Target, ids: Sequence[int], states: M
 
 
 def _spec(target: Target) -> RunnerSpec:
-    """A runner that could do all that drafters ask for: none runs."""
+    """A runner with everything that drafters require; it computes nothing."""
     config = target.config
     return RunnerSpec(
         name="target",

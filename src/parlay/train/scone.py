@@ -30,7 +30,7 @@ _PART = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SconeOptions(lm.TrainOptions):
-    """Options of a run; those of `parlay train lm`, and what n-grams there are."""
+    """Options of a run: those of `parlay train lm`, and the choice of n-grams."""
 
     ngrams: int = option(100_000, "how many of the training text's most frequent n-grams have embeddings", low=1)
     longest: int = option(5, "tokens of an n-gram, at most", low=2, high=LONGEST_NGRAM)
@@ -55,7 +55,7 @@ class NgramEmbedding(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # how many n-grams a batch has differs
     def added(self, ids_BT: Tensor) -> Tensor:
-        """Make what n-grams add, ``[B, T, H]``; each is computed once."""
+        """Compute the n-grams' part of the input, ``[B, T, H]``; each n-gram is computed once."""
         found = self.index.find(grams_of(ids_BT.numpy(), self.index.longest))
         own, places = np.unique(found, return_inverse=True)
         none = int(own[0] < 0)

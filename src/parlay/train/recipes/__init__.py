@@ -1,1 +1,1 @@
-"""Recipes: what a trained drafter learns from and its loss. One loop runs them all."""
+"""Recipes: what a trained drafter learns from and its loss. One loop runs every recipe."""

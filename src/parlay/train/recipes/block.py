@@ -22,7 +22,7 @@ from parlay.train.recipes.target import Target, common_tokens
 class BlockRecipe(LayerHeads):
     """Loss: sum of 0.8^j times the cross-entropy of the block's token j with the target's own distribution.
 
-    The LM head stays as it is, the target's. Features are read divided by ``scale_F``, as with EAGLE-3.
+    The LM head stays the target's. The head reads features divided by ``scale_F``, as with EAGLE-3.
     """
 
     def __init__(self, head: BlockHead, target: Target, scale_F: Tensor) -> None:
@@ -38,7 +38,7 @@ class BlockRecipe(LayerHeads):
         return {"taps": list(config.taps), "draft_vocab_size": config.draft_vocab_size, **sizes}
 
     def tensors(self) -> dict[str, Tensor]:
-        """A head that reads the features as they are; without the LM head, if that is the target's embedding."""
+        """A head that reads unscaled features; without the LM head, if that is the target's embedding."""
         found = {**self._scaled.tensors(), "mask_hidden": self._head.mask_hidden.detach() * self._scaled.scale_F}
         if self._target.tied:
             del found["lm_head.weight"]
@@ -56,7 +56,7 @@ class BlockRecipe(LayerHeads):
 
 
 def start(options: BlockTrainOptions, target: Target, texts: Sequence[Featured]) -> BlockRecipe:
-    """The first layer guesses as EAGLE-3's does at the start, the others add nothing yet."""
+    """The first layer guesses as EAGLE-3's does at the start; the others add nothing yet."""
     draft_ids_D, taps = common_tokens(texts, options.draft_vocab, target.config.vocab_size), target.usual_taps()
     sizes = (options.layers, options.length, rarest_token(texts, target.config.vocab_size))
     head = BlockHead(BlockConfig(target.config, len(draft_ids_D), taps, *sizes))
@@ -72,7 +72,7 @@ def start(options: BlockTrainOptions, target: Target, texts: Sequence[Featured])
 
 
 def rarest_token(texts: Iterable[Featured], vocab_size: int) -> int:
-    """The last of the tokens that the texts hold least often: tokenizers number rare tokens last."""
+    """The token that the texts contain least often, the last of several: tokenizers number rare tokens last."""
     counts_V = torch.zeros(vocab_size, dtype=torch.int64)
     for text in texts:
         counts_V += torch.bincount(text.ids_T.long(), minlength=vocab_size).to(counts_V.device)

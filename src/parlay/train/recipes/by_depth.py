@@ -16,14 +16,14 @@ from parlay.train.recipes.recipe import Teacher, counted, right_tokens, soft_los
 from parlay.train.recipes.target import Target
 
 DECAY = 0.8
-"""What a depth's loss counts for, relative to the depth before."""
+"""The weight of a depth's loss, relative to the depth before."""
 _NONE = -100
 RANKS = 10
-"""As many candidates of each depth are told apart in a drafter's static tree."""
+"""The static tree of a drafter tells this many candidates of each depth apart."""
 
 
 class ByDepth(ABC):
-    """``module`` is trained, and is or holds ``vocab``. ``output`` are the matrices of LM heads."""
+    """``module`` is the module to train; it is or holds ``vocab``. ``output`` are the matrices of LM heads."""
 
     def __init__(
         self, module: nn.Module, vocab: DraftVocab, target: Target, output: Iterable[nn.Parameter] = ()
@@ -34,11 +34,11 @@ class ByDepth(ABC):
 
     @abstractmethod
     def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
-        """``[B, R, D]`` for each depth: at row i of depth d those of token i + 2 + d."""
+        """Logits ``[B, R, D]`` for each depth: row i of depth d predicts token i + 2 + d."""
 
     @cached_property
     def teacher(self) -> Teacher:
-        """Made when first used: a checkpoint may have brought another draft vocabulary."""
+        """Built when first used, since a checkpoint may bring another draft vocabulary."""
         return Teacher(self._target, self._vocab.draft_ids)
 
     @cached_property
@@ -52,7 +52,8 @@ class ByDepth(ABC):
         return F.linear(hidden_BRH, self._head_DH.to(hidden_BRH.dtype))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The module's, with the target's LM head where that is not its embedding, from which drafters read it."""
+        """The module's weights, with the target's LM head unless that is its embedding, which drafters read
+        themselves."""
         own = {} if self._target.tied else {"lm_head.weight": self._head_DH}
         return {**self.module.state_dict(), **own}
 
@@ -66,7 +67,7 @@ class ByDepth(ABC):
     def soft_loss(self, batch: TrainingBatch, probs_BRD: Tensor, depth: int, logits_BRD: Tensor) -> Tensor:
         """Cross-entropy of one depth with the target's own distributions ``probs_BRD`` after each row.
 
-        It is over rows whose next token can be drafted and is in the batch.
+        The mean covers rows whose next token can be drafted and is in the batch.
         """
         rows = batch.rows - depth - 1
         usable_BR = self.teacher.usable(batch, depth + 2)[:, :rows]
@@ -109,7 +110,8 @@ class ByDepth(ABC):
 
     @torch.inference_mode()
     def acceptance(self, heldout: Iterable[TrainingBatch]) -> list[list[float]]:
-        """How often each rank of each depth is right after the text's own tokens; none better than the one before."""
+        """How often each rank of each depth is right after the text's own tokens; each at most as often as the one
+        before."""
         ranks = min(RANKS, len(self._vocab.d2t))
         right: list[Tensor] = []
         rows: list[int] = []

@@ -1,8 +1,8 @@
-"""A small draft model learns from a target, or a model that drafts already learns further.
+"""A small draft model is trained from a target, or an existing draft model is trained further.
 
-A new one begins with the target's embedding in fewer dimensions: the best of that rank, by singular values. Or it is
-cut out of a model: some of its layers between its embedding and its LM head, which both stay as they are.
-The target's distributions are read from its stored states, so no teacher runs beside the student.
+A new student begins with the target's embedding in fewer dimensions: its best approximation of that rank, by SVD.
+Alternatively it is cut out of a model: some of its layers between its embedding and its LM head, which both stay
+unchanged. The target's distributions are read from its stored states, so no teacher runs beside the student.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from parlay.train.recipes.torch_decoder import TorchModel
 from parlay.types import ParlayError
 
 _MEASURED = 3
-"""Depths of which acceptance is measured."""
+"""Acceptance is measured up to this depth."""
 _ROWS = 128
-"""Rows of logits over the whole vocabulary that are held at once."""
+"""Logits over the whole vocabulary are held for this many rows at once."""
 _SEEN = 256
-"""Tokens of the vocabulary after which a new student's logits are looked at."""
+"""A new student's logits are measured after this many tokens of the vocabulary."""
 _ARCHITECTURE = "LlamaForCausalLM"
 
 
 class DistillRecipe(ModelRecipe):
-    """Loss: mean divergence from the target's distributions, and ``text_share`` of the cross-entropy with the text."""
+    """Loss: mean divergence from the target's distributions, plus ``text_share`` times the cross-entropy with the
+    text."""
 
     def __init__(
         self, options: DistillTrainOptions, target: Target, student: TorchModel, config: DecoderConfig
@@ -74,7 +75,7 @@ class DistillRecipe(ModelRecipe):
         return total / max(len(text_N), 1)
 
     def _apart(self, batch: TrainingBatch, known_BR: Tensor) -> Callable[[Tensor, slice], Tensor]:
-        """The summed divergence of a part of the rows from what the target says there."""
+        """The summed divergence of some rows from the target's distributions."""
         states_NH = final_states(batch, self._target.config.hidden_size)[known_BR]
         head_VH = self._target.head_VH.to(product_type())
 
@@ -86,7 +87,7 @@ class DistillRecipe(ModelRecipe):
         return summed
 
     def right(self, batch: TrainingBatch) -> Tensor:
-        """See `Recipe`: what the student says after the text's own tokens."""
+        """See `Recipe`: the student's drafts after the text's own tokens."""
         states_BRH = self._states(batch)
         parts = torch.split(states_BRH.flatten(0, 1), _ROWS)
         likely_N = torch.cat([F.linear(part_NH, self._student.head_VH).argmax(-1) for part_NH in parts])
@@ -94,22 +95,22 @@ class DistillRecipe(ModelRecipe):
         return counted([right_tokens(drafted_BR.roll(-depth - 1, 1), batch, depth + 2) for depth in range(_MEASURED)])
 
     def save(self, folder: Path, card: str) -> None:
-        """A model of its own, in the form of the files that it began as, or of the target's: see `save_student`."""
+        """Writes a whole model, in the format of the files that it began as, or of the target's: see `save_student`."""
         tensors = {name: weight.detach().cpu() for name, weight in self.module.state_dict().items()}
         begun, embedding = _begun(self._options), self._options.embedding or USUAL
         like = resolve(begun or self._options.model)
         save_student(folder, self._config, tensors, like=like, card=card, embedding=embedding, same_family=bool(begun))
 
     def _states(self, batch: TrainingBatch) -> Tensor:
-        """``[B, R, h]``: what the student's LM head reads, of the last R rows."""
+        """States ``[B, R, h]`` that the student's LM head reads, of the last R rows."""
         decoder = self._student.model
         return decoder.step(decoder.embed_tokens(batch.ids_BT), decoder.begin(batch.padding_B, batch.rows))
 
 
 def start(options: DistillTrainOptions, target: Target, texts: Sequence[Featured]) -> DistillRecipe:
-    """A new student, or the one that is named.
+    """A new student, or the named model.
 
-    Raises ParlayError for one with another vocabulary, and for a format of blocks where no GGUF file is written.
+    Raises ParlayError for a model with another vocabulary, and for a block format where no GGUF file is written.
     """
     del texts
     like = _begun(options) or options.model
@@ -126,12 +127,12 @@ def start(options: DistillTrainOptions, target: Target, texts: Sequence[Featured
 
 
 def _begun(options: DistillTrainOptions) -> str:
-    """The model whose weights the student begins with; empty: none's."""
+    """The model whose weights the student begins with; empty: random ones."""
     return options.cut_from or options.student
 
 
 def _same_vocabulary(model: str, target: Target) -> Target:
-    """The model, if it has as many tokens as ``target``. Raises ParlayError."""
+    """The model, if its vocabulary has the size of the target's. Raises ParlayError otherwise."""
     named = Target.named(model, target.device)
     if named.config.vocab_size != target.config.vocab_size:
         raise ParlayError(
@@ -142,7 +143,7 @@ def _same_vocabulary(model: str, target: Target) -> Target:
 
 
 def cut_out(model: Target, options: DistillTrainOptions) -> Target:
-    """The model with some of its layers alone, in their order. Raises UsageError for layers that it does not have."""
+    """The model with only some of its layers, in their order. Raises UsageError for layers that it does not have."""
     layers = model.config.num_layers
     if options.keep_layers:
         kept = read_layers("keep_layers", options.keep_layers, layers)
@@ -154,7 +155,7 @@ def cut_out(model: Target, options: DistillTrainOptions) -> Target:
 
 
 def _partly_frozen(cut: Target, learning: int) -> TorchModel:
-    """A model of which the last ``learning`` layers learn, or all of them, and the last norm."""
+    """A model whose last ``learning`` layers, or all, are trained, and its final norm."""
     made = TorchModel.of(cut)
     for weight in made.parameters():
         weight.requires_grad_(False)
@@ -165,7 +166,7 @@ def _partly_frozen(cut: Target, learning: int) -> TorchModel:
 
 
 def student_config(options: DistillTrainOptions, target: DecoderConfig) -> DecoderConfig:
-    """The shape that is asked for, with the target's vocabulary and context."""
+    """The requested shape, with the target's vocabulary and context."""
     return replace(
         target.plain,
         architecture=_ARCHITECTURE,
@@ -185,10 +186,10 @@ def student_config(options: DistillTrainOptions, target: DecoderConfig) -> Decod
 
 
 def _new(config: DecoderConfig, target: Target) -> TorchModel:
-    """Make a student whose layers add little yet; its embedding is the target's LM head in fewer dimensions.
+    """Make a student whose layers add little at the start; its embedding is the target's LM head in fewer dimensions.
 
-    Its last norm is such that logits begin with a standard deviation of 1: with larger ones the loss would begin far
-    above that of a uniform guess.
+    Its final norm gives logits a standard deviation of 1 at the start: with larger ones the loss would begin far above
+    that of a uniform guess.
     """
     made = TorchModel(config)
     head_VH = target.head_VH.float()

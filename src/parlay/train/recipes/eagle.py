@@ -1,4 +1,5 @@
-"""EAGLE (Li et al. 2024, arXiv:2401.15077): a layer learns the target's next feature, and what its LM head makes of it.
+"""EAGLE (Li et al. 2024, arXiv:2401.15077): a layer learns the target's next feature, and the tokens that the target's
+LM head predicts from it.
 
 EAGLE-2 drafts with the same head.
 """
@@ -25,16 +26,16 @@ from parlay.train.recipes.target import Target, common_tokens
 DEPTHS = 5
 """Levels of the static tree."""
 _DISTRIBUTION = 0.1
-"""What the cross-entropy counts for, beside the regression of features."""
+"""The weight of the cross-entropy, beside the regression of features."""
 _NOISE = 0.1
-"""Features are read with noise of up to this part of their usual size, because at depth they are guesses."""
+"""Features are read with noise of up to this fraction of their usual size, because at depth they are predictions."""
 
 
 class EagleRecipe(RepeatedLayer):
     """Loss: smooth L1 between guessed and true features, in units of ``size``, plus 0.1 times the cross-entropy.
 
-    The cross-entropy is that of the target's LM head on the guess with the same on the true feature. One step is
-    trained, on the target's features.
+    The cross-entropy is that of the target's LM head on the predicted feature with the same on the true one. One step
+    is trained, on the target's features.
     """
 
     def __init__(self, head: EagleHead, target: Target, size: float) -> None:
@@ -67,7 +68,7 @@ class EagleRecipe(RepeatedLayer):
 
 
 def start(options: EagleTrainOptions, target: Target, texts: Sequence[Featured]) -> EagleRecipe:
-    """From the best linear guess on."""
+    """The head starts at the best linear guess."""
     head = EagleHead(target.config, min(options.draft_vocab, target.config.vocab_size))
     head.set_draft_vocab(common_tokens(texts, options.draft_vocab, target.config.vocab_size))
     guess = linear_guess(target, texts, slice(-target.config.hidden_size, None), normed=False)

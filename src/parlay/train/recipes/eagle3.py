@@ -25,8 +25,8 @@ class Eagle3Recipe(RepeatedLayer):
     """Loss: sum of 0.8^j times the cross-entropy of step j, over rows whose next token can be drafted.
 
     The head runs ``steps`` times, each time on its own outputs. Some features are hundreds of times larger than others,
-    so while it is trained the head reads them divided by ``scale_F``. Without ``own_vocabulary`` the LM head stays as
-    it is, which takes a sixth less time.
+    so the head reads them divided by ``scale_F`` in training. Without ``own_vocabulary`` the LM head stays as it is,
+    which takes a sixth less time.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Eagle3Recipe(RepeatedLayer):
         return {"taps": list(config.taps), "draft_vocab_size": config.draft_vocab_size}
 
     def tensors(self) -> dict[str, Tensor]:
-        """A head that reads the features as they are; without the LM head, if that is still the target's embedding."""
+        """A head that reads unscaled features; without the LM head, if that is still the target's embedding."""
         found = self._scaled.tensors()
         if self._target.tied and not self._head.lm_head.weight.requires_grad:
             del found["lm_head.weight"]
@@ -59,7 +59,7 @@ class Eagle3Recipe(RepeatedLayer):
 
 
 def start(options: Eagle3TrainOptions, target: Target, texts: Sequence[Featured]) -> Eagle3Recipe:
-    """From the best linear guess on, or from the weights of another head."""
+    """The head starts at the best linear guess, or with the weights of another head."""
     if options.head:
         head = _trained(options.head, target)
     else:
@@ -70,9 +70,9 @@ def start(options: Eagle3TrainOptions, target: Target, texts: Sequence[Featured]
 
 
 def _trained(name: str, target: Target) -> Eagle3Head:
-    """A head that was trained for this target, by folder or by name; see `Eagle3TrainOptions`.
+    """A head that was trained for this target, by folder or name; see `Eagle3TrainOptions`.
 
-    Raises UsageError where there is none, or it reads other layers than are stored, BadHead for another target's.
+    Raises UsageError where there is none or it reads layers that are not stored, BadHead for another target's head.
     """
     held = artefact.load(store.folder_of(EAGLE3, name))
     vocab_size = target.config.vocab_size

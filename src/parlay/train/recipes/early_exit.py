@@ -1,4 +1,5 @@
-"""LayerSkip (Elhoushi et al. 2024, arXiv:2404.16710): the target itself is trained on, so that early layers speak.
+"""LayerSkip (Elhoushi et al. 2024, arXiv:2404.16710): the target itself is trained further, so that early layers
+predict tokens.
 
 Later layers are dropped more often, and exits at all layers learn the text through one norm and one LM head.
 """
@@ -31,8 +32,8 @@ _NONE = -100
 class EarlyExitRecipe(ModelRecipe):
     """Loss: cross-entropy of the text at the last layer and at one in ``apart`` of the others, by turns.
 
-    What an exit counts grows with the square of its depth. Layer l of L is dropped, for whole texts, with
-    probability ``dropout`` (2^(l / (L - 1)) - 1).
+    The weight of an exit grows with the square of its depth. Layer l of L is dropped, for whole texts, with probability
+    ``dropout`` (2^(l / (L - 1)) - 1).
     """
 
     def __init__(self, options: EarlyExitTrainOptions, target: Target) -> None:
@@ -46,7 +47,7 @@ class EarlyExitRecipe(ModelRecipe):
 
     @property
     def matrices(self) -> Sequence[nn.Parameter]:
-        """None: what is trained already takes small steps in every number."""
+        """None: the trained model already takes small steps in every number."""
         return []
 
     @property
@@ -68,18 +69,18 @@ class EarlyExitRecipe(ModelRecipe):
         return total
 
     def right(self, batch: TrainingBatch) -> Tensor:
-        """See `Recipe`: what the exit says after the text's own tokens."""
+        """See `Recipe`: the exit's drafts after the text's own tokens."""
         *_, hidden_BTH = self._run(batch, self._exit)
         drafted_BR = self._exiting.logits(hidden_BTH[:, -batch.rows :]).argmax(-1)
         return counted([right_tokens(drafted_BR.roll(-depth - 1, 1), batch, depth + 2) for depth in range(_MEASURED)])
 
     def save(self, folder: Path, card: str) -> None:
-        """A checkpoint as the target's own, with its tokenizer."""
+        """A checkpoint in the target's format, with its tokenizer."""
         tensors = {name: weight.detach() for name, weight in self.module.state_dict().items()}
         save_student(folder, self._config, tensors, like=resolve(self._options.model), card=card, same_family=True)
 
     def _weights(self) -> dict[int, float]:
-        """Weights of the exits in this update, by the number of layers that have run; they add up to 1.
+        """The weight of each exit in this update, by the number of layers that have run; they add up to 1.
 
         The paper counts layers from 0, which leaves the first exit out: here it learns, too.
         """
@@ -91,7 +92,7 @@ class EarlyExitRecipe(ModelRecipe):
         return {layer: count / sum(counts.values()) for layer, count in counts.items()}
 
     def _run(self, batch: TrainingBatch, until: int = 0) -> Iterable[Tensor]:
-        """The states ``[B, T, H]`` that leave each layer, up to one."""
+        """The output states ``[B, T, H]`` of each layer, up to one."""
         hidden_BTH = self._exiting.model.embed_tokens(batch.ids_BT)
         steps = self._exiting.model.begin(batch.padding_B)
         for place, layer in enumerate(self._exiting.model.layers[: until or None]):
@@ -108,7 +109,7 @@ class EarlyExitRecipe(ModelRecipe):
 
 
 def start(options: EarlyExitTrainOptions, target: Target, texts: Sequence[Featured]) -> EarlyExitRecipe:
-    """The target as it is. Raises ParlayError for one that is no folder."""
+    """The unchanged target. Raises ParlayError for one that is no folder."""
     del texts
     if not resolve(options.model).is_dir():
         raise ParlayError("early-exit trains the target itself, so it needs a folder of weights, not a GGUF file")

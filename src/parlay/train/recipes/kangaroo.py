@@ -1,4 +1,5 @@
-"""Kangaroo's adapter (Liu et al. 2024): an early layer learns what the target itself says of the next token."""
+"""Kangaroo's adapter (Liu et al. 2024): from an early layer's states it learns the target's distribution of the next
+token."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ _MEASURED = 3
 class KangarooRecipe(ByDepth):
     """Loss: the cross-entropy with the target's own distribution of each next token.
 
-    At every depth of a draft the adapter reads states that the target's own first layers made, so row i of depth d is
-    what it says at row i + 1 + d.
+    At every depth of a draft the adapter reads states from the target's own first layers, so row i of depth d is its
+    prediction at row i + 1 + d.
     """
 
     def __init__(self, adapter: KangarooAdapter, target: Target) -> None:
@@ -51,7 +52,7 @@ class KangarooRecipe(ByDepth):
 
 
 def start(options: KangarooTrainOptions, target: Target, texts: Sequence[Featured]) -> KangarooRecipe:
-    """An adapter whose attention adds nothing yet."""
+    """An adapter whose attention adds nothing at the start."""
     draft_ids_D = common_tokens(texts, options.draft_vocab, target.config.vocab_size)
     adapter = KangarooAdapter(target.config, len(draft_ids_D))
     adapter.set_draft_vocab(draft_ids_D)

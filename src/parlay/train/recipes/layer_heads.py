@@ -40,7 +40,7 @@ class LayerHeads(ByDepth):
 
 
 class ScaledHead(nn.Module):
-    """Contents of a checkpoint: a head that fuses features, which reads them divided by ``scale_F``."""
+    """Contents of a checkpoint: a head that fuses features and reads them divided by ``scale_F``."""
 
     scale_F: Tensor
 
@@ -55,7 +55,7 @@ class ScaledHead(nn.Module):
         return self.head.fuse(batch.states_BTF[..., : len(self.scale_F)] / self.scale_F)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The head's, such that it reads the features as they are."""
+        """The head's weights, rescaled so that it reads unscaled features."""
         return {**self.head.state_dict(), "fc.weight": self.head.fc.weight.detach() / self.scale_F}
 
 
@@ -75,7 +75,7 @@ class RepeatedLayer(LayerHeads):
         """One step: states ``[B, R, H]``."""
 
     def _again(self, hidden_BRH: Tensor) -> Tensor:
-        """Input of a step from the output of the one before."""
+        """Makes the input of a step from the output of the one before."""
         return hidden_BRH
 
     def unrolled(self, batch: TrainingBatch, count: int) -> Iterator[Tensor]:

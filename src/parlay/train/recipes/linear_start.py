@@ -1,10 +1,10 @@
 """Where the training of layers on the target's states starts: at the best linear guess.
 
 From a target's features of token i and the embedding of token i + 1, a ridge regression guesses the state that the LM
-head will read at token i + 1. Layers and MLPs add nothing to that yet.
+head will read at token i + 1. At the start, layers and MLPs add nothing to that guess.
 
-EAGLE-3's projection reads the features alone. What the guess takes from the embedding goes through attention there,
-whose first query head of each group sees its own row alone at the start.
+EAGLE-3's projection reads the features alone. The embedding's part of the guess goes through attention, whose first
+query head of each group sees its own row alone at the start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from parlay.train.recipes.target import Target
 
 _ROWS = 40_000
 _SCALED = 64
-"""Texts that show how large each feature is."""
+"""The size of features is measured on this many texts."""
 _RIDGE = 1e-3
 """Relative to the mean square of each input."""
 _OWN = 1.2
@@ -57,7 +57,7 @@ def start_eagle3(target: Target, draft_ids_D: Tensor, taps: tuple[int, ...], tex
 class LinearGuess:
     """Matrices by which features and embeddings guess the state that the LM head reads.
 
-    ``size`` is the root of the mean square of that state's numbers.
+    ``size`` is the root mean square of that state.
     """
 
     from_features_HF: Tensor
@@ -92,7 +92,7 @@ def linear_guess(target: Target, texts: Sequence[Featured], columns: slice, *, n
 def _ridge(x_NX: Tensor, wanted_NH: Tensor) -> Tensor:
     """The matrix ``[X, H]`` by which ``x_NX`` guesses ``wanted_NH`` best, by ridge regression on scaled inputs.
 
-    Zeros where there are no rows: all answers may be shorter than a guess reaches.
+    The matrix is zero where there are no rows: all answers may be shorter than the distance.
     """
     if not len(x_NX):
         return torch.zeros(x_NX.shape[1], wanted_NH.shape[1])

@@ -1,6 +1,6 @@
-"""Multi-token prediction on a target that stays as it is: a block that learns one token further, or parallel heads.
+"""Multi-token prediction on a frozen target: a block that learns one token further, or parallel heads.
 
-The block is that of DeepSeek-AI 2024, arXiv:2412.19437. DynaMo has parallel heads, too.
+The block is that of DeepSeek-V3 (DeepSeek-AI 2024, arXiv:2412.19437). DynaMo has parallel heads, too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from parlay.train.recipes.linear_start import linear_guess
 from parlay.train.recipes.target import Target, common_tokens
 
 _MEASURED = 3
-"""Depths of which acceptance is measured, at least."""
+"""Acceptance is measured at least up to this depth."""
 _TEXTS = 64
-"""Texts that show how large states are."""
+"""The size of states is measured on this many texts."""
 
 
 class MtpRecipe(RepeatedLayer):
@@ -61,14 +61,14 @@ class MtpRecipe(RepeatedLayer):
 
 
 def start(options: MtpTrainOptions, target: Target, texts: Sequence[Featured]) -> MtpRecipe | ParallelMtpRecipe:
-    """The form that is asked for."""
+    """The requested form of the module."""
     if options.form == "parallel":
         return ParallelMtpRecipe(first_parallel(options.draft_vocab, options.steps, target, texts), target)
     return _start_sequential(options, target, texts)
 
 
 def _start_sequential(options: MtpTrainOptions, target: Target, texts: Sequence[Featured]) -> MtpRecipe:
-    """From the best linear guess on."""
+    """The module starts at the best linear guess."""
     size = target.config.hidden_size
     module = MtpModule(target.config, min(options.draft_vocab, target.config.vocab_size), normed=True)
     module.set_draft_vocab(common_tokens(texts, options.draft_vocab, target.config.vocab_size))

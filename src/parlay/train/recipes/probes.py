@@ -1,4 +1,5 @@
-"""Trained inputs of the target (PaSS, PPD, BiTA, Speculative Streaming): they learn through its layers, which stay."""
+"""Trained inputs of the target (PaSS, PPD, BiTA, Speculative Streaming): they learn through its layers, which are
+frozen."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from parlay.train.recipes.torch_decoder import TorchTarget
 from parlay.types import ParlayError
 
 _DEEP = 3
-"""Streams run in the last one of so many layers, unless asked otherwise."""
+"""Streams run in this many last layers, unless the options say otherwise."""
 
 
 class ProbeRecipe(ByDepth):
@@ -43,7 +44,7 @@ class ProbeRecipe(ByDepth):
         yield from map(self._read, self._states(batch))
 
     def _states(self, batch: TrainingBatch) -> Iterator[Tensor]:
-        """``[B, R, H]`` for each probe: what the LM head reads of it."""
+        """The state ``[B, R, H]`` of each probe that the LM head reads."""
         steps = self._begin(batch)
         with torch.no_grad():
             self._decoder.step(self._embedded(batch), steps)
@@ -57,7 +58,7 @@ class ProbeRecipe(ByDepth):
         return F.embedding(batch.ids_BT, self._embedding_VH).float()
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
-        """With how often each rank of each probe's guess is right, which says what the drafter's tree is."""
+        """The settings, with how often each rank of each probe's guess is right, which gives the drafter's tree."""
         return {"draft_vocab_size": len(self._head_DH), "acceptance": self.acceptance(heldout)}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -78,12 +79,12 @@ class BitaRecipe(ProbeRecipe):
         return steps
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
-        """With the rows of the prefix."""
+        """The weights, with the rows of the prefix."""
         return {**super().settings(heldout), "prefix": self._prefix.shape[3]}
 
 
 class StreamRecipe(ProbeRecipe):
-    """Streams begin at the input of layer ``join``; what comes before it runs once, without gradients."""
+    """Streams begin at the input of layer ``join``; the layers before it run once, without gradients."""
 
     def __init__(self, streams: Streams, target: Target, join: int) -> None:
         super().__init__(streams, target, hard=True)
@@ -100,7 +101,7 @@ class StreamRecipe(ProbeRecipe):
             yield decoder.step(begun_BRH + input_H, steps, self._join)
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
-        """With where streams begin."""
+        """The settings, with the layer at which streams begin."""
         return {**super().settings(heldout), "join": self._join, "rank": len(self._streams.up_RH)}
 
 

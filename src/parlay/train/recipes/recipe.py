@@ -1,4 +1,4 @@
-"""The protocol of recipes, and what they share: the target's own distribution as labels, and counts of right drafts."""
+"""The protocol of recipes, and their shared parts: the target's distribution as labels, and counts of right drafts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class Recipe(Protocol):
     def right(self, batch: TrainingBatch) -> Tensor:
         """Int64 ``[depths + 1]``: how many first tokens were drafted, then how many drafts were right up to each depth.
 
-        A draft is the likeliest token at each depth, after the text's own tokens. It is right if the text goes on so.
+        A draft is the likeliest token at each depth, after the text's own tokens. It is right if it is the text's next
+        token.
         """
         ...
 
@@ -92,19 +93,19 @@ class Teacher:
         self._known_V[ids_D] = True
 
     def probs(self, batch: TrainingBatch) -> Tensor:
-        """``[B, R, D]``: of the token after each row."""
+        """Probabilities ``[B, R, D]`` of the token after each row."""
         with torch.no_grad():
             read_BRD = F.linear(final_states(batch, self._head_DH.shape[1]), self._head_DH)
             return self._target.logits(read_BRD).softmax(-1)
 
     def usable(self, batch: TrainingBatch, ahead: int) -> Tensor:
-        """Bool ``[B, R]``: rows whose token so many places after them is in the text and can be drafted."""
+        """Bool ``[B, R]``: rows whose token ``ahead`` places after them is in the text and can be drafted."""
         ids_BR = batch.tokens_ahead(ahead)
         return batch.known_BR & (ids_BR >= 0) & self._known_V[ids_BR.clamp(min=0)]
 
 
 def final_states(batch: TrainingBatch, size: int) -> Tensor:
-    """The states ``[B, R, H]`` that the LM head reads, of the last R rows: the last ``size`` of all stored."""
+    """The states ``[B, R, H]`` that the LM head reads, of the last R rows: the last ``size`` numbers stored."""
     return batch.states_BTF[:, -batch.rows :, -size:]
 
 

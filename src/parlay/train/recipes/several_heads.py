@@ -1,4 +1,4 @@
-"""Recipes whose heads guess one token each, on a target that stays as it is: Medusa, Hydra and their kin."""
+"""Recipes whose heads guess one token each, on a frozen target: Medusa, Hydra and the like."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SeveralHeads(ByDepth):
     """Loss: sum of 0.8^k times the cross-entropy of head k with the text, over tokens that can be drafted."""
 
     def __init__(self, module: SeveralHeadsModule, target: Target, embedding: Iterable[nn.Parameter] = ()) -> None:
-        """``embedding``: the module's own, if it has one."""
+        """``embedding``: the module's own embedding, if it has one."""
         super().__init__(module, module, target, (*module.lm_head_weights, *embedding))
         self._config = module.config
 
@@ -44,7 +44,7 @@ class SeveralHeads(ByDepth):
         return self.hard_losses(batch)
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
-        """With the acceptance of each head's ranks, which says what the drafter's tree is."""
+        """The settings, with the acceptance of each head's ranks, which gives the drafter's tree."""
         return {
             "taps": [self._target.config.num_layers],
             "draft_vocab_size": self._config.draft_vocab_size,
@@ -64,7 +64,7 @@ def first_heads(
 ) -> Heads:
     """``count`` heads over the ``vocab`` commonest tokens of the texts.
 
-    Each begins as the target's LM head behind the best linear guess of the state that it has to read.
+    Each begins as the target's LM head on the best linear guess of the state that it has to read.
     """
     draft_ids_D = common_tokens(texts, vocab, target.config.vocab_size)
     config = SeveralHeadsConfig(target.config.hidden_size, target.config.vocab_size, len(draft_ids_D), count)

@@ -20,7 +20,7 @@ from parlay.train.data.features import Featured
 
 @dataclass(frozen=True)
 class Target:
-    """A decoder of the Llama lineage by its checkpoint. ``device`` is where its tensors are used."""
+    """A decoder of the Llama lineage, opened from its checkpoint. ``device`` is where its tensors are used."""
 
     config: DecoderConfig
     weights: dict[str, Weight]
@@ -53,7 +53,7 @@ class Target:
         return self.tensor("lm_head.weight").to(torch.bfloat16) if has_own else self.embedding_VH
 
     def logits(self, read: Tensor) -> Tensor:
-        """The logits that the target gives where its LM head reads ``read``, of any shape: some scale and cap them."""
+        """The target's logits where its LM head reads ``read``, of any shape: some targets scale and cap them."""
         scaled, cap = read * self.config.logit_scale, self.config.logit_cap
         return cap * (scaled / cap).tanh() if cap else scaled
 
@@ -73,7 +73,7 @@ class Target:
 
 
 def common_tokens(texts: Iterable[Featured], size: int, vocab_size: int) -> Tensor:
-    """The ``size`` tokens that the target wrote most often in these texts, int64, rising.
+    """The ``size`` tokens that the target wrote most often in these texts, int64, ascending.
 
     Where there are fewer, low ids follow: tokenizers number common tokens first.
     """

@@ -18,7 +18,7 @@ from parlay.types import ParlayError
 class TorchDecoder(nn.Module):
     """Layers and last norm, float32. Raises ParlayError for layers that are not Llama's, with windows say.
 
-    Rows of later steps see the text up to their own place, and the rows of earlier steps there; see `Steps`.
+    Rows of later steps attend to the text up to their own place, and to the rows of earlier steps there; see `Steps`.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -32,7 +32,7 @@ class TorchDecoder(nn.Module):
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
     def begin(self, padding_B: Tensor, rows: int | None = None) -> list[Steps]:
-        """No step yet. Of the last layer the last ``rows`` rows are computed, or all."""
+        """The steps at the start: none. The last layer computes only the last ``rows`` rows, or all."""
         return [Steps(padding_B) for _ in self.layers[1:]] + [Steps(padding_B, rows)]
 
     def step(self, x_BTH: Tensor, steps: list[Steps], first: int = 0) -> Tensor:
@@ -64,7 +64,7 @@ class _Embedded(TorchDecoder):
 
 
 class TorchModel(nn.Module):
-    """A whole model. Without ``lm_head`` its embedding is read as such."""
+    """A whole model. Without an ``lm_head`` the embedding serves as one."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class TorchModel(nn.Module):
         return head.weight
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[..., V]`` of the states ``hidden`` ``[..., H]`` that leave any layer."""
+        """Logits ``[..., V]`` of the output states ``hidden`` ``[..., H]`` of any layer."""
         return F.linear(self.model.norm(hidden), self.head_VH)
 
 

@@ -1,4 +1,4 @@
-"""Which source token each token of a translation stands for, by expectation and maximisation over all pairs.
+"""Find which source token each token of a translation stands for, by expectation maximisation over all pairs.
 
 IBM's Model 2 in the form of fast_align (Dyer et al. 2013): words that lie about equally far into both texts are aligned
 more often. There is no empty word, so each token of a translation counts for one source token.
@@ -17,7 +17,7 @@ from parlay.system.progress import Ticker
 from parlay.train.translation.pairs import Pair
 
 TENSION = 4.0
-"""How much the distance from the diagonal matters (fast_align's first value)."""
+"""The weight of the distance from the diagonal (fast_align's first value)."""
 _ROUNDS = 5
 
 
@@ -59,7 +59,7 @@ def _sides(pairs: Sequence[Pair]) -> tuple[list[tuple[int, ...]], list[tuple[int
 
 
 def posteriors(cells: Cells, chances_W: Tensor) -> Tensor:
-    """How likely each cell's source token is the one that its translation's token stands for, ``[K]``."""
+    """The probability that each cell's source token is the one that its target token stands for, ``[K]``."""
     scores_K = cells.near_K * chances_W[cells.word_K]
     sums = torch.zeros(int(cells.target_K.max()) + 1, dtype=scores_K.dtype).index_add(0, cells.target_K, scores_K)
     return scores_K / sums[cells.target_K]

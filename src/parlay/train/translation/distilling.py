@@ -22,7 +22,7 @@ _AT_ONCE = 1024
 
 
 def distilled(pairs: Sequence[Texts], teacher: Path, asked: TranslatorTrainOptions) -> list[Texts]:
-    """Each source once, with the teacher's greedy translation in place of those of people.
+    """Each source once, with the teacher's greedy translation in place of the human ones.
 
     They are kept in ``asked.work`` as they come, so that a run that was stopped goes on, and written anew for another
     teacher, length or other sources. Raises ValueError for a teacher whose translations reach no end.
@@ -47,7 +47,7 @@ def distilled(pairs: Sequence[Texts], teacher: Path, asked: TranslatorTrainOptio
 
 
 def _kept(file: Path, stamp: Sequence[object]) -> tuple[int, list[Texts]]:
-    """How many sources were translated in an earlier run, and what is kept of that."""
+    """The number of sources translated in an earlier run, and their stored translations."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         kept = json.loads(file.read_text(encoding="utf-8"))
         if kept["stamp"] == stamp:

@@ -17,9 +17,9 @@ from parlay.train.translation.pairs import LENGTHS, Pair, Words
 from parlay.train.translation.rows import IGNORED, Laid, Network, Rows, padded
 
 _BEGINNINGS = 4
-"""Of each answer after which a drafter learns to go on, in one batch: they share the rows of its text."""
+"""In a batch a drafter learns to continue this many beginnings of each answer: they share the rows of its text."""
 LENGTH_WEIGHT = 0.1
-"""Of the length's cross-entropy beside that of the tokens (fairseq's value for these models)."""
+"""The weight of the length's cross-entropy beside that of the tokens (fairseq's value for these models)."""
 
 
 class Batch(NamedTuple):
@@ -90,10 +90,10 @@ def spread(source: Sequence[int], places: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class MaskedTarget(_Filling):
-    """CMLM (Ghazvininejad et al. 2019, arXiv:1904.09324): some tokens are masked, as many as chance says, and guessed.
+    """CMLM (Ghazvininejad et al. 2019, arXiv:1904.09324): a random number of tokens is masked and predicted.
 
-    Of ``drafts`` of the pairs the masks are the next ``block`` places after the beginning of an answer, which is
-    text. So the model drafts for one that writes token by token (Xia et al. 2022, arXiv:2203.16487).
+    In a share ``drafts`` of the pairs the masks are the next ``block`` places after the beginning of an answer, which
+    is text. So the model drafts for one that writes token by token (Xia et al. 2022, arXiv:2203.16487).
     """
 
     drafts: float
@@ -179,7 +179,8 @@ class Glancing(_Filling):
     """GLAT (Qian et al. 2021, arXiv:2008.07905): tokens are shown, the more the worse a first pass guesses; then the
     others are guessed.
 
-    So many tokens are shown: wrong ones of the first pass times a ratio, from ``ratio`` down to 0.1 over the run.
+    The number shown is that of wrong tokens in the first pass times a ratio, which falls from ``ratio`` to 0.1 over the
+    run.
     """
 
     ratio: float
@@ -287,7 +288,7 @@ class Graph(_Filling):
 
 
 def labelled_loss(network: Network, hidden_MH: Tensor, batch: Batch) -> Tensor:
-    """Mean cross-entropy of the places that have a label; 0 where none has."""
+    """Mean cross-entropy of the places that have a label; 0 if there are none."""
     numbers_L, labels_L = batch.rows.labels(batch.laid)
     logits_LV = network.logits(hidden_MH[numbers_L])
     return F.cross_entropy(logits_LV, labels_L, reduction="sum") / max(1, len(labels_L))

@@ -16,7 +16,7 @@ CONTEXT = 512
 
 
 class TranslatorShape(NamedTuple):
-    """Sizes, and how many of the layers, the last ones, an answer's tokens run through where it is not all."""
+    """The sizes, and the number of layers, the last ones, that an answer's tokens run through if not all."""
 
     sizes: Shape
     shallow: int = 0
