@@ -25,7 +25,7 @@ MODES = tuple(System(NAME, way) for way in (AS_IT_COMES, COMPILED, LOOKUP))
 
 
 class Mode(NamedTuple):
-    """How to run it. ``dtype`` None: that of `Transformers`; ``attention`` None: the checkpoint's."""
+    """How to run the model. ``dtype`` None: the default of `Transformers`; ``attention`` None: the checkpoint's."""
 
     way: str
     dtype: str | None = None
@@ -42,9 +42,9 @@ class Mode(NamedTuple):
 
 
 class Transformers:
-    """Implements `Decoder`: greedy, one request at a time. Models are loaded when they are first asked for.
+    """Implements `Decoder`: greedy, one request at a time. Models are loaded when first requested.
 
-    ``longest`` is how many tokens, prompt and answer, a static cache holds at least; it doubles where that is too few.
+    A static cache holds at least ``longest`` tokens of prompt and answer; its size doubles where that is too few.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Transformers:
         self._compiled: set[tuple[Mode, int]] = set()
 
     def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
-        """See `Decoder`. Raises ParlayError for more than one ask, a temperature, or a mode that it has not."""
+        """See `Decoder`. Raises ParlayError for more than one request, a temperature, or an unknown mode."""
         if len(asks) != 1 or temperature:
             raise ParlayError(f"{NAME} is measured greedily, with one request at a time")
         (ask,) = asks

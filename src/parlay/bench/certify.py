@@ -1,4 +1,4 @@
-"""Calibrates lossy strategies: decodes held-out prompts exactly and with each, and certifies what that shows."""
+"""Calibrates lossy strategies: decodes held-out prompts exactly and with each strategy, and certifies the result."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from parlay.system.progress import Progress, bar
 from parlay.types import Exactness, Metrics, SamplingParams
 
 _TOGETHER = 16
-"""Prompts whose canvases are filled together."""
+"""Canvases of this many prompts are filled together."""
 _ALONE = 16
-"""Prompts of which each is decoded alone, for the speed, where the others are decoded together."""
+"""Where prompts are decoded together, this many are decoded alone, to measure the speed."""
 
 Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The result of one strategy's answers. ``bound``: Clopper and Pearson's, on its own.
+    """The result of one strategy's answers. ``bound``: the Clopper-Pearson bound of this strategy on its own.
 
-    ``escaped`` counts answers that went on exactly; the function `speed` says what ``speed`` is.
+    ``escaped`` counts answers that fell back to exact decoding; the function `speed` defines ``speed``.
     """
 
     strategy: StrategySpec
@@ -64,11 +64,12 @@ def calibrate(
 ) -> Calibration:
     """Test strategies in the given order, which must be fixed before their answers are seen: safest first.
 
-    Those before the first that fails are certified. Over independent draws of the prompts, the probability is at most
-    1 - ``floor.confidence`` that any of them is certified though fewer than ``floor.floor`` of its answers are good.
-    Equal prompts count once. Both answers to a prompt have the same seed. Each is decoded alone: policies draft most
-    then, so rules of loss have most to accept. Canvases are filled several at once, which changes no text, but for the
-    last prompts, which tell the speed. A diffusion model is compared with itself at one place per forward.
+    The strategies before the first one that fails are certified. Over independent draws of the prompts, the probability
+    is at most 1 - ``floor.confidence`` that any of them is certified though fewer than ``floor.floor`` of its answers
+    are good. Equal prompts count once. Both answers to a prompt have the same seed. Each prompt is decoded alone:
+    policies draft most then, so lossy accept rules have most to accept. Canvases are filled several at once, which
+    changes no text, except for the last prompts, which measure the speed. A diffusion model is compared with itself at
+    one place per forward.
 
     Raises ValueError for a strategy that is not lossy, parameters that no certificate covers, and too few prompts.
     """
@@ -117,7 +118,7 @@ def calibrate_cascade(
 
 
 def _threshold(sure: Sequence[float], good: Sequence[bool], floor: Floor) -> CascadeThreshold | None:
-    """The least threshold that is shown to keep the floor; None if no answer is above any."""
+    """The least threshold shown to keep the floor; None if no answer exceeds any threshold."""
     rows = list(zip(sure, good, strict=True))
     goods = [sum(fine or one < least for one, fine in rows) for least in THRESHOLDS]
     shown = fixed_sequence([at_least(count, len(rows), floor.floor) for count in goods], floor.confidence)
@@ -165,9 +166,8 @@ def _decoded(
     *,
     alone: int,
 ) -> list[list[RequestOutput]]:
-    """The answers decoded exactly, and then those of each strategy; the last ones ``alone``. In turns, so that all have
-    alike times; a first turn, whose answers are not kept, warms up.
-    """
+    """The answers decoded exactly, and then those of each strategy; the last ones ``alone``. Strategies take turns, so
+    that load affects all alike; a first turn warms up, and its answers are dropped."""
     ways: list[StrategySpec | None] = [None, *strategies]
     reference = llm.gate.reference
     found: list[list[RequestOutput]] = [[] for _ in ways]
@@ -214,14 +214,14 @@ def _shown(
 
 
 def counts(outputs: Sequence[RequestOutput]) -> list[Metrics]:
-    """List what each first sample took."""
+    """List the seconds of each strategy's first sample."""
     return [output.outputs[0].metrics for output in outputs]
 
 
 def speed(lossy: Sequence[Metrics], exact: Sequence[Metrics]) -> float:
-    """Say how many times as fast lossy answers were written: by tokens per second after the first step.
+    """Compute the speedup of lossy answers: by tokens per second after the first step.
 
-    Where that brings more than a token, as a canvas that is filled at once, whole answers count, the prompts' reading
+    Where a step brings several tokens, as on a canvas that is filled at once, whole answers are compared, prefill
     included.
     """
     whole = any(sum(one.first_step_tokens for one in each) > len(each) for each in (lossy, exact))
@@ -230,7 +230,7 @@ def speed(lossy: Sequence[Metrics], exact: Sequence[Metrics]) -> float:
 
 
 def _rate(each: Sequence[Metrics], *, whole: bool) -> float:
-    """Count tokens per second; 0 of none."""
+    """Count tokens per second; 0 if there are none."""
     seconds = sum(one.seconds - (0.0 if whole else one.prefill_seconds) for one in each)
     tokens = sum(one.completion_tokens - (0 if whole else one.first_step_tokens) for one in each)
     return tokens / seconds if seconds > 0 else 0.0

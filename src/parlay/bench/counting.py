@@ -66,4 +66,4 @@ class CountingRunner(Runner):
         return 1 << 30
 
     def check(self) -> None:
-        """Nothing can be wrong with numbers of tokens."""
+        """Counted tokens can't be inconsistent."""

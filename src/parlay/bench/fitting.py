@@ -1,7 +1,7 @@
 """Learns the thresholds of a strategy that rolls back (big-little decoding) from examples, for each kind of text.
 
-Thresholds are tried from the safest on. For each kind the fastest pair is taken with which enough of the answers to its
-examples were good. What that promises is for a certificate to say, from other prompts (`parlay.bench.certify`).
+Thresholds are tried from the safest on. Each kind gets the fastest pair with which enough of the answers to its
+examples were good. A certificate, from other prompts, tells what that promises (`parlay.bench.certify`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ NATS = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
 """Tried in this order, until too many answers are no longer good. 0 is exact match for greedy requests."""
 FALLBACKS = (0.8, 0.6, 0.4, 0.2)
 LEAST_EXAMPLES = 8
-"""A kind with fewer has the thresholds of all examples together."""
+"""A kind with fewer examples gets the thresholds of all examples together."""
 ALL = "all"
 
 Ids = tuple[int, ...]
 IsGood = Callable[[RequestOutput, RequestOutput], bool]
-"""Of an answer and the exact one: whether it is good enough."""
+"""Tells whether an answer is good enough, given the exact one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ class Learned:
     speed: float
 
     def told(self, model: str) -> str:
-        """Tell it in one line, and whether ``model``, which reads what the small one writes, is quicker alone."""
+        """Describe it in one line, and tell whether ``model``, which verifies the small one's text, is quicker
+        alone."""
         fallback = "" if self.fallback is None else f"fallback {self.fallback:g}, "
         slower = f": slower than {model} alone" if self.speed < 1 else ""
         return (
@@ -57,7 +58,7 @@ class Learned:
 
 
 def good_by_agreement(floor: Floor) -> IsGood:
-    """Good is what has that many tokens in common with the exact answer."""
+    """An answer is good if it has that many tokens in common with the exact one."""
 
     def is_good(answer: RequestOutput, exact: RequestOutput) -> bool:
         return agreement(answer.chosen.token_ids, exact.chosen.token_ids) >= floor.agreement
@@ -66,7 +67,7 @@ def good_by_agreement(floor: Floor) -> IsGood:
 
 
 def good_by_answer(rule: str) -> IsGood:
-    """Good is what comes to the exact one's answer, which ``rule`` finds as in a vote, in whatever words.
+    """An answer is good if its result equals the exact one's; ``rule`` finds results as in a vote, whatever the words.
 
     Raises ValueError for a pattern that takes too much.
     """
@@ -90,10 +91,11 @@ def fit(
     is_good: IsGood | None = None,
     progress: Progress = None,
 ) -> tuple[StrategySpec, tuple[Learned, ...]]:
-    """Return the strategy with what was learned, and that for all examples, then for each kind that has enough.
+    """Return the strategy with the learned thresholds, and the results for all examples, then for each kind that has
+    enough.
 
-    A share ``floor.floor`` of the answers must be good. Raises ValueError for a strategy whose rule is another one, and
-    where there are too few examples.
+    A share ``floor.floor`` of the answers must be good. Raises ValueError for a strategy with another rule, and for too
+    few examples.
     """
     if strategy.settings.get(RULE) != "rollback":
         raise ValueError(f"strategy {strategy} has no thresholds to learn: name big-little, or rule=rollback")
@@ -114,7 +116,7 @@ def _spelled(learned: Sequence[Learned], name: str) -> tuple[str, ...]:
 
 
 class _Trials:
-    """Answers to the examples under each setting that is asked for, each decoded beside the exact one."""
+    """Answers to the examples under each requested setting, each decoded beside the exact one."""
 
     def __init__(
         self, llm: LLM, prompts: Sequence[Ids], params: SamplingParams, is_good: IsGood, progress: Progress
@@ -127,12 +129,13 @@ class _Trials:
         self._found: dict[tuple[str, int], tuple[RequestOutput, RequestOutput]] = {}
 
     def kinds(self) -> list[str]:
-        """All, and each that has enough examples."""
+        """All examples, and each kind that has enough of them."""
         counts: Mapping[str, int] = {kind: self._kinds.count(kind) for kind in sorted(set(self._kinds))}
         return [ALL, *(kind for kind, count in counts.items() if kind and count >= LEAST_EXAMPLES)]
 
     def of(self, kind: str, strategy: StrategySpec) -> tuple[int, int, float]:
-        """How many answers of a kind are good, of how many, and the speed as a multiple of exact decoding's."""
+        """The number of good answers of a kind, the number of its answers, and the speed as a multiple of exact
+        decoding's."""
         places = [place for place, own in enumerate(self._kinds) if kind in (ALL, own)]
         self._decode([place for place in places if (str(strategy), place) not in self._found], strategy)
         pairs = [self._found[str(strategy), place] for place in places]
@@ -140,7 +143,8 @@ class _Trials:
         return good, len(places), speed(counts([lossy for lossy, _ in pairs]), counts([exact for _, exact in pairs]))
 
     def _decode(self, places: Sequence[int], strategy: StrategySpec) -> None:
-        """Decode these with and without drafts, in turns, so that both have alike times; a turn before warms up."""
+        """Decode the examples with and without drafts, in turns, so that load affects both alike; an earlier turn warms
+        up."""
         with bar(2 * len(places[:1]) + 2 * len(places), f"Decoding {strategy}", "answer", self._progress) as shown:
             for turn, place in enumerate((*places[:1], *places)):
                 step = -1 if turn % 2 else 1
@@ -149,7 +153,7 @@ class _Trials:
                 shown.update(2)
 
     def _answer(self, place: int, strategy: StrategySpec | None) -> RequestOutput:
-        """One alone, as for a certificate. What is exact is decoded without drafts."""
+        """Each is decoded alone, as for a certificate. The exact answers are decoded without drafts."""
         self._llm.reset_prefix_cache()
         prompt, own = list(self._prompts[place]), self._params[place]
         exactness = Exactness.SEED if strategy is None else None

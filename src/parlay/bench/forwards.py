@@ -45,7 +45,8 @@ Points = Sequence[tuple[float, float]]
 class ForwardPrices:
     """Seconds of forwards of one model, interpolated from a table; implements `Cost`.
 
-    ``curves`` are pairs (rows, seconds) in ascending order, by context. Between and beyond them lines are straight.
+    ``curves`` are pairs (rows, seconds) in ascending order, by context. Values between and beyond the points lie on
+    straight lines.
     """
 
     model: str
@@ -53,14 +54,14 @@ class ForwardPrices:
 
     @property
     def revision(self) -> int:
-        """A table does not change."""
+        """Nothing: a table does not change."""
         return 0
 
     def forward(self, rows: int, context: int) -> float:
         return _along([(known, _along(self.curves[known], rows)) for known in sorted(self.curves)], context)
 
     def record(self, rows: int, context: int, seconds: float) -> None:
-        """A table learns nothing."""
+        """Nothing: a table learns nothing."""
 
 
 def _along(points: Points, x: float) -> float:
@@ -75,7 +76,7 @@ def _along(points: Points, x: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TimedModel:
-    """A model whose forwards are timed. ``threads`` None: as many as decode.
+    """A model whose forwards are timed. ``threads`` None: as many as decoding uses.
 
     ``weights``: bytes of the weights that each row uses; reading so many bytes is timed too.
     """
@@ -99,8 +100,8 @@ def is_forward(row: Row) -> bool:
 def measure(
     models: Mapping[str, TimedModel], rows: Sequence[int], contexts: Sequence[int], passes: int
 ) -> Iterator[Row]:
-    """Time forwards that verify chains of so many rows behind so much text, all models and row counts in turn in each
-    pass, so that a ratio is one of the same seconds.
+    """Time forwards that verify chains of the given numbers of rows after the given contexts, all models and row counts
+    in turn in each pass, so that ratios compare the same seconds.
 
     A context for which a runner has no room gives a row that says so.
     """
@@ -168,9 +169,9 @@ def time_reading(size: int, device: str) -> float:
 
 
 def curves(rows: Iterable[Row], model: str) -> dict[int, Points]:
-    """By context, for each number of rows the median of its timings.
+    """The median timing for each number of rows, by context.
 
-    None counts for more than that of a larger forward: delays only ever add.
+    No median exceeds that of a larger forward: delays only add time.
     """
     seconds: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -187,7 +188,7 @@ def _rising(seconds: Mapping[int, Sequence[float]]) -> Points:
 
 @dataclass(frozen=True, slots=True)
 class ForwardReading:
-    """Bytes, and the shortest time in which they were read, because delays only add."""
+    """The bytes, and the shortest time in which they were read, because delays only add time."""
 
     bytes: int
     seconds: float
@@ -200,7 +201,7 @@ def reading(rows: Iterable[Row], model: str) -> ForwardReading | None:
 
 
 def prices(rows: Sequence[Row], where: str) -> ForwardPrices:
-    """The table of the one model of which these rows time forwards. Raises ValueError for none, or for several."""
+    """The table of the one model whose forwards these rows time. Raises ValueError for none, or for several."""
     models = list(dict.fromkeys(row.cell.model for row in rows if is_forward(row) and row.steps))
     if len(models) != 1:
         found = f"forwards of {', '.join(models)}" if models else "no timed forwards"

@@ -15,7 +15,7 @@ import torch
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _PEAK = "5"
-"""What is written there to have Linux reset the peak of the resident memory."""
+"""Writing this to the file makes Linux reset the peak of the resident memory."""
 
 
 def forget_peak(device: str) -> None:
@@ -95,11 +95,11 @@ def busy_cores() -> float:
 
 
 BUSY_CORES = 0.3
-"""Cores; with more of them busy before a measurement its result says so."""
+"""If more cores than this are busy before a measurement, its result is marked."""
 
 
 def busy_note(cores: float) -> str:
-    """Say what so many busy cores mean for figures; empty where they mean nothing."""
+    """Tell what the busy cores mean for the figures; empty if nothing."""
     if cores <= BUSY_CORES:
         return ""
     return f"Other processes keep {cores:.1f} cores busy: speeds are lower, ratios hold."

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 LENGTH = 16
 FEWEST_TOKENS = 16
-"""A text that loops before so many tokens is too short to time."""
+"""A text whose first loop begins before this many tokens is too short to time."""
 
 
 def first_loop(output: Sequence[int], length: int = LENGTH) -> int:

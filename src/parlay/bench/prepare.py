@@ -54,7 +54,7 @@ class Preparation:
     keep_loops: bool = False
 
     def prepare(self, workload: Workload, temperature: float, context: int) -> Prepared:
-        """Decode every item plainly. What this raises becomes the error of the workload's rows."""
+        """Decode every item plainly. An exception raised here becomes the error of the workload's rows."""
         left_out: Counter[str] = Counter()
         found: list[tuple[Ask, Answer]] = []
         talks = [

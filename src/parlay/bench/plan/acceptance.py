@@ -1,4 +1,4 @@
-"""How often drafted tokens are right on a user's own requests: recorded answers are replayed, prompts decoded."""
+"""How often drafts are right on a user's own requests: recorded answers are replayed, prompts are decoded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from parlay.types import Metrics, ParlayError, SamplingParams
 _TOKENS = 128
 
 Rates = dict[str, tuple[float, ...]]
-"""By the text of a strategy: the chance that the next drafted token is right. Where a step has no draft, it is wrong.
+"""By the text of a strategy: the probability that the next drafted token is right. A step without a draft counts as
+wrong.
 
 Drafts are as long as the strategy allows, so that the policy hides nothing.
 """
@@ -32,14 +33,14 @@ Drafts are as long as the strategy allows, so that the policy hides nothing.
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """How often drafted tokens are right, how that is known, and what a reader should know besides."""
+    """How often drafted tokens are right, the source of that figure, and notes for the reader."""
 
     acceptance: Acceptance
     source: str
     note: str = ""
 
     def beside(self, note: str) -> Chances:
-        """The same with one note more."""
+        """A copy with one more note."""
         return replace(self, note=f"{self.note} {note}")
 
 
@@ -50,9 +51,10 @@ def measured(
     open_llm: Callable[[], LLM],
     say: Callable[[str], None],
 ) -> Chances:
-    """The chances on a user's requests. Recorded answers are replayed; what looks at the target decodes the prompts.
+    """The probabilities on a user's requests. Recorded answers are replayed; strategies that need the target's states
+    decode the prompts.
 
-    ``model`` has weights and a tokenizer on this machine: where the planned one has none, it stands in for it.
+    ``model`` has weights and a tokenizer on this machine; it stands in for the planned model if that has none.
     """
     rates: Rates = {}
     notes = []
@@ -71,7 +73,7 @@ def measured(
 
 
 def replayed(strategies: Sequence[StrategySpec], answers: Sequence[RecordedAnswer], tokens: RecordedTokens) -> Rates:
-    """The rates of those strategies that need no more than the recorded text; no model runs."""
+    """The rates of the strategies that need only the recorded text; no model runs."""
     texts = [text for text in (recorded(answer, tokens) for answer in answers) if text.prompt and text.output]
     rates: Rates = {}
     for spec in strategies:
@@ -114,9 +116,9 @@ def _rate(metrics: Iterable[Metrics]) -> float:
 
 
 PROMPTS = 16
-"""Prompts that are decoded, the first ones of a file."""
+"""At most this many prompts are decoded, the first ones of a file."""
 ANSWERS = 200
-"""Recorded answers that are replayed, the first ones of a file. A replay runs no model."""
+"""At most this many recorded answers are replayed, the first ones of a file. A replay runs no model."""
 
 
 @dataclass(frozen=True, slots=True)

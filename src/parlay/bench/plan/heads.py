@@ -22,9 +22,9 @@ _LATE = 1 / 3  # of the target's layers, through which streams run
 
 @dataclass(frozen=True, slots=True)
 class HeadCost:
-    """``shape`` runs for each level of a draft, or once for all levels if they are guessed ``at_once``; None: no head.
+    """``shape`` runs for each level of a draft, or once for all levels if they are drafted ``at_once``; None: no head.
 
-    ``probes`` are rows that guess, in the forward that verifies.
+    ``probes`` are extra rows in the verifying forward that draft tokens.
     """
 
     shape: ModelShape | None

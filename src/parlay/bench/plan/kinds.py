@@ -1,4 +1,4 @@
-"""Tokens per step that were measured, by kind of work: what a plan stands on where nobody measured anything else."""
+"""Measured tokens per step, by kind of work: a plan uses them where nothing else was measured."""
 
 from __future__ import annotations
 

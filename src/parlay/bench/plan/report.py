@@ -118,9 +118,10 @@ def case(
     from_host: bool = False,
     draft: ModelShape | None = None,
 ) -> PlanCase:
-    """Memory, prefill of the context and verifies of so many rows. ``memory`` is the device's, in bytes.
+    """Memory, prefill of the context, and verifying forwards by their number of rows. ``memory`` is the device's, in
+    bytes.
 
-    ``from_host``: layers beyond it come from the host's. ``draft``: a model that is there, too.
+    ``from_host``: layers beyond it come from the host's. ``draft``: a draft model that is loaded too.
     """
     machine, shape, batch, context = setting.machine, setting.shape, setting.batch, setting.context
     read = round(shape.fetched_bytes(batch))
@@ -140,7 +141,7 @@ def case(
 
 
 def with_offers(found: PlanCase, setting: Setting, plans: Plans) -> PlanCase:
-    """The case with each strategy's speed at the chances of its plan."""
+    """The case with each strategy's speed at its plan's acceptance probabilities."""
     offers = []
     for name, own in plans.items():
         speed = choose([replace(predict(setting, plan), name=name) for plan in own])
@@ -185,7 +186,7 @@ def _pick(speeds: Sequence[KindSpeed]) -> str:
 
 
 def _kind_speed(setting: Setting, kind: str, name: str, plans: Sequence[DraftPlan]) -> KindSpeed | None:
-    """None where it was not measured on the kind. Of several plans the best of each end counts."""
+    """None where it was not measured on the kind. Of several plans the best value of each end counts."""
     plain = _plain(setting)
     rates = [(plan, rates_of(plan.name.partition(":")[0], kind)) for plan in plans if plan.nodes]
     gains = [{rate.same_texts: _rate(setting, plan, rate.chance) / plain for rate in own} for plan, own in rates]
@@ -199,7 +200,7 @@ def _kind_speed(setting: Setting, kind: str, name: str, plans: Sequence[DraftPla
 
 
 def _break_even(setting: Setting, plan: DraftPlan) -> float | None:
-    """The least chance at which drafts gain; None where they never do."""
+    """The least acceptance probability at which drafts gain; None if they never do."""
     plain = _plain(setting)
     return next((chance for chance in _CHANCES if _rate(setting, plan, chance) > _GAIN * plain), None)
 

@@ -14,7 +14,8 @@ from parlay.strategies.entry import DEFAULT_STRATEGY, StrategyEntry
 from parlay.strategies.spelling import StrategySpec, parse
 
 ADAPTS = "adaptive"
-"""The policy that drafts as much as pays. All other policies are modelled as if they always drafted k nodes."""
+"""The policy that drafts as many tokens as pay off. All other policies are modelled as if they always drafted k
+nodes."""
 
 _FREE = ("copy", "store", "retrieval")
 _WRITTEN, _SELF, _PLAIN, _HEADS = "model", "self", "plain", "heads"
@@ -32,7 +33,7 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Chances that drafted tokens are right: for all strategies, for some by name, or as they are spelt.
+    """Probabilities that drafted tokens are right: for all strategies, for some by name, or by exact spelling.
 
     Without a ``default`` the strategies that have no chance of their own are taken never to be right.
     """
@@ -74,7 +75,7 @@ def _ranks(text: str, chances: str) -> tuple[float, ...]:
 
 
 def compared(named: Sequence[StrategySpec], models: Models) -> list[StrategySpec]:
-    """Plain decoding first, which is always among the choices, then those named.
+    """Plain decoding first, which is always among the choices, then the named strategies.
 
     Where none are: one that copies, what the default strategy would choose from, a head among it, and that strategy.
     """
@@ -102,7 +103,7 @@ def _arms(models: Models, *, heads: bool) -> list[StrategySpec]:
 
 
 def members(spec: StrategySpec, models: Models) -> list[StrategySpec]:
-    """The strategies that it chooses from, where it chooses; itself otherwise. A head is chosen from if it is named."""
+    """The strategies that it chooses from, if it chooses; otherwise itself. A head is among them if it is named."""
     if not find(spec.name).routes:
         return [spec]
     return list(spec.members) or _arms(models, heads=False)
@@ -171,7 +172,7 @@ def _in_cheaper_form(spec: StrategySpec, target: ModelShape) -> ModelShape:
     assert isinstance(window, int)
     assert isinstance(sinks, int)
     shape = replace(target, weight_bytes=min(target.weight_bytes, (bits + 0.5) / 8)) if bits else target
-    if not window or target.sums is not None:  # layers that differ are taken to see all keys
+    if not window or target.sums is not None:  # layers that differ are assumed to attend to all keys
         return shape
     seen = min(window + sinks, target.recent_tokens or window + sinks)
     return replace(shape, recent_layers=target.num_layers, recent_tokens=seen)

@@ -16,7 +16,7 @@ from parlay.types import Canvas, CanvasSpec, Decided, Guesses, NoiseKey, Request
 from parlay.types.requests import FixedText
 
 Places = tuple[int | None, ...]
-"""The word in each place by its number; None where it is open."""
+"""The index of the word in each place; None where it is open."""
 
 
 class Law:
@@ -45,7 +45,8 @@ class Law:
         return self.answers_AP[fits_A]
 
     def logits(self, decided: Places) -> Tensor:
-        """Logits ``[P, words]`` of each place, given what is decided; of no condition where no answer has all that."""
+        """Logits ``[P, words]`` of each place, given the decided words; unconditional where no answer contains them
+        all."""
         if decided not in self._known:
             answers_AP = self.consistent(decided)
             answers_AP = answers_AP if len(answers_AP) else self.answers_AP

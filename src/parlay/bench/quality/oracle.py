@@ -80,7 +80,7 @@ class OracleRunner(CountingRunner):
         return self._laws[(*self._texts[segment.sequence], *segment.pending)[0]]
 
     def _rows(self, segment: Segment) -> list[tuple[int, Places]]:
-        """The place that each row predicts, and what is decided where it looks: before it, or on all of a canvas."""
+        """The place that each row predicts, and the decided words that it sees: those before it, or all of a canvas."""
         text, pending, tree = self._texts[segment.sequence], segment.pending, segment.tree
         size, whole = self._law(segment).places, [*text, *pending]
         rows = [(end - 1, _padded(whole[1:end], size)) for end in range(len(text) + 1, len(whole) + 1)]
@@ -122,7 +122,7 @@ class _NoCost:
         return 0.0
 
     def record(self, rows: int, context: int, seconds: float) -> None:
-        """Forwards of an oracle cost nothing that anybody wants to know."""
+        """The cost of an oracle's forwards is of no interest."""
 
 
 class Oracle:
