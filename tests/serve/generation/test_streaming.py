@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -126,16 +127,16 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def unhurried(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that take their time: here engine, server and client share one interpreter lock, and on a busy machine
-    the engine was seen to write 3,000 tokens before the client had read one."""
+    """Steps that take their time, more and more: here engine, server and client share one interpreter lock, and on a
+    busy machine the engine was seen to write 3,000 tokens before the client had read one."""
     slow_down(engine, monkeypatch)
 
 
 def slow_down(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = engine.llm.engine.step
+    step, steps = engine.llm.engine.step, itertools.count()
 
     def slowly() -> Any:
-        time.sleep(0.005)
+        time.sleep(0.005 if next(steps) < 100 else 0.1)
         return step()
 
     monkeypatch.setattr(engine.llm.engine, "step", slowly)
@@ -148,10 +149,11 @@ def test_a_client_that_leaves_a_stream_ends_its_request(
     make_app: MakeApp, serve: Any, engine: AsyncLLM, n: int, prompts: Any
 ) -> None:
     body = LONG | {"stream": True, "n": n, "prompt": prompts}
+    aborted = engine.stats().finished.get("abort", 0) + n * (len(prompts) if isinstance(prompts, list) else 1)
     with serve(make_app()) as url, httpx.stream("POST", f"{url}/v1/completions", json=body) as answer:
         next(answer.iter_lines())
-        wait_until(lambda: engine.stats().running + engine.stats().waiting > 0)  # they are counted after a step
         answer.close()
+        wait_until(lambda: engine.stats().finished.get("abort", 0) == aborted)
         wait_until_idle(engine)
 
 
