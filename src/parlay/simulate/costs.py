@@ -1,4 +1,4 @@
-"""Seconds of a server's steps: by the roofline of a machine, or by steps that were measured."""
+"""Seconds of a server's steps: by a machine's roofline, or by measured steps."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from parlay.cost.roofline import Machine, ModelShape, StepShape, step_operators,
 from parlay.types import Cost
 
 StepCost = Callable[[int, float, float, float, float], float]
-"""Seconds of a step: forward and the engine's work around it, but nothing that is done for drafts.
+"""Seconds of a step: the forward and the engine's work around it, without drafting.
 
-Its arguments are those of a `StepShape`: sequences, rows, rows through the LM head, keys read, pairs of row and key.
-Rows are means, so they need not be whole.
+The arguments are the fields of a `StepShape`: sequences, rows, rows through the LM head, keys read, pairs of row and
+key. Rows are means, so they need not be whole.
 """
 
 
@@ -52,7 +52,7 @@ class RooflineSteps:
         return uneven(self._shape, sequences, self._machine.threads)
 
     def _of_rows(self, rows: int, head_rows: int) -> float:
-        """Seconds of a step without attention, and what the engine takes once."""
+        """Seconds of a step without attention, and the engine's fixed time per step."""
         found = self._linear.get((rows, head_rows))
         if found is None:
             nothing = StepShape(0, rows, head_rows, -rows, 0)  # no keys are read or written
@@ -77,7 +77,7 @@ class LearnedSteps:
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """One step that was measured: its rows, the keys that it read, its seconds, and pairs of a row and a key.
+    """One measured step: its rows, the keys that it read, its seconds, and pairs of a row and a key.
 
     Where each sequence has one row, there are as many pairs as keys.
     """
@@ -98,7 +98,7 @@ class MeasuredSteps:
     """A `StepCost` by the mean of measured steps: straight between numbers of rows, and so much more for each key.
 
     Chunks of prompts cost more the more text lies before them, so each further pair of a row and a key costs, too.
-    Raises ValueError if there are fewer than two numbers of rows.
+    Raises ValueError for fewer than two numbers of rows.
     """
 
     def __init__(self, steps: Iterable[TimedStep]) -> None:
@@ -138,7 +138,7 @@ def _group(rows: int) -> int:
 
 
 def _slopes(groups: Sequence[Sequence[TimedStep]]) -> NDArray[np.float64]:
-    """Seconds for each cause of a step by least squares within groups of like rows; none below 0.
+    """Seconds for each cause of a step, by least squares within groups of like rows; negative ones become 0.
 
     Steps count as shares of their group's mean: a long one must not outweigh many short ones.
     """

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from parlay.cost.speed import best_tree
 
 DraftSeconds = Callable[[int, int, float], float]
-"""Seconds of drafting in a step: for so many sequences, with so many nodes each, behind so many tokens."""
+"""Seconds of drafting in a step, given the sequences, the nodes of each, and the tokens before them."""
 
 
 def no_seconds(sequences: int, nodes: int, context: float) -> float:
-    """The `DraftSeconds` of drafts that are found by looking up."""
+    """The `DraftSeconds` of drafts that are looked up."""
     return 0.0
 
 
@@ -21,8 +21,8 @@ def no_seconds(sequences: int, nodes: int, context: float) -> float:
 class Drafting:
     """A strategy: drafts of at most ``nodes`` nodes, right as ``ranks`` say, by kind of text.
 
-    ``ranks`` are chances as `parlay.cost.speed.best_tree` takes them; a kind that is not named has those of ``""``.
-    With ``adapts`` as many nodes are drafted as pay, else always ``nodes``.
+    ``ranks`` are probabilities as `parlay.cost.speed.best_tree` takes them; a kind without an entry uses that of
+    ``""``. With ``adapts`` as many nodes are drafted as pay, else always ``nodes``.
     """
 
     name: str = "none"
@@ -69,7 +69,7 @@ def steps_of(output: int, chance: float, nodes: int, draw: random.Random) -> int
 
 
 def _moments(chance: float, nodes: int) -> tuple[float, float]:
-    """Mean and variance of the tokens of a step: 1 + min(G, nodes), where G is geometric."""
+    """Mean and variance of a step's tokens: 1 + min(G, nodes), where G is geometric."""
     shares = [chance**count * (1 - chance) for count in range(nodes)] + [chance**nodes]
     mean = sum((1 + count) * share for count, share in enumerate(shares))
     return mean, sum((1 + count - mean) ** 2 * share for count, share in enumerate(shares))
@@ -100,9 +100,9 @@ class Lane:
 
     @property
     def cut_rows(self) -> float:
-        """Rows that drafts lack in the mean, because none goes beyond the end of its answer.
+        """The mean number of rows that drafts lack because none goes beyond the end of its answer.
 
-        With room for r tokens a draft has at most r - 1 nodes. A share 1 / E of the answers comes by each r, so an
+        A draft with room for r tokens has at most r - 1 nodes. A share 1 / E of the answers comes by each r, so an
         answer lacks k (k + 1) / 2 E nodes in its n / E steps: E cancels out.
         """
         return self.nodes * (self.nodes + 1) / 2 * self.brevity

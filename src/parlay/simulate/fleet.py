@@ -22,7 +22,7 @@ from parlay.simulate.traffic import Traffic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Everything that a simulation stands on besides the traffic.
+    """All inputs of a simulation besides the traffic.
 
     After the last arrival a fleet has ``drain`` seconds to finish; by default as long as the traffic took, at least an
     hour.
@@ -65,7 +65,7 @@ class Outcome:
     unfinished_after: float = 0.0
     """Seconds after the last arrival at which the simulation was stopped; 0 if all requests finished."""
     backlog: float = 0.0
-    """Requests by which the queue grew in each second of traffic, where not all finished."""
+    """The requests by which the queue grew in each second of traffic, if not all finished."""
 
 
 _LEAST_DRAIN = 3600.0
@@ -92,12 +92,12 @@ class _Simulation:
         self._numbers = itertools.count()
         self._up: dict[int, Replica] = {}
         self._existing: dict[int, tuple[Replica, float]] = {}
-        """Servers that are paid for, and since when."""
+        """The servers that are paid for, and the time since when."""
         self._draining: set[int] = set()
         self._lives: dict[int, int] = {}
-        """How often each server came up: one that was killed meanwhile does not die of its former life."""
+        """How often each server has started: an event for an earlier life of a killed server is ignored."""
         self._homeless: deque[Job] = deque()
-        """Requests that came while no server was up."""
+        """Requests that arrived while no server was up."""
         self._under_way = 0
         self._wanted_since: tuple[int, float] = (0, 0.0)
         self._out = Outcome(requests=len(traffic.arrivals))
@@ -126,7 +126,8 @@ class _Simulation:
         heapq.heappush(self._events, (seconds, next(self._order), event))
 
     def _until(self, seconds: float) -> None:
-        """Run all events before a time. A step that ends or begins then has not yet: a request that comes is in it."""
+        """Run all events before a time. Steps that end or begin at that very time are left: a request arriving then
+        takes part in them."""
         events = self._events
         while events and events[0][0] < seconds:
             now, _, event = heapq.heappop(events)

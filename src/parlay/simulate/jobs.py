@@ -58,5 +58,5 @@ class Job:
 
     @property
     def left(self) -> int:
-        """Tokens that are still to be written."""
+        """The tokens still to write."""
         return self.request.output - self.written

@@ -52,7 +52,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "translation": Kind(name="translation", prompt=250, spread=0.8, output=250),
     }
 )
-"""By the word that a mixture has for them."""
+"""Kinds of work by the word that names them in a mixture."""
 
 _CLIENTS = 8
 """Of each kind; the i-th sends 1 / i of what the first does."""
@@ -65,7 +65,7 @@ _SPEED = 20.0  # tokens per second of an answer, after which the user thinks
 
 
 def read_mixture(text: str) -> dict[str, float]:
-    """Reads shares by kind, as in ``chat=3,code=1``; a word alone has 1. Raises ValueError for other texts."""
+    """Reads shares by kind, as in ``chat=3,code=1``; a word alone has 1. Raises ValueError for any other text."""
     shares: dict[str, float] = {}
     for part in text.split(","):
         word, equals, share = (each.strip() for each in part.partition("="))
@@ -83,8 +83,8 @@ def read_mixture(text: str) -> dict[str, float]:
 def mixture(shares: Mapping[str, float], *, rate: float, seconds: float, seed: int, daily: float = 0.0) -> Traffic:
     """Requests for so many seconds, ``rate`` in each in the mean, shared out among kinds.
 
-    ``daily`` is how far the rate swings from its mean over a day, from 0 (not at all) to 1: lowest at the beginning,
-    highest twelve hours later. Raises ValueError for a rate or a time that is not above 0.
+    ``daily`` is the swing of the rate around its mean over a day, from 0 (none) to 1: lowest at the beginning, highest
+    twelve hours later. Raises ValueError for a rate or a time that is not above 0.
     """
     if not (0 < rate < math.inf and 0 < seconds < math.inf and 0 <= daily <= 1):
         raise ValueError(
@@ -143,7 +143,7 @@ def _prompt(kind: Kind, draw: random.Random) -> int:
 
 
 def _of_day(even: float, daily: float) -> float:
-    """The time at which as many requests have come as evenly by ``even`` seconds.
+    """The time by which as many requests have come as would have come evenly by ``even`` seconds.
 
     The rate at t is 1 - daily * cos(2 pi t / day), so by t there are t - daily * sin(2 pi t / day) * day / 2 pi.
     """

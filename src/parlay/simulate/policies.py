@@ -12,9 +12,9 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Autoscaling(Options):
-    """Servers by requests under way, as Ray Serve counts them.
+    """The number of servers by requests in flight, as Ray Serve counts them.
 
-    Every ``scale_interval`` seconds the wanted number is looked at. If it has been higher for ``up_delay`` seconds,
+    The wanted number is computed every ``scale_interval`` seconds. If it has been higher for ``up_delay`` seconds,
     servers start, which are up ``start_delay`` later; if it has been lower for ``down_delay``, servers take no new
     requests, and stop when they have finished theirs. Raises UsageError for a value out of range.
     """
@@ -34,7 +34,7 @@ class Autoscaling(Options):
 
 
 def read_range(text: str) -> tuple[int, int]:
-    """Reads fewest and most replicas, as in ``1:8``. Raises UsageError for other texts."""
+    """Reads fewest and most replicas, as in ``1:8``. Raises UsageError for any other text."""
     low, colon, high = (part.strip() for part in text.partition(":"))
     if not (colon and low.isdecimal() and high.isdecimal()):
         raise UsageError(f"--autoscale {text}: give the fewest and the most replicas, as in 1:8")
@@ -80,7 +80,7 @@ class Failures(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """How many servers there are, which of them a request goes to, and what becomes of them.
+    """The number of servers, the routing of requests, and the failures.
 
     With ``autoscaling`` their number is its own. ``routing`` is a name of `parlay.simulate.routing.ROUTERS`.
     """

@@ -8,7 +8,7 @@ from parlay.simulate.traffic import Arrival
 
 
 class Prefixes:
-    """Tokens that are found again, by session and by kind. What was used longest ago is given up first."""
+    """Tokens that are found again, by session and by kind. The least recently used text is evicted first."""
 
     def __init__(self) -> None:
         self._tokens: OrderedDict[tuple[str, str], int] = OrderedDict()
@@ -21,13 +21,13 @@ class Prefixes:
         return max(min(common, request.common), min(history, request.history))
 
     def read(self, request: Arrival) -> None:
-        """Keep what all requests of the kind begin with; the sequence itself holds it meanwhile."""
+        """Keep the beginning that all requests of the kind share; until then the sequence itself holds it."""
         if request.common:
             known = self._tokens.get(("kind", request.kind), 0)
             self._keep(("kind", request.kind), max(known, request.common))
 
     def write(self, request: Arrival, free: int) -> None:
-        """Keep the text of a request that has ended, and give up what does not fit into ``free`` tokens."""
+        """Keep the text of a request that has ended, and evict what exceeds ``free`` tokens."""
         if request.session:
             self._keep(("session", request.session), request.prompt + request.output)
         while self._held > free and self._tokens:

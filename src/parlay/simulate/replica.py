@@ -2,7 +2,7 @@
 
 As `parlay.engine.scheduler` does, a step takes the sequences that decode first, a row each and their drafts, then
 prompts in chunks by arrival, under one budget of rows; waiting requests start in order, if there is a place and memory
-for the whole text. Where memory runs out, the sequence that came last gives its cache up and waits.
+for the whole text. If memory runs out, the sequence that came last gives up its cache and waits.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Replica:
         self._context = 0.0
         """Tokens of all sequences that decode."""
         self._fed = 0
-        """Tokens of the texts that are being fed."""
+        """The tokens of the sequences in prefill."""
         self._prefixes = Prefixes()
         self._chunks: list[tuple[Job, int]] = []
         self._start = 0.0
         self._planned, self._first, self._rise = 0, 0.0, 0.0
         self._refused: Job | None = None
-        """The request that found too little room, which was ``_refused_free`` tokens."""
+        """The request that was refused for lack of room, when ``_refused_free`` tokens were free."""
         self._refused_free = 0
         self._step_rows: float = 0
 
@@ -104,7 +104,7 @@ class Replica:
         return done
 
     def kill(self, now: float) -> list[Job]:
-        """Lose everything; returns the requests that were under way, each with what it had written by then."""
+        """Lose everything; returns the requests in flight, each with the tokens that it had written by then."""
         if self.wake < math.inf and self._planned:
             steps = self._steps_before(now, whole=True)
             self.busy -= max(0.0, self.wake - now)
@@ -140,7 +140,7 @@ class Replica:
         self.busy += taken
 
     def _taken(self, steps: int) -> float:
-        """Seconds of so many of the planned steps."""
+        """Seconds of the first planned steps."""
         return steps * self._first + self._rise * steps * (steps - 1) / 2
 
     def _steps_before(self, now: float, *, whole: bool = False) -> int:
@@ -218,7 +218,8 @@ class Replica:
         return chunks
 
     def _may_admit(self, job: Job, steps: int = 0) -> bool:
-        """Whether it may start after so many further steps. One that was refused waits until there is more room."""
+        """Whether the request may start after the given number of further steps. A refused request waits until there is
+        more room."""
         running = len(self._feeding) + self._decoding
         if running >= self.limits.max_num_seqs:
             return False
@@ -262,7 +263,7 @@ class Replica:
         return []
 
     def _reap(self, now: float) -> list[Job]:
-        """End the sequences that have written all."""
+        """End the sequences that have written all their tokens."""
         done = []
         for kind, ends in self._ends.items():
             lane = self._lanes[kind]

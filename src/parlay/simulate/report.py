@@ -13,7 +13,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Seconds that half, nine tenths, and all but a hundredth of the requests took at most."""
+    """The time that half, nine tenths, and 99 percent of the requests stayed within, in seconds."""
 
     p50: float
     p90: float
@@ -77,7 +77,7 @@ class Figures:
 
 
 def percentiles(values: Sequence[float]) -> Percentiles | None:
-    """By the nearest rank; None of nothing."""
+    """Percentiles by the nearest rank; None without values."""
     if not values:
         return None
     ordered = sorted(values)

@@ -1,4 +1,4 @@
-"""Which server takes a request. All policies see the servers that are up and how many requests each has."""
+"""Which server takes a request. All policies see the servers that are up, and the number of requests of each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LeastLoaded:
     def __init__(self, seed: int) -> None:
         self._heap: list[tuple[int, int, int, Replica]] = []
         self._valid: dict[int, int] = {}
-        """By server: the number of the one entry of the heap that holds."""
+        """By server: the sequence number of its one valid heap entry."""
         self._chosen: dict[int, int] = {}
         self._stamp = 0
 
@@ -110,7 +110,7 @@ class TwoChoices:
 
 
 class PrefixAffinity:
-    """The server that had the session, or the kind's common beginning, unless it has too much to do.
+    """Picks the server that had the session, or the kind's common beginning, unless it is overloaded.
 
     Consistent hashing with bounded loads (Mirrokni et al. 2018): servers lie on a ring at hashed points, and a request
     goes to the first one behind the hash of its session, or of its kind, that has no more than `BOUND` times its share

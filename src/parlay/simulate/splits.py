@@ -1,4 +1,4 @@
-"""A model over several devices: what each split needs of memory, and what its steps cost.
+"""A model over several devices: the memory that each split needs, and the cost of its steps.
 
 Devices are alike. Tensor parallelism divides matrices and heads among ranks, which exchange rows twice in a layer and
 add them in rank order; pipeline parallelism divides layers, and as many groups of sequences as there are stages are
@@ -18,7 +18,7 @@ from parlay.simulate.costs import RooflineSteps, StepCost
 from parlay.simulate.drafting import DraftSeconds
 
 _ROW_BYTES = 4
-"""Of a number that ranks exchange: sums are in float32."""
+"""Bytes of a number that ranks exchange: sums are in float32."""
 _SPAN = 1024
 """Keys that lie together where ranks share texts, as in `parlay.cache`: their sums are exchanged."""
 _DIVIDED = 32
@@ -94,7 +94,7 @@ def shard(shape: ModelShape, split: Split) -> ModelShape:
 
 
 def share_of(machine: Machine, count: int) -> Machine:
-    """Give the part that one of ``count`` processes has of a machine on which all of them work at once."""
+    """Give the share that one of ``count`` processes gets of a machine on which all of them work at once."""
     return replace(
         machine,
         bandwidth=machine.bandwidth / count,
@@ -134,7 +134,7 @@ def memory_of(shape: ModelShape, split: Split, usable: float | None, drafter: Mo
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Seconds of a step: what devices compute, and what they wait for links."""
+    """Seconds of a step: computing on devices, and waiting for links."""
 
     compute: float
     link: float
@@ -158,7 +158,7 @@ class SplitSteps:
         return self.parts(sequences, rows, head_rows, keys, pairs).seconds
 
     def parts(self, sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> StepParts:
-        """The step's seconds, apart."""
+        """The step's seconds, computing and waiting apart."""
         split = self._split
         if split.context > 1:
             return self._by_context(sequences, rows, head_rows, keys, pairs)
@@ -180,7 +180,7 @@ class SplitSteps:
             layers, others = math.ceil(shape.num_layers / split.pipeline), split.tensor - 1
             seconds += 2 * layers * link.seconds(others * row)
             logits = head_rows * shape.vocab_size * _ROW_BYTES * others / split.tensor
-            seconds += link.seconds(logits) / split.pipeline  # the last stage alone has them
+            seconds += link.seconds(logits) / split.pipeline  # only the last stage has them
         if split.pipeline > 1:
             seconds += link.seconds(row)
         return seconds
@@ -206,7 +206,7 @@ def beside(draft: DraftSeconds, verify: StepCost, link: Link) -> DraftSeconds:
     """Seconds that drafting adds to a step if another device drafts.
 
     Either it drafts and the target waits; or it drafts for one half of the sequences while the other is verified, and
-    then weights are read twice. The quicker way counts. Tokens go over the link and back.
+    then weights are read twice. The quicker way is taken. Tokens go over the link and back.
     """
 
     def verified(sequences: int, nodes: int, context: float) -> float:

@@ -158,7 +158,7 @@ def _records(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _log(path: Path, records: list[tuple[str, Mapping[str, Any]]], most: int | None) -> Traffic:
-    """The log has a request when it ends, so it came so many seconds before."""
+    """The log holds a request when it ends, so its arrival is that many seconds earlier."""
     found = []
     empty = 0
     for place, record in records:

@@ -28,13 +28,13 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests in the order in which they come, and what a reader should know of them."""
+    """Requests in the order of their arrival, with notes for the reader."""
 
     name: str
     arrivals: Sequence[Arrival]
     notes: tuple[str, ...] = ()
     kinds: tuple[str, ...] = field(init=False)
-    """Of the requests, in the order of their first."""
+    """The kinds of the requests, in the order of their first request."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kinds", tuple(dict.fromkeys(each.kind for each in self.arrivals)))
@@ -46,12 +46,12 @@ class Traffic:
 
     @property
     def mean_prompt(self) -> float:
-        """Tokens of a prompt."""
+        """The number of prompt tokens."""
         return fmean(each.prompt for each in self.arrivals)
 
     @property
     def mean_output(self) -> float:
-        """Tokens of an answer."""
+        """The number of answer tokens."""
         return fmean(each.output for each in self.arrivals)
 
     def faster(self, times: float) -> Traffic:
