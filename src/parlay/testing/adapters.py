@@ -24,7 +24,7 @@ def save_adapter(
     seed: int = 0,
     changes: Mapping[str, object] | None = None,
 ) -> Path:
-    """Write an adapter of these products of all layers into ``folder``; ``changes`` are made to its config."""
+    """Write an adapter for these products of all layers into ``folder``; ``changes`` override its config."""
     draw = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, shape in weight_shapes(config).items():

@@ -345,8 +345,8 @@ def save_random(name: str, directory: Path, *, seed: int = 0, dtype: torch.dtype
 def save_dense(file: Path, directory: Path) -> None:
     """Write config.json, model.safetensors and the tokenizer of a GGUF file's model into ``directory``.
 
-    Blocks become the numbers that they stand for, rounded to bfloat16. Raises ParlayError for a model that is no plain
-    Llama, Qwen2 or Qwen3.
+    Quantized blocks become their values, rounded to bfloat16. Raises ParlayError for a model that is no plain Llama,
+    Qwen2 or Qwen3.
     """
     config = read_config(file)
     weights = {name: as_tensor(weight, torch.bfloat16) for name, weight in load_weights(file, config).items()}

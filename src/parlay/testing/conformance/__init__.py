@@ -90,7 +90,8 @@ DISTRIBUTION_STAGE = "toy distribution"
 def check_strategy(
     spec: str, *, effort: KitLength = SHORT, stages: Iterable[Stage] | None = None, checks: Iterable[str] = CHECKS
 ) -> Report:
-    """Test the strategy ``NAME[:key=value,...]``; third-party names work. UsageError for one that isn't there."""
+    """Test the strategy ``NAME[:key=value,...]``; third-party names work. Raises UsageError for a strategy that does
+    not exist."""
     return _check(subject_of(spec), effort, stages, checks)
 
 
@@ -103,7 +104,8 @@ def check_drafter(
     stages: Iterable[Stage] | None = None,
     checks: Iterable[str] = CHECKS,
 ) -> Report:
-    """Test the drafter that ``make`` builds, under ``rule``. What the rule does not promise is not compared."""
+    """Test the drafter that ``make`` builds, under ``rule``. Properties that the rule does not promise are not
+    compared."""
     return _check(Subject(name, make, rule), effort, stages, checks)
 
 
@@ -140,12 +142,12 @@ def default_stages() -> Mapping[str, Stage]:
 
 
 def applies(check: str, stage: Stage) -> bool:
-    """Whether the check says something on this stage."""
+    """Whether the check means anything on this stage."""
     return check in stage.checks if stage.checks else check != "distribution"
 
 
 def run_check(check: str, subject: Subject, stage: Stage, effort: KitLength = SHORT) -> Finding:
-    """One check on one stage. A failure, of whatever kind, is a finding."""
+    """One check on one stage. Any exception is a finding."""
     began = time.perf_counter()
     try:
         excuses = CHECKS[check](subject, stage, effort)

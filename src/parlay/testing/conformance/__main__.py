@@ -1,4 +1,4 @@
-"""`python -m parlay.testing.conformance [STRATEGY ...]`: run the kit, print and keep what came of it."""
+"""`python -m parlay.testing.conformance [STRATEGY ...]`: run the kit, print and save the results."""
 
 from __future__ import annotations
 

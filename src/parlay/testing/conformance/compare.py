@@ -14,12 +14,12 @@ from parlay.types import Exactness, Strategy
 
 
 class Divergence(AssertionError):
-    """A text that is not the one that plain decoding gives."""
+    """A text that differs from plain decoding's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excuse:
-    """A first difference within numerical noise: at this token, by so much in one logit."""
+    """A first difference within numerical noise: at this token, by this much in one logit."""
 
     position: int
     gap: float
@@ -34,7 +34,7 @@ def comparable(strategy: Strategy, ask: StageRequest) -> bool:
 def same_tokens(stage: Stage, ask: StageRequest, expected: Sequence[int], got: StageSample) -> Excuse | None:
     """None when the texts are equal. Raises Divergence unless the first difference is excused.
 
-    It is when the two rows of logits for the text before it differ by no more than the stage's noise bound, and the
+    It is excused when the two rows of logits for the text before it differ by at most the stage's noise bound, and the
     one sampler maps each row to its own token.
     """
     tokens = got.tokens
@@ -54,7 +54,8 @@ def same_tokens(stage: Stage, ask: StageRequest, expected: Sequence[int], got: S
 
 
 def widest_gap(logits_V: Tensor, other_V: Tensor) -> float:
-    """How far apart two rows of logits are at most. Equal infinities, of tokens that a model never says, are none."""
+    """The largest difference between two rows of logits. Equal infinities, of tokens that a model never writes, count
+    as 0."""
     return float((logits_V - other_V).where(logits_V != other_V, 0.0).abs().max())
 
 

@@ -23,12 +23,12 @@ LENGTH = 3
 TRUNCATED = SamplingParams(temperature=1.3, top_k=3, top_p=0.85)
 
 UNLIKELY = 1e-6
-"""A chance below this, at fixed seeds, is no accident."""
+"""At fixed seeds, a p-value below this is no accident."""
 
 
 def distribution(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     """U3: drawn texts have the target's distribution, under temperature alone and with top-k and top-p together; in the
-    long form also under each with and without the others. Lossy rules promise none.
+    long form also under each with and without the others. Lossy rules promise no distribution.
 
     A count sees coarse faults, such as coins that turn up a tenth too often. Rules are proved by enumerating their
     random numbers, in tests of their own.

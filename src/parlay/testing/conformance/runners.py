@@ -27,9 +27,8 @@ def check_runner(
     steps: int = 60,
     seed: int = 0,
 ) -> Report:
-    """Test a runner. ``open_runner(capacity)`` makes one whose cache holds so many tokens, ``logits_of`` says what the
-    logits ``[V]`` after a text must be, give or take ``noise_bound``.
-    """
+    """Test a runner. ``open_runner(capacity)`` makes a runner whose cache holds ``capacity`` tokens; ``logits_of``
+    gives the expected logits ``[V]`` after a text, to within ``noise_bound``."""
     name = open_runner(CAPACITY).spec.name
     findings: list[Finding] = []
     for check in (random_walk, limits):

@@ -23,7 +23,7 @@ def run(specs: Sequence[str], effort: KitLength, processes: int) -> Iterator[Rep
 
 
 def check_quietly(spec: str, effort: KitLength) -> Report:
-    """Without the engine's warnings: drafters that fail on purpose are no news."""
+    """Silence the engine's warnings: drafters that fail on purpose are no news."""
     logger = logging.getLogger("parlay")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -67,7 +67,7 @@ class Stage:
     resources: Resources
     noise_bound: float = 0.0
     checks: frozenset[str] = frozenset()
-    """Names of the checks that say something here; empty: all but the count of the distribution."""
+    """Names of the checks that mean something here; empty: all but the count of the distribution."""
     known: dict[str, ReferenceText] = field(default_factory=dict, compare=False)
     """Texts that the reference has decoded here already."""
 
@@ -207,11 +207,11 @@ class StageSample:
     """Tokens committed by each step."""
     last: Event | None = None
     drafters: tuple[WatchedDrafter, ...] = ()
-    """The drafters of its strategy, which other samples may share."""
+    """The drafters of the request's strategy, which other samples may share."""
 
     @property
     def drafter_fault(self) -> str:
-        """Tell what a drafter did wrong first; empty if none is known to have done anything."""
+        """Describe the first thing that a drafter did wrong; empty if none is known to have failed."""
         return next((drafter.fault for drafter in self.drafters if drafter.fault), "")
 
     @property
