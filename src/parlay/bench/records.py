@@ -17,9 +17,9 @@ from parlay.bench.provenance import MAY_DIFFER
 from parlay.types import tokens_per_step
 
 PLAIN = "none"
-"""The strategy with which all others are compared."""
+"""The strategy that all others are compared with."""
 MEASURED, MODELLED = "measured", "modelled"
-"""How the joules of a row are known."""
+"""The origin of a row's joules."""
 OURS = "parlay"
 
 
@@ -38,9 +38,9 @@ class System(NamedTuple):
 class Cell:
     """The conditions of a measurement. ``engine`` is ``parlay``, or a peer's name, whose mode is then the ``strategy``.
 
-    ``part`` names the measurement where a file holds several that must not be mixed.
-    ``context`` 0 leaves prompts as they are; else each was padded with leading filler text to so many tokens.
-    ``busy`` processes burned a core each meanwhile.
+    ``part`` names the measurement where a file holds several that must not be mixed. ``context`` 0 leaves prompts as
+    they are; else each was padded with leading filler text to ``context`` tokens. ``busy`` processes burned a core each
+    meanwhile.
     """
 
     part: str = ""
@@ -81,7 +81,8 @@ class Row:
     itl: tuple[float, ...] = ()
     """Mean seconds between tokens, per request; a request that emitted once has none."""
     talks: tuple[int, ...] = ()
-    """The conversation of each of these, by number; empty where all are of different ones, or nobody knows."""
+    """The number of each request's conversation; empty where all requests belong to different ones, or it is not
+    known."""
     steps: int = 0
     proposed_by_position: tuple[int, ...] = ()
     """Nodes proposed at depth 1, 2, ... of the draft; probes are not proposals."""
@@ -89,7 +90,7 @@ class Row:
     proposed_by_source: Mapping[str, int] = field(default_factory=dict)
     accepted_by_source: Mapping[str, int] = field(default_factory=dict)
     prefill_seconds: float = 0.0
-    """These four fields: how the time was spent, if the engine says so."""
+    """These four fields: the breakdown of the time, if the engine reports it."""
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     overhead_seconds: float = 0.0
@@ -97,7 +98,7 @@ class Row:
     looped: float | None = None
     """Share of the tokens, before anything was cut, that lie in a verbatim repeat of the request's own output."""
     same: int = 0
-    """Requests whose tokens are those of plain decoding, ``of`` so many compared; 0 of 0 where nothing promises it."""
+    """Requests whose tokens equal plain decoding's, out of ``of`` compared; 0 of 0 where no equality is promised."""
     of: int = 0
     exactness: str = ""
     joules: float | None = None
@@ -146,7 +147,7 @@ class Results:
     def __init__(
         self, path: Path, header: Record, *, fresh: bool = False, texts: Mapping[str, str] | None = None
     ) -> None:
-        """Opens ``path`` to go on where it ends; ``fresh`` starts it anew. ``texts``: the fingerprints of workloads.
+        """Opens ``path`` to append to it; ``fresh`` starts it anew. ``texts``: the fingerprints of workloads.
 
         Raises ValueError when its rows come from another machine, version or commit, from other texts of the same name,
         or are no rows, and when it can't be written: now, and not when the first round is over.
@@ -166,7 +167,7 @@ class Results:
             _begin(path, header)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Append rows in one write. Raises ValueError where the file takes no more."""
+        """Append rows in one write. Raises ValueError where the file can't be written."""
         rows = [replace(row, texts=self._texts.get(row.cell.workload, row.texts)) for row in rows]
         lines = [json.dumps(dump(row), ensure_ascii=False) + "\n" for row in rows]
         with _writing(self.path), self.path.open("a", encoding="utf-8") as file:
@@ -245,7 +246,7 @@ def fingerprint(texts: Iterable[object]) -> str:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Raise ValueError in place of what the system says of a file that can't be written."""
+    """Raise ValueError in place of the system's error for a file that can't be written."""
     try:
         yield
     except OSError as error:

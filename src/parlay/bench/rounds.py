@@ -91,7 +91,7 @@ class Rounds:
 
 
 def rotated(cells: Sequence[Cell], by: int) -> Sequence[Cell]:
-    """The cells in the same order, beginning with another one."""
+    """The cells in the same order, rotated to begin with another one."""
     shift = by % max(len(cells), 1)
     return [*cells[shift:], *cells[:shift]]
 

@@ -1,6 +1,6 @@
 """Plans and runs a measurement: which systems on which workloads, how often, always beside plain decoding.
 
-What is measured is stored round by round, so that a run that was stopped goes on where it ended.
+Measurements are stored round by round, so that a run that was stopped continues where it ended.
 """
 
 from __future__ import annotations

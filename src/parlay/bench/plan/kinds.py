@@ -16,7 +16,7 @@ FILE = Path(__file__).with_name("kinds.json")
 class KindRate:
     """One measurement: ``tokens_per_step`` of a strategy on some ``texts`` of a kind, from the rows of a file.
 
-    ``prompts``: how many were decoded, the first of the set.
+    ``prompts``: the number of prompts decoded, the first ones of the set.
     """
 
     kind: str
@@ -28,12 +28,12 @@ class KindRate:
 
     @property
     def same_texts(self) -> str:
-        """Name what measurements share that can be compared: as many prompts of one set, answered by one model."""
+        """The key that comparable measurements share: as many prompts of one set, answered by one model."""
         return f"{self.prompts} of {self.texts}"
 
     @property
     def chance(self) -> float:
-        """The chance a that the next drafted token is right, from E = 1 / (1 - a) of a long chain."""
+        """The probability a that the next drafted token is right, from E = 1 / (1 - a) of a long chain."""
         return 1 - 1 / max(1.0, self.tokens_per_step)
 
 

@@ -49,7 +49,7 @@ def calibration_path(weights: str) -> Path:
 
 
 def load_here(model: str, asked: LoadOptions) -> LoadOptions:
-    """How random weights are loaded whose forwards cost what the model's do, as `parlay.models.load` loads it."""
+    """How to load random weights whose forwards cost what the model's do, as `parlay.models.load` loads it."""
     if asked.dtype != "auto":
         return asked
     dtype, _ = choose_dtype(read_model(model), models.default_device())
@@ -67,8 +67,8 @@ def open_random(
 ) -> tuple[Runner, ModelShape]:
     """A runner over random weights, loaded as any checkpoint is, and the shape in the bytes that it keeps.
 
-    With ``blocks`` every matrix is in its format. Kernels choose in which type keys and values are cached, so that is
-    read off the memory that the cache takes.
+    With ``blocks`` every matrix is in its block format. Kernels choose the type in which keys and values are cached, so
+    it is derived from the memory that the cache takes.
     """
     budget = Budget(None)
     config = config_of(shape, max_context)
@@ -105,8 +105,9 @@ def calibrate_here(
 ) -> MachineCalibration:
     """Time forwards of random decoders, and steps of the engine, on this machine; about a minute on two cores.
 
-    ``options`` say how they are loaded; with ``blocks`` their weights are in these formats. ``log`` gets a line for
-    each part of the work. One thread of a processor is timed by its processor time, of which other programs take none.
+    ``options`` tell how the models are loaded; with ``blocks`` their weights are in these formats. ``log`` gets a line
+    for each part of the work. One thread of a processor is timed by its processor time, of which other programs take
+    none.
     """
     shapes = shapes or (SHAPES if blocks is None else tuple(map(_in_whole_blocks, SHAPES)))
     longest = max(_LEAST_CONTEXT, *(work.context + work.rows for work in works))
@@ -163,7 +164,7 @@ def cache_bytes(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> float
 
 
 def load_calibration(path: Path) -> MachineCalibration:
-    """A file that `calibrate_here` made. Raises ParlayError with one line for anything else."""
+    """A file that `calibrate_here` made. Raises ParlayError with one line for any other file."""
     calibration = load(path)
     missing = [name for name in _TOLD if name not in calibration.provenance]
     if missing:

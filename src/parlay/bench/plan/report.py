@@ -13,15 +13,16 @@ from parlay.cost.speed import DraftPlan, Setting, Speed, choose, crossover, pred
 USABLE = 0.9
 """Of a device's memory, the share that weights and cache may take: programs and activations need the rest."""
 _GAIN = 1.02
-"""Below this many times plain decoding nothing is picked."""
+"""Nothing is picked below this speedup over plain decoding."""
 BETTER = 1.05
-"""Below this many times the strategy that comes first no other is picked: a few prompts don't tell them apart."""
+"""Another strategy than the first is picked only at this speedup over it: a few prompts don't tell closer ones
+apart."""
 _CHANCES = tuple(place / 50 for place in range(1, 50))
 
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """One forward of ``rows`` rows for each sequence. ``ratio``: its seconds over those of one row.
+    """One forward of ``rows`` rows for each sequence. ``ratio``: its seconds divided by those of one row.
 
     ``fetched`` bytes are of weights that memory does not hold.
     """
@@ -36,9 +37,10 @@ class Verify:
 
 @dataclass(frozen=True, slots=True)
 class StrategySpeed:
-    """A strategy's speed; ``gain`` is to plain decoding. ``pays_below`` is the batch at which its drafts stop paying.
+    """A strategy's speed; ``gain`` is its speedup over plain decoding. ``pays_below`` is the batch at which its drafts
+    stop paying.
 
-    None there: they pay at any batch that was looked at, or there are none.
+    None: its drafts pay at every batch examined, or it has none.
     """
 
     speed: Speed

@@ -172,7 +172,8 @@ def _laws(model: str, rows: Sequence[Row]) -> list[Section]:
 
 
 def deviation(row: Row) -> float:
-    """How far the measured share lies from the expected one: in standard deviations, or in all where there is none."""
+    """The distance of the measured share from the expected one: in standard deviations, or the whole difference if
+    there is none."""
     gap = row.values["right"] / row.requests - row.values["expected"]
     return gap / row.values["sigma"] if row.values["sigma"] > 1e-9 else gap
 

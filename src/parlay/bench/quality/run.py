@@ -77,7 +77,8 @@ def measure(
     results: Results,
     step: Callable[[str], object] = str,
 ) -> None:
-    """Measure each strategy on each task, once; ``step`` gets a note after each. What fails has a row that says why."""
+    """Measure each strategy on each task, once; ``step`` gets a note after each. A strategy that fails gets a row with
+    the reason."""
     for task in tasks:
         for strategy in strategies:
             cell = cell_of(writer, task, strategy)

@@ -18,7 +18,7 @@ from parlay.options import UsageError, nearest
 Words = tuple[str, ...]
 
 ITEMS = 6
-"""Words of a list."""
+"""The number of words in a list."""
 SIDE = 4
 """Rows and columns of a square, so 16 places."""
 EXAMPLES = 2
@@ -51,7 +51,8 @@ def lower(words: Words) -> Words:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A kind of problem. ``laws``: how many problems an oracle takes; one, where all are alike but for their words.
+    """A kind of problem. ``laws``: the number of problems given to an oracle; one, where all are alike but for their
+    words.
 
     ``closed`` gives, where there is a formula, the share of right answers of a target that knows the right answers'
     distribution and decides k places in each step, whichever they are.

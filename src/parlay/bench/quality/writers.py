@@ -1,4 +1,4 @@
-"""Who answers the problems of tasks: an oracle, or a model."""
+"""Sources of answers to the tasks' problems: an oracle, or a model."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class ModelWriter:
         return list(zip(task.problems(self.count, SEED), found, strict=True))
 
     def expected(self, task: Task, strategy: str) -> None:
-        """Nothing is known of what a model answers."""
+        """Nothing is known of the distribution of a model's answers."""
 
     def _prompts(self, task: Task) -> list[str]:
         return [task.prompt(problem, self.examples) for problem in task.problems(self.count, SEED)]

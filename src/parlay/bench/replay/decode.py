@@ -22,7 +22,7 @@ WHOLE, BY_COST = "fixed", "adaptive"
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One answer's tokens as they came, what the engine counted, and what the forwards after the first step cost.
+    """One answer's tokens as they came, the engine's counts, and the cost of the forwards after the first step.
 
     ``forward_seconds`` is by the prices given; 0 without.
     """

@@ -23,7 +23,7 @@ MODEL = "recorded answers"
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Recorded answers of one file as ids, cut where they first repeat themselves; ``looped``: the share that was."""
+    """Recorded answers of one file as ids, cut at their first loop; ``looped``: the share that was cut."""
 
     name: str
     records: tuple[Recorded, ...]
@@ -85,7 +85,7 @@ def _priced(row: Row, done: Sequence[Replayed]) -> Row:
 
 
 def replayable(tokens: RecordedTokens) -> list[str]:
-    """The strategies of the catalogue that need no more than the text, at their defaults."""
+    """The strategies of the catalogue that need only the text, with their default options."""
     return [name for name in catalogue() if _can_replay(name, tokens)]
 
 

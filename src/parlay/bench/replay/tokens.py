@@ -34,7 +34,7 @@ class Recorded:
 
 
 class RecordedTokens(Protocol):
-    """A tokenizer as a replay needs it. ``base`` is that of the model, for drafters that compare texts."""
+    """A tokenizer as a replay needs it. ``base`` is the model's tokenizer, for drafters that compare texts."""
 
     @property
     def name(self) -> str: ...
@@ -55,7 +55,7 @@ class RecordedTokens(Protocol):
 def open_tokens(name: str) -> RecordedTokens:
     """A tokenizer: ``mistral-common:VERSION``, a built-in model, a local folder, or a Hub id.
 
-    Raises ParlayError for one that can't be had.
+    Raises ParlayError where it can't be loaded.
     """
     kind, colon, version = name.partition(":")
     return _Mistral(version) if kind == MISTRAL and colon else _HuggingFace(name)

@@ -47,7 +47,7 @@ def markdown(table: Table) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text that can stand in a cell of a table."""
+    """Escape text for a cell of a table."""
     return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
 
 

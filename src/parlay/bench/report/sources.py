@@ -13,7 +13,7 @@ from parlay.bench.records import Row, read
 ORIGIN = ("machine", "versions", "commit", "threads", "environment")
 """The fields of provenance that files in one report must share; what was measured may differ."""
 CONDITIONS = ("dtype", "quantize", "device", "kernels", "options", "settings", "tokenizer")
-"""Those that files must share, too, where they hold rounds of the same cells."""
+"""Further fields that files must share if they hold rounds of the same cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ReportSources:
 
     @property
     def rows(self) -> list[Row]:
-        """All rows. Rounds are numbered on from file to file, so that no ratio is one of two files."""
+        """All rows. Rounds are numbered on from file to file, so that no ratio mixes two files."""
         found: list[Row] = []
         for source in self.sources:
             start = max((row.round for row in found), default=-1) + 1
@@ -69,7 +69,7 @@ def _source(path: Path) -> Source:
 
 
 def _differences(sources: Sequence[Source]) -> Iterator[str]:
-    """In what files differ that must not: from the first one, and from any that holds the same cells."""
+    """The forbidden differences between files: from the first one, and from any that holds the same cells."""
     for one, other in combinations(sources, 2):
         shared = {row.cell for row in one.rows} & {row.cell for row in other.rows}
         fields = [*(ORIGIN if one is sources[0] else ()), *(CONDITIONS if shared else ())]

@@ -54,7 +54,7 @@ class Conditions(NamedTuple):
 
 
 def sections(rows: Sequence[Row]) -> list[Section]:
-    """All sections in order; what failed only where something did."""
+    """All sections in order; the failures only if something failed."""
     failed = failures(rows)
     parts = [by_workload(rows), by_position(rows), forwards(rows), every_cell(rows)]
     recorded = steps_alone(rows)
@@ -128,14 +128,14 @@ def steps_alone(rows: Sequence[Row]) -> Section:
 
 
 def _rate(rows: Sequence[Row], name: str) -> str:
-    """Tokens per second, the geometric mean over workloads, and over how many, if not over all."""
+    """Tokens per second, the geometric mean over workloads, and the number of workloads unless it covers all."""
     kinds = _workloads(rows)
     rates = {kind: Spread.of(row.tokens_per_second for row in _only(rows, name, kind)) for kind in kinds}
     return _mean({kind: rate.median for kind, rate in rates.items() if rate and rate.median}, kinds, ".1f")
 
 
 def _mean(values: Mapping[str, float], kinds: Sequence[str], form: str = ".2f") -> str:
-    """The geometric mean, and over how many workloads it is, if not over all."""
+    """The geometric mean, and the number of workloads unless it covers all."""
     some = f" ({len(values)} of {len(kinds)})" if len(values) < len(kinds) else ""
     return f"{geometric_mean(values.values()):{form}}{some}" if values else ""
 
@@ -294,7 +294,7 @@ def _tokens_per_step(rows: Sequence[Row]) -> float:
 
 
 def _same(rows: Iterable[Row], name: str) -> str:
-    """How many texts equal those of plain decoding; empty if no text is promised."""
+    """The number of texts that equal plain decoding's; empty if equality is not promised."""
     own = _only(rows, name)
     compared = sum(row.of for row in own)
     return f"{sum(row.same for row in own)}/{compared}" if compared else ""
