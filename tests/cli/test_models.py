@@ -56,6 +56,18 @@ def test_a_model_from_the_hub_is_removed_with_all_its_revisions(
     assert pulled.exists()
 
 
+def test_a_terminal_obeys_no_name_of_a_folder(
+    cli: Cli, pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "hub" / "models--someone--\x1b[31mred" / "snapshots" / ("1" * 40)
+    place.mkdir(parents=True)
+    (place / "model.safetensors").write_bytes(b"")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    told = cli("models").out
+    assert "[31mred" in told
+    assert "\x1b" not in told
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     from parlay.models.facts import spell_parameters  # here, as help needs none of it
     from parlay.models.fetch.local_models import kept
+    from parlay.system.terminal import shown
 
     found = kept()
     if options.json:
@@ -43,10 +45,11 @@ def run(options: argparse.Namespace) -> int:
     for each in found:
         count = _parameters(each.files)
         size = spell_parameters(count) if count else ""
-        print(f"{each.name:{width}}  {size:>8}  {each.size / 1e6:8,.0f} MB  {each.source:8}  {each.place}")
+        line = f"{each.name:{width}}  {size:>8}  {each.size / 1e6:8,.0f} MB  {each.source:8}  {each.place}"
+        print(shown(line, sys.stdout))  # others name folders and tokens
         ends = _ends(each.files)
         if ends:
-            print(f"{'':{width}}  ends at {' '.join(ends)}")
+            print(shown(f"{'':{width}}  ends at {' '.join(ends)}", sys.stdout))
     return 0
 
 
