@@ -97,7 +97,7 @@ def _where(strategy: str, own: Iterable[str], everywhere: Set[str]) -> str:
 
 
 def readme_table(summaries: Sequence[CellSummary]) -> str:
-    """Markdown, a line for each strategy and workload. Of `transformers` the fastest mode that was measured counts.
+    """Markdown, a line for each strategy and workload. `transformers` counts with its fastest measured mode.
 
     Cells in which it can't be measured are left out: it decodes greedily, one request at a time.
     """

@@ -52,7 +52,7 @@ class ReplicaProcess:
         return [self.process.sentinel, *([] if self.ready_at is not None or not self.alive else [self.news])]
 
     def becomes_ready(self) -> bool:
-        """Whether it has become ready since the last call."""
+        """Whether the replica has become ready since the last call."""
         if self.ready_at is not None or not self.news.poll():
             return False
         with suppress(EOFError):  # the process has ended

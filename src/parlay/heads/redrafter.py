@@ -31,7 +31,7 @@ class ReDrafterHead(SeveralHeadsModule):
         self.lm_head = nn.Linear(2 * size, config.draft_vocab_size, bias=False)
 
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
-        """The next state ``[..., H]`` from ``state`` and the drafted token's embedding, both ``[..., H]``."""
+        """The next state ``[..., H]`` from ``state`` and the drafted token's ``embedded``, both ``[..., H]``."""
         return F.silu(self.input(embedded) + self.recurrent(state))
 
     def read(self, hidden: Tensor, state: Tensor) -> Tensor:

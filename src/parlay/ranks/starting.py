@@ -220,7 +220,7 @@ def _ended_on_error(children: list[subprocess.Popen[bytes]]) -> Iterator[list[su
 class _Gathering:
     """The ranks that have joined, and those that have not confirmed yet that they have the model.
 
-    A rank that differs is refused; if ``patient``, rank 0 waits for another in its place.
+    A rank with another model or version is refused; if ``patient``, rank 0 waits for another in its place.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The server with the fewest requests; of equals the one that was chosen longest ago."""
+    """The server with the fewest requests; among equals the one chosen longest ago."""
 
     def __init__(self, seed: int) -> None:
         self._heap: list[tuple[int, int, int, Replica]] = []

@@ -31,7 +31,7 @@ class Grouping:
     zero_offset: int = 0
 
     def count(self, inputs: int) -> int:
-        """The number of groups of so many inputs."""
+        """The number of groups that ``inputs`` inputs have."""
         return 1 if self.size == -1 else -(-inputs // self.size)
 
 

@@ -193,7 +193,7 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
             raise ValueError(f"{self._spec.name} is an encoder-decoder, which can't {what} here")
 
     def _run(self, segment: Segment, hidden: bool) -> _Rows:
-        """Run one segment: rows of the source are only noted, those from the start token on are decoded."""
+        """Run one segment: rows of the source are stored for the encoder, those from the start token on are decoded."""
         state, start, pending = self._sequences[segment.sequence], self._encoder.start, segment.pending
         read = 0
         if not state.target:
