@@ -346,8 +346,9 @@ static Pass pass_of(const Model *model, const Batch *batch, const Space *space)
  * is all rows but the last. So it is only if no later layer, tap or vote reads what these rows would compute. */
 static int keeps_wanted(const Model *model, const Batch *batch)
 {
-    if (!batch->wanted || batch->wanted >= batch->rows || batch->late || batch->all_rows || batch->skip || model->context) return 0;
-    if (!model->layers || model->per_layer || model->layer[model->layers - 1].reads_others) return 0; /* a rank may have no layer */
+    if (!batch->wanted || batch->wanted >= batch->rows) return 0;
+    if (batch->late || batch->all_rows || batch->skip || model->context || model->per_layer) return 0;
+    if (!model->layers || model->layer[model->layers - 1].reads_others) return 0; /* a rank may have no layer */
     if (batch->taps && batch->taps[model->layers]) return 0;
     for (int64_t s = 0; s < batch->segments; s++)
         if (batch->segment[s].votes) return 0;
