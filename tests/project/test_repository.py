@@ -86,6 +86,17 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def imported_names(path: Path) -> set[str]:
+    """Modules, and the names in them, that a file imports."""
+    names: set[str] = set()
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
+    return names
+
+
 def imported_parts(path: Path) -> set[str]:
     """The parts of this package that a module imports, wherever in the module."""
     names: set[str] = set()
@@ -110,6 +121,24 @@ def tracked_text() -> Iterator[tuple[str, str]]:
             continue
         if path.is_file():
             yield name, path.read_text(encoding="utf-8")
+
+
+def test_every_module_is_used() -> None:
+    """One that nothing imports is left over. Commands, rules and recipes are imported by name: ``module:name``."""
+    used = set().union(*(imported_names(path) for path in [*MODULES, *(ROOT / "tests").rglob("*.py")]))
+    texts = (node.value for path in MODULES for node in ast.walk(parse(path)) if isinstance(node, ast.Constant))
+    used_by_name = {name for text in texts if isinstance(text, str) for name in re.findall(r"(\w+):[A-Za-z_]", text)}
+    places = {path: ".".join(["parlay", *path.relative_to(PACKAGE).with_suffix("").parts]) for path in MODULES}
+    by_users = {
+        "parlay.transformers",
+        *(f"parlay.{name}" for name in ALIASES),
+        *(f"parlay.cli.{each}" for each in COMMANDS),
+    }
+    assert not [
+        place
+        for path, place in places.items()
+        if place not in used | by_users and path.stem not in used_by_name | {"__init__", "__main__"}
+    ]
 
 
 def test_files_are_short() -> None:
