@@ -19,7 +19,7 @@ from typing import TypeVar
 import torch
 
 from parlay.aio.building import StrategyBuilds
-from parlay.aio.stream import Busy, Closed, Lost, Message, OutputQueue, PendingJob, for_future, in_one_line
+from parlay.aio.stream import Busy, Closed, Lost, Message, OutputQueue, PendingJob, for_future, kind_and_message
 from parlay.llm.jobs import Sample
 from parlay.llm.llm import LLM
 from parlay.llm.outputs import StreamEvent
@@ -181,7 +181,7 @@ class Worker:
             failure = str(error)
             logger.error("the model is gone, and all its requests end: %s", failure)
         except BaseException as error:  # if the thread died silently, every job would wait forever
-            failure = f"the engine failed ({in_one_line(error)})"
+            failure = f"the engine failed ({kind_and_message(error)})"
             logger.exception("the engine thread failed; all requests end")
         self._end(failure)
 
@@ -268,7 +268,7 @@ class Worker:
             raise
         except BaseException as error:
             logger.exception("a step of the engine failed; the requests in it end, the engine goes on")
-            self._give_up(f"the engine failed while this request was running ({in_one_line(error)})")
+            self._give_up(f"the engine failed while this request was running ({kind_and_message(error)})")
             return
         for event in events:
             self._send(event)
@@ -327,7 +327,7 @@ class Worker:
             news = pending.job.event(sample, event)
         except BaseException as error:
             logger.exception("request %s ends: its output can't be made into text", event.request)
-            self._break(pending, ParlayError(f"the output can't be made into text ({in_one_line(error)})"))
+            self._break(pending, ParlayError(f"the output can't be made into text ({kind_and_message(error)})"))
             return
         if news.output is not None:
             self._deadlines.pop(pending, None)

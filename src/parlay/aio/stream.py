@@ -226,8 +226,8 @@ def for_future(error: BaseException) -> Exception:
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    return ParlayError(in_one_line(error))
+    return ParlayError(kind_and_message(error))
 
 
-def in_one_line(error: BaseException) -> str:
+def kind_and_message(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())

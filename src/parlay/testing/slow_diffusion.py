@@ -94,8 +94,8 @@ class SlowDiffusion:
                 now = (first + open_places[0]) // group
                 open_places = [place for place in open_places if (first + place) // group == now]
             surest = sorted(open_places, key=lambda place: -probs[place])
-            gaps = [probs[at] - probs[after] for at, after in zip(surest[k - 1 : k], surest[k : k + 1], strict=False)]
-            if min([*gaps, *(leads[place] for place in surest[:k])]) < CLOSE:
+            close = len(surest) > k and probs[surest[k - 1]] - probs[surest[k]] < CLOSE
+            if close or min(leads[place] for place in surest[:k]) < CLOSE:
                 raise ValueError("two tokens or places are too close to call: take another prompt")
             for place in surest[:k]:
                 places[place] = tokens[place]
