@@ -81,7 +81,7 @@ def test_texts_that_nobody_uses_can_be_given_up_all_at_once() -> None:
     spare(target, 1)
     spare(drafter, 2)
     budget.drop_spare()
-    assert (target.spare, drafter.spare, drafter.held) == (0, 0, 0)
+    assert (target.spare, drafter.spare, drafter.nbytes) == (0, 0, 0)
     assert target.length(0) == 16
 
 
@@ -105,7 +105,7 @@ def test_no_more_is_held_than_was_allowed_whatever_happens() -> None:
         for store in stores:
             store.check()
         assert budget.free >= 0
-        assert budget.total - budget.free == sum(store.held for store in stores)
+        assert budget.total - budget.free == sum(store.nbytes for store in stores)
 
 
 def test_of_several_targets_none_takes_a_running_text_of_another() -> None:

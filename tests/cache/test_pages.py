@@ -76,7 +76,7 @@ def test_memory_of_slabs_without_a_page_in_use_is_not_resident_any_more() -> Non
         assert store.reserve(name, 16 * 192)  # three slabs
         for page in store._live[name].table:
             page.rows.fill_(1)
-    assert resident_bytes() - before > 0.9 * store.held
+    assert resident_bytes() - before > 0.9 * store.nbytes
     store.release(0)
-    assert store.held == 192 * LARGE.page_bytes
-    assert resident_bytes() - before < 1.1 * store.held
+    assert store.nbytes == 192 * LARGE.page_bytes
+    assert resident_bytes() - before < 1.1 * store.nbytes

@@ -89,7 +89,7 @@ def test_ranks_hold_together_what_their_memories_hold() -> None:
         assert store.capacity() == store.free_tokens() == 640
         store.open(1, [])
         assert store.reserve(1, 640)
-        assert resident(store) == store.held == store._budget.total == 20 * SHAPE.page_bytes
+        assert resident(store) == store.nbytes == store._budget.total == 20 * SHAPE.page_bytes
         with pytest.raises(OutOfRoom):
             store.reserve(1, 641)
         store.release(1)

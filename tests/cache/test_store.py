@@ -216,7 +216,7 @@ def test_keys_that_no_layer_sees_any_more_take_no_memory(shape: CacheShape, rece
         assert store.keep(0, ()) == first + 32
         store.check()
     page = SHAPE.page_bytes // (2 if shape.num_layers else 1)
-    assert store.held - store.spare == pages * page
+    assert store.nbytes - store.spare == pages * page
     assert store.match_prefix([*text[:100], -1]) == 100
     while store.drop_spare():
         store.check()
@@ -277,9 +277,9 @@ def test_a_prefix_is_found_to_the_token_but_never_whole() -> None:
 def test_a_prefix_is_reused_where_it_lies() -> None:
     store = Store(SHAPE, 1000)
     filled(store, 0, list(range(40)))
-    held = store.held
+    held = store.nbytes
     assert store.open(1, [*range(32), 99]) == 32
-    assert store.held == held
+    assert store.nbytes == held
     assert [page.address for page in store._live[1].table] == [page.address for page in store._live[0].table][:2]
 
 
@@ -288,17 +288,17 @@ def test_eight_samples_of_a_prompt_hold_its_pages_once(length: int) -> None:
     """Each takes one page more for what it writes itself."""
     store, prompt = Store(SHAPE, 4000), list(range(length))
     filled(store, 0, prompt)
-    alone = store.held
+    alone = store.nbytes
     for name in range(1, 8):
         store.fork(0, name)
-    assert store.held == alone
+    assert store.nbytes == alone
     for name in range(8):
         assert store.reserve(name, length + 1)
         run(store, name, (name,))
         store.keep(name, ())
         store.check()
     # a full last page stays as it is; one that is filled in part was copied by all but the last to write
-    assert store.held == alone + (8 if length % BLOCK == 0 else 7) * SHAPE.page_bytes
+    assert store.nbytes == alone + (8 if length % BLOCK == 0 else 7) * SHAPE.page_bytes
     for name in range(8):
         assert bool((read(store, name) == code([*prompt, name])[:, None]).all())
 
@@ -336,7 +336,7 @@ def test_two_that_compute_the_same_text_end_up_with_one_copy() -> None:
         assert store.reserve(name, 64)
         run(store, name, tuple(text))
         store.keep(name, ())
-    assert store.held == 4 * SHAPE.page_bytes
+    assert store.nbytes == 4 * SHAPE.page_bytes
     store.check()
 
 
@@ -351,7 +351,7 @@ def test_a_text_computed_again_gets_the_pages_that_a_released_one_left() -> None
         if name == 0:
             store.release(0)
         store.check()
-    assert (store.held, store.spare) == (4 * SHAPE.page_bytes, 0)
+    assert (store.nbytes, store.spare) == (4 * SHAPE.page_bytes, 0)
 
 
 def test_a_fork_between_a_forward_and_its_keep_shares_full_pages_only() -> None:
@@ -433,7 +433,7 @@ def test_what_is_cut_off_is_forgotten() -> None:
     store = Store(SHAPE, 1000)
     filled(store, 0, list(range(64)))
     store.truncate(0, 37)
-    assert (store.held, store.spare) == (3 * SHAPE.page_bytes, 0)
+    assert (store.nbytes, store.spare) == (3 * SHAPE.page_bytes, 0)
     assert store.match_prefix(list(range(64))) == 32
 
 
@@ -470,13 +470,13 @@ def test_the_rows_of_a_text_in_use_are_never_given_up() -> None:
 def test_pages_are_charged_in_whole_and_given_back() -> None:
     store = Store(SHAPE, 480)
     filled(store, 0, list(range(10)))
-    assert (store.free_tokens(), store.held, store.spare) == (480 - 16, SHAPE.page_bytes, 0)
+    assert (store.free_tokens(), store.nbytes, store.spare) == (480 - 16, SHAPE.page_bytes, 0)
     store.release(0)
-    assert (store.free_tokens(), store.held, store.spare) == (480, SHAPE.page_bytes, SHAPE.page_bytes)
+    assert (store.free_tokens(), store.nbytes, store.spare) == (480, SHAPE.page_bytes, SHAPE.page_bytes)
     filled(store, 1, list(range(50, 90)))
     assert store.reserve(1, 400)
     store.release(1)
-    assert store.held == store.spare == 4 * SHAPE.page_bytes
+    assert store.nbytes == store.spare == 4 * SHAPE.page_bytes
 
 
 def test_rows_of_a_text_that_grows_are_never_moved() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from parlay import LLM, ParlayError, SamplingParams
 from parlay.aio import AsyncLLM
-from parlay.certificates.gate import HeldCertificate
+from parlay.certificates.gate import CertificateFile
 from parlay.certificates.ways import FEW
 from parlay.llm.input_processor import RequestOptions
 from parlay.models.fetch.resolving import resolve
@@ -152,7 +152,7 @@ def test_audits_revoke_a_certificate_that_is_wrong_and_the_file_remembers_it(cer
 
 def test_processes_that_share_a_file_count_and_revoke_together(certify: Certify) -> None:
     path, spec = certify(WRONG), parse(WRONG)
-    replicas = [HeldCertificate(path, share=1) for _ in range(3)]
+    replicas = [CertificateFile(path, share=1) for _ in range(3)]
     for held in (*replicas[:2], *replicas[:2]):
         held.audit(spec, (1,), (2,))
     kept = json.loads(path.read_text())["strategies"][0]
@@ -166,7 +166,7 @@ def test_audits_leave_the_certificate_of_a_later_calibration_as_it_is(
     certify: Certify, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, spec = certify(WRONG), parse(WRONG)
-    held = HeldCertificate(path, share=1)
+    held = CertificateFile(path, share=1)
     certify(WRONG, answers=200, good=199).replace(path)
     later = path.read_text()
     held.audit(spec, (1,), (2,))

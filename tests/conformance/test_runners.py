@@ -93,7 +93,7 @@ class Leaky(ToyRunner):
     """Releases names, but not their cells."""
 
     def release(self, sequence: int) -> None:
-        self._held.pop(sequence, None)
+        self._states.pop(sequence, None)
 
 
 class Mixing(ToyRunner):

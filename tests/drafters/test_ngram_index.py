@@ -51,9 +51,9 @@ def test_samples_share_the_index_of_their_texts_while_one_of_them_is_under_way()
     first = indexes.ready(1, texts)
     assert first is not None
     assert indexes.ready(2, texts) is first
-    held = room.held
+    held = room.nbytes
     indexes.release(1)
     assert indexes.ready(2, texts) is first
-    assert room.held == held > 0
+    assert room.nbytes == held > 0
     indexes.release(2)
-    assert room.held == 0
+    assert room.nbytes == 0

@@ -21,7 +21,7 @@ from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOpti
 from parlay.drafters.remote.link import KEY_VARIABLE, OtherVocabulary, ServiceLink, Vocabulary
 from parlay.drafters.remote.messages import TextFacts, TextUpdate, answer_as_json
 from parlay.drafters.remote.remote import Remote, RemoteOptions
-from parlay.drafters.remote.service import DraftService, Held, Owner
+from parlay.drafters.remote.service import DraftService, KnownTokens, Owner
 from parlay.drafters.resources import Resources
 from parlay.drafters.token_text import TokenText, open_text
 from parlay.options import UsageError
@@ -433,8 +433,8 @@ class TestService:
         for number in range(10):
             service.draft([(owner, self.update(number, 0, [1, 2, 3, 1, 2]))])
         assert len(service) == 4
-        assert service.draft([(owner, self.update(0, 5, [3]))]) == [Held(0)]
-        assert service.draft([(owner, self.update(9, 5, [3]))])[0] != Held(0)
+        assert service.draft([(owner, self.update(0, 5, [3]))]) == [KnownTokens(0)]
+        assert service.draft([(owner, self.update(9, 5, [3]))])[0] != KnownTokens(0)
 
     def test_the_oldest_texts_are_forgotten_where_there_are_too_many(self) -> None:
         service = DraftService(copier(), VOCAB, 100, most_texts=3)
@@ -472,7 +472,7 @@ class TestService:
     def test_clients_have_numbers_of_their_own(self) -> None:
         service = DraftService(copier(), VOCAB, 100)
         service.draft([(Owner("", "a"), self.update(1, 0, [1, 2, 3, 1, 2]))])
-        assert service.draft([(Owner("", "b"), self.update(1, 5, [3]))]) == [Held(0)]
+        assert service.draft([(Owner("", "b"), self.update(1, 5, [3]))]) == [KnownTokens(0)]
         service.release(Owner("", "b"), [1])
         assert len(service) == 1
 
@@ -481,7 +481,7 @@ class TestService:
         news = self.update(1, 0, [1, 2, 3, 1, 2])
         first, second = service.draft([(owner, news), (owner, news)])
         assert isinstance(first, Draft)
-        assert second == Held(0)
+        assert second == KnownTokens(0)
 
     def test_drafters_hear_how_far_their_drafts_were_right(self) -> None:
         heard: list[Observation] = []

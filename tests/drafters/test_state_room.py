@@ -40,19 +40,19 @@ def test_the_targets_cache_takes_what_states_hold_and_they_come_back_once_it_is_
     views = [Sight(place, [*text, *text[:20]], GREEDY) for place, text in enumerate(texts)]
 
     assert all(map(len, drafter.propose(views, [4, 4])))
-    both = room.held
+    both = room.nbytes
     store.open(1, [1])
     assert store.reserve(1, store.capacity() - 100_000 // SHAPE.page_bytes * BLOCK)
-    assert 0 < room.held < both / 3
+    assert 0 < room.nbytes < both / 3
     assert store.reserve(1, store.capacity())
-    assert room.held == 0
+    assert room.nbytes == 0
     assert budget.free == 0
 
     store.release(1)
     for _ in range(3):
         drafts = drafter.propose(views, [4, 4])
     assert [draft.tree.tokens[0] for draft in drafts] == [text[20] for text in texts]
-    assert room.held > 0
+    assert room.nbytes > 0
 
 
 def test_states_take_only_what_the_cache_leaves() -> None:
@@ -64,7 +64,7 @@ def test_states_take_only_what_the_cache_leaves() -> None:
     text = [*range(2000)]
     view = Sight(0, [*text, *text[:20]], GREEDY)
     assert not len(propose(drafter, view, 4))
-    assert room.held == 0
+    assert room.nbytes == 0
     store.release(1)
     assert len(propose(drafter, view, 4))
 
@@ -79,10 +79,10 @@ def test_a_head_gives_up_features_that_find_no_room_and_drafts_from_the_last_one
     for start in range(0, count, 40):
         taps = {TARGET.num_layers: features_TH[start : start + 40].clone()}
         drafter.observe([Observation(view, NO_DRAFT, Verdict((), ()), taps, start=start)])
-        assert room.held <= room.most
+        assert room.nbytes <= room.most
     assert len(propose(drafter, view, 4))
     drafter.release(view.sequence)
-    assert room.held == 0
+    assert room.nbytes == 0
 
 
 def test_lookahead_begins_no_pool_without_room() -> None:
@@ -111,4 +111,4 @@ def test_stores_hold_few_tenants_and_none_pushes_out_one_that_has_less() -> None
     assert last in stores._stores
     assert past.of(last) is not None
     assert sum(store.tokens for store in stores._stores.values()) == stores._kept <= 1000
-    assert sum(tenant.tokens for tenant in past._tenants.values()) == past._held <= 1000
+    assert sum(tenant.tokens for tenant in past._tenants.values()) == past._num_tokens <= 1000

@@ -150,18 +150,18 @@ def test_states_of_requests_under_way_have_one_bound_and_give_back_what_they_too
     alone = DRAFTERS[name](replace(RESOURCES, room=plenty))
     for _ in range(10):
         alone.propose(views[:1], [4])
-    room = StateRoom(most=3 * plenty.held)
+    room = StateRoom(most=3 * plenty.nbytes)
     drafter = DRAFTERS[name](replace(RESOURCES, room=room))
     for _ in range(20):
         drafter.propose(views, [4] * len(views))
-        assert 0 < room.held < 1.1 * room.most
+        assert 0 < room.nbytes < 1.1 * room.most
     for view in views[:-1]:
         drafter.release(view.sequence)
     for _ in range(20):
         drafter.propose(views[-1:], [4])
     assert propose(drafter, views[-1], 4).tree.tokens[0] == text[20]
     drafter.release(views[-1].sequence)
-    assert room.held == 0
+    assert room.nbytes == 0
 
 
 def test_long_prompts_are_counted_in_the_course_of_several_steps() -> None:

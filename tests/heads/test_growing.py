@@ -20,7 +20,7 @@ from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.base import draft_ids
 from parlay.heads.native import eagle3_decoder
-from parlay.heads.opening import held_open
+from parlay.heads.opening import opened_artefact
 from parlay.llm import LLM
 from parlay.models.compiled.growing import GrownTrees
 from parlay.models.forward import Growth, HeadRows, TreeRequest
@@ -152,7 +152,7 @@ def test_the_library_is_asked_for_no_more_nodes_than_it_keeps_apart() -> None:
 def test_growth_that_would_be_read_beyond_an_end_is_refused(
     head: HeadArtefact, edit: Callable[[Growth], Growth], told: str
 ) -> None:
-    opened = held_open(head, torch.zeros(VOCAB_SIZE, head.layer.hidden_size))
+    opened = opened_artefact(head, torch.zeros(VOCAB_SIZE, head.layer.hidden_size))
     runner = opened.runner(EAGLE3, partial(eagle3_decoder, head.layer, head.operands, opened.embedding))
     if not runner.grows:
         pytest.skip(runner.spec.kernels)

@@ -165,7 +165,7 @@ def test_a_file_that_lies_is_told_from_a_sound_one(toy: Path, file: Path) -> Non
         store = Store(shape, 512)
         with file.open("rb") as opened, pytest.raises(BadPrefixFile, match=why):
             read_prefixes(store, opened, key)
-        assert not store.held
+        assert not store.nbytes
     file.write_bytes(whole)
     with file.open("rb") as opened:
         assert read_prefixes(store, opened, key) >= len(PROMPT)

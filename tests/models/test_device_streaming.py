@@ -267,7 +267,7 @@ def test_no_expert_is_overwritten_before_it_is_computed_nor_read_before_it_is_co
         for expert in shelf.in_order(layer, chosen):
             found.append(expert.number)
             span = lane.compute()
-            place = slots[shelf._held[layer, expert.number][0]].data_ptr()
+            place = slots[shelf._resident[layer, expert.number][0]].data_ptr()
             copied = [end for at, _, end in lane.copies if at == place and end <= span[0]]
             assert copied, "an expert is computed before it is copied"
             reads.append((place, *span))

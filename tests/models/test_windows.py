@@ -159,13 +159,13 @@ def forgets(
 ) -> NativeRunner:
     """A runner that has decoded texts; its logits are those of one that ``keep_all`` has keep all, in less memory."""
     runner = made(forms, dtype, cached)
-    found, held = lived(runner), runner.store.held - runner.store.spare
+    found, held = lived(runner), runner.store.nbytes - runner.store.spare
     keep_all()
     keeps = made(forms, dtype, cached)
     expected = lived(keeps)
     assert len(found) == len(expected)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-    assert held < 0.6 * (keeps.store.held - keeps.store.spare)
+    assert held < 0.6 * (keeps.store.nbytes - keeps.store.spare)
     return runner
 
 

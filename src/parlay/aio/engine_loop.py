@@ -237,8 +237,8 @@ class Worker:
 
     def _add_held(self) -> None:
         """Add the jobs whose strategy is now built, or tell them why it can't be built."""
-        held, error = self._builds.take()
-        for pending in held:
+        built, error = self._builds.take()
+        for pending in built:
             if error is None:
                 self._add(pending)
             else:

@@ -13,10 +13,10 @@ _MOST = 1 << 60  # bytes: sums of several such sizes fit into 64 bits
 
 
 class Holder(Protocol):
-    """A part of the program that holds bytes of a budget: ``held`` in all, ``spare`` of them for texts not in use."""
+    """A part of the program that holds bytes of a budget: ``nbytes`` in all, ``spare`` of them for texts not in use."""
 
     @property
-    def held(self) -> int: ...
+    def nbytes(self) -> int: ...
     @property
     def spare(self) -> int: ...
 
@@ -115,18 +115,18 @@ class Budget:
     @property
     def free(self) -> int:
         """Bytes that no one holds. Below 0 while the copy of a page exceeds the total."""
-        return self.total - self.held
+        return self.total - self.nbytes
 
     @property
-    def held(self) -> int:
+    def nbytes(self) -> int:
         """Bytes that the stores hold, for texts in use and for reusable ones."""
-        return sum(holder.held for holder in (*self._holders, *self._attached))
+        return sum(holder.nbytes for holder in (*self._holders, *self._attached))
 
     def free_bytes(self, taker: Holder) -> int:
         """Bytes that ``taker`` can get in addition to its texts in use."""
         targets = self._holders[: self._targets]
         in_the_way = targets if taker in targets else [*self._holders, *self._attached]
-        return max(0, self.total - sum(holder.held - holder.spare for holder in in_the_way))
+        return max(0, self.total - sum(holder.nbytes - holder.spare for holder in in_the_way))
 
     def make_room(self, size: int, taker: Holder) -> bool:
         """Make ``size`` bytes free. If that is impossible, return False and give up nothing."""

@@ -75,16 +75,16 @@ class Holdings(ABC):
         return self._spread.pages(self._budget.total // self.shape.page_bytes) * BLOCK
 
     @property
-    def held(self) -> int:
+    def nbytes(self) -> int:
         """Bytes of all pages in use or reusable, each counted once."""
-        recent = self._recent.held if self._recent is not None else 0
+        recent = self._recent.nbytes if self._recent is not None else 0
         return self._most(self.pool.taken, self._growing) * self._page_bytes + recent
 
     @property
     def spare(self) -> int:
         """Bytes of reusable pages that are not in use."""
         recent = (self.spare_pages.recent - self._recent.taken) * self._recent.page_bytes if self._recent else 0
-        return self.held - self._most(self._in_use(), self._growing) * self._page_bytes + recent
+        return self.nbytes - self._most(self._in_use(), self._growing) * self._page_bytes + recent
 
     def _in_use(self) -> list[int]:
         """Return how many pages of each rank are in use."""

@@ -105,7 +105,7 @@ class RecentPages:
         return self._pool.taken[0] - 1
 
     @property
-    def held(self) -> int:
+    def nbytes(self) -> int:
         """Bytes of these pages."""
         return self.taken * self.page_bytes
 

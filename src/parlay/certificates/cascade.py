@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parlay.certificates.certificate import (
+    AuditedFile,
     Binding,
     Claim,
     Evidence,
-    Held,
     Sampling,
     check_counts,
     read_part,
@@ -79,7 +79,7 @@ def read(path: Path) -> RequestCascade:
     return RequestCascade(small, large, read_part(Sampling, data["sampling"], path), claim, threshold)
 
 
-class HeldCascade(Held[RequestCascade]):
+class CascadeFile(AuditedFile[RequestCascade]):
     """A cascade's certificate and its file."""
 
     def __init__(self, path: Path, *, share: float) -> None:

@@ -248,7 +248,7 @@ class Audited:
     evidence: Evidence
 
 
-class Held(ABC, Generic[C]):
+class AuditedFile(ABC, Generic[C]):
     """A certificate and its file. A share of the answers that it allows are audited. Any thread may call.
 
     Several processes may hold the certificate of one file, as the replicas of a server do. Each adds its audits to the

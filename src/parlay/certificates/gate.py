@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from parlay.certificates.bounds import agreement
-from parlay.certificates.certificate import Audited, Binding, Certificate, Certified, Held, Sampling, read
+from parlay.certificates.certificate import Audited, AuditedFile, Binding, Certificate, Certified, Sampling, read
 from parlay.certificates.requirement import Allowed, Floor
 from parlay.certificates.ways import Loaded, Way, Ways
 from parlay.drafters.resources import Resources
@@ -30,7 +30,7 @@ ONE_BY_ONE = f"{DENOISE}:selector=confidence"
 """Fills one place per forward, so no quality is lost to parallelism: the reference of models without exact decoding."""
 
 
-class HeldCertificate(Held[Certificate]):
+class CertificateFile(AuditedFile[Certificate]):
     """A certificate of strategies and its file."""
 
     def __init__(self, path: Path, *, share: float) -> None:
@@ -52,7 +52,7 @@ class HeldCertificate(Held[Certificate]):
         """Count an answer that was also decoded exactly. Audits that contradict the bound revoke the strategy."""
         name = self.specs[spec]
         good = agreement(answer, exact) >= self.certificate.claim.agreement
-        self.count(lambda held: held.audited(name, good), name, lambda held: _named(held, name))
+        self.count(lambda file: file.audited(name, good), name, lambda file: _named(file, name))
 
 
 def _named(certificate: Certificate, strategy: str) -> Certified:
@@ -64,7 +64,7 @@ class ExactnessChoice:
     """The strategy that a request is decoded with, and the certificate that allows it if it is lossy."""
 
     strategy: str | StrategySpec
-    held: HeldCertificate | None = None
+    certificate: CertificateFile | None = None
 
 
 class CertificateGate:
@@ -92,22 +92,22 @@ class CertificateGate:
         """The strategy that answers are compared with; None: the exact form of the default one."""
         self.binding = binding
         """What certificates of this model are bound to. Reads all weights when it is first asked."""
-        self._held = [HeldCertificate(path, share=share) for path in paths]
+        self._files = [CertificateFile(path, share=share) for path in paths]
         seen: list[Certificate] = []
-        for held in self._held:
-            _check_binding(held, binding())
-            if any(held.certificate.sampling == other.sampling for other in seen):
-                raise ParlayError(f"{held.path} covers the same sampling as another certificate: leave one of them out")
-            seen.append(held.certificate)
+        for file in self._files:
+            _check_binding(file, binding())
+            if any(file.certificate.sampling == other.sampling for other in seen):
+                raise ParlayError(f"{file.path} covers the same sampling as another certificate: leave one of them out")
+            seen.append(file.certificate)
 
     @property
     def certifies(self) -> bool:
         """Whether there are certificates."""
-        return bool(self._held)
+        return bool(self._files)
 
     def audited(self) -> list[Audited]:
         """Return all certified facts, by strategy; one strategy may be in several certificates. Any thread may call."""
-        certificates = [held.certificate for held in self._held]
+        certificates = [file.certificate for file in self._files]
         return [Audited(one.strategy, each.claim, one) for each in certificates for one in each.strategies]
 
     def choose(
@@ -164,35 +164,35 @@ class CertificateGate:
             else ExactnessChoice(exact)
         )
 
-    def _open(self, floor: Floor, params: SamplingParams) -> list[tuple[Certified, HeldCertificate]]:
+    def _open(self, floor: Floor, params: SamplingParams) -> list[tuple[Certified, CertificateFile]]:
         """Return the strategies that are certified for such a request and were faster than exact decoding."""
         return [
-            (one, held)
-            for held in self._held
-            if held.certificate.covers(params)
-            for one in held.certificate.strategies
-            if one.speed > 1 and held.certificate.implies(one, floor)
+            (one, file)
+            for file in self._files
+            if file.certificate.covers(params)
+            for one in file.certificate.strategies
+            if one.speed > 1 and file.certificate.implies(one, floor)
         ]
 
-    def _certificate(self, spec: StrategySpec, floor: Floor, params: SamplingParams) -> HeldCertificate:
+    def _certificate(self, spec: StrategySpec, floor: Floor, params: SamplingParams) -> CertificateFile:
         """Return the certificate that allows a named lossy strategy. Raises ValueError, which says why none does."""
-        about = [(held, found) for held in self._held if (found := held.find(spec)) is not None]
+        about = [(file, found) for file in self._files if (found := file.find(spec)) is not None]
         if not about:
             raise ValueError(f"exactness lossy:{floor} needs a certificate of {spec}: parlay calibrate writes one")
-        covering = [(held, found) for held, found in about if held.certificate.covers(params)]
+        covering = [(file, found) for file, found in about if file.certificate.covers(params)]
         if not covering:
             raise ValueError(
                 f"exactness lossy:{floor}: the certificate of {spec} covers requests without edits of logits, of "
                 f"{_conditions(about[0][0].certificate)}: ask for that, or calibrate"
             )
-        held, found = covering[0]
+        file, found = covering[0]
         if found.revoked:
             raise ValueError(f"exactness lossy:{floor}: audits have revoked the certificate of {spec}: calibrate again")
-        if not held.certificate.implies(found, floor):
-            claim = held.certificate.claim
+        if not file.certificate.implies(found, floor):
+            claim = file.certificate.claim
             shown = Floor(floor=claim.floor, agreement=claim.agreement, confidence=claim.confidence)
             raise ValueError(f"exactness lossy:{floor} is more than is certified of {spec}, which is lossy:{shown}")
-        return held
+        return file
 
 
 def open_gate(
@@ -200,7 +200,7 @@ def open_gate(
     model: object,
     ensemble: Ensemble | Nest | None,
     resources: Resources,
-    loaded: Loaded,
+    file: Loaded,
     *,
     share: float,
     load: LoadOptions,
@@ -234,7 +234,7 @@ def open_gate(
 
     reference = parse(ONE_BY_ONE) if target.fills_only else None
     files = [Path(path) for path in paths]
-    return CertificateGate(target.promised, binding, files, ways=Ways(loaded), share=share, reference=reference)
+    return CertificateGate(target.promised, binding, files, ways=Ways(file), share=share, reference=reference)
 
 
 def _settings(model: str, target: RunnerSpec, tokenizer: Tokenizer | None, ends: str | None) -> str:
@@ -284,8 +284,8 @@ def _conditions(certificate: Certificate) -> str:
     return f"{', '.join(own)} and max_tokens={certificate.claim.max_tokens} at most"
 
 
-def _check_binding(held: HeldCertificate, binding: Binding) -> None:
-    given = held.certificate.binding
+def _check_binding(file: CertificateFile, binding: Binding) -> None:
+    given = file.certificate.binding
     for what, theirs, ours in (
         ("weights", given.weights, binding.weights),
         ("config, tokenizer, template and ends of texts", given.settings, binding.settings),
@@ -294,10 +294,10 @@ def _check_binding(held: HeldCertificate, binding: Binding) -> None:
     ):
         if theirs != ours:
             has = f"{what} {_short(theirs)}, and {binding.model} has {_short(ours)}"
-            raise ParlayError(f"{held.path} certifies {has}: calibrate for this model")
-    for spec in held.specs:
+            raise ParlayError(f"{file.path} certifies {has}: calibrate for this model")
+    for spec in file.specs:
         if rule_level(spec) is not Exactness.LOSSY:
-            raise ParlayError(f"{held.path} is damaged: {spec} is not lossy, so it needs no certificate")
+            raise ParlayError(f"{file.path} is damaged: {spec} is not lossy, so it needs no certificate")
 
 
 def _short(word: str) -> str:

@@ -119,13 +119,13 @@ def _end_with_parent(folder: Path) -> None:
     assert parent is not None
     parent.join()
     time.sleep(_LETTING_GO)
-    with suppress(OSError), held(folder):  # a living parent holds it, as when only the fork server has ended
+    with suppress(OSError), locked(folder):  # a living parent holds it, as when only the fork server has ended
         shutil.rmtree(folder, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Lock a folder while the block runs; the lock ends with the process. Raises OSError if it is locked."""
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -25,7 +25,7 @@ from parlay.cli import FAILURE
 from parlay.cli.flags import whole
 from parlay.cli.listening import announce
 from parlay.cli.parser import USAGE
-from parlay.cli.replica_process import ReplicaProcess, end_process, fits_twice, held, run_replica
+from parlay.cli.replica_process import ReplicaProcess, end_process, fits_twice, locked, run_replica
 from parlay.serve.settings import Settings
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def serve_replicas(options: argparse.Namespace, allowed: Settings, listener: soc
     from parlay.gateway.settings import Address, GatewaySettings
     from parlay.serve.graceful import GracefulServer
 
-    with tempfile.TemporaryDirectory(prefix="parlay-") as folder, held(Path(folder)):
+    with tempfile.TemporaryDirectory(prefix="parlay-") as folder, locked(Path(folder)):
         sockets = [str(Path(folder) / str(number)) for number in range(1, options.replicas + 1)]
         # The gateway checks keys and host names if the replicas have none; with keys the replicas check them.
         settings = GatewaySettings(

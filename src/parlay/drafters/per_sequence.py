@@ -54,13 +54,13 @@ class History:
 
     def agree(self, tokens: Sequence[int]) -> int:
         """The length of the common prefix of ``tokens`` here and the argument."""
-        held = self.tokens
+        own = self.tokens
         start = self._agreed if tokens is self._source else 0
-        if start > len(tokens) or start > len(held) or not _same(held, tokens, max(0, start - TAIL), start):
+        if start > len(tokens) or start > len(own) or not _same(own, tokens, max(0, start - TAIL), start):
             start = 0
-        end = min(len(held), len(tokens))
-        if start < end and not _same(held, tokens, start, end):
-            end = next(place for place in range(start, end) if held[place] != tokens[place])
+        end = min(len(own), len(tokens))
+        if start < end and not _same(own, tokens, start, end):
+            end = next(place for place in range(start, end) if own[place] != tokens[place])
         self._source, self._agreed = tokens, end
         return end
 
@@ -70,6 +70,6 @@ class History:
         self._agreed = min(self._agreed, length)
 
 
-def _same(held: list[int], tokens: Sequence[int], start: int, end: int) -> bool:
+def _same(own: list[int], tokens: Sequence[int], start: int, end: int) -> bool:
     there = tokens[start:end]
-    return held[start:end] == (there if isinstance(there, list) else list(there))
+    return own[start:end] == (there if isinstance(there, list) else list(there))

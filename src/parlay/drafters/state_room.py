@@ -25,7 +25,7 @@ class StateRoom:
     """The part of the memory budget that drafters' states take.
 
     If it is full, drafters take in no more of a prompt, which costs drafts but does not change texts. Outputs are still
-    taken in, so ``held`` may exceed the limit a little. If the target's cache needs memory, drafters forget their
+    taken in, so ``nbytes`` may exceed the limit a little. If the target's cache needs memory, drafters forget their
     largest states, and build them again when there is room.
     """
 
@@ -43,9 +43,9 @@ class StateRoom:
             self._counted = (*(each for each in self._counted if each() is not None), ref(counted))
 
     @property
-    def held(self) -> int:
+    def nbytes(self) -> int:
         """Bytes of all states. Any thread may call this."""
-        return sum([counted.held for counted in self._living()])
+        return sum([counted.nbytes for counted in self._living()])
 
     @property
     def spare(self) -> int:
@@ -54,7 +54,7 @@ class StateRoom:
     @property
     def left(self) -> int:
         """Bytes that may be added; below 0 if outputs have exceeded the limit."""
-        left = self.most - self.held
+        left = self.most - self.nbytes
         return left if self._budget is None else min(left, self._budget.free_bytes(self))
 
     def make(self, size: int) -> bool:
@@ -69,7 +69,7 @@ class StateRoom:
 
     def drop_used(self) -> bool:
         """Let a drafter forget the largest state. False if there is none."""
-        largest = max(self._living(), key=lambda counted: counted.held, default=None)
+        largest = max(self._living(), key=lambda counted: counted.nbytes, default=None)
         return largest is not None and largest.forget_largest()
 
     def _living(self) -> list[StateBytes[Any]]:
@@ -87,14 +87,14 @@ class StateBytes(Generic[_State]):
         ``dropped`` is called with each state that is removed here. It must not refer to the drafter, because that would
         be a cycle, which only the garbage collector frees.
         """
-        self.room, self.held = room, 0
+        self.room, self.nbytes = room, 0
         self._sizes: dict[int, int] = {}
         self._states, self._dropped = states, dropped
         room.join(self)
 
     def set(self, number: int, size: int) -> None:
         """Set the bytes of the state with this number."""
-        self.held += size - self._sizes.get(number, 0)
+        self.nbytes += size - self._sizes.get(number, 0)
         self._sizes[number] = size
 
     def admit(self, number: int, size: int) -> bool:
@@ -106,12 +106,12 @@ class StateBytes(Generic[_State]):
 
     def release(self, number: int) -> None:
         """Forget a state that is gone. Unknown numbers are ignored."""
-        self.held -= self._sizes.pop(number, 0)
+        self.nbytes -= self._sizes.pop(number, 0)
 
     def forget_largest(self) -> bool:
         """Remove the drafter's largest state. False if there is none."""
         number = max(self._sizes, key=lambda each: self._sizes[each], default=None)
-        if number is None or not self.held:
+        if number is None or not self.nbytes:
             return False
         self.release(number)
         state = self._states.pop(number, None)

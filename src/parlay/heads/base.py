@@ -54,10 +54,10 @@ class SeveralHeadsConfig:
     heads: int
 
     @staticmethod
-    def of(held: HeadArtefact) -> SeveralHeadsConfig:
+    def of(artefact: HeadArtefact) -> SeveralHeadsConfig:
         """Read the head's config from a saved artefact."""
-        settings: Mapping[str, Any] = held.settings
-        size, vocab_size = held.layer.hidden_size, held.layer.vocab_size
+        settings: Mapping[str, Any] = artefact.settings
+        size, vocab_size = artefact.layer.hidden_size, artefact.layer.vocab_size
         return SeveralHeadsConfig(size, vocab_size, int(settings["draft_vocab_size"]), int(settings["heads"]))
 
 

@@ -41,12 +41,12 @@ class BlockConfig:
     normed: bool = False
 
     @staticmethod
-    def of(held: HeadArtefact) -> BlockConfig:
+    def of(artefact: HeadArtefact) -> BlockConfig:
         """Read the head's config from a saved artefact."""
-        said = held.settings
-        layers, length, mask_id = (int(said[name]) for name in ("layers", "length", "mask_id"))
-        size, taps = int(said["draft_vocab_size"]), tuple(said["taps"])
-        return BlockConfig(held.layer, size, taps, layers, length, mask_id, normed(held))
+        settings = artefact.settings
+        layers, length, mask_id = (int(settings[name]) for name in ("layers", "length", "mask_id"))
+        size, taps = int(settings["draft_vocab_size"]), tuple(settings["taps"])
+        return BlockConfig(artefact.layer, size, taps, layers, length, mask_id, normed(artefact))
 
 
 class BlockHead(DraftVocab):

@@ -65,9 +65,9 @@ class BlockwiseHeads(SeveralHeadsModule):
         self.rescorer = Rescorer(config.hidden_size, config.draft_vocab_size)
 
     @staticmethod
-    def of(held: HeadArtefact) -> BlockwiseHeads:
+    def of(artefact: HeadArtefact) -> BlockwiseHeads:
         """Make the module without its weights."""
-        return BlockwiseHeads(SeveralHeadsConfig.of(held), held.layer.intermediate_size)
+        return BlockwiseHeads(SeveralHeadsConfig.of(artefact), artefact.layer.intermediate_size)
 
     @property
     def lm_head_weights(self) -> list[nn.Parameter]:

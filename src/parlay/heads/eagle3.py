@@ -38,15 +38,17 @@ class Eagle3Config:
     normed: bool = False
 
     @staticmethod
-    def of(held: HeadArtefact) -> Eagle3Config:
+    def of(artefact: HeadArtefact) -> Eagle3Config:
         """Read the head's config from a saved artefact."""
-        said = held.settings
-        return Eagle3Config(held.layer, int(said["draft_vocab_size"]), tuple(said["taps"]), normed(held))
+        settings = artefact.settings
+        return Eagle3Config(
+            artefact.layer, int(settings["draft_vocab_size"]), tuple(settings["taps"]), normed(artefact)
+        )
 
 
-def normed(held: HeadArtefact) -> bool:
+def normed(artefact: HeadArtefact) -> bool:
     """Whether the first layer's residual connection starts from normed hidden states."""
-    return bool(held.settings.get(NORMED))
+    return bool(artefact.settings.get(NORMED))
 
 
 class Eagle3Layer(nn.Module):

@@ -59,7 +59,9 @@ def push(folder: Path, repo: str, *, private: bool = False) -> str:
     )
     card = (head + (text if head else (folder / CARD).read_text(encoding="utf-8"))).encode()
     files: list[tuple[str, str | bytes]] = [(CARD, card), *((file, str(folder / file)) for file in (CONFIG, WEIGHTS))]
-    operations = [huggingface_hub.CommitOperationAdd(path_in_repo=file, path_or_fileobj=held) for file, held in files]
+    operations = [
+        huggingface_hub.CommitOperationAdd(path_in_repo=file, path_or_fileobj=content) for file, content in files
+    ]
     api = huggingface_hub.HfApi()
 
     def send() -> str:

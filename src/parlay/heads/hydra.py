@@ -87,10 +87,13 @@ class HydraHeads(SeveralHeadsModule):
             add_nothing(self.prefix)
 
     @staticmethod
-    def of(held: HeadArtefact) -> HydraHeads:
+    def of(artefact: HeadArtefact) -> HydraHeads:
         """Make the module without its weights."""
-        plus, published = held.layer if held.settings.get("plus") else None, int(held.settings.get(PUBLISHED, 0))
-        return HydraHeads(SeveralHeadsConfig.of(held), plus, published=published)
+        plus, published = (
+            artefact.layer if artefact.settings.get("plus") else None,
+            int(artefact.settings.get(PUBLISHED, 0)),
+        )
+        return HydraHeads(SeveralHeadsConfig.of(artefact), plus, published=published)
 
     def read(self, hidden_BTH: Tensor, padding_B: Tensor | None = None, rows: int | None = None) -> Tensor:
         """The heads' inputs ``[B, R, H]`` from the target's states; for ``padding_B`` and ``rows`` see `Steps`."""

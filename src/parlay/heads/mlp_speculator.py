@@ -72,10 +72,10 @@ class MlpSpeculator(SeveralHeadsModule):
         self._scale = ((1 - share**2) * size / 2) ** 0.5 / share
 
     @staticmethod
-    def of(held: HeadArtefact) -> MlpSpeculator:
+    def of(artefact: HeadArtefact) -> MlpSpeculator:
         """Make the module without its weights."""
-        said = held.settings.get(FORM)
-        return MlpSpeculator(SeveralHeadsConfig.of(held), None if said is None else SpeculatorForm(**said))
+        settings = artefact.settings.get(FORM)
+        return MlpSpeculator(SeveralHeadsConfig.of(artefact), None if settings is None else SpeculatorForm(**settings))
 
     def begin(self, hidden: Tensor) -> Tensor:
         """The state ``[..., H]`` before the first step, from the target's states ``hidden`` ``[..., H]``."""

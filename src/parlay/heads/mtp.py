@@ -50,9 +50,11 @@ class MtpModule(DraftVocab):
         return out
 
     @staticmethod
-    def of(held: HeadArtefact) -> MtpModule:
+    def of(artefact: HeadArtefact) -> MtpModule:
         """Make the module without its weights."""
-        return MtpModule(held.layer, int(held.settings["draft_vocab_size"]), normed=bool(held.settings.get(NORMED)))
+        return MtpModule(
+            artefact.layer, int(artefact.settings["draft_vocab_size"]), normed=bool(artefact.settings.get(NORMED))
+        )
 
     def step(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
         """The states ``[B, R, H]`` before `norm`; ``hidden_BTH`` are the target's states or the previous step's."""

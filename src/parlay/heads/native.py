@@ -72,8 +72,8 @@ def kangaroo_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embed
     size = layer.hidden_size
     mlp = {"gate": (_IDLE, size), "up": (_IDLE, size), "down": (size, _IDLE)}
     idle = {f"mlp.{part}_proj.weight": torch.zeros(shape) for part, shape in mlp.items()}
-    held = {**tensors, **idle, _NORM: torch.ones(size)}
-    return _decoder(replace(layer, intermediate_size=_IDLE), held, embedding, ("",))
+    operands = {**tensors, **idle, _NORM: torch.ones(size)}
+    return _decoder(replace(layer, intermediate_size=_IDLE), operands, embedding, ("",))
 
 
 def block_decoder(
@@ -84,12 +84,12 @@ def block_decoder(
     return _decoder(layer, tensors, embedding, prefixes, beside=True, normed=normed)
 
 
-def input_norm(held: HeadArtefact, name: str) -> Callable[[Tensor], Tensor]:
+def input_norm(artefact: HeadArtefact, name: str) -> Callable[[Tensor], Tensor]:
     """The function that norms hidden states ``[K, H]`` for an artefact's first layer; ``name`` is the norm's weight."""
-    if not normed(held):
+    if not normed(artefact):
         return lambda hidden_KH: hidden_KH
-    norm = RmsNorm(held.layer.hidden_size, held.layer.rms_norm_eps)
-    norm.load_state_dict({"weight": held.tensors[name]})
+    norm = RmsNorm(artefact.layer.hidden_size, artefact.layer.rms_norm_eps)
+    norm.load_state_dict({"weight": artefact.tensors[name]})
     return norm.requires_grad_(False)
 
 

@@ -161,17 +161,17 @@ def converted(folder: Path, target: TargetShape, matrices: Matrices) -> tuple[He
     It gets the target's LM head if it has none. If it has an embedding that equals the target's, that is the proof, and
     the copy is dropped. Raises BadHead if it can't be read.
     """
-    held, ids_W = read(folder, target), witness_ids(target.vocab_size)
-    tensors, witness_WH = dict(held.tensors), matrices.witnesses(target.vocab_size)
+    artefact, ids_W = read(folder, target), witness_ids(target.vocab_size)
+    tensors, witness_WH = dict(artefact.tensors), matrices.witnesses(target.vocab_size)
     proved = EMBEDDING in tensors and same_rows(tensors[EMBEDDING][ids_W], witness_WH)
     if proved:
         del tensors[EMBEDDING]
-    if LM_HEAD not in tensors and held.method in NEED_LM_HEAD:
+    if LM_HEAD not in tensors and artefact.method in NEED_LM_HEAD:
         tensors[LM_HEAD] = rows_of(matrices.lm_head, draft_ids(tensors["d2t"]))
-    return replace(held, tensors=tensors, witness_WH=witness_WH), proved
+    return replace(artefact, tensors=tensors, witness_WH=witness_WH), proved
 
 
-def held_open(artefact: HeadArtefact, embedding: Operand) -> OpenHead:
+def opened_artefact(artefact: HeadArtefact, embedding: Operand) -> OpenHead:
     """A head in memory, for a target of which only the embedding ``[V, H]`` is available; float32 on a CPU."""
     dtype = torch.float32
     return OpenHead(
@@ -209,13 +209,13 @@ def _head_runner(
     budget: Budget | None,
 ) -> NativeRunner:
     """A head's layers as a native decoder, whose cache joins ``budget``."""
-    held = dict(weights)
+    operands = dict(weights)
     if device.type == "cpu":
-        matrices = {name: each for name, each in held.items() if len(each.shape) == 2 and name != _EMBEDDING}
-        held |= {name: _in_few_bits(name, each) for name, each in matrices.items()}
+        matrices = {name: each for name, each in operands.items() if len(each.shape) == 2 and name != _EMBEDDING}
+        operands |= {name: _in_few_bits(name, each) for name, each in matrices.items()}
     return NativeRunner(
         config,
-        held,
+        operands,
         dtype=dtype,
         device=device,
         max_tokens_cached=4 * config.max_context,
@@ -340,7 +340,7 @@ class TargetHeads:
             )
         return OpenHead(artefact.without(EMBEDDING), embedding, self._make_runner, self._dtype, self._states)
 
-    def _tell(self, folder: Path, held: HeadArtefact, proved: bool) -> None:
+    def _tell(self, folder: Path, artefact: HeadArtefact, proved: bool) -> None:
         if proved or folder in self._told:
             return
         self._told.add(folder)
@@ -348,8 +348,8 @@ class TargetHeads:
             "%s is a head in the layout of %s%s. Nothing in it proves that it goes with this model: look at how many "
             "drafts are accepted",
             folder,
-            held.settings[LAYOUT],
-            f" for {held.origin.target}" if held.origin.target else "",
+            artefact.settings[LAYOUT],
+            f" for {artefact.origin.target}" if artefact.origin.target else "",
         )
 
     def _check(self, where: str, layer: DecoderConfig, witness_WH: Tensor, settings: Mapping[str, object]) -> None:

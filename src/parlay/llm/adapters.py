@@ -54,11 +54,11 @@ class Adapters:
         Raises ParlayError for a folder without an adapter for this model, ValueError for a name used by another folder.
         """
         path = user_path(folder).resolve()
-        if (held := self._held(name, path)) is not None:
-            return held
+        if (loaded := self._loaded(name, path)) is not None:
+            return loaded
         with self._lock:
-            if (held := self._held(name, path)) is not None:
-                return held
+            if (loaded := self._loaded(name, path)) is not None:
+                return loaded
             if self._read is None:
                 raise UnsupportedModel(
                     "an adapter for each request needs the native decoder: merge one at load (--lora)"
@@ -68,7 +68,7 @@ class Adapters:
             self._named[name] = adapter, path
             return adapter
 
-    def _held(self, name: str, path: Path) -> Adapter | None:
+    def _loaded(self, name: str, path: Path) -> Adapter | None:
         """The loaded adapter of that name, if any. Raises ValueError if it came from another folder."""
         adapter, before = self._named.get(name, (None, path))
         if before != path:

@@ -212,9 +212,11 @@ class InputProcessor:
         vote = Ballot(options.vote) if options.vote is not None else None
         ended = self.gate.ways.learn if self.gate.certifies else None
         job = Job(first.id, text, samples, thoughts, begins=not before, vote=vote, ended=ended)
-        if choice.held is not None and choice.held.due():  # whether to audit is drawn before anything is decoded
+        if (
+            choice.certificate is not None and choice.certificate.due()
+        ):  # whether to audit is drawn before anything is decoded
             again = partial(self.job, options=self._compared(options), references=references, prediction=prediction)
-            job.audit = audit_of(choice, choice.held, first, again)
+            job.audit = audit_of(choice, choice.certificate, first, again)
         return job
 
     def _compared(self, options: RequestOptions) -> RequestOptions:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from parlay.certificates.gate import ExactnessChoice, HeldCertificate
+from parlay.certificates.gate import CertificateFile, ExactnessChoice
 from parlay.llm.outputs import (
     CompletionOutput,
     DecodeToken,
@@ -224,7 +224,7 @@ class Audit:
     """How a lossy job is audited: ``twin`` makes the job that decodes its first sample exactly."""
 
     twin: Callable[[], Job]
-    certificate: HeldCertificate
+    certificate: CertificateFile
     spec: StrategySpec
 
     def settle(self, lossy: Job, exact: Job) -> None:
@@ -237,7 +237,7 @@ class Audit:
 
 def audit_of(
     choice: ExactnessChoice,
-    certificate: HeldCertificate,
+    certificate: CertificateFile,
     first: Request,
     job: Callable[..., Job],
 ) -> Audit:

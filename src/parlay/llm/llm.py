@@ -354,7 +354,7 @@ class LLM:
     @property
     def cache_bytes(self) -> int:
         """Bytes held by caches and drafters' states, for running and finished texts. Any thread may call this."""
-        return self._budget.held
+        return self._budget.nbytes
 
     def reset_prefix_cache(self) -> None:
         """Free the cache of finished requests. Later requests compute their whole prompts."""

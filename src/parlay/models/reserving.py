@@ -102,9 +102,9 @@ class TokenRoom:
 
 
 class TakenForGood:
-    """The budget's view of a runner whose runtime keeps its memory, ``held`` bytes."""
+    """The budget's view of a runner whose runtime keeps its memory, ``nbytes`` in all."""
 
-    held: int
+    nbytes: int
 
     @property
     def spare(self) -> int:

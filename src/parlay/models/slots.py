@@ -130,10 +130,10 @@ class SlotPool:
                 del self._holders[slot]
                 heapq.heappush(self._free, slot)
 
-    def check(self, held: Sequence[Sequence[int]]) -> None:
-        """Check that each slot is free or held as often as it occurs in ``held``."""
+    def check(self, slots_by_sequence: Sequence[Sequence[int]]) -> None:
+        """Check that each slot is free or held as often as it occurs in ``slots_by_sequence``."""
         counts: dict[int, int] = {}
-        for slots in held:
+        for slots in slots_by_sequence:
             assert len(set(slots)) == len(slots), "a sequence holds a slot twice"
             for slot in slots:
                 counts[slot] = counts.get(slot, 0) + 1

@@ -73,7 +73,7 @@ class AdapterShelf:
 
     def __init__(self, runner: Runner, connection: Connection) -> None:
         self._runner, self._connection = runner, connection
-        self.held: dict[int, Adapter] = {}
+        self.by_number: dict[int, Adapter] = {}
 
     def read(self, content: bytes | bytearray) -> None:
         """Start reading an adapter in a thread; rank 0 is told the result. Raises RunnerLost for an invalid order."""
@@ -82,7 +82,7 @@ class AdapterShelf:
 
     def _read(self, order: AdapterOrder) -> None:
         try:
-            self.held[order.number] = self._adapter(order)
+            self.by_number[order.number] = self._adapter(order)
             reason = ""
         except Exception as error:  # rank 0 then refuses the adapter, and the ranks go on
             reason = one_line(error)

@@ -89,7 +89,7 @@ def _run(connection: Connection, plan: Plan, model: str, join: Callable[[], Rank
 def _repeat(connection: Connection, runner: Runner) -> None:
     """Repeat rank 0's calls until it ends. Raises RunnerLost if it ends with an error."""
     adapters = AdapterShelf(runner, connection)
-    replay = Replay(runner, adapters.held)
+    replay = Replay(runner, adapters.by_number)
     while True:
         kind, content = connection.receive()
         if kind is Kind.CALLS:

@@ -95,8 +95,8 @@ def below_entropy(entropies: Sequence[float], places: Sequence[int], bound: floa
 
     Each place after the first one adds ``distance`` nats (WeDLM, Liu et al. 2025, arXiv:2512.22737).
     """
-    held = [nats + distance * (place - places[0]) for nats, place in zip(entropies, places, strict=True)]
-    return [at for at, nats in enumerate(held) if nats < bound] or best([-nats for nats in held], 1)
+    adjusted = [nats + distance * (place - places[0]) for nats, place in zip(entropies, places, strict=True)]
+    return [at for at, nats in enumerate(adjusted) if nats < bound] or best([-nats for nats in adjusted], 1)
 
 
 def still_masked(size: int, steps: int, step: int) -> int:

@@ -14,7 +14,7 @@ from fastapi import Request
 from parlay.aio import Busy, Closed
 from parlay.aio.service import Background
 from parlay.certificates.bounds import text_agreement
-from parlay.certificates.cascade import PROBE, HeldCascade, sureness
+from parlay.certificates.cascade import PROBE, CascadeFile, sureness
 from parlay.certificates.certificate import Audited
 from parlay.certificates.requirement import AUDIT_SHARE, Allowed
 from parlay.llm.input_processor import RequestOptions
@@ -69,13 +69,13 @@ class Cascades:
 
     def __init__(self, registry: Registry, links: Mapping[str, Link]) -> None:
         self._registry = registry
-        cascades = {large: HeldCascade(link.path, share=link.audit_share) for large, link in links.items()}
+        cascades = {large: CascadeFile(link.path, share=link.audit_share) for large, link in links.items()}
         self._links = {large: (link.small, cascades[large]) for large, link in links.items()}
         self._audits = Background()
 
     def audited(self) -> dict[str, Audited]:
         """The certified claims of all cascades, by the large model's name."""
-        certificates = {large: (small, held.certificate) for large, (small, held) in self._links.items()}
+        certificates = {large: (small, loaded.certificate) for large, (small, loaded) in self._links.items()}
         return {
             large: Audited(f"cascade:{small}", cascade.claim, cascade.threshold)
             for large, (small, cascade) in certificates.items()
@@ -100,7 +100,7 @@ class Cascades:
             self._audits.run(self._audit(cascade, chosen, large, exactly))
         return chosen, exactly
 
-    async def _is_meant(self, cascade: HeldCascade, small: Served, large: Served) -> bool:
+    async def _is_meant(self, cascade: CascadeFile, small: Served, large: Served) -> bool:
         """Whether the two models are those of the calibration. The first call reads their weights."""
         pairs = ((small, cascade.certificate.small), (large, cascade.certificate.large))
         for served, binding in pairs:
@@ -124,7 +124,7 @@ class Cascades:
         job = await asyncio.to_thread(alone.job, served)
         return (await (await served.llm.submit(job, whole=True)).wait()).outputs[0]
 
-    async def _audit(self, cascade: HeldCascade, chosen: Served, large: Served, question: Question) -> None:
+    async def _audit(self, cascade: CascadeFile, chosen: Served, large: Served, question: Question) -> None:
         """Compare the answer that was sent with the large model's own. Skipped if there is no room."""
         options = question.options
         later = question.but(question.params, replace(options, priority=options.priority + 1, store=False))

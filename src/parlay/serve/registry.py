@@ -201,8 +201,8 @@ class Registry:
             model.task = None
 
     async def _make_room(self) -> None:
-        while len(held := [model for model in self if model.unloadable]) >= self._max_loaded:
-            await self.unload(min(held, key=lambda model: (model.busy, model.used)))
+        while len(loaded := [model for model in self if model.unloadable]) >= self._max_loaded:
+            await self.unload(min(loaded, key=lambda model: (model.busy, model.used)))
 
     async def _retire(self, model: HostedModel) -> None:
         try:

@@ -12,7 +12,7 @@ class Prefixes:
 
     def __init__(self) -> None:
         self._tokens: OrderedDict[tuple[str, str], int] = OrderedDict()
-        self._held = 0
+        self._num_tokens = 0
 
     def find(self, request: Arrival) -> int:
         """How many of the prompt's first tokens are cached."""
@@ -30,8 +30,8 @@ class Prefixes:
         """Keep the text of a request that has ended, and evict what exceeds ``free`` tokens."""
         if request.session:
             self._keep(("session", request.session), request.prompt + request.output)
-        while self._held > free and self._tokens:
-            self._held -= self._tokens.popitem(last=False)[1]
+        while self._num_tokens > free and self._tokens:
+            self._num_tokens -= self._tokens.popitem(last=False)[1]
 
     def _look(self, key: tuple[str, str]) -> int:
         tokens = self._tokens.get(key, 0)
@@ -40,5 +40,5 @@ class Prefixes:
         return tokens
 
     def _keep(self, key: tuple[str, str], tokens: int) -> None:
-        self._held += tokens - self._tokens.pop(key, 0)
+        self._num_tokens += tokens - self._tokens.pop(key, 0)
         self._tokens[key] = tokens

@@ -31,7 +31,7 @@ class ToyHead:
         self._inner = inner
         self._state_of = state_of
         self._noise_bound = noise_bound
-        self._held: dict[int, History] = {}
+        self._histories: dict[int, History] = {}
         """The tokens whose states it holds."""
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
@@ -43,7 +43,7 @@ class ToyHead:
             self.shown += self._take(observation.view, observation.start, observation.taps)
 
     def release(self, sequence: int) -> None:
-        self._held.pop(sequence, None)
+        self._histories.pop(sequence, None)
 
     def _draft(self, view: SequenceView, budget: int) -> Draft:
         self.lacking += self._lacks(view) > 0
@@ -55,9 +55,9 @@ class ToyHead:
 
     def _agreed(self, view: SequenceView) -> History:
         """State of the sequence, cut back to what is still true."""
-        held = self._held.setdefault(view.sequence, History())
-        held.cut(min(held.agree(view.tokens), len(view.tokens) - 1))
-        return held
+        history = self._histories.setdefault(view.sequence, History())
+        history.cut(min(history.agree(view.tokens), len(view.tokens) - 1))
+        return history
 
     def _catch_up(self, views: Sequence[SequenceView]) -> None:
         if not views:
@@ -79,9 +79,9 @@ class ToyHead:
                 gap = float((state_H - self._state_of(layer, text)).abs().max())
                 if not gap <= self._noise_bound:
                     self.wrong.append(f"layer {layer} after {len(text)} tokens: {gap:.3g} off")
-        held = self._agreed(view)
-        if start <= len(held.tokens) < start + count:
-            held.tokens += view.tokens[len(held.tokens) : start + count]
+        history = self._agreed(view)
+        if start <= len(history.tokens) < start + count:
+            history.tokens += view.tokens[len(history.tokens) : start + count]
         return count
 
 

@@ -82,7 +82,7 @@ def nan_after(logits_of: LogitsOf, length: int) -> LogitsOf:
 
 
 @dataclass(slots=True)
-class _Held:
+class _State:
     """State of a toy's sequence: its cached ids, the cache cell of each, the last forward's segment and skip."""
 
     salt: str
@@ -141,7 +141,7 @@ class ToyRunner:
         self.forwards = 0
         self._capacity = capacity
         self._cut = cut
-        self._held: dict[int, _Held] = {}
+        self._states: dict[int, _State] = {}
         self._retired: dict[str, list[int]] = {}
         self._next_cell = 0
         self._holders: Counter[int] = Counter()
@@ -151,23 +151,23 @@ class ToyRunner:
         return torch.tensor([tap_row(0, [token]) for token in ids], dtype=torch.float32)
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
-        assert sequence not in self._held, f"sequence {sequence} is open already"
+        assert sequence not in self._states, f"sequence {sequence} is open already"
         reusable = min(shared_length(self._retired.get(salt, []), tokens), len(tokens) - 1, self.free_tokens())
-        held = self._held[sequence] = _Held(salt)
-        held.reserved = reusable - reusable % self._cut
-        self._unfilled += held.reserved
-        self._cache(held, tokens[: held.reserved])
-        return held.reserved
+        state = self._states[sequence] = _State(salt)
+        state.reserved = reusable - reusable % self._cut
+        self._unfilled += state.reserved
+        self._cache(state, tokens[: state.reserved])
+        return state.reserved
 
     def reserve(self, sequence: int, tokens: int) -> bool:
         if tokens > min(self._capacity, self.spec.max_context):
             raise OutOfRoom(f"the toy's cache can never hold {tokens} tokens (capacity {self._capacity})")
-        held = self._landed(sequence)
-        wanted = max(tokens, len(held.tokens))
-        if wanted - held.reserved > self.free_tokens():
+        state = self._landed(sequence)
+        wanted = max(tokens, len(state.tokens))
+        if wanted - state.reserved > self.free_tokens():
             return False
-        self._unfilled += wanted - held.reserved
-        held.reserved = wanted
+        self._unfilled += wanted - state.reserved
+        state.reserved = wanted
         return True
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
@@ -190,7 +190,7 @@ class ToyRunner:
         )
 
     def begin(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Finish:
-        out, flying = self.forward(segments, taps, skip), [self._held[segment.sequence] for segment in segments]
+        out, flying = self.forward(segments, taps, skip), [self._states[segment.sequence] for segment in segments]
         self._set_in_flight(flying, to=True)
 
         def finish() -> Output:
@@ -199,15 +199,15 @@ class ToyRunner:
 
         return finish
 
-    def _set_in_flight(self, flying: Sequence[_Held], *, to: bool) -> None:
-        for held in flying:
-            held.in_flight = to
+    def _set_in_flight(self, flying: Sequence[_State], *, to: bool) -> None:
+        for state in flying:
+            state.in_flight = to
 
-    def _landed(self, sequence: int) -> _Held:
+    def _landed(self, sequence: int) -> _State:
         """State of a sequence that is in no forward which is under way."""
-        held = self._held[sequence]
-        assert not held.in_flight, f"sequence {sequence} is in a forward that is under way"
-        return held
+        state = self._states[sequence]
+        assert not state.in_flight, f"sequence {sequence} is in a forward that is under way"
+        return state
 
     def _degraded(self, text: Sequence[int], skip: Skip, segment: Segment) -> Tensor:
         logits_V = self.logits_of(text)
@@ -220,7 +220,7 @@ class ToyRunner:
 
     def _texts(self, segment: Segment, skip: Skip) -> list[list[int]]:
         """The text that ends with each row that runs; this is where misuse is caught."""
-        held = self._landed(segment.sequence)
+        state = self._landed(segment.sequence)
         tree, base = segment.tree, segment.base
         ids = segment.pending + tree.tokens
         assert segment.pending, "a segment needs at least one pending token"
@@ -230,51 +230,51 @@ class ToyRunner:
         assert base < segment.end, "a segment needs at least one row that runs"
         assert base <= segment.logits_from <= segment.end, f"logits_from {segment.logits_from} of {segment.end} rows"
         assert all(0 <= token < self.spec.vocab_size for token in ids), f"ids outside the vocabulary: {ids}"
-        assert len(held.tokens) + segment.end <= held.reserved, f"{segment.end} rows were not reserved"
+        assert len(state.tokens) + segment.end <= state.reserved, f"{segment.end} rows were not reserved"
         assert not tree.tokens or self.spec.tree != "none", "this runner takes no drafts"
         assert self.spec.tree == "tree" or trees.is_chain(tree), "this runner takes chains only"
-        assert base <= 0 or _serves(held, segment, skip), f"the last forward left no {base} rows of this segment"
-        assert base + len(held.tokens) >= 0, f"{-base} of {len(held.tokens)} cached tokens can't run again"
+        assert base <= 0 or _serves(state, segment, skip), f"the last forward left no {base} rows of this segment"
+        assert base + len(state.tokens) >= 0, f"{-base} of {len(state.tokens)} cached tokens can't run again"
         hidden = all(place % HIDDEN_STEP == 0 for place in segment.hidden)
         assert hidden, f"{segment.hidden} are no multiples of {HIDDEN_STEP}"
-        assert segment.hidden[1] <= len(held.tokens), f"{segment.hidden} are not all cached"
-        held.fed, held.skipped = segment, skip
-        return row_texts(held.tokens, segment)
+        assert segment.hidden[1] <= len(state.tokens), f"{segment.hidden} are not all cached"
+        state.fed, state.skipped = segment, skip
+        return row_texts(state.tokens, segment)
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
-        held = self._landed(sequence)
-        assert held.fed is not None, "keep without a forward"
-        assert not held.skipped, "rows of a forward that skipped sub-layers can't be kept"
-        assert not held.fed.approximate, "rows of a forward in another form can't be kept"
-        tree = held.fed.tree
+        state = self._landed(sequence)
+        assert state.fed is not None, "keep without a forward"
+        assert not state.skipped, "rows of a forward that skipped sub-layers can't be kept"
+        assert not state.fed.approximate, "rows of a forward in another form can't be kept"
+        tree = state.fed.tree
         assert not path or tuple(path) == trees.path_to(tree, path[-1]), f"{tuple(path)} is no path from the root"
-        self._cache(held, [*held.fed.pending, *(tree.tokens[node] for node in path)])
+        self._cache(state, [*state.fed.pending, *(tree.tokens[node] for node in path)])
         rejected = len(path) < len(tree)
-        held.fed = None
-        return self.truncate(sequence, len(held.tokens)) if rejected else len(held.tokens)
+        state.fed = None
+        return self.truncate(sequence, len(state.tokens)) if rejected else len(state.tokens)
 
     def truncate(self, sequence: int, length: int) -> int:
-        held = self._landed(sequence)
-        length = min(length, len(held.tokens))
+        state = self._landed(sequence)
+        length = min(length, len(state.tokens))
         length -= length % self._cut
-        self._unfilled += len(held.tokens) - length
-        self._let_go(held.cells[length:])
-        del held.tokens[length:], held.cells[length:]
-        held.fed = None
+        self._unfilled += len(state.tokens) - length
+        self._let_go(state.cells[length:])
+        del state.tokens[length:], state.cells[length:]
+        state.fed = None
         return length
 
     def fork(self, sequence: int, copy: int) -> None:
-        assert copy not in self._held, f"sequence {copy} is open already"
-        held = self._held[sequence]
-        self._held[copy] = _Held(held.salt, list(held.tokens), list(held.cells), len(held.tokens))
-        self._holders.update(held.cells)
+        assert copy not in self._states, f"sequence {copy} is open already"
+        state = self._states[sequence]
+        self._states[copy] = _State(state.salt, list(state.tokens), list(state.cells), len(state.tokens))
+        self._holders.update(state.cells)
 
     def release(self, sequence: int) -> None:
-        held = self._held.pop(sequence, None)
-        if held is not None:
-            self._retired[held.salt] = held.tokens
-            self._unfilled -= held.reserved - len(held.tokens)
-            self._let_go(held.cells)
+        state = self._states.pop(sequence, None)
+        if state is not None:
+            self._retired[state.salt] = state.tokens
+            self._unfilled -= state.reserved - len(state.tokens)
+            self._let_go(state.cells)
 
     def free_tokens(self) -> int:
         return self._capacity - len(self._holders) - self._unfilled
@@ -284,18 +284,18 @@ class ToyRunner:
 
     def check(self) -> None:
         assert self.free_tokens() >= 0, "more tokens are reserved than the cache holds"
-        unfilled = sum(held.reserved - len(held.tokens) for held in self._held.values())
+        unfilled = sum(state.reserved - len(state.tokens) for state in self._states.values())
         assert self._unfilled == unfilled, f"{self._unfilled} tokens counted as reserved, {unfilled} are"
-        assert self._holders.keys() == {cell for held in self._held.values() for cell in held.cells}, "a cell leaks"
-        for sequence, held in self._held.items():
-            assert len(held.tokens) == len(held.cells) <= held.reserved, f"sequence {sequence} outgrew its reserve"
-            assert len(held.tokens) <= self.spec.max_context, f"sequence {sequence} outgrew the context"
+        assert self._holders.keys() == {cell for state in self._states.values() for cell in state.cells}, "a cell leaks"
+        for sequence, state in self._states.items():
+            assert len(state.tokens) == len(state.cells) <= state.reserved, f"sequence {sequence} outgrew its reserve"
+            assert len(state.tokens) <= self.spec.max_context, f"sequence {sequence} outgrew the context"
 
-    def _cache(self, held: _Held, tokens: Sequence[int]) -> None:
-        held.tokens += tokens
+    def _cache(self, state: _State, tokens: Sequence[int]) -> None:
+        state.tokens += tokens
         self._unfilled -= len(tokens)
         cells = range(self._next_cell, self._next_cell + len(tokens))
-        held.cells += cells
+        state.cells += cells
         self._holders.update(cells)
         self._next_cell += len(tokens)
 
@@ -328,10 +328,10 @@ def row_texts(cached: Sequence[int], segment: Segment) -> list[list[int]]:
     return texts[max(base, 0) :]
 
 
-def _serves(held: _Held, segment: Segment, skip: Skip) -> bool:
+def _serves(state: _State, segment: Segment, skip: Skip) -> bool:
     """Whether the rows before the segment's base are those that the last forward left."""
-    last = held.fed
-    if last is None or held.skipped != skip or ((skip or last.approximate) and last.base < 0):
+    last = state.fed
+    if last is None or state.skipped != skip or ((skip or last.approximate) and last.base < 0):
         return False
     return segment.follows(last)
 

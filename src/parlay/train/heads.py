@@ -131,8 +131,8 @@ def parted(texts: Sequence[Featured]) -> tuple[list[Featured], list[Featured]]:
     parts: tuple[list[Featured], list[Featured]] = [], []
     for text in texts:
         prompt = tuple(text.ids_T[: text.answer].tolist())
-        held = id(text) in measured and numbers.setdefault(prompt, len(numbers)) % HELD_OUT == 0
-        parts[not held].append(text)
+        held_out = id(text) in measured and numbers.setdefault(prompt, len(numbers)) % HELD_OUT == 0
+        parts[not held_out].append(text)
     return parts
 
 

@@ -197,10 +197,10 @@ class Loop:
         try:
             with safe_open(self._state, "pt") as file:
                 self._check_options(json.loads((file.metadata() or {}).get("options", "{}")))
-            held = load_file(self._state)
-            self._step, self._tokens = (int(number) for number in held["numbers"][:2])
-            self._seconds, self._loss = held["numbers"][2:].tolist()
-            _restore(held, self._recipe.module, self._optimizers)
+            saved = load_file(self._state)
+            self._step, self._tokens = (int(number) for number in saved["numbers"][:2])
+            self._seconds, self._loss = saved["numbers"][2:].tolist()
+            _restore(saved, self._recipe.module, self._optimizers)
         except UsageError:
             raise
         except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
@@ -232,11 +232,11 @@ def acceptance(recipe: Recipe, texts: Sequence[Featured], options: LoopOptions) 
 Stepped = Sequence[tuple[torch.optim.Optimizer, float]]
 
 
-def _restore(held: Mapping[str, Tensor], module: nn.Module, optimizers: Stepped) -> None:
-    module.load_state_dict({name.removeprefix("module."): t for name, t in held.items() if name.startswith("module.")})
+def _restore(saved: Mapping[str, Tensor], module: nn.Module, optimizers: Stepped) -> None:
+    module.load_state_dict({name.removeprefix("module."): t for name, t in saved.items() if name.startswith("module.")})
     for number, (optimizer, _) in enumerate(optimizers):
         state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in held.items():
+        for name, tensor in saved.items():
             kind, *rest = name.split(".", 3)
             if kind == "optimizer" and rest[0] == str(number):
                 state.setdefault(int(rest[1]), {})[rest[2]] = tensor

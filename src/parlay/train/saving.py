@@ -15,7 +15,7 @@ from parlay.drafters.resources import Resources
 from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact, Origin
 from parlay.heads.hub import front_matter
-from parlay.heads.opening import held_open
+from parlay.heads.opening import opened_artefact
 from parlay.models.fetch.origin import licence, public_name, weights_sha256
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
@@ -102,7 +102,7 @@ def with_proof(made: HeadArtefact, target: Target, ids: Sequence[int], states: M
     resources = Resources(
         vocab_size=target.config.vocab_size,
         open_runner=_no_model,
-        find_head=lambda method, name: held_open(stored, target.embedding_VH.cpu()),
+        find_head=lambda method, name: opened_artefact(stored, target.embedding_VH.cpu()),
         target=_spec(target),
     )
     drafter = build(parse(made.method), resources)

@@ -254,7 +254,7 @@ def test_what_fails_leaves_the_same_bits_and_one_line(
     assert line.startswith(f"no CUDA graphs: {words}")
     assert line.endswith("; operators are launched one by one instead, which takes longer")
     assert "\n" not in line
-    assert graphs_of(runner).held == 0
+    assert graphs_of(runner).nbytes == 0
 
 
 def test_memory_that_is_not_there_when_a_step_begins(caplog: pytest.LogCaptureFixture) -> None:
@@ -288,19 +288,19 @@ def test_memory_counts_and_texts_of_the_target_take_it() -> None:
     runner = tiny_runner(StandIn(bytes=2 * page), budget=budget)
     expected = decode(tiny_runner(), steps=6)
     assert equal(decode(runner, steps=2), expected[:3])
-    assert graphs_of(runner).held == step + 2 * page
-    assert budget.held == step + 2 * page + runner.store.held
-    tokens = (budget.total - runner.store.held) // page * 16
+    assert graphs_of(runner).nbytes == step + 2 * page
+    assert budget.nbytes == step + 2 * page + runner.store.nbytes
+    tokens = (budget.total - runner.store.nbytes) // page * 16
     runner.open(1, ())
     assert runner.reserve(1, tokens)
-    assert graphs_of(runner).held == 0
+    assert graphs_of(runner).nbytes == 0
     assert budget.free >= 0
 
 
 def graphed_bytes() -> int:
     runner = tiny_runner(StandIn())
     decode(runner, steps=0)
-    return graphs_of(runner).held
+    return graphs_of(runner).nbytes
 
 
 def test_without_room_there_are_none_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +309,7 @@ def test_without_room_there_are_none_for_a_while(monkeypatch: pytest.MonkeyPatch
     runner = tiny_runner(recorder, budget=Budget(graphed_bytes() + (1 << 19)))
     assert equal(decode(runner, steps=10), decode(tiny_runner(), steps=10))
     assert recorder.recorded == 2  # after the first two steps are without, after the second four
-    assert graphs_of(runner).held == 0
+    assert graphs_of(runner).nbytes == 0
 
 
 def test_the_oldest_of_many_graphs_goes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ class PastTexts:
         self._room = room
         self._vocab_size = vocab_size
         self._tenants: dict[str, _PastTexts] = {}  # the latest to learn last
-        self._held = 0
+        self._num_tokens = 0
         self._waiting: deque[tuple[str, array[int]]] = deque()
         self._work: Iterator[int] = iter(())
 
@@ -149,14 +149,14 @@ class PastTexts:
         tenant = self._tenants.pop(salt, None) or _PastTexts(NgramCounts(LONGEST, self._vocab_size))
         self._tenants[salt] = tenant
         if len(self._tenants) > most_tenants(self._room):
-            self._held -= self._tenants.pop(next(iter(self._tenants))).tokens
+            self._num_tokens -= self._tenants.pop(next(iter(self._tenants))).tokens
         for start in range(0, len(text), _PIECE):
             tenant.counts.add(text[: start + _PIECE], start, array("i"))
             yield _PIECE
         tenant.texts.append(text)
         tenant.tokens += len(text)
-        self._held += len(text)
-        while self._held > self._room:
+        self._num_tokens += len(text)
+        while self._num_tokens > self._room:
             yield from self._forgetting(max(self._tenants, key=lambda each: self._tenants[each].tokens))
 
     def _forgetting(self, salt: str) -> Iterator[int]:
@@ -167,7 +167,7 @@ class PastTexts:
             tenant.counts.remove(text[: start + _PIECE], start, None)
             yield _PIECE
         tenant.tokens -= len(text)
-        self._held -= len(text)
+        self._num_tokens -= len(text)
         if not tenant.texts:
             del self._tenants[salt]
 

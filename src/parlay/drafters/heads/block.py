@@ -22,15 +22,15 @@ class BlockDrafter(MarginalsDrafter):
 
     def __init__(self, resources: Resources, options: BlockOptions) -> None:
         head = opened(SOURCE, resources.find_head, options.head)
-        held, config = head.artefact, BlockConfig.of(head.artefact)
-        shape = held.layer, held.operands, head.embedding, config.layers
+        artefact, config = head.artefact, BlockConfig.of(head.artefact)
+        shape = artefact.layer, artefact.operands, head.embedding, config.layers
         runner = head.runner(SOURCE, partial(block_decoder, *shape, normed=config.normed))
-        norm = input_norm(held, "layers.0.hidden_norm.weight")
+        norm = input_norm(artefact, "layers.0.hidden_norm.weight")
         fuse = head.fuse
 
         def inputs(features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
             return norm(fuse(features_KF)).to(head.dtype)
 
-        masked_MH = inputs(held.tensors["mask_hidden"][None], ()).expand(config.length - 1, -1)
+        masked_MH = inputs(artefact.tensors["mask_hidden"][None], ()).expand(config.length - 1, -1)
         states = LayerLogits(runner, config.taps, inputs, masked_MH, config.mask_id, room=resources.room)
-        super().__init__(held, states, config.length, width=options.width, min_p=options.min_p)
+        super().__init__(artefact, states, config.length, width=options.width, min_p=options.min_p)

@@ -37,18 +37,18 @@ class Blockwise(StateHeadDrafter):
         if options.rescore == "none":
             refuse_unread(f"strategy {SOURCE}", options, ("weight", "lattice"), "with rescore=none: leave it out")
         head = opened(SOURCE, resources.find_head, options.head)
-        held, heads = head.artefact, BlockwiseHeads.of(head.artefact)
+        artefact, heads = head.artefact, BlockwiseHeads.of(head.artefact)
         own = ("lm_head.weight", *(f"ngrams.{size}" for size in range(1, LONGEST + 1)))
-        heads.load_state_dict({name: each for name, each in held.tensors.items() if name not in own})
+        heads.load_state_dict({name: each for name, each in artefact.tensors.items() if name not in own})
         self._heads, self._options = heads.float().requires_grad_(False), options
         embedding_VH, self._ids_D = as_tensor(head.embedding, torch.bfloat16), heads.draft_ids
-        self._head_DH = held.tensors.get("lm_head.weight", embedding_VH[self._ids_D]).float()
+        self._head_DH = artefact.tensors.get("lm_head.weight", embedding_VH[self._ids_D]).float()
         self._rescoring: _Rescoring | None = None
         if options.rescore == "neural":
             self._rescoring = _Neural(heads.rescorer, embedding_VH)
         if options.rescore == "ngram":
-            self._rescoring = _Counted(Ngrams(held.tensors, resources.vocab_size), self._ids_D)
-        super().__init__(held, self._ids_D, len(heads.heads), options.width)
+            self._rescoring = _Counted(Ngrams(artefact.tensors, resources.vocab_size), self._ids_D)
+        super().__init__(artefact, self._ids_D, len(heads.heads), options.width)
 
     def _tree(self, budget: int) -> DynamicTree:
         return DynamicTree(self._options.width, self._options.min_p, budget)

@@ -37,13 +37,13 @@ class Dynamo(StateHeadDrafter):
 
     def __init__(self, resources: Resources, options: DynamoOptions) -> None:
         head = opened(SOURCE, resources.find_head, options.head)
-        held = head.artefact
-        self._ids_D, self._options = draft_ids(held.tensors["d2t"]), options
-        self._ngrams = Ngrams(held.tensors, resources.vocab_size)
+        artefact = head.artefact
+        self._ids_D, self._options = draft_ids(artefact.tensors["d2t"]), options
+        self._ngrams = Ngrams(artefact.tensors, resources.vocab_size)
         self._verified = resources.rule != UNVERIFIED
         self._tables: dict[int, _Joint] = {}
-        levels, width = held.settings["heads"], options.width if self._verified else 1
-        super().__init__(held, self._ids_D, levels, width, states=parallel_states(head, resources.room))
+        levels, width = artefact.settings["heads"], options.width if self._verified else 1
+        super().__init__(artefact, self._ids_D, levels, width, states=parallel_states(head, resources.room))
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self._tables.clear()

@@ -30,20 +30,20 @@ class Eagle3(LayerHeadDrafter):
 
     def __init__(self, resources: Resources, options: DynamicTreeOptions) -> None:
         head = opened(SOURCE, resources.find_head, options.head)
-        held = head.artefact
-        decoder = partial(eagle3_decoder, held.layer, held.operands, head.embedding, normed=normed(held))
+        artefact = head.artefact
+        decoder = partial(eagle3_decoder, artefact.layer, artefact.operands, head.embedding, normed=normed(artefact))
         runner = head.runner(SOURCE, decoder)
-        self._head, self._ids_D = runner, draft_ids(held.tensors["d2t"])
+        self._head, self._ids_D = runner, draft_ids(artefact.tensors["d2t"])
         guessing = Guessing(self._ids_D)
         limits = TreeLimits(options.depth, options.width, options.width * options.depth)
-        fuse, norm, dtype = head.fuse, input_norm(held, "midlayer.hidden_norm.weight"), head.dtype
+        fuse, norm, dtype = head.fuse, input_norm(artefact, "midlayer.hidden_norm.weight"), head.dtype
 
         def from_target(features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
             return norm(fuse(features_KF)).to(dtype)
 
-        super().__init__(SOURCE, runner, held, guessing, limits, from_target=from_target, room=resources.room)
+        super().__init__(SOURCE, runner, artefact, guessing, limits, from_target=from_target, room=resources.room)
         self._options, self._fuse, self._norm = options, fuse, norm
-        self._at_once = runner.grows and not normed(held)
+        self._at_once = runner.grows and not normed(artefact)
 
     def _from_itself(self, hidden_KH: Tensor, tokens: Sequence[int]) -> Tensor:
         return self._norm(hidden_KH)

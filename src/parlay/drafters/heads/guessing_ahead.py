@@ -23,7 +23,7 @@ class GuessingAhead(ABC):
     def __init__(self, source: str, needs: Needs) -> None:
         self._source = source
         self.needs = needs
-        self._held: dict[int, tuple[History, list[Sequence[int]]]] = {}
+        self._guessed: dict[int, tuple[History, list[Sequence[int]]]] = {}
 
     @property
     @abstractmethod
@@ -47,13 +47,14 @@ class GuessingAhead(ABC):
     def observe(self, observations: Sequence[Observation]) -> None:
         for observation in observations:
             self._see(observation)
-            tokens, (history, _) = observation.view.tokens, self._held.get(observation.view.sequence, (History(), []))
+            tokens, sequence = observation.view.tokens, observation.view.sequence
+            history, _ = self._guessed.get(sequence, (History(), []))
             history.cut(history.agree(tokens))
             history.tokens += tokens[len(history.tokens) :]
-            self._held[observation.view.sequence] = history, self._guesses(observation)
+            self._guessed[sequence] = history, self._guesses(observation)
 
     def release(self, sequence: int) -> None:
-        self._held.pop(sequence, None)
+        self._guessed.pop(sequence, None)
 
     def _guesses(self, observation: Observation) -> list[Sequence[int]]:
         """The ranked tokens of each level below the new root."""
@@ -61,7 +62,7 @@ class GuessingAhead(ABC):
 
     def _draft(self, view: SequenceView, budget: int) -> Draft:
         """Draft from the guesses of the last step's probes, if that was the text's latest step."""
-        history, guesses = self._held.get(view.sequence, (History(), []))
+        history, guesses = self._guessed.get(view.sequence, (History(), []))
         if len(history.tokens) != len(view.tokens) or history.agree(view.tokens) < len(view.tokens):
             return NO_DRAFT
         acceptance = self.acceptance

@@ -50,15 +50,15 @@ class Kangaroo(Watched):
     def __init__(self, resources: Resources, options: KangarooOptions) -> None:
         skippable(SOURCE, resources)
         head = opened(SOURCE, resources.find_head, options.head)
-        held = head.artefact
-        (self._exit,) = held.settings["taps"]
-        self.needs = Needs(taps=(self._exit,), layers=True, expected=held.expected)
-        decoder = partial(kangaroo_decoder, held.layer, held.operands, head.embedding)
+        artefact = head.artefact
+        (self._exit,) = artefact.settings["taps"]
+        self.needs = Needs(taps=(self._exit,), layers=True, expected=artefact.expected)
+        decoder = partial(kangaroo_decoder, artefact.layer, artefact.operands, head.embedding)
         self._runner = head.runner(SOURCE, decoder)
         dtype = head.dtype
         self._rows = TextRows(self._runner, (self._exit,), lambda each_KF, _: each_KF.to(dtype), resources.room)
-        super().__init__(SOURCE, held, self._rows)
-        self._guessing = Guessing(draft_ids(held.tensors["d2t"]))
+        super().__init__(SOURCE, artefact, self._rows)
+        self._guessing = Guessing(draft_ids(artefact.tensors["d2t"]))
         self._options = options
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:

@@ -67,18 +67,18 @@ class LayerHeadDrafter(Watched, ABC):
         self,
         source: str,
         runner: Runner,
-        held: HeadArtefact,
+        artefact: HeadArtefact,
         guessing: Guessing,
         limits: TreeLimits,
         *,
         from_target: Inputs,
         room: StateRoom,
     ) -> None:
-        taps: list[int] = held.settings["taps"]
+        taps: list[int] = artefact.settings["taps"]
         self._source, self._runner, self._guessing, self._limits = source, runner, guessing, limits
-        self.needs = Needs(taps=tuple(taps), expected=held.expected)
+        self.needs = Needs(taps=tuple(taps), expected=artefact.expected)
         self._from_target, self._rows = from_target, TextRows(runner, taps, from_target, room)
-        super().__init__(source, held, self._rows)
+        super().__init__(source, artefact, self._rows)
 
     @abstractmethod
     def _from_itself(self, hidden_KH: Tensor, tokens: Sequence[int]) -> Tensor:

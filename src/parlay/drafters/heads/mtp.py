@@ -30,23 +30,23 @@ class ParallelMtp(MarginalsDrafter):
     """
 
     def __init__(self, head: OpenHead, options: DynamicTreeOptions, room: StateRoom) -> None:
-        held = head.artefact
-        levels = min(options.depth, held.settings["heads"])
-        super().__init__(held, parallel_states(head, room), levels, width=options.width, min_p=options.min_p)
+        artefact = head.artefact
+        levels = min(options.depth, artefact.settings["heads"])
+        super().__init__(artefact, parallel_states(head, room), levels, width=options.width, min_p=options.min_p)
 
 
 def parallel_states(head: OpenHead, room: StateRoom) -> SideBySide:
     """The logits of all parallel heads."""
-    held = head.artefact
-    decoder = partial(parallel_decoder, held.layer, held.operands, head.embedding)
+    artefact = head.artefact
+    decoder = partial(parallel_decoder, artefact.layer, artefact.operands, head.embedding)
     return SideBySide(
         [
             LayerLogits(
                 head.runner(f"head {place}", partial(decoder, place)),
-                held.settings["taps"],
+                artefact.settings["taps"],
                 lambda features_KF, _: features_KF.to(head.dtype),
                 room=room,
             )
-            for place in range(held.settings["heads"])
+            for place in range(artefact.settings["heads"])
         ]
     )

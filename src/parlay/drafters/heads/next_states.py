@@ -37,16 +37,16 @@ class _NextStates(LayerHeadDrafter):
     def __init__(
         self, source: str, head: OpenHead, module: _Module, decoder: _Decoder, growth: TreeLimits, *, room: StateRoom
     ) -> None:
-        held = head.artefact
-        module.load_state_dict(dict(held.without(LM_HEAD).tensors))
-        runner = head.runner(held.method, partial(decoder, held.layer, held.operands, head.embedding))
+        artefact = head.artefact
+        module.load_state_dict(dict(artefact.without(LM_HEAD).tensors))
+        runner = head.runner(artefact.method, partial(decoder, artefact.layer, artefact.operands, head.embedding))
         guessing = Guessing(module.draft_ids)
         fuse, embedding_VH = module.float().requires_grad_(False).fuse, head.embedding_VH
 
         def from_target(features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
             return fuse(features_KF.float(), embedding_VH[torch.tensor(tokens)].float()).to(head.dtype)
 
-        super().__init__(source, runner, held, guessing, growth, from_target=from_target, room=room)
+        super().__init__(source, runner, artefact, guessing, growth, from_target=from_target, room=room)
 
     def _from_itself(self, hidden_KH: Tensor, tokens: Sequence[int]) -> Tensor:
         return self._from_target(hidden_KH, tokens)
@@ -110,6 +110,6 @@ class SequentialMtp(_Dynamic):
         return self._from_target(self._again(hidden_KH.float()), tokens)
 
 
-def eagle_module(held: HeadArtefact) -> EagleHead:
+def eagle_module(artefact: HeadArtefact) -> EagleHead:
     """An EAGLE head of the right shape, without weights yet."""
-    return EagleHead(held.layer, len(held.tensors["d2t"]))
+    return EagleHead(artefact.layer, len(artefact.tensors["d2t"]))

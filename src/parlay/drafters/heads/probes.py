@@ -31,11 +31,11 @@ _TOKEN = 0
 class _TrainedProbes(GuessingAhead):
     """The base of drafters with trained probes. The head says how often guesses at each level and rank were right."""
 
-    def __init__(self, source: str, held: HeadArtefact) -> None:
-        self._inputs_MH: Tensor = held.tensors["inputs_MH"].float()
-        self._acceptance: list[list[float]] = held.settings["acceptance"]
-        self._watch = AcceptanceWatch(source, held)
-        super().__init__(source, Needs(top_k=len(self._acceptance[0]), expected=held.expected))
+    def __init__(self, source: str, artefact: HeadArtefact) -> None:
+        self._inputs_MH: Tensor = artefact.tensors["inputs_MH"].float()
+        self._acceptance: list[list[float]] = artefact.settings["acceptance"]
+        self._watch = AcceptanceWatch(source, artefact)
+        super().__init__(source, Needs(top_k=len(self._acceptance[0]), expected=artefact.expected))
 
     @property
     def acceptance(self) -> Acceptance:
@@ -76,8 +76,8 @@ class Ppd(_TrainedProbes):
 class _Grouped(_TrainedProbes):
     """A chain of all probes below each of the ``groups`` nodes at which the accepted path is likeliest to end."""
 
-    def __init__(self, source: str, held: HeadArtefact, groups: int) -> None:
-        super().__init__(source, held)
+    def __init__(self, source: str, artefact: HeadArtefact, groups: int) -> None:
+        super().__init__(source, artefact)
         self._groups = groups
 
     def _counts(self, draft: Draft) -> Sequence[int]:
@@ -88,9 +88,9 @@ class Bita(_Grouped):
     """BiTA (Lin et al. 2024, arXiv:2401.12522): the probes also attend to a trained prefix, which no other row does."""
 
     def __init__(self, resources: Resources, options: GroupOptions) -> None:
-        held = _probes_for(BITA, resources, options.head)
-        super().__init__(BITA, held, options.groups)
-        self._prefix = Prefix(held.tensors["prefix"].float())
+        artefact = _probes_for(BITA, resources, options.head)
+        super().__init__(BITA, artefact, options.groups)
+        self._prefix = Prefix(artefact.tensors["prefix"].float())
         target = resources.target
         if target is None or not target.takes(self._prefix):
             raise UsageError(
@@ -110,10 +110,10 @@ class SpeculativeStreaming(_Grouped):
     """
 
     def __init__(self, resources: Resources, options: GroupOptions) -> None:
-        held = _probes_for(STREAMING, resources, options.head)
-        super().__init__(STREAMING, held, options.groups)
-        down_RH, up_RH = (held.tensors[name].float().contiguous() for name in ("down_RH", "up_RH"))
-        layer, target = int(held.settings["join"]), resources.target
+        artefact = _probes_for(STREAMING, resources, options.head)
+        super().__init__(STREAMING, artefact, options.groups)
+        down_RH, up_RH = (artefact.tensors[name].float().contiguous() for name in ("down_RH", "up_RH"))
+        layer, target = int(artefact.settings["join"]), resources.target
         if target is None or not 0 <= layer < target.num_layers:
             raise UsageError(
                 f"strategy {STREAMING}: the target has no layer {layer}, at which these streams begin: {_ANOTHER}"

@@ -39,11 +39,11 @@ class Medusa(StaticTreeDrafter):
     """
 
     def __init__(self, resources: Resources, options: HeadOptions) -> None:
-        held = opened(MEDUSA, resources.find_head, options.head).artefact
-        self._heads = MedusaHeads(SeveralHeadsConfig.of(held))
-        self._heads.load_state_dict(dict(held.tensors))
+        artefact = opened(MEDUSA, resources.find_head, options.head).artefact
+        self._heads = MedusaHeads(SeveralHeadsConfig.of(artefact))
+        self._heads.load_state_dict(dict(artefact.tensors))
         self._heads.float().requires_grad_(False)
-        super().__init__(held, self._heads.draft_ids)
+        super().__init__(artefact, self._heads.draft_ids)
 
     def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
         """The logits of a level. Its nodes have the same children, so one product per sequence is enough."""
@@ -60,12 +60,12 @@ class Hydra(StaticTreeDrafter):
 
     def __init__(self, resources: Resources, options: HeadOptions) -> None:
         head = opened(HYDRA, resources.find_head, options.head)
-        held, heads = head.artefact, HydraHeads.of(head.artefact)
-        heads.load_state_dict(dict(held.tensors))
+        artefact, heads = head.artefact, HydraHeads.of(head.artefact)
+        heads.load_state_dict(dict(artefact.tensors))
         self._heads = heads.float().requires_grad_(False).heads
         self._embedding_VH = head.embedding_VH
         states = None if heads.prefix is None else _prefix_states(head, resources.room)
-        super().__init__(held, heads.draft_ids, states)
+        super().__init__(artefact, heads.draft_ids, states)
 
     def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
         paths = [[job.view.tokens[-1], *job.tree.path_tokens(node)] for job in jobs for node in job.tree.newest]
@@ -75,9 +75,9 @@ class Hydra(StaticTreeDrafter):
 
 
 def _prefix_states(head: OpenHead, room: StateRoom) -> LayerOutputs:
-    held = head.artefact
-    runner = head.runner("prefix", partial(prefix_decoder, held.layer, held.operands, head.embedding))
-    return LayerOutputs(runner, held.settings["taps"], lambda each_KF, _: each_KF.to(head.dtype), room)
+    artefact = head.artefact
+    runner = head.runner("prefix", partial(prefix_decoder, artefact.layer, artefact.operands, head.embedding))
+    return LayerOutputs(runner, artefact.settings["taps"], lambda each_KF, _: each_KF.to(head.dtype), room)
 
 
 class MlpSpeculatorDrafter(StaticTreeDrafter):
@@ -87,11 +87,11 @@ class MlpSpeculatorDrafter(StaticTreeDrafter):
     """
 
     def __init__(self, resources: Resources, options: HeadOptions) -> None:
-        held = opened(MLP_SPECULATOR, resources.find_head, options.head).artefact
-        self._speculator = MlpSpeculator.of(held)
-        self._speculator.load_state_dict(dict(held.tensors))
+        artefact = opened(MLP_SPECULATOR, resources.find_head, options.head).artefact
+        self._speculator = MlpSpeculator.of(artefact)
+        self._speculator.load_state_dict(dict(artefact.tensors))
         self._speculator.float().requires_grad_(False)
-        super().__init__(held, self._speculator.draft_ids)
+        super().__init__(artefact, self._speculator.draft_ids)
 
     def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
         above_NH = carried_of_rows(jobs)
@@ -112,13 +112,13 @@ class ReDrafter(StateHeadDrafter):
 
     def __init__(self, resources: Resources, options: BeamOptions) -> None:
         head = opened(REDRAFTER, resources.find_head, options.head)
-        held = head.artefact
-        self._head, self._width = ReDrafterHead(SeveralHeadsConfig.of(held)), options.width
-        self._head.load_state_dict(dict(held.tensors))
+        artefact = head.artefact
+        self._head, self._width = ReDrafterHead(SeveralHeadsConfig.of(artefact)), options.width
+        self._head.load_state_dict(dict(artefact.tensors))
         self._head.float().requires_grad_(False)
         self._embedding_VH = as_tensor(head.embedding, torch.bfloat16)
-        self._none_H = torch.zeros(held.layer.hidden_size)
-        super().__init__(held, self._head.draft_ids, options.depth, options.width)
+        self._none_H = torch.zeros(artefact.layer.hidden_size)
+        super().__init__(artefact, self._head.draft_ids, options.depth, options.width)
 
     def _tree(self, budget: int) -> BeamTree:
         return BeamTree(self._width)

@@ -50,7 +50,7 @@ class StateHeadDrafter(Watched, ABC):
 
     def __init__(
         self,
-        held: HeadArtefact,
+        artefact: HeadArtefact,
         draft_ids_D: Tensor,
         levels: int,
         children: int,
@@ -62,11 +62,11 @@ class StateHeadDrafter(Watched, ABC):
         ``levels``: the most levels of a tree; ``children``: the most children of a node. Without ``states``, the heads
         read the target's layer that the artefact names.
         """
-        self._source, self._levels, self._children = held.method, levels, children
-        taps: list[int] = held.settings["taps"]
-        self.needs = Needs(taps=tuple(taps), expected=held.expected)
+        self._source, self._levels, self._children = artefact.method, levels, children
+        taps: list[int] = artefact.settings["taps"]
+        self.needs = Needs(taps=tuple(taps), expected=artefact.expected)
         self._states = LatestStates(taps[0]) if states is None else states
-        super().__init__(held.method, held, self._states)
+        super().__init__(artefact.method, artefact, self._states)
         self._guessing = Guessing(draft_ids_D)
 
     @abstractmethod
@@ -117,9 +117,9 @@ class StaticTreeDrafter(StateHeadDrafter):
     A tree of n nodes has the n paths with the highest products.
     """
 
-    def __init__(self, held: HeadArtefact, draft_ids_D: Tensor, states: States | None = None) -> None:
-        acceptance: list[list[float]] = held.settings["acceptance"]
-        super().__init__(held, draft_ids_D, len(acceptance), len(acceptance[0]), states=states)
+    def __init__(self, artefact: HeadArtefact, draft_ids_D: Tensor, states: States | None = None) -> None:
+        acceptance: list[list[float]] = artefact.settings["acceptance"]
+        super().__init__(artefact, draft_ids_D, len(acceptance), len(acceptance[0]), states=states)
 
         @lru_cache(maxsize=256)
         def shape(budget: int) -> StaticTree:
@@ -138,8 +138,8 @@ class MarginalsDrafter(StateHeadDrafter):
     likeliest nodes with ``width`` children each; paths below ``min_p`` are left out.
     """
 
-    def __init__(self, held: HeadArtefact, states: States, levels: int, *, width: int, min_p: float) -> None:
-        super().__init__(held, draft_ids(held.tensors["d2t"]), levels, width, states=states)
+    def __init__(self, artefact: HeadArtefact, states: States, levels: int, *, width: int, min_p: float) -> None:
+        super().__init__(artefact, draft_ids(artefact.tensors["d2t"]), levels, width, states=states)
         self._width, self._min_p = width, min_p
 
     def _tree(self, budget: int) -> DynamicTree:

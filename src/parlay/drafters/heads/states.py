@@ -29,7 +29,7 @@ class LatestStates:
 
     def __init__(self, layer: int) -> None:
         self._layer = layer
-        self._held: dict[int, tuple[History, Tensor]] = {}
+        self._latest: dict[int, tuple[History, Tensor]] = {}
 
     def take(self, observation: Observation) -> None:
         """Keep the last state of an observed step."""
@@ -51,19 +51,19 @@ class LatestStates:
 
     def release(self, sequence: int) -> None:
         """Forget the sequence. Unknown names are ignored."""
-        self._held.pop(sequence, None)
+        self._latest.pop(sequence, None)
 
     def _keep(self, view: SequenceView, count: int, state_H: Tensor) -> None:
         """Keep the state of token number ``count``."""
-        history = self._held[view.sequence][0] if view.sequence in self._held else History()
+        history = self._latest[view.sequence][0] if view.sequence in self._latest else History()
         history.cut(min(history.agree(view.tokens), count))
         history.tokens += view.tokens[len(history.tokens) : count]
-        self._held[view.sequence] = history, state_H
+        self._latest[view.sequence] = history, state_H
 
     def _find(self, view: SequenceView) -> Tensor | None:
-        if view.sequence not in self._held:
+        if view.sequence not in self._latest:
             return None
-        history, state_H = self._held[view.sequence]
+        history, state_H = self._latest[view.sequence]
         count = len(view.tokens) - 1
         return state_H if len(history.tokens) == count and history.agree(view.tokens) == count else None
 

@@ -117,71 +117,71 @@ class HeadSequences:
 
     def __init__(self, runner: Runner, taps: Sequence[int], room: StateRoom) -> None:
         self._runner, self._taps = runner, tuple(taps)
-        self._held: dict[int, HeadSequence] = {}  # by the target's sequence, least recently used first
-        self._bytes = StateBytes(room, self._held, lambda held: runner.release(held.name))
+        self._states: dict[int, HeadSequence] = {}  # by the target's sequence, least recently used first
+        self._bytes = StateBytes(room, self._states, lambda state: runner.release(state.name))
         self._row_bytes = 0  # bytes of one token's features, once known
 
     def take(self, view: SequenceView, start: int, taps: Mapping[int, Tensor]) -> None:
         """Take in the features of the tokens from ``start`` on. Features after a gap wait until it is filled."""
-        held, end = self.aligned(view), start + len(taps[self._taps[0]])
-        if held.known >= end or not self._make_room(held, view, taps):
+        state, end = self.aligned(view), start + len(taps[self._taps[0]])
+        if state.known >= end or not self._make_room(state, view, taps):
             return
-        known = held.known
+        known = state.known
         if start <= known < end:
             features_KF = torch.cat([taps[layer] for layer in self._taps], -1)
-            held.waiting.append(features_KF[known - start :] if known > start else features_KF)
-            held.text.tokens += view.tokens[len(held.text.tokens) : end]
-            self._join(held, view)
+            state.waiting.append(features_KF[known - start :] if known > start else features_KF)
+            state.text.tokens += view.tokens[len(state.text.tokens) : end]
+            self._join(state, view)
         elif start > known:
             tokens, features = list(view.tokens[start:end]), torch.cat([taps[layer] for layer in self._taps], -1)
-            if held.ahead is None or held.ahead.end != start:
-                held.ahead = Ahead(start, [], [])
-            held.ahead.tokens += tokens
-            held.ahead.features.append(features)
-        self._bytes.set(view.sequence, held.nbytes)
+            if state.ahead is None or state.ahead.end != start:
+                state.ahead = Ahead(start, [], [])
+            state.ahead.tokens += tokens
+            state.ahead.features.append(features)
+        self._bytes.set(view.sequence, state.nbytes)
 
-    def _make_room(self, held: HeadSequence, view: SequenceView, taps: Mapping[int, Tensor]) -> bool:
+    def _make_room(self, state: HeadSequence, view: SequenceView, taps: Mapping[int, Tensor]) -> bool:
         """Make room for the features of a step, if need be by dropping waiting ones. False if there is none."""
         rows = len(taps[self._taps[0]])
         size = sum([taps[layer].nbytes for layer in self._taps])
         self._row_bytes = size // max(1, rows)
         if self._bytes.room.make(size):
             return True
-        held.ahead = None
-        self._forget(held, held.ran)
+        state.ahead = None
+        self._forget(state, state.ran)
         self._bytes.set(view.sequence, 0)
         return rows <= _FEW or self._bytes.room.make(size)
 
-    def _join(self, held: HeadSequence, view: SequenceView) -> None:
+    def _join(self, state: HeadSequence, view: SequenceView) -> None:
         """Append the features seen ahead, if they now follow the known ones. If they no longer fit, drop them."""
-        ahead, known = held.ahead, held.known
+        ahead, known = state.ahead, state.known
         if ahead is None or known < ahead.start:
             return
-        held.ahead = None
+        state.ahead = None
         if known == ahead.start and list(view.tokens[ahead.start : ahead.end]) == ahead.tokens:
-            held.waiting += ahead.features
-            held.text.tokens += view.tokens[len(held.text.tokens) : ahead.end]
+            state.waiting += ahead.features
+            state.text.tokens += view.tokens[len(state.text.tokens) : ahead.end]
 
     def lacking(self, view: SequenceView) -> tuple[int, int]:
         """The span of missing features: it ends where features were seen ahead, or at the root."""
-        held = self.aligned(view)
-        ahead = held.ahead
+        state = self.aligned(view)
+        ahead = state.ahead
         whole = ahead is not None and list(view.tokens[ahead.start : ahead.end]) == ahead.tokens
-        return held.known, ahead.start if ahead is not None and whole else len(view.tokens) - 1
+        return state.known, ahead.start if ahead is not None and whole else len(view.tokens) - 1
 
     def aligned(self, view: SequenceView) -> HeadSequence:
         """The state of the view's sequence, cut back to what is still valid, and marked as recently used."""
-        held = self._held.pop(view.sequence, None) or self._open(view)
-        self._held[view.sequence] = held
-        agreed = min(held.text.agree(view.tokens), len(view.tokens) - 1)
-        if agreed < len(held.text.tokens):
-            sound = held.rows_before(max(agreed - 1, 0))  # the row of token p reads token p + 1
-            if held.ran > sound:
-                self._forget(held, sound)
-            elif held.waiting:
-                held.wait_only(slice(held.rows_before(agreed) - held.ran))
-            held.cut(agreed)
-        return held
+        state = self._states.pop(view.sequence, None) or self._open(view)
+        self._states[view.sequence] = state
+        agreed = min(state.text.agree(view.tokens), len(view.tokens) - 1)
+        if agreed < len(state.text.tokens):
+            sound = state.rows_before(max(agreed - 1, 0))  # the row of token p reads token p + 1
+            if state.ran > sound:
+                self._forget(state, sound)
+            elif state.waiting:
+                state.wait_only(slice(state.rows_before(agreed) - state.ran))
+            state.cut(agreed)
+        return state
 
     def leave_out(self, view: SequenceView) -> None:
         """Make gaps of tokens whose features were not seen: before seen ones, and in the answer, except the latest."""
@@ -190,16 +190,16 @@ class HeadSequences:
 
     def _leave_out_next(self, view: SequenceView) -> bool:
         """Make a gap of the first such span. False if there is none."""
-        held = self.aligned(view)
-        known, (_, seen) = held.known, self.lacking(view)
+        state = self.aligned(view)
+        known, (_, seen) = state.known, self.lacking(view)
         end = min(seen, len(view.tokens) - 2)
         if known >= end or (seen == len(view.tokens) - 1 and known < view.prompt_length):
             return False
-        if len(held.gaps) == GAPS:
-            self._forget(held, held.rows_before(held.gaps[GAPS // 2][0]))
-        held.gaps.append((held.known, end))
-        held.text.tokens += view.tokens[len(held.text.tokens) : end]
-        self._join(held, view)
+        if len(state.gaps) == GAPS:
+            self._forget(state, state.rows_before(state.gaps[GAPS // 2][0]))
+        state.gaps.append((state.known, end))
+        state.text.tokens += view.tokens[len(state.text.tokens) : end]
+        self._join(state, view)
         return True
 
     def lacks(self, view: SequenceView) -> bool:
@@ -216,38 +216,38 @@ class HeadSequences:
 
         False if there is too little, or if the target took the memory of rows that ran, so that features are missing.
         """
-        held = self.aligned(view)
+        state = self.aligned(view)
         try:
-            while not self._runner.reserve(held.name, tokens):
-                idle = next((sequence for sequence in self._held if sequence not in busy), None)
+            while not self._runner.reserve(state.name, tokens):
+                idle = next((sequence for sequence in self._states if sequence not in busy), None)
                 if idle is None:
                     return False
                 self.release(idle)
         except OutOfRoom:
             return False
-        if self._runner.truncate(held.name, held.ran) < held.ran:
-            self._forget(held, held.ran)
+        if self._runner.truncate(state.name, state.ran) < state.ran:
+            self._forget(state, state.ran)
         return not self.lacks(view)
 
     def keep(self, view: SequenceView, rows: int) -> None:
         """Keep the ``rows`` rows that the last forward ran in the cache, except the root's."""
-        held = self._held[view.sequence]
-        before_root = held.rows_before(len(view.tokens) - 2)
-        left = self._runner.truncate(held.name, min(self._runner.keep(held.name, ()), held.ran + rows, before_root))
-        if left >= held.ran:
-            held.wait_only(slice(left - held.ran, None))
+        state = self._states[view.sequence]
+        before_root = state.rows_before(len(view.tokens) - 2)
+        left = self._runner.truncate(state.name, min(self._runner.keep(state.name, ()), state.ran + rows, before_root))
+        if left >= state.ran:
+            state.wait_only(slice(left - state.ran, None))
         else:
-            held.waiting = []
-        held.ran = left
-        held.cut(max(held.known, held.standing_on(left)))
-        self._bytes.set(view.sequence, held.nbytes)
+            state.waiting = []
+        state.ran = left
+        state.cut(max(state.known, state.standing_on(left)))
+        self._bytes.set(view.sequence, state.nbytes)
 
     def release(self, sequence: int) -> None:
         """Forget the sequence. Unknown names are ignored."""
-        held = self._held.pop(sequence, None)
+        state = self._states.pop(sequence, None)
         self._bytes.release(sequence)
-        if held is not None:
-            self._runner.release(held.name)
+        if state is not None:
+            self._runner.release(state.name)
 
     def _open(self, view: SequenceView) -> HeadSequence:
         """Open a sequence, perhaps with cached rows of an earlier one.
@@ -255,16 +255,16 @@ class HeadSequences:
         Rows do not read the first token, so the salt has it.
         """
         tokens = view.tokens
-        held = HeadSequence(uuid.uuid4().int >> 66)
-        held.ran = self._runner.open(held.name, tokens[1:], f"{view.request.salt}/{tokens[0]}")
-        held.text.tokens += tokens[: held.ran + 1] if held.ran else []
-        return held
+        state = HeadSequence(uuid.uuid4().int >> 66)
+        state.ran = self._runner.open(state.name, tokens[1:], f"{view.request.salt}/{tokens[0]}")
+        state.text.tokens += tokens[: state.ran + 1] if state.ran else []
+        return state
 
-    def _forget(self, held: HeadSequence, rows: int) -> None:
+    def _forget(self, state: HeadSequence, rows: int) -> None:
         """Keep at most ``rows`` rows. The features of the others are then missing."""
-        held.ran = self._runner.truncate(held.name, rows)
-        held.waiting = []
-        held.cut(held.standing_on(held.ran))
+        state.ran = self._runner.truncate(state.name, rows)
+        state.waiting = []
+        state.cut(state.standing_on(state.ran))
 
 
 Inputs = Callable[[Tensor, Sequence[int]], Tensor]
@@ -347,13 +347,13 @@ class TextRows:
         ]
 
     def _waiting(self, view: SequenceView) -> WaitingRows:
-        held = self._sequences.aligned(view)
-        while (waiting := held.rows_waiting) > _FEW:
+        state = self._sequences.aligned(view)
+        while (waiting := state.rows_waiting) > _FEW:
             # The outputs of these rows are not read, so the last layer computes only their keys and values.
             rows = min(waiting - 1, _CHUNK)
-            tokens = held.read(view.tokens, rows)
-            inputs = Features(self._inputs(held.features()[:rows], tokens))
-            self.runner.forward([Segment(held.name, tokens, logits_from=len(tokens), features=inputs)])
+            tokens = state.read(view.tokens, rows)
+            inputs = Features(self._inputs(state.features()[:rows], tokens))
+            self.runner.forward([Segment(state.name, tokens, logits_from=len(tokens), features=inputs)])
             self._sequences.keep(view, len(tokens))
-        pending = held.read(view.tokens, waiting)
-        return WaitingRows(view, held.name, pending, held.features(), self._inputs)
+        pending = state.read(view.tokens, waiting)
+        return WaitingRows(view, state.name, pending, state.features(), self._inputs)

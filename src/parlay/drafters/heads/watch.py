@@ -28,9 +28,9 @@ class AcceptanceWatch:
     earlier versions have none either and are not judged.
     """
 
-    def __init__(self, source: str, held: HeadArtefact) -> None:
-        self._source, self._expected = source, held.expected
-        self._layout = held.settings.get(LAYOUT)
+    def __init__(self, source: str, artefact: HeadArtefact) -> None:
+        self._source, self._expected = source, artefact.expected
+        self._layout = artefact.settings.get(LAYOUT)
         self._seen = self._right = 0
 
     def see(self, observation: Observation) -> None:
@@ -87,8 +87,8 @@ class StepRecord(Protocol):
 class Watched:
     """The observing part of a drafter: records steps, and watches how often the head is right."""
 
-    def __init__(self, source: str, held: HeadArtefact, kept: StepRecord) -> None:
-        self._watch, self._kept = AcceptanceWatch(source, held), kept
+    def __init__(self, source: str, artefact: HeadArtefact, kept: StepRecord) -> None:
+        self._watch, self._kept = AcceptanceWatch(source, artefact), kept
 
     def observe(self, observations: Sequence[Observation]) -> None:
         for observation in observations:

@@ -63,13 +63,13 @@ class TextUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class KnownTokens:
     """An answer instead of a draft: the service has ``tokens`` tokens of the text and needs the later ones."""
 
     tokens: int
 
 
-Answer = Draft | Held
+Answer = Draft | KnownTokens
 
 
 def facts_of(view: SequenceView) -> TextFacts:
@@ -91,7 +91,7 @@ def facts_of(view: SequenceView) -> TextFacts:
 
 def answer_as_json(answer: Answer) -> dict[str, Any]:
     """Write an answer as JSON. Scores are left out if the drafter has none."""
-    if isinstance(answer, Held):
+    if isinstance(answer, KnownTokens):
         return {"held": answer.tokens}
     return {
         "tokens": list(answer.tree.tokens),
@@ -112,10 +112,10 @@ def _answer(answer: object, update: TextUpdate, vocab_size: int, source: str) ->
     if not isinstance(answer, Mapping):
         raise BadAnswer("a draft is no object")
     if "held" in answer:
-        held = answer["held"]
-        if type(held) is not int or not 0 <= held <= update.start + len(update.tokens):
+        known = answer["held"]
+        if type(known) is not int or not 0 <= known <= update.start + len(update.tokens):
             raise BadAnswer("it says that it holds tokens which it never had")
-        return Held(held)
+        return KnownTokens(known)
     tokens, parents = answer.get("tokens"), answer.get("parents")
     if not isinstance(tokens, list) or not isinstance(parents, list) or len(tokens) != len(parents):
         raise BadAnswer("a draft needs as many parents as tokens")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from parlay.drafters.per_sequence import FromText, History
 from parlay.drafters.remote.link import Link, ServiceLink, Vocabulary
-from parlay.drafters.remote.messages import Held, TextUpdate, facts_of
+from parlay.drafters.remote.messages import KnownTokens, TextUpdate, facts_of
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import fingerprint
 from parlay.options import NotNamed, Options, option
@@ -65,7 +65,7 @@ class Remote(FromText):
         self._over = []
         for place, update, answer in zip(places, updates, answers, strict=True):
             history = self._sent[views[place].sequence]
-            if isinstance(answer, Held):
+            if isinstance(answer, KnownTokens):
                 history.cut(answer.tokens)
             else:
                 history.cut(update.start)

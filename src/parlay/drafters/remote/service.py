@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from parlay.drafters.remote.messages import Answer, Held, TextUpdate, answer_as_json, read_answers
+from parlay.drafters.remote.messages import Answer, KnownTokens, TextUpdate, answer_as_json, read_answers
 from parlay.drafters.token_text import TokenText, open_text
 from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Verdict, trees
 
@@ -56,7 +56,7 @@ class DraftService:
         self._most_nodes = most_nodes
         self._most_tokens, self._most_texts = most_tokens, most_texts
         self._texts: OrderedDict[_Name, TokenText] = OrderedDict()
-        self._held = 0
+        self._num_tokens = 0
         self._opened = 0
 
     def __len__(self) -> int:
@@ -72,9 +72,9 @@ class DraftService:
         observations: list[Observation] = []
         for place, (owner, update) in enumerate(asked):
             name = owner, update.id
-            held = len(self._texts[name].tokens) if name in self._texts else 0
-            if update.start > held or name in places:
-                answers[place] = Held(min(held, update.start))
+            known = len(self._texts[name].tokens) if name in self._texts else 0
+            if update.start > known or name in places:
+                answers[place] = KnownTokens(min(known, update.start))
                 continue
             seen = self._take(name, update)
             observations += [seen] if seen is not None else []
@@ -126,10 +126,10 @@ class DraftService:
             opened = self._open(name, update, text.tokens[: update.start] if text is not None else [])
             self._drop(name)
             self._texts[name] = opened
-            self._held += len(opened.tokens)
+            self._num_tokens += len(opened.tokens)
             return Observation(opened, NO_DRAFT, Verdict((), tuple(opened.tokens[-1:])))
         self._texts.move_to_end(name)
-        self._held += update.start + len(update.tokens) - len(text.tokens)
+        self._num_tokens += update.start + len(update.tokens) - len(text.tokens)
         if update.start < len(text.tokens):
             del text.tokens[update.start :]
             text.draft = NO_DRAFT
@@ -160,12 +160,12 @@ class DraftService:
                 return
 
     def _fit(self) -> bool:
-        return self._held <= self._most_tokens and len(self._texts) <= self._most_texts
+        return self._num_tokens <= self._most_tokens and len(self._texts) <= self._most_texts
 
     def _drop(self, name: _Name) -> None:
         text = self._texts.pop(name, None)
         if text is not None:
-            self._held -= len(text.tokens)
+            self._num_tokens -= len(text.tokens)
             self._drafter.release(text.sequence)
 
 

@@ -69,7 +69,7 @@ class SetBlock(GuessingAhead):
 
     def _see(self, observation: Observation) -> None:
         """Compare the last guesses with the committed tokens, up to the first wrong guess."""
-        history, guesses = self._held.get(observation.view.sequence, (History(), []))
+        history, guesses = self._guessed.get(observation.view.sequence, (History(), []))
         tokens = observation.view.tokens
         if not guesses or history.agree(tokens) < len(history.tokens):
             return

@@ -97,9 +97,9 @@ def _damaged(path: Path, error: Exception) -> BadHead:
 def _pickled(folder: Path) -> str:
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
     name = pickles[0] if pickles else "FILE.bin"
-    held = f"{folder} holds its weights as a pickle ({name})" if pickles else f"{folder} holds no *.safetensors"
+    found = f"{folder} holds its weights as a pickle ({name})" if pickles else f"{folder} holds no *.safetensors"
     return (
-        f'{held}, and pickles are never opened here. Convert one that you trust: python -c "import torch, '
+        f'{found}, and pickles are never opened here. Convert one that you trust: python -c "import torch, '
         f"safetensors.torch as s; s.save_file({{k: v.clone() for k, v in torch.load('{name}', weights_only=True)"
         ".items()}, 'model.safetensors')\""
     )

@@ -35,17 +35,19 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     return several_heads("mlp-speculator", target, steps, tensors, settings={FORM: asdict(form)})
 
 
-def _own(foreign: Foreign, held: Mapping[str, Tensor], steps: int, tied: bool) -> dict[str, Tensor]:
+def _own(foreign: Foreign, tensors: Mapping[str, Tensor], steps: int, tied: bool) -> dict[str, Tensor]:
     """The tensors under Parlay's names; others keep theirs. Raises BadHead if one is missing."""
     names = _names(steps, tied)
     found: dict[str, Tensor] = {}
     for name, own in names.items():
-        place = _first(name) if tied and name not in held else name
-        if place not in held:
+        place = _first(name) if tied and name not in tensors else name
+        if place not in tensors:
             raise BadHead(f"{foreign.folder} lacks {name}: the folder is incomplete")
-        found[own] = held[place]
-    again = {name for name in held if tied and _first(name) in held and held[name].equal(held[_first(name)])}
-    return {**found, **{name: held[name] for name in held.keys() - names.keys() - again}}
+        found[own] = tensors[place]
+    again = {
+        name for name in tensors if tied and _first(name) in tensors and tensors[name].equal(tensors[_first(name)])
+    }
+    return {**found, **{name: tensors[name] for name in tensors.keys() - names.keys() - again}}
 
 
 def _first(name: str) -> str:

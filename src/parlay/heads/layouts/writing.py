@@ -213,8 +213,8 @@ def export(head: HeadArtefact, card: str, layout: str, out: Path, verifier: Veri
     if writer is None:
         fitting = [name for name, writers in WRITERS.items() if head.method in writers]
         remedy = f"write --format {fitting[0]}" if fitting else "no format holds such heads"
-        held = ", ".join(WRITERS[layout])
-        raise BadHead(f"--format {layout} is for {held}, and this is a head for {head.method}: {remedy}")
+        methods = ", ".join(WRITERS[layout])
+        raise BadHead(f"--format {layout} is for {methods}, and this is a head for {head.method}: {remedy}")
     config, tensors = writer(head, verifier)
     text = card or front_matter(head.method, head.origin, (), {}) + f"\n# {head.method} for {head.origin.target}\n"
     try:

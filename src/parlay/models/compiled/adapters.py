@@ -97,13 +97,13 @@ class PackedAdapters:
         self._runs = max(runs, default=1)
         self._panel, self._config, self._dtype = int(core.panel), config, dtype
         self._each = 2 if dtype == torch.bfloat16 else 1  # numbers in a word
-        self._held: WeakKeyDictionary[LowRankAdapter, _Packed] = WeakKeyDictionary()
+        self._packed_by: WeakKeyDictionary[LowRankAdapter, _Packed] = WeakKeyDictionary()
 
     def pack(self, adapter: LowRankAdapter) -> _Packed:
         """Pack an adapter, or return it if it is packed already. Any thread may call this."""
-        packed = self._held.get(adapter)
+        packed = self._packed_by.get(adapter)
         if packed is None:
-            packed = self._held[adapter] = self._packed(adapter)
+            packed = self._packed_by[adapter] = self._packed(adapter)
         return packed
 
     def fill(self, batch: structs.Batch, rows: Sequence[LowRankAdapter | None], pointed: list[object]) -> int:

@@ -68,12 +68,12 @@ class Prefixes:
     def __init__(self, dtype: torch.dtype, lanes: int) -> None:
         """``dtype`` and ``lanes`` are those of `CacheShape`."""
         self._dtype, self._lanes = dtype, lanes
-        self._held: WeakKeyDictionary[Prefix, tuple[structs.PrefixStruct, object]] = WeakKeyDictionary()
+        self._packed_by: WeakKeyDictionary[Prefix, tuple[structs.PrefixStruct, object]] = WeakKeyDictionary()
 
     def pointer(self, prefix: Prefix) -> ctypes._Pointer[structs.PrefixStruct]:
-        if prefix not in self._held:
-            self._held[prefix] = self._paged(prefix.states)
-        return ctypes.pointer(self._held[prefix][0])
+        if prefix not in self._packed_by:
+            self._packed_by[prefix] = self._paged(prefix.states)
+        return ctypes.pointer(self._packed_by[prefix][0])
 
     def _paged(self, states_LSKPD: Tensor) -> tuple[structs.PrefixStruct, object]:
         layers, _, heads, keys, size = states_LSKPD.shape

@@ -35,7 +35,7 @@ class Matrices:
     def __init__(self, core: structs.Core, dtype: torch.dtype, arena: Arena, *, ahead: bool) -> None:
         """With ``ahead``, matrices that were packed before torch was imported are used where they lie."""
         self._core, self._dtype, self._panel, self._may_be_ahead = core, dtype, int(core.panel), ahead
-        self._memory, self.held = arena, list[Tensor]()
+        self._memory, self.kept = arena, list[Tensor]()
         self.jobs: list[Callable[[], object]] = []
         self.ahead: PackingAhead | None = None
         self.alone = 0  # how many matrices became numbers: their column order differs from their neighbours'
@@ -167,13 +167,13 @@ class Matrices:
     def _padded(self, numbers_O: Tensor) -> Tensor:
         """Pad with zeros to a whole panel, in float32."""
         padded = F.pad(numbers_O.float(), (0, -len(numbers_O) % self._panel)).contiguous()
-        self.held.append(padded)
+        self.kept.append(padded)
         return padded
 
     def hold(self, tensor: Tensor) -> int:
         """Keep ``tensor``, of any shape, alive as long as the weights, and return its address."""
-        self.held.append(tensor.contiguous())
-        return self.held[-1].data_ptr()
+        self.kept.append(tensor.contiguous())
+        return self.kept[-1].data_ptr()
 
     def _hold_order(self, weight: Operand) -> int | None:
         """The address of the weight's column order, int32; None if its columns are in order."""

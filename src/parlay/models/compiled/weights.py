@@ -128,7 +128,7 @@ class Weights:
     def _layers(self, fused: FusedWeights, arena: WeightArena) -> Sequence[structs.LayerStruct]:
         """The structs of all layers: in memory if the room holds them, else with some layers or experts on disk."""
         if self._room is not None:
-            resident = arena.taken + sum(held.nbytes for held in self._matrices.held)
+            resident = arena.taken + sum(kept.nbytes for kept in self._matrices.kept)
             self.streamed = self._on_disk(fused, self._room, resident)
         if self.streamed is not None:
             return self.streamed.structs
@@ -154,12 +154,12 @@ class Weights:
         counts = [form.experts.count if form.experts else 0 for form in self._config.forms]
         if not sum(counts):
             return None
-        self._slots_at, held = 0, len(self._matrices.held)
+        self._slots_at, kept = 0, len(self._matrices.kept)
         for layer in range(len(counts)):
             self._laid(fused, layer, rest := RegionArena())
             resident += rest.taken
-        resident += sum(each.nbytes for each in self._matrices.held[held:])
-        del self._matrices.held[held:]
+        resident += sum(each.nbytes for each in self._matrices.kept[kept:])
+        del self._matrices.kept[kept:]
         self._slots_at = None
         layers = [(fused.mlp(layer), form) for layer, form in enumerate(self._config.forms)]
         found = [(each, form) for mlp, form in layers if isinstance(mlp, ExpertWeights) for each in mlp.experts]
@@ -181,9 +181,9 @@ class Weights:
     ) -> PackedUnit[structs.Expert]:
         """One expert in an arena of its own, with the jobs that pack it; see `LayOut`. Tensors held for it are dropped
         again."""
-        held = len(self._matrices.held)
+        kept = len(self._matrices.kept)
         found = self._matrices.laid_in(arena, lambda: structs.Expert(**self._gated(*experts[number])))
-        del self._matrices.held[held:]
+        del self._matrices.kept[kept:]
         return found
 
     def _per_layer(self, fused: FusedWeights, beside: Weights | None) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def open_llama_cpp(found: Path, options: LoadOptions, room: TokenRoom) -> LlamaC
     context = LlamaContext(found, wanted)
     runner = LlamaCppRunner(context, name=room.name, longest=room.longest, capacity=room.cache_tokens)
     if room.budget is not None:
-        room.budget.join(runner, runner.held, runner.held)
+        room.budget.join(runner, runner.nbytes, runner.nbytes)
     return runner
 
 

@@ -57,7 +57,7 @@ class LlamaCppRunner(TakenForGood, ReservingRunner[_Sequence], Runner):
         super().__init__(cells, facts.max_context)
         self._context, self._windows = context, facts.windows
         self._free = list(reversed(range(facts.sequences)))
-        self.held = facts.cells * facts.cell_bytes
+        self.nbytes = facts.cells * facts.cell_bytes
         self._spec = RunnerSpec(
             name=name,
             vocab_size=facts.vocab_size,
@@ -151,8 +151,8 @@ class LlamaCppRunner(TakenForGood, ReservingRunner[_Sequence], Runner):
         for name, state in self._sequences.items():
             numbers += [state.number] if state.step is None else state.step.tips
             if state.step is None:
-                held = self._context.positions(state.number)[1] + 1
-                assert held == state.cached, f"sequence {name} has {held} cells instead of {state.cached}"
+                cells = self._context.positions(state.number)[1] + 1
+                assert cells == state.cached, f"sequence {name} has {cells} cells instead of {state.cached}"
         assert sorted(numbers) == list(range(self._context.facts.sequences)), "a sequence of llama.cpp has two owners"
         assert all(self._context.positions(number) == (-1, -1) for number in self._free), "an unused sequence has cells"
 

@@ -49,7 +49,7 @@ def open_mlx(found: Path, options: LoadOptions, room: TokenRoom) -> MlxRunner:
     context = model.facts.max_context
     runner = MlxRunner(model, most=room.tokens(model.facts.token_bytes, context), longest=room.longest)
     if room.budget is not None:
-        room.budget.join(runner, runner.held, runner.held)
+        room.budget.join(runner, runner.nbytes, runner.nbytes)
     return runner
 
 

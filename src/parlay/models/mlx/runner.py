@@ -45,7 +45,7 @@ class MlxRunner(TakenForGood, SlotRunner[MlxPool]):
         )
         super().__init__(most, spec, model.pool)
         self._model = model
-        self.held = most * facts.token_bytes
+        self.nbytes = most * facts.token_bytes
         self._compare()
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:

@@ -106,12 +106,12 @@ class TorchAdapters:
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config, self._dtype, self._device = config, dtype, device
-        self._held: WeakKeyDictionary[LowRankAdapter, Pairs] = WeakKeyDictionary()
+        self._packed_by: WeakKeyDictionary[LowRankAdapter, Pairs] = WeakKeyDictionary()
         self._independent: dict[tuple[int, int], bool] = {}
 
     def pack(self, adapter: LowRankAdapter) -> Pairs:
         """Pack an adapter, unless it is packed; returns its matrices by product. Any thread may call this."""
-        pairs = self._held.get(adapter)
+        pairs = self._packed_by.get(adapter)
         if pairs is None:
             found: dict[ProductOf, list[_Pair]] = {}
             for name, matrices in adapter.matrices.items():
@@ -120,7 +120,7 @@ class TorchAdapters:
                 product, part = _PRODUCT[place.product.rpartition(".")[2]]
                 pair = self._pair(place, matrices, self._first(place, part))
                 found.setdefault((place.layer, place.expert, product), []).append(pair)
-            pairs = self._held[adapter] = found
+            pairs = self._packed_by[adapter] = found
         return pairs
 
     def adapt(self, rows: Sequence[LowRankAdapter | None]) -> RowAdapters:

@@ -46,7 +46,7 @@ class ExpertShelf(Shelf, Generic[Mark]):
     ) -> None:
         assert len(slots) >= BUFFERS, "one is computed while another one is copied"
         self._experts, self._slots, self._lane = experts, slots, lane
-        self._held: OrderedDict[Expert, tuple[int, Mark]] = OrderedDict()
+        self._resident: OrderedDict[Expert, tuple[int, Mark]] = OrderedDict()
         """Experts in the order of last use, with their slots and the marks of their copies."""
         self._unused = list(range(len(slots)))
         self._share = len(slots) / len({layer for layer, _ in experts})
@@ -70,15 +70,15 @@ class ExpertShelf(Shelf, Generic[Mark]):
         """Start copying the experts that are left, while there are slots without a waiting expert."""
         while left:
             expert = left[0]
-            if expert not in self._held:
+            if expert not in self._resident:
                 slot = self._free_slot(left, {each.expert for each in coming})
                 if slot is None:
                     return
                 image_B = self._experts[expert].memory_B
                 after = self._computed[slot] if slot in self._computed else self._lane.computed()
-                self._held[expert] = slot, self._lane.copy(self._slots[slot][: len(image_B)], image_B, after)
-            self._held.move_to_end(expert)
-            coming.append(_Coming(expert, *self._held[expert]))
+                self._resident[expert] = slot, self._lane.copy(self._slots[slot][: len(image_B)], image_B, after)
+            self._resident.move_to_end(expert)
+            coming.append(_Coming(expert, *self._resident[expert]))
             left.popleft()
 
     def _free_slot(self, left: deque[Expert], waiting: set[Expert]) -> int | None:
@@ -89,14 +89,14 @@ class ExpertShelf(Shelf, Generic[Mark]):
         """
         if self._unused:
             return self._unused.pop(0)
-        counts = Counter(layer for layer, _ in self._held)
+        counts = Counter(layer for layer, _ in self._resident)
         counts[left[0][0]] += 1  # the expert to be copied
-        done = [expert for expert in self._held if expert not in waiting and expert not in left]
+        done = [expert for expert in self._resident if expert not in waiting and expert not in left]
         rich = [expert for expert in done if counts[expert[0]] > self._share] or done
         if not rich and waiting:
             return None
-        gone = rich[0] if rich else max(expert for expert in self._held if expert in left)
-        return self._held.pop(gone)[0]
+        gone = rich[0] if rich else max(expert for expert in self._resident if expert in left)
+        return self._resident.pop(gone)[0]
 
 
 def place_experts(

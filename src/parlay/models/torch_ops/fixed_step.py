@@ -79,10 +79,10 @@ class FixedStep:
     def bytes(self) -> int:
         """The bytes of this memory."""
         rotations = [each for pair in {id(pair): pair for pair in self._rotations}.values() for each in pair]
-        held = [self._numbers, self._inputs, self._hidden, *rotations, *self._taps.values()]
-        held += [] if self._beside is None else [self._beside]
+        buffers = [self._numbers, self._inputs, self._hidden, *rotations, *self._taps.values()]
+        buffers += [] if self._beside is None else [self._beside]
         pages = [table[0].memory for table in (self._spare.table, self._spare.recent) if table is not None]
-        return sum(each.nbytes for each in (*held, *pages))
+        return sum(each.nbytes for each in (*buffers, *pages))
 
     def place(self, shape: StepShape, ids: list[int], rows: RowNumbers) -> Tensor:
         """Write tokens and rows to the memory in one transfer; returns the ids ``[N]`` of all rows of the shape."""

@@ -202,7 +202,7 @@ class StepGraphs:
 
     def _fits(self, size: int) -> bool:
         """Whether there is memory for ``size`` more bytes."""
-        return self.held + size <= self._share if self._budget is None else self._budget.make_room(size, self)
+        return self.nbytes + size <= self._share if self._budget is None else self._budget.make_room(size, self)
 
     def _wait(self) -> None:
         self._waiting, self._patience = self._patience, 2 * self._patience
@@ -216,7 +216,7 @@ class StepGraphs:
     # --------------------------------------------------------------------------------------------------- a Holder
 
     @property
-    def held(self) -> int:
+    def nbytes(self) -> int:
         """Bytes of all graphs and their inputs and outputs."""
         return self._bytes + (0 if self._step is None else self._step.bytes)
 
@@ -233,7 +233,7 @@ class StepGraphs:
         """Drop all graphs, and use none for a while; see `parlay.cache.budget.Holder`."""
         if self._step is None:
             return False
-        _log.info("CUDA graphs gave up %s", format_bytes(self.held))
+        _log.info("CUDA graphs gave up %s", format_bytes(self.nbytes))
         self._drop()
         self._wait()
         return True

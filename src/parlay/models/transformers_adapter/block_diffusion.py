@@ -105,8 +105,10 @@ class BlockDiffusionRunner(ReservingRunner[_Text], Runner):
         """Check that each cache has exactly its sequence's tokens, and that reservations fit."""
         assert self.free_tokens() >= 0, "more is reserved than the cache holds"
         for name, state in self._sequences.items():
-            held = state.cache.get_seq_length()
-            assert state.cached <= len(state.encoded) == held, f"sequence {name}: {held} of {len(state.encoded)} tokens"
+            length = state.cache.get_seq_length()
+            assert state.cached <= len(state.encoded) == length, (
+                f"sequence {name}: {length} of {len(state.encoded)} tokens"
+            )
 
     def _new_cache(self) -> DynamicCache:
         return DynamicCache(config=self._model.config.get_text_config(decoder=True))

@@ -176,8 +176,8 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
         assert self.free_tokens() >= 0, "more is reserved than the cache holds"
         for name, state in self._sequences.items():
             for layer in state.cache.layers if state.cache is not None else ():
-                held = layer.get_seq_length()
-                assert held == state.target, f"sequence {name}: a layer holds {held} tokens instead of {state.target}"
+                length = layer.get_seq_length()
+                assert length == state.target, f"sequence {name}: a layer has {length} tokens, not {state.target}"
 
     # ------------------------------------------------------------------------------------------------------ forwards
 

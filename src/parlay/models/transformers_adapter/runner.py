@@ -130,8 +130,8 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
         assert self.free_tokens() >= 0, "more is reserved than the cache holds"
         for name, state in self._sequences.items():
             for layer in state.cache.layers if self._selectable else ():
-                held = layer.get_seq_length()
-                assert held == state.cached, f"sequence {name}: a layer holds {held} tokens instead of {state.cached}"
+                length = layer.get_seq_length()
+                assert length == state.cached, f"sequence {name}: a layer has {length} tokens, not {state.cached}"
 
     # ------------------------------------------------------------------------------------------------------ forwards
 

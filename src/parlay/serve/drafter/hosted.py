@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from parlay.drafters.remote.messages import Answer, Held, TextUpdate
+from parlay.drafters.remote.messages import Answer, KnownTokens, TextUpdate
 from parlay.drafters.remote.service import DraftService, Owner
 from parlay.serve.errors import ApiError
 
@@ -95,7 +95,7 @@ class HostedDrafter:
         answers = self.service.draft([(waiting.owner, update) for waiting in batch for update in waiting.updates])
         self.counts.batches += 1
         self.counts.texts += len(answers)
-        self.counts.drafted_tokens += sum([len(draft) for draft in answers if not isinstance(draft, Held)])
+        self.counts.drafted_tokens += sum([len(draft) for draft in answers if not isinstance(draft, KnownTokens)])
         self.counts.seconds += time.perf_counter() - began
         return answers
 

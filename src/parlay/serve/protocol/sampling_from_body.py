@@ -278,11 +278,11 @@ def _for_a_client(error: NotNamed, served: Served) -> str:
     """The error's message; if the server's owner has configured drafters for the same strategy, it says how a request
     gets them."""
     own = parse(served.llm.llm.strategy)
-    held = [key for key, _ in own.parameters if find(own.name).parameters[key].opens]
-    if not held or not re.match(rf"strategy {re.escape(own.name)}[: ]", str(error)):
+    owned = [key for key, _ in own.parameters if find(own.name).parameters[key].opens]
+    if not owned or not re.match(rf"strategy {re.escape(own.name)}[: ]", str(error)):
         return str(error)
     return (
-        f"strategy {own.name}: {held[0]} is set by the server's owner, not by a request: leave strategy out, and "
+        f"strategy {own.name}: {owned[0]} is set by the server's owner, not by a request: leave strategy out, and "
         f"{own.name} drafts as the owner has set it"
     )
 

@@ -43,8 +43,8 @@ class RecordingRunner(WrappedRunner):
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         length = self._inner.keep(sequence, path)
         fed = self._fed[sequence]
-        held = [*self._cached[sequence], *fed.pending, *(fed.tree.tokens[node] for node in path)]
-        self._cached[sequence] = held[:length]
+        cached = [*self._cached[sequence], *fed.pending, *(fed.tree.tokens[node] for node in path)]
+        self._cached[sequence] = cached[:length]
         return length
 
     def truncate(self, sequence: int, length: int) -> int:

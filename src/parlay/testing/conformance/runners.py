@@ -126,8 +126,8 @@ class _RandomWalk:
     def _compare(self, segments: Sequence[Segment], out: Output) -> None:
         for index, segment in enumerate(segments):
             rows = out.logits_RV[out.starts[index] : out.starts[index + 1]]
-            held = self._texts[segment.sequence][: self._cached[segment.sequence]]
-            texts = row_texts(held, segment)[segment.logits_from - segment.base :]
+            cached = self._texts[segment.sequence][: self._cached[segment.sequence]]
+            texts = row_texts(cached, segment)[segment.logits_from - segment.base :]
             assert len(rows) == len(texts), f"{len(rows)} rows of logits for {len(texts)} wanted"
             for text, row_V in zip(texts, rows, strict=True):
                 where = f"{len(segment.pending)} pending, tree {segment.tree.parents}, base {segment.base}"

@@ -97,7 +97,7 @@ class Cdlm(CanvasRecipe):
     def __init__(self, options: CdlmTrainOptions, student: Decoder, teacher: Decoder, known: Trajectories) -> None:
         super().__init__(student, options.seed)
         self._options, self._teacher, self._known, self.multiple = options, teacher, known, options.block
-        self._held: dict[bytes, Trajectories] = {}
+        self._trajectories: dict[bytes, Trajectories] = {}
 
     def optimizer(self) -> Stepper:
         return Slow(self.decoder.inner, self._options.rate)
@@ -115,10 +115,10 @@ class Cdlm(CanvasRecipe):
     def _written(self, batch: RowBatch) -> Trajectories:
         """The teacher's answers, written once: each takes as many forwards as it has places."""
         key = batch.ids_BT.numpy().tobytes()
-        if key not in self._held:
+        if key not in self._trajectories:
             asked = batch._replace(ids_BT=batch.ids_BT[:, : int(batch.length_B.max())])  # see `write`
-            self._held[key] = write(self._teacher, asked, self.multiple)
-        return self._held[key]
+            self._trajectories[key] = write(self._teacher, asked, self.multiple)
+        return self._trajectories[key]
 
     def loss_of(self, known: Trajectories) -> Tensor:
         """The loss on these trajectories, at drawn states."""

@@ -118,12 +118,12 @@ def parted(rows: Sequence[TrainingText]) -> tuple[list[TrainingText], list[Train
 
     Raises ParlayError where all rows are identical.
     """
-    held = list(rows[::HELD_OUT])
-    known = {row.ids for row in held}
+    held_out = list(rows[::HELD_OUT])
+    known = {row.ids for row in held_out}
     learned = [row for row in rows if row.ids not in known]
     if not learned:
         raise ParlayError("all texts are alike, so that none can be held out: give others")
-    return learned, held
+    return learned, held_out
 
 
 def common_ids(rows: Sequence[TrainingText], size: int, vocab_size: int) -> Tensor:

@@ -65,7 +65,7 @@ class Begun:
     recipe: CanvasRecipe
     tokenizer: PreTrainedTokenizerFast
     rows: list[TrainingText]
-    held: list[TrainingText]
+    held_out: list[TrainingText]
     origin: str = ""
 
 
@@ -88,9 +88,9 @@ def begin_diffusion(options: MdlmTrainOptions) -> Begun:
         decoder = Decoder(load_decoder(options.model), mask_id)
     else:
         decoder, tokenizer = _new(texts, options)
-    rows, held = parted(rows_of(texts, words_of(tokenizer, texts), options.length))
+    rows, held_out = parted(rows_of(texts, words_of(tokenizer, texts), options.length))
     recipe = Bd3(options, decoder) if isinstance(options, Bd3TrainOptions) else Mdlm(options, decoder)
-    return Begun(recipe, tokenizer, rows, held, options.model)
+    return Begun(recipe, tokenizer, rows, held_out, options.model)
 
 
 def _new(texts: UserTexts, options: MdlmTrainOptions | SetBlockTrainOptions) -> tuple[Decoder, PreTrainedTokenizerFast]:
@@ -109,38 +109,38 @@ def begin_set_block(options: SetBlockTrainOptions) -> Begun:
             raise UsageError("--lora, --layers and --mask-token are for a model that is there: name it with --model")
         texts = read_user_texts(options.data)
         decoder, tokenizer = _new(texts, options)
-        rows, held = parted(rows_of(texts, words_of(tokenizer, texts), options.length))
-        return Begun(SetBlockRecipe(options, decoder, new=True), tokenizer, rows, held)
-    inner, tokenizer, rows, held = _tuned(options.model, options)
+        rows, held_out = parted(rows_of(texts, words_of(tokenizer, texts), options.length))
+        return Begun(SetBlockRecipe(options, decoder, new=True), tokenizer, rows, held_out)
+    inner, tokenizer, rows, held_out = _tuned(options.model, options)
     mask_id = choose_mask(tokenizer, inner.config.vocab_size, options.mask_token)
     if options.lora and options.layers:
         raise UsageError("--lora trains an adapter of all layers: leave out --layers")
     if options.lora:
         common_W = common_ids(rows, options.top_vocab, inner.config.vocab_size) if options.top_vocab else None
         recipe = MaskAdapterRecipe(options, Decoder(inner, mask_id), common_W)
-        return Begun(recipe, tokenizer, rows, held, options.model)
+        return Begun(recipe, tokenizer, rows, held_out, options.model)
     original = Decoder(load_decoder(options.model)).requires_grad_(False).eval() if options.keep else None
-    return Begun(SetBlockRecipe(options, Decoder(inner, mask_id), original), tokenizer, rows, held, options.model)
+    return Begun(SetBlockRecipe(options, Decoder(inner, mask_id), original), tokenizer, rows, held_out, options.model)
 
 
 def begin_cdlm(options: CdlmTrainOptions) -> Begun:
     """A student that begins as its teacher, which answers the prompts first."""
-    inner, tokenizer, rows, held = _tuned(options.model, options)
+    inner, tokenizer, rows, held_out = _tuned(options.model, options)
     mask_id = mask_of(options.model)
     teacher = Decoder(load_decoder(options.model), mask_id).requires_grad_(False)
     asked = batch_of(rows[: options.prompts], tokenizer.eos_token_id, 1)
     with mixed(options.precision):
         known = cdlm.write(teacher, asked, options.block)
-    return Begun(cdlm.Cdlm(options, Decoder(inner, mask_id), teacher, known), tokenizer, rows, held, options.model)
+    return Begun(cdlm.Cdlm(options, Decoder(inner, mask_id), teacher, known), tokenizer, rows, held_out, options.model)
 
 
 def begin_cllm(options: CllmTrainOptions) -> Begun:
     """A causal model, which first writes its own texts."""
-    inner, tokenizer, rows, held = _tuned(options.model, options)
+    inner, tokenizer, rows, held_out = _tuned(options.model, options)
     original = Decoder(load_decoder(options.model)).requires_grad_(False).eval()
     known = cllm.write(options.model, rows, options)
     recipe = cllm.Cllm(options, Decoder(inner), original, known, tokenizer.eos_token_id)
-    return Begun(recipe, tokenizer, rows, held, options.model)
+    return Begun(recipe, tokenizer, rows, held_out, options.model)
 
 
 def _tuned(
@@ -148,8 +148,8 @@ def _tuned(
 ) -> tuple[Any, PreTrainedTokenizerFast, list[TrainingText], list[TrainingText]]:
     inner, tokenizer = load_decoder(model), open_tokenizer(model)
     texts = read_user_texts(options.data)
-    rows, held = parted(rows_of(texts, words_of(tokenizer, texts), options.length))
-    return inner, tokenizer, rows, held
+    rows, held_out = parted(rows_of(texts, words_of(tokenizer, texts), options.length))
+    return inner, tokenizer, rows, held_out
 
 
 def open_tokenizer(model: str) -> PreTrainedTokenizerFast:
@@ -262,7 +262,7 @@ def fit(begun: Begun, options: CanvasTrainOptions, title: str = "Training") -> R
                 if not watch.shown and seconds > logged + _LOG_SECONDS:
                     logged = seconds
                     print(f"{share:6.1%}  update {updates}  loss {fmean(recent):.3f}", flush=True)
-                if not watch.shown and seconds > check and begun.held:
+                if not watch.shown and seconds > check and begun.held_out:
                     check *= 2
                     print(f"{share:6.1%}  held out: {_said(measured(begun, options))}", flush=True)
                     recipe.decoder.train()
@@ -287,7 +287,7 @@ def _update(recipe: CanvasRecipe, batch: RowBatch, options: CanvasTrainOptions, 
 
 def measured(begun: Begun, options: CanvasTrainOptions) -> dict[str, float]:
     """Figures of rows that were held out."""
-    rows = begun.held[: max(_MEASURED_ROWS, _MEASURED_BATCHES * options.rows)]
+    rows = begun.held_out[: max(_MEASURED_ROWS, _MEASURED_BATCHES * options.rows)]
     groups = [rows[start : start + options.rows] for start in range(0, len(rows), options.rows)]
     batches = [batch_of(group, begun.tokenizer.eos_token_id, begun.recipe.multiple) for group in groups]
     begun.recipe.decoder.eval()

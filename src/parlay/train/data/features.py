@@ -126,9 +126,9 @@ def save(path: Path, texts: Sequence[Featured]) -> None:
 def _load(path: Path) -> list[Featured]:
     try:
         with safe_open(path, "pt") as file:
-            held = {name: file.get_tensor(name) for name in ("ids", "states", "lengths", "answers")}
-        lengths = held["lengths"].tolist()
-        ids, states = (held[name].split(lengths) for name in ("ids", "states"))
+            saved = {name: file.get_tensor(name) for name in ("ids", "states", "lengths", "answers")}
+        lengths = saved["lengths"].tolist()
+        ids, states = (saved[name].split(lengths) for name in ("ids", "states"))
     except (SafetensorError, KeyError, RuntimeError) as error:
         raise ParlayError(f"{path} is damaged ({error}): delete it, and it is computed again") from error
-    return [Featured(*parts) for parts in zip(ids, held["answers"].tolist(), states, strict=True)]
+    return [Featured(*parts) for parts in zip(ids, saved["answers"].tolist(), states, strict=True)]

@@ -200,8 +200,8 @@ def save_shard(path: Path, texts: Sequence[TrainingText]) -> None:
 def load_shard(path: Path) -> list[TrainingText]:
     """The texts of one shard. Raises ParlayError for a file that is damaged."""
     try:
-        with np.load(path, allow_pickle=False) as held:
-            ids, lengths, answers = held["ids"], held["lengths"], held["answers"]
+        with np.load(path, allow_pickle=False) as saved:
+            ids, lengths, answers = saved["ids"], saved["lengths"], saved["answers"]
     except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
         raise ParlayError(f"{path} is damaged ({error}): delete it, and it is written again") from error
     if int(lengths.sum()) != len(ids) or len(lengths) != len(answers):

@@ -74,14 +74,14 @@ def _trained(name: str, target: Target) -> Eagle3Head:
 
     Raises UsageError where there is none or it reads layers that are not stored, BadHead for another target's head.
     """
-    held = artefact.load(store.folder_of(EAGLE3, name))
+    trained = artefact.load(store.folder_of(EAGLE3, name))
     vocab_size = target.config.vocab_size
     witness_WH = target.embedding_VH.cpu()[artefact.witness_ids(vocab_size)]
-    artefact.check_target(name, held.layer, held.witness_WH, witness_WH, vocab_size)
-    config = Eagle3Config.of(held)
+    artefact.check_target(name, trained.layer, trained.witness_WH, witness_WH, vocab_size)
+    config = Eagle3Config.of(trained)
     if config.taps != target.usual_taps():
         raise UsageError(f"head={name}: it reads layers {config.taps}, and features are of {target.usual_taps()}")
     head = Eagle3Head(config)
-    own = {"lm_head.weight": target.head_VH.cpu()[draft_ids(held.tensors["d2t"])]}
-    head.load_state_dict({**own, **held.tensors})
+    own = {"lm_head.weight": target.head_VH.cpu()[draft_ids(trained.tensors["d2t"])]}
+    head.load_state_dict({**own, **trained.tensors})
     return head
