@@ -321,8 +321,8 @@ def _resources(
 
 
 def _eos_ids(config: GenerationConfig) -> list[int]:
-    said = config.eos_token_id
-    return [] if said is None else [said] if isinstance(said, int) else [int(token) for token in said]
+    eos_ids = config.eos_token_id
+    return [] if eos_ids is None else [eos_ids] if isinstance(eos_ids, int) else [int(token) for token in eos_ids]
 
 
 def _padded(ids_BL: Tensor, outputs: Sequence[Sequence[int]], config: GenerationConfig) -> Tensor:

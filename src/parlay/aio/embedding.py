@@ -16,7 +16,7 @@ from parlay.llm.embedding import (
     groups,
 )
 from parlay.llm.jobs import Job
-from parlay.llm.judging import Judged, told, words_of
+from parlay.llm.judging import Judged, score_outputs, words_of
 from parlay.llm.outputs import RequestOutput
 from parlay.llm.suggesting import Suggestion, SuggestParams
 from parlay.ngrams.model import NgramModel
@@ -55,7 +55,7 @@ async def judge(
         judged = Judged(llm.llm.runner, [prompts[place] for place in group], words, adapter)
         await _run(llm, judged, turn)
         scores += judged.scores
-    return told(prompts, scores)
+    return score_outputs(prompts, scores)
 
 
 async def suggest(

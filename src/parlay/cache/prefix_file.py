@@ -202,10 +202,10 @@ def _table(file: BinaryIO, store: Store, key: Key) -> tuple[Texts, list[int], _P
 
 def _check_key(description: Mapping[str, Any], store: Store, key: Key) -> None:
     """Raise BadPrefixFile if the rows were computed under another key."""
-    said = description["key"]
-    if other := next((name for name in key if said.get(name) != key[name]), None):
+    stored = description["key"]
+    if other := next((name for name in key if stored.get(name) != key[name]), None):
         raise BadPrefixFile(f"it was written with another {other}")
-    if said.keys() != key.keys() or description["shape"] != _shape(store):
+    if stored.keys() != key.keys() or description["shape"] != _shape(store):
         raise BadPrefixFile("it was written with another layout of the cache")
 
 

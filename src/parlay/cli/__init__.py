@@ -91,8 +91,8 @@ def guarded(command: Callable[[], int]) -> int:
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps it while a class is created
             return code_of(error.__cause__)
-        if said := _refusal_of_system(error):
-            print(f"parlay: error: {said}", file=sys.stderr)
+        if message := _refusal_of_system(error):
+            print(f"parlay: error: {message}", file=sys.stderr)
             return FAILURE
         mistake = _users_mistake(error)
         if mistake is None:

@@ -79,11 +79,11 @@ def going_on(output: Sequence[int], prompt: Sequence[int], references: Sequence[
     Earlier text is a reference, the prompt, or the output so far.
     """
     seen = {run for text in (*references, prompt) for run in _runs(text)}
-    told: list[bool] = []
+    repeated: list[bool] = []
     for run in _runs([*prompt[-_MATCH:], *output]):
-        told.append(run in seen)
+        repeated.append(run in seen)
         seen.add(run)
-    return [False] * (len(output) - len(told)) + told  # the first tokens after a prompt of fewer than two
+    return [False] * (len(output) - len(repeated)) + repeated  # the first tokens after a prompt of fewer than two
 
 
 def _runs(text: Sequence[int]) -> Iterator[tuple[int, ...]]:

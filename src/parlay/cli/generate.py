@@ -22,7 +22,7 @@ from parlay.cli.reasoning import (
     ahead_params,
     check_outline,
     defaults,
-    told,
+    vote_line,
     vote_params,
     write_ahead,
     write_by_outline,
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
     if sample.origins:
         print(quoted(sample), file=sys.stderr)
     if output.vote is not None:
-        print(told(output, output.vote), file=sys.stderr)
+        print(vote_line(output, output.vote), file=sys.stderr)
     _note(explanation, params, room)
     if wants_chat and _ended_at_once(sample, params):
         print("parlay: note: the model ended at once: for an answer in its chat format add --chat", file=sys.stderr)
@@ -158,10 +158,10 @@ def _check_template(options: argparse.Namespace, llm: LLM, prompt: object) -> No
         )
 
 
-def _note(told: str | None, params: SamplingParams, room: int) -> None:
+def _note(note: str | None, params: SamplingParams, room: int) -> None:
     """Print the router's choices, if asked for, and a note if max_tokens exceeds the room in the context."""
-    if told is not None:
-        print(told, file=sys.stderr)
+    if note is not None:
+        print(note, file=sys.stderr)
     if params.max_tokens is not None and params.max_tokens > room:
         print(f"parlay: note: the context has room for {room:,} tokens after this prompt, no more", file=sys.stderr)
 

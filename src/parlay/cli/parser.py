@@ -46,16 +46,16 @@ class Parser(argparse.ArgumentParser):
         """The help of the most useful flags, with a hint at the rest."""
         shown = [action for action in self._actions if not self._everyday.isdisjoint(action.option_strings)]
         places = [action for action in self._actions if not action.option_strings]
-        said = self._get_formatter()
-        said.add_usage(" ".join(filter(None, [self.prog, "[OPTIONS]", *map(_spelled, [*shown, *places])])), [], [])
-        said.add_text(self.description)
+        formatter = self._get_formatter()
+        formatter.add_usage(" ".join(filter(None, [self.prog, "[OPTIONS]", *map(_spelled, [*shown, *places])])), [], [])
+        formatter.add_text(self.description)
         for title, actions in (("positional arguments", places), ("options", shown)):
-            said.start_section(title)
-            said.add_arguments(actions)
-            said.end_section()
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
         flags = sum(bool(action.option_strings) and action.help != argparse.SUPPRESS for action in self._actions)
-        said.add_text(f"{self.prog} --help lists all {flags} options.")
-        return said.format_help()
+        formatter.add_text(f"{self.prog} --help lists all {flags} options.")
+        return formatter.format_help()
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse a command line, including flags of llama.cpp and vLLM; an error for an unknown flag names the closest

@@ -108,10 +108,10 @@ def run(options: argparse.Namespace) -> int:
     from parlay.system import threads
 
     threads.settle(options.threads)
-    told, traffic = read_acceptance(options.acceptance), _traffic(options)
+    acceptance, traffic = read_acceptance(options.acceptance), _traffic(options)
     ground, models = _with_memory(options)
-    names = _compared(options, told, models)
-    chances = _measured(options, names, models, traffic) if traffic else _told(options, told)
+    names = _compared(options, acceptance, models)
+    chances = _measured(options, names, models, traffic) if traffic else _from_acceptance(options, acceptance)
     plans = _plans(names, models, chances)
     settings = [Setting(ground.machine, models.target, batch, context) for context in contexts for batch in batches]
     bare_case = partial(case, draft=models.draft if options.draft_model else None, from_host=ground.from_host)
@@ -150,10 +150,10 @@ def _with_memory(options: argparse.Namespace) -> tuple[Ground, Models]:
     models = replace(models, target=target)
     if not models.target.fetched_bytes(1):
         return ground, models
-    bandwidth, said = _way_of_layers(options)
+    bandwidth, note = _way_of_layers(options)
     from_host = options.device is not None and options.disk is None
     machine = replace(ground.machine, disk_bandwidth=bandwidth)
-    return replace(ground, machine=machine, source=f"{ground.source}; {said}", from_host=from_host), models
+    return replace(ground, machine=machine, source=f"{ground.source}; {note}", from_host=from_host), models
 
 
 def _way_of_layers(options: argparse.Namespace) -> tuple[float, str]:
@@ -173,13 +173,13 @@ def _way_of_layers(options: argparse.Namespace) -> tuple[float, str]:
     return bandwidth, f"copies from the host's memory take {bandwidth / 1e9:.2f} GB/s, {how}"
 
 
-def _compared(options: argparse.Namespace, told: Acceptance, models: Models) -> list[StrategySpec]:
+def _compared(options: argparse.Namespace, acceptance: Acceptance, models: Models) -> list[StrategySpec]:
     """The strategies of --strategy, else of --acceptance, else the usual ones; heads only if nothing is measured."""
     from parlay.bench.plan.heads import HEADS
     from parlay.bench.plan.strategies import compared
     from parlay.strategies.spelling import parse
 
-    named = options.strategy or ([parse(name) for name in told.by_strategy] if told.default is None else ())
+    named = options.strategy or ([parse(name) for name in acceptance.by_strategy] if acceptance.default is None else ())
     found = compared(named, models)
     return [spec for spec in found if named or not options.prompts or spec.name not in HEADS]
 
@@ -210,11 +210,11 @@ def _traffic(options: argparse.Namespace) -> Traffic | None:
     return read_traffic(options.prompts) if options.prompts else None
 
 
-def _told(options: argparse.Namespace, told: Acceptance) -> Chances | None:
+def _from_acceptance(options: argparse.Namespace, acceptance: Acceptance) -> Chances | None:
     """The acceptance given by --acceptance; None without it."""
     from parlay.bench.plan.acceptance import Chances
 
-    return Chances(told, "as --acceptance says") if options.acceptance else None
+    return Chances(acceptance, "as --acceptance says") if options.acceptance else None
 
 
 def _measured(options: argparse.Namespace, names: list[StrategySpec], models: Models, traffic: Traffic) -> Chances:

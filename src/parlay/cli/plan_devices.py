@@ -43,14 +43,14 @@ def add_devices_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table, or JSON. Raises ValueError for flags that contradict each other, and if no split fits."""
-    count, told = _devices(options.devices), None if options.link is None else read_link(options.link)
+    count, given_link = _devices(options.devices), None if options.link is None else read_link(options.link)
     check_traffic_flags(options)
     check_flags(options)
     from parlay.bench.plan.shapes import read_model
     from parlay.cli.simulate_inputs import traffic_of
 
     ground = ground_of(options)
-    link = told or measured_link(ground) or _ASSUMED
+    link = given_link or measured_link(ground) or _ASSUMED
     traffic = within(traffic_of(options), read_model(options.model).max_context, NO_LIMIT, options.too_long)
     plans = _plans(options, ground, count, link, traffic)
     fitting = [plan for plan in plans if plan.figures is not None]

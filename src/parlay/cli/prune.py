@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     if options.text is not None:
         text = ReadText.of(read_text(str(options.text), "text"), load_tokenizer(source))
     check(config, weights, cut)
-    said = described(config, source)
+    fields = described(config, source)
     with tqdm(desc=options.to.name, unit=" layers", file=sys.stderr, disable=None, leave=False) as bar:
 
         def progress(done: int, layers: int) -> None:
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
             bar.update(done - bar.n)
 
         config, made = pruned(config, weights, cut, text, progress)
-    save(options.to, {**said, "intermediate_size": config.intermediate_size}, made, source=source)
+    save(options.to, {**fields, "intermediate_size": config.intermediate_size}, made, source=source)
     zeros = sum(int((weight == 0).sum()) for weight in made.values())
     total = sum(weight.numel() for weight in made.values())
     size = f"{total / 1e6:,.1f} M weights in {config.num_layers} layers"

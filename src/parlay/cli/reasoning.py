@@ -92,7 +92,7 @@ def defaults(options: argparse.Namespace) -> Mapping[str, object]:
     return DEFAULTS if options.vote is None else {**DEFAULTS, "temperature": TEMPERATURE}
 
 
-def told(output: RequestOutput, vote: VoteOutput) -> str:
+def vote_line(output: RequestOutput, vote: VoteOutput) -> str:
     """The outcome of a vote in a line."""
     tokens = sum(len(one.token_ids) for one in output.outputs)
     cut = sum(one.finish_reason == "length" for one in output.outputs)

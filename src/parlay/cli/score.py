@@ -77,9 +77,9 @@ def _questions(file: Path) -> Iterator[Question]:
         raise UsageError(f"{file} holds no question")
     for number, line in enumerate(lines, 1):
         try:
-            said = json.loads(line)
-            choices = tuple(said["choices"])
-            question = Question(said["prompt"], choices, said["answer"])
+            row = json.loads(line)
+            choices = tuple(row["choices"])
+            question = Question(row["prompt"], choices, row["answer"])
             if not (isinstance(question.prompt, str) and all(isinstance(choice, str) and choice for choice in choices)):
                 raise TypeError("texts")
             if not 0 <= question.answer < len(choices):

@@ -63,16 +63,16 @@ def _choice(options: argparse.Namespace, model: str) -> tuple[Split, str]:
     words = ["--model", model, "--threads", str(count), "--dtype", options.dtype]
     words += ["--kv-cache-dtype", options.kv_cache_dtype]
     words += ["--quantize", options.quantize] if options.quantize else []
-    told = parser_of("plan").parse(words)
-    check_flags(told)
-    ground = ground_of(told)
+    plan_options = parser_of("plan").parse(words)
+    check_flags(plan_options)
+    ground = ground_of(plan_options)
     if measured_link(ground) is None:  # older calibrations have no links
-        told = parser_of("plan").parse([*words, "--calibrate"])
-        ground = ground_of(told)
+        plan_options = parser_of("plan").parse([*words, "--calibrate"])
+        ground = ground_of(plan_options)
     link = measured_link(ground)
     if link is None:
         raise UsageError("no link between two processes of this machine can be measured: name the split yourself")
-    models: Models = models_of(told, ground)
+    models: Models = models_of(plan_options, ground)
     memory = MemoryBounds.parse(options.memory).requests or ground.memory
     ways = compare(models.target, ground.machine, memory, link, count)
     return chosen(ways)

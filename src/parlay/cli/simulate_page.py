@@ -48,8 +48,8 @@ def _table(head: Sequence[str], found: Found, cells: Sequence[Sequence[str]]) ->
 def _names(found: Found) -> list[list[str]]:
     """A header and each fleet's name: its replicas, and routing and strategy where they differ."""
     rows = [[_size(setup, each), setup.fleet.routing, setup.drafting.name] for setup, each in found]
-    told = [0, *(at for at in (1, 2) if len({row[at] for row in rows}) > 1)]
-    return [[row[at] for at in told] for row in [["replicas", "routing", "strategy"], *rows]]
+    columns = [0, *(at for at in (1, 2) if len({row[at] for row in rows}) > 1)]
+    return [[row[at] for at in columns] for row in [["replicas", "routing", "strategy"], *rows]]
 
 
 def _size(setup: Setup, each: Figures) -> str:

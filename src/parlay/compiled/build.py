@@ -91,9 +91,9 @@ def build(library: Path = LIBRARY, only: Collection[str] = NAMES, flags: Sequenc
 
 def compiler_command() -> Sequence[str]:
     """The command that compiles C: CC's words, else cc or gcc; raises CannotBuild where there is none."""
-    said = os.environ.get("CC", "").strip()
-    if said:
-        return [said] if shutil.which(said) else shlex.split(said)
+    compiler = os.environ.get("CC", "").strip()
+    if compiler:
+        return [compiler] if shutil.which(compiler) else shlex.split(compiler)
     found = shutil.which("cc") or shutil.which("gcc")
     if found is None:
         raise CannotBuild("there is no C compiler")

@@ -24,5 +24,5 @@ def check() -> None:
 
 def reason(error: Exception) -> str:
     """Say in one line why Triton's kernels can't be used; compilers raise errors of many kinds and lengths."""
-    said = " ".join(str(error).split())[:200]
-    return said if isinstance(error, ImportError) else f"{type(error).__name__}: {said}"
+    words = " ".join(str(error).split())[:200]
+    return words if isinstance(error, ImportError) else f"{type(error).__name__}: {words}"

@@ -133,8 +133,8 @@ class HeadFacts:
     @property
     def expected(self) -> float | None:
         """The share of first guesses that were right on held-out texts; None if unknown."""
-        said = self.settings.get("expected")
-        return None if said is None else float(said)
+        fields = self.settings.get("expected")
+        return None if fields is None else float(fields)
 
 
 def witness_ids(vocab_size: int) -> Tensor:
@@ -151,7 +151,7 @@ def save(folder: Path, head: HeadArtefact, card: str) -> None:
     (folder / CARD).write_text(card, encoding="utf-8")
     with saved_whole(folder / WEIGHTS) as part:
         save_file(tensors, part)
-        said = {
+        fields = {
             "format": FORMAT,
             "method": head.method,
             "origin": asdict(head.origin),
@@ -162,19 +162,19 @@ def save(folder: Path, head: HeadArtefact, card: str) -> None:
                 n: blocks_of(n, head.tensors[n]).name for n, each in written.items() if each.dtype == torch.uint8
             },
         }
-        (folder / CONFIG).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+        (folder / CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def read_facts(folder: Path) -> HeadFacts:
     """Read a folder's config. Raises BadHead if it is missing, damaged, or of a later format."""
     try:
-        said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if said.get("format", 1) > FORMAT:
+        fields = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if fields.get("format", 1) > FORMAT:
             raise BadHead(f"{folder} was written by a later version of Parlay: upgrade with pip install -U parlay")
-        origin = Origin(**said.get("origin", {}))
-        blocks = {name: _format(each) for name, each in said.get("blocks", {}).items()}
+        origin = Origin(**fields.get("origin", {}))
+        blocks = {name: _format(each) for name, each in fields.get("blocks", {}).items()}
         found = HeadFacts(
-            said["method"], _layer(said["layer"]), said["settings"], origin, said.get("sha256", ""), blocks
+            fields["method"], _layer(fields["layer"]), fields["settings"], origin, fields.get("sha256", ""), blocks
         )
         _check_kinds(found)
         check_forms(str(folder / CONFIG), found.layer)
@@ -319,17 +319,17 @@ def _is_usual(value: object, usual: object) -> bool:
 
 
 def _plain(layer: DecoderConfig) -> dict[str, Any]:
-    said = dataclasses.asdict(layer.plain)
-    return {name: value for name, value in said.items() if name not in _NOT_SAVED}
+    fields = dataclasses.asdict(layer.plain)
+    return {name: value for name, value in fields.items() if name not in _NOT_SAVED}
 
 
-def _layer(said: Mapping[str, Any]) -> DecoderConfig:
-    rope = said["rope"]
-    numbers = {**said, "rotated": rope.get("rotated", 0)}
+def _layer(fields: Mapping[str, Any]) -> DecoderConfig:
+    rope = fields["rope"]
+    numbers = {**fields, "rotated": rope.get("rotated", 0)}
     odd = [name for name in (*_SIZES, "rotated") if type(numbers.get(name, 0)) is not int]
-    odd += [name for name, usual in _ALIKE.items() if not _is_usual(said.get(name, usual), usual)]
+    odd += [name for name, usual in _ALIKE.items() if not _is_usual(fields.get(name, usual), usual)]
     if odd:
         raise ValueError(f"its layer has {odd[0]} {numbers[odd[0]]!s:.40} in {CONFIG}")
     rope = {name: float(value) if name in _FRACTIONS else value for name, value in rope.items()}
-    lists = {"rope": RopeConfig(**{**rope, "divisors": tuple(rope["divisors"])}), "eos_ids": tuple(said["eos_ids"])}
-    return DecoderConfig(**{**said, **lists})
+    lists = {"rope": RopeConfig(**{**rope, "divisors": tuple(rope["divisors"])}), "eos_ids": tuple(fields["eos_ids"])}
+    return DecoderConfig(**{**fields, **lists})

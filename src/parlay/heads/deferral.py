@@ -86,5 +86,5 @@ def open_deferral(
         raise BadHead(
             f"ensemble head {folder} was trained for {trained_for!r:.80}, not {assistant}: train one for this pair"
         )
-    said = float(found.settings["threshold"])
-    return Deferral(weight_H.double(), float(bias), said if threshold is None else threshold)
+    trained = float(found.settings["threshold"])
+    return Deferral(weight_H.double(), float(bias), trained if threshold is None else threshold)

@@ -25,8 +25,8 @@ class OfferedDrafter:
     @property
     def licence(self) -> str:
         """The licence in the config, else in the card; empty if neither has one."""
-        said = self.card.get("license")
-        return self.facts.origin.licence or (str(said) if said else "")
+        content = self.card.get("license")
+        return self.facts.origin.licence or (str(content) if content else "")
 
 
 def look(repo: str, revision: str | None = None) -> OfferedDrafter:
@@ -51,10 +51,10 @@ def push(folder: Path, repo: str, *, private: bool = False) -> str:
     """
     import huggingface_hub  # here, as listing drafters needs no network code
 
-    facts, (said, text) = read_facts(folder), read_card(folder)
+    facts, (content, text) = read_facts(folder), read_card(folder)
     head = (
         ""
-        if TAG in said.get("tags", ())
+        if TAG in content.get("tags", ())
         else front_matter(facts.method, facts.origin, () if facts.expected is None else (facts.expected,), {}) + "\n"
     )
     card = (head + (text if head else (folder / CARD).read_text(encoding="utf-8"))).encode()
@@ -98,14 +98,14 @@ def front_matter(method: str, origin: Origin, acceptance: Sequence[float], data:
         "acceptance": [round(share, 4) for share in acceptance],
         **data,
     }
-    said = ModelCardData(
+    content = ModelCardData(
         license=origin.licence or "unknown",
         base_model=origin.target if "/" in origin.target else None,
         library_name="parlay",
         tags=["speculative-decoding", TAG, method],
         parlay={name: value for name, value in facts.items() if value != ""},
     )
-    return f"---\n{said.to_yaml()}\n---\n"
+    return f"---\n{content.to_yaml()}\n---\n"
 
 
 def read_card(folder: Path) -> tuple[dict[str, Any], str]:
@@ -117,10 +117,10 @@ def read_card(folder: Path) -> tuple[dict[str, Any], str]:
     if not path.is_file():
         return {}, ""
     try:
-        said = path.read_text(encoding="utf-8")
-        if not said.startswith("---"):
-            return {}, said.strip()
-        card = ModelCard(said, ignore_metadata_errors=False)
+        content = path.read_text(encoding="utf-8")
+        if not content.startswith("---"):
+            return {}, content.strip()
+        card = ModelCard(content, ignore_metadata_errors=False)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         raise BadHead(f"the card {path} can't be read: {' '.join(str(error).split())}") from error
     return card.data.to_dict(), card.text.strip()

@@ -144,9 +144,9 @@ def _copy(folder: Path, part: Path, facts: HeadFacts, pulled: Pulled | None) -> 
     for file in (WEIGHTS, CARD):
         if (folder / file).is_file():
             shutil.copy(folder / file, part / file)
-    said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    said |= {"format": FORMAT, "origin": asdict(facts.origin), "sha256": hash_of(part / WEIGHTS)}
-    (part / CONFIG).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    config |= {"format": FORMAT, "origin": asdict(facts.origin), "sha256": hash_of(part / WEIGHTS)}
+    (part / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if pulled is not None:
         (part / _PULLED).write_text(json.dumps(asdict(pulled)) + "\n", encoding="utf-8")
 

@@ -159,9 +159,9 @@ class InputProcessor:
         )
         return [
             self.job(
-                prompt, own, replace(options, strategy=name or None, adapter=adapter), references=said, prediction=ids
+                prompt, own, replace(options, strategy=name or None, adapter=adapter), references=texts, prediction=ids
             )
-            for prompt, own, name, said, ids, adapter in each
+            for prompt, own, name, texts, ids, adapter in each
         ]
 
     def single(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Job:
@@ -212,9 +212,7 @@ class InputProcessor:
         vote = Ballot(options.vote) if options.vote is not None else None
         ended = self.gate.ways.learn if self.gate.certifies else None
         job = Job(first.id, text, samples, thoughts, begins=not before, vote=vote, ended=ended)
-        if (
-            choice.certificate is not None and choice.certificate.due()
-        ):  # whether to audit is drawn before anything is decoded
+        if choice.certificate is not None and choice.certificate.due():  # drawn before anything is decoded
             again = partial(self.job, options=self._compared(options), references=references, prediction=prediction)
             job.audit = audit_of(choice, choice.certificate, first, again)
         return job
@@ -291,8 +289,8 @@ class InputProcessor:
             return None
         given = ids[-1:] if params.negative_prompt is None else params.negative_prompt
         try:
-            said, _ = text_or_ids(given)
-            negative = self._ids(said, cut=False) if isinstance(said, str) else said
+            given, _ = text_or_ids(given)
+            negative = self._ids(given, cut=False) if isinstance(given, str) else given
         except ValueError as error:
             raise ValueError(f"negative_prompt: {error}") from None
         return Guidance(negative, params.guidance_scale)
@@ -341,9 +339,9 @@ class InputProcessor:
 
     def _encode(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, tuple[int, ...], Thoughts]:
         """Text and ids of the prompt, and whether its answer has reasoning. The text is None if the prompt was cut."""
-        said, thoughts = text_or_ids(prompt)
-        text = said if isinstance(said, str) else None
-        ids = self._ids(said, cut=params.truncate_prompt_tokens is not None) if isinstance(said, str) else said
+        given, thoughts = text_or_ids(prompt)
+        text = given if isinstance(given, str) else None
+        ids = self._ids(given, cut=params.truncate_prompt_tokens is not None) if isinstance(given, str) else given
         check_known(ids, self._vocab_size)
         kept = params.truncate_prompt_tokens or len(ids)
         kept = self._max_context - 1 if kept == -1 else kept
@@ -352,8 +350,8 @@ class InputProcessor:
 
     def ids(self, prompt: Prompt) -> tuple[int, ...]:
         """The ids of a prompt that is only read. Raises ValueError if the model can't hold it."""
-        said, _ = text_or_ids(prompt)
-        ids = self._ids(said, cut=False) if isinstance(said, str) else tuple(said)
+        given, _ = text_or_ids(prompt)
+        ids = self._ids(given, cut=False) if isinstance(given, str) else tuple(given)
         if not 0 < len(ids) <= self._max_context:
             raise ValueError(f"the text has {len(ids)} tokens, and this model holds 1 to {self._max_context}")
         check_known(ids, self._vocab_size)

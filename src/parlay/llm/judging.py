@@ -98,9 +98,9 @@ def judge(
         judged = Judged(llm.runner, [prompts[place] for place in group], words, adapter)
         judged.run()
         scores += judged.scores
-    return told(prompts, scores)
+    return score_outputs(prompts, scores)
 
 
-def told(prompts: Sequence[tuple[int, ...]], scores: Sequence[float]) -> list[ScoringRequestOutput]:
+def score_outputs(prompts: Sequence[tuple[int, ...]], scores: Sequence[float]) -> list[ScoringRequestOutput]:
     """Combine prompts and scores into outputs."""
     return [ScoringRequestOutput(ids, ScoringOutput(score)) for ids, score in zip(prompts, scores, strict=True)]

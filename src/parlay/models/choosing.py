@@ -63,7 +63,7 @@ def choose_forward(
         try:
             compiled = CompiledForward(config, weights, dtype, packed, cached, part=part, room=room)
         except NotLoaded as reason:
-            if room is not None and room.said:
+            if room is not None and room.explicit:
                 raise UnsupportedModel(
                     f"memory weights={room.bytes}: only the compiled decoder reads layers from disk, and {reason}"
                 ) from None

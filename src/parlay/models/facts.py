@@ -179,10 +179,10 @@ def _read_description(path: Path, files: tuple[Stamp, ...]) -> Description:
 
 def _describe_foreign(folder: Path) -> Description:
     """Describe a model that the native decoder does not run; older architectures name these fields differently."""
-    said = read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
 
     def size(*names: str) -> int | None:
-        return next((said[name] for name in names if isinstance(said.get(name), int)), None)
+        return next((config[name] for name in names if isinstance(config.get(name), int)), None)
 
     return Description(
         max_context=size("max_position_embeddings", "n_positions", "max_seq_len"),

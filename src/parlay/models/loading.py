@@ -136,8 +136,8 @@ def _check_types(directory: Path, weights: Mapping[str, Weight]) -> None:
     """Raises BadCheckpoint for weights that are not floating-point."""
     types = {name: weight.dtype for name, weight in weights.items() if isinstance(weight, Tensor)}
     if odd := [name for name, dtype in types.items() if dtype not in _NUMBERS]:
-        told = f"{some(odd)} stored as {str(types[odd[0]]).removeprefix('torch.')}"
-        raise BadCheckpoint(f"{directory}: {told}, which can't be read: convert the checkpoint")
+        stored = f"{some(odd)} stored as {str(types[odd[0]]).removeprefix('torch.')}"
+        raise BadCheckpoint(f"{directory}: {stored}, which can't be read: convert the checkpoint")
 
 
 def _offset(name: str, weight: Weight, offset: float) -> Weight:

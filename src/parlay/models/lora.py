@@ -48,11 +48,11 @@ def read_adapter(folder: Path, config: DecoderConfig, name: str, *, merging: boo
 
     Raises BadAdapter if it can't be honoured.
     """
-    digest, said = digest_of(folder), read_json(folder / CONFIG)
-    if reason := refusal(said):
+    digest, declared = digest_of(folder), read_json(folder / CONFIG)
+    if reason := refusal(declared):
         raise BadAdapter(f"{folder}: {reason}")
     try:
-        matrices = read_matrices(folder, said, config, _read(folder / WEIGHTS), merging=merging)
+        matrices = read_matrices(folder, declared, config, _read(folder / WEIGHTS), merging=merging)
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError) as error:
         raise BadAdapter(f"{folder}: {CONFIG} is no description of an adapter: {error!s:.80}") from None
     for layer, form in enumerate(config.forms):
@@ -106,8 +106,8 @@ def mask_of(folder: Path, vocab_size: int) -> CanvasSpec:
     """The mask token that rows with the adapter read. Raises BadAdapter if its folder does not say."""
     if not (folder / MASKS).is_file():
         raise BadAdapter(f"no {MASKS} in {folder}: name an adapter that parlay train set-block --lora made")
-    said = read_json(folder / MASKS)
-    mask_id, block = said.get("mask_token_id"), said.get("set_block_size")
+    declared = read_json(folder / MASKS)
+    mask_id, block = declared.get("mask_token_id"), declared.get("set_block_size")
     if not isinstance(mask_id, int) or not 0 <= mask_id < vocab_size:
         raise BadAdapter(f"{folder / MASKS}: mask_token_id {mask_id!r:.20} is not in the vocabulary of {vocab_size}")
     if not isinstance(block, int) or not 0 < block <= _LONGEST_BLOCK:

@@ -101,31 +101,36 @@ def place_of(name: str, config: DecoderConfig) -> Place | None:
     return Place(layer, product, number, EXPERT_PRODUCTS.index(expert["product"]))
 
 
-def refusal(said: Mapping[str, Any]) -> str | None:
+def refusal(declared: Mapping[str, Any]) -> str | None:
     """Why an adapter with this config can't be run; None if it can."""
-    start, excluded = str(said.get("init_lora_weights", "")), said.get("exclude_modules")
+    start, excluded = str(declared.get("init_lora_weights", "")), declared.get("exclude_modules")
     reasons = {
-        f"peft_type {said.get('peft_type')!r:.30} is not supported: LORA is": said.get("peft_type") != "LORA",
-        "use_dora is not supported: merge the adapter into its base with PEFT": bool(said.get("use_dora")),
-        f"modules_to_save {said.get('modules_to_save')!r:.60} are whole weights, not supported: merge the adapter into "
-        "its base with PEFT": bool(said.get("modules_to_save")),
-        "bias is not supported: train the adapter with bias 'none'": said.get("bias", "none") != "none"
-        or bool(said.get("lora_bias")),
-        "fan_in_fan_out is not supported": bool(said.get("fan_in_fan_out")),
-        "use_qalora is not supported: its inputs are averaged in groups": bool(said.get("use_qalora")),
+        f"peft_type {declared.get('peft_type')!r:.30} is not supported: LORA is": declared.get("peft_type") != "LORA",
+        "use_dora is not supported: merge the adapter into its base with PEFT": bool(declared.get("use_dora")),
+        f"modules_to_save {declared.get('modules_to_save')!r:.60} are whole weights, not supported: merge the adapter "
+        "into its base with PEFT": bool(declared.get("modules_to_save")),
+        "bias is not supported: train the adapter with bias 'none'": declared.get("bias", "none") != "none"
+        or bool(declared.get("lora_bias")),
+        "fan_in_fan_out is not supported": bool(declared.get("fan_in_fan_out")),
+        "use_qalora is not supported: its inputs are averaged in groups": bool(declared.get("use_qalora")),
         f"init_lora_weights {start!r:.20} changed the base: convert the adapter with PEFT": start.startswith(
             ("pissa", "olora", "corda", "loftq")
         ),
         f"exclude_modules {excluded!r:.40} is an expression, which is not run: list names, or leave the key out, for "
         "PEFT saves no matrices of what it excludes": isinstance(excluded, str) and bool(excluded),
     }
-    reasons |= {f"{CONFIG} does not say r, the rank": "r" not in said}
-    reasons |= {f"{name!s:.60} is not supported": bool(value) for name, value in said.items() if name not in _KNOWN}
+    reasons |= {f"{CONFIG} does not say r, the rank": "r" not in declared}
+    reasons |= {f"{name!s:.60} is not supported": bool(value) for name, value in declared.items() if name not in _KNOWN}
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def read_matrices(
-    folder: Path, said: Mapping[str, Any], config: DecoderConfig, tensors: Mapping[str, Tensor], *, merging: bool
+    folder: Path,
+    declared: Mapping[str, Any],
+    config: DecoderConfig,
+    tensors: Mapping[str, Tensor],
+    *,
+    merging: bool,
 ) -> dict[str, LowRank]:
     """Assign the tensors of an adapter's file to the weights that they add to; with ``merging`` any matrix may be
     changed.
@@ -133,8 +138,8 @@ def read_matrices(
     Raises BadAdapter for tensors that do not fit, and what reading an invalid config raises.
     """
     pairs, unknown = _pairs(tensors)
-    parameters = _parameters(folder, said, pairs)
-    reader = _Reader(folder, said, config, weight_shapes(config))
+    parameters = _parameters(folder, declared, pairs)
+    reader = _Reader(folder, declared, config, weight_shapes(config))
     stacked = {module: key for module, key in parameters.items() if reader.stacked(key) is not None}
     weights = {module: reader.weights_of(module, pair) for module, pair in pairs.items() if module not in stacked}
     able = {module: all(reader.can_change(name, merging=merging) for name in ups) for module, ups in weights.items()}
@@ -143,8 +148,8 @@ def read_matrices(
         raise BadAdapter(f"{folder}: the decoder has no linear layers {some(dict.fromkeys(unknown))} to adapt")
     if not pairs:
         raise BadAdapter(f"{folder}: {WEIGHTS} holds no matrices")
-    _check_layers(folder, said, pairs)
-    _check_targets(folder, said, pairs.keys() - parameters.keys(), reader.shapes)
+    _check_layers(folder, declared, pairs)
+    _check_targets(folder, declared, pairs.keys() - parameters.keys(), reader.shapes)
     found: dict[str, LowRank] = {}
     for module, pair in pairs.items():
         if set(pair) != {0, 1}:
@@ -156,9 +161,9 @@ def read_matrices(
     return found
 
 
-def _check_layers(folder: Path, said: Mapping[str, Any], modules: Iterable[str]) -> None:
+def _check_layers(folder: Path, declared: Mapping[str, Any], modules: Iterable[str]) -> None:
     """Raises BadAdapter for matrices of layers that the config excludes."""
-    wanted = said.get("layers_to_transform")
+    wanted = declared.get("layers_to_transform")
     if wanted is None:
         return
     chosen = {wanted} if isinstance(wanted, int) else {*wanted}
@@ -185,7 +190,7 @@ class _Reader(NamedTuple):
     """Reads the matrices of one file according to its config and the decoder's."""
 
     folder: Path
-    said: Mapping[str, Any]
+    declared: Mapping[str, Any]
     config: DecoderConfig
     shapes: Mapping[str, tuple[int, ...]]
 
@@ -258,7 +263,7 @@ class _Reader(NamedTuple):
         unclear."""
         if not (expected and swapped) or self.config.architecture in _INPUTS_FIRST:
             return not expected
-        version = re.match(r"(\d+)\.(\d+)\.", str(self.said.get("peft_version", "")))
+        version = re.match(r"(\d+)\.(\d+)\.", str(self.declared.get("peft_version", "")))
         if version is None:
             raise BadAdapter(
                 f"{self.folder}: {key} has as many inputs as outputs, and no peft_version says which way round its "
@@ -278,15 +283,15 @@ class _Reader(NamedTuple):
         return {name: each for name, each in unfused(renamed, self.config).items() if isinstance(each, Tensor)}
 
     def _rank_and_scale(self, module: str) -> tuple[int, float]:
-        rank = self._of_pattern("rank_pattern", module, self.said["r"])
+        rank = self._of_pattern("rank_pattern", module, self.declared["r"])
         if not isinstance(rank, int):
             raise ValueError(f"rank {rank!r:.20} of {module} is no whole number")
         if not 0 < rank <= MOST_RANK:
             raise BadAdapter(
                 f"{self.folder}: rank {rank!s:.20} of {module} is not supported: at least 1 and at most {MOST_RANK}"
             )
-        alpha = self._of_pattern("alpha_pattern", module, self.said.get("lora_alpha", 8))
-        return rank, alpha / (math.sqrt(rank) if self.said.get("use_rslora") else rank)
+        alpha = self._of_pattern("alpha_pattern", module, self.declared.get("lora_alpha", 8))
+        return rank, alpha / (math.sqrt(rank) if self.declared.get("use_rslora") else rank)
 
     def _of_pattern(self, key: str, module: str, usual: object) -> int | float:
         """A module's number: that of the first pattern that its name ends in, or the usual one.
@@ -294,7 +299,7 @@ class _Reader(NamedTuple):
         Raises ValueError for a pattern that PEFT would not read as a number, either.
         """
         found = usual
-        for pattern, number in (self.said.get(key) or {}).items():
+        for pattern, number in (self.declared.get(key) or {}).items():
             if not _PLAIN.fullmatch(pattern):
                 raise BadAdapter(
                     f"{self.folder}: {key} has the expression {pattern!r:.40}: only names of modules are supported"
@@ -326,16 +331,16 @@ class _Reader(NamedTuple):
         return BadAdapter(
             f"{self.folder}: {module} has lora_A {down} and lora_B {up}, and rank {rank} of this model asks "
             f"for {expected[0]} and {expected[1]}: it is for another base "
-            f"({self.said.get('base_model_name_or_path')!s:.60})"
+            f"({self.declared.get('base_model_name_or_path')!s:.60})"
         )
 
 
-def _parameters(folder: Path, said: Mapping[str, Any], modules: Collection[str]) -> dict[str, str]:
+def _parameters(folder: Path, declared: Mapping[str, Any], modules: Collection[str]) -> dict[str, str]:
     """The parameter that matrices belong to, by module, where PEFT has wrapped parameters.
 
     PEFT wraps a module's parameters in order, each around the previous, so the first is innermost.
     """
-    targets = said.get("target_parameters") or []
+    targets = declared.get("target_parameters") or []
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         raise ValueError("target_parameters is no list of names")
     nested: dict[str, list[str]] = {}
@@ -357,15 +362,17 @@ def _parameters(folder: Path, said: Mapping[str, Any], modules: Collection[str])
     return found
 
 
-def _check_targets(folder: Path, said: Mapping[str, Any], modules: Collection[str], weights: Collection[str]) -> None:
+def _check_targets(
+    folder: Path, declared: Mapping[str, Any], modules: Collection[str], weights: Collection[str]
+) -> None:
     """Raises BadAdapter unless the names in the config are those of the matrices; regular expressions are not run.
 
     Stacked experts are not modules, so their names may be listed without effect, as in PEFT.
     """
-    for excluded in said.get("exclude_modules") or []:
+    for excluded in declared.get("exclude_modules") or []:
         if stray := [module for module in modules if f".{module}".endswith(f".{excluded}")]:
             raise BadAdapter(f"{folder}: {WEIGHTS} has matrices of {some(stray)}, which exclude_modules name")
-    targets = said.get("target_modules")
+    targets = declared.get("target_modules")
     if not isinstance(targets, list):
         return
     named = tuple(f".{target}" for target in targets)

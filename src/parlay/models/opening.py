@@ -172,14 +172,14 @@ def _weight_room(
     Draft models are always loaded completely. On a CUDA device only a limit set by the user counts. Raises
     UnsupportedModel on a device that can't stream layers.
     """
-    said = None if budget is None else budget.weights
-    if said is not None and options.device not in ("cpu", "cuda"):
+    limit = None if budget is None else budget.weights
+    if limit is not None and options.device not in ("cpu", "cuda"):
         raise UnsupportedModel(
-            f"memory weights={said}: layers are streamed for CPUs and CUDA devices, not {options.device}: leave it out"
+            f"memory weights={limit}: layers are streamed for CPUs and CUDA devices, not {options.device}: leave it out"
         )
     identity = partial(_identity, found, options)
-    if said is not None:
-        return WeightRoom(said, True, model, identity)
+    if limit is not None:
+        return WeightRoom(limit, True, model, identity)
     free = free_bytes(torch.device("cpu"))
     stored = sum(each.data.nbytes if isinstance(each, StoredTensor) else each.nbytes for each in weights.values())
     if options.device != "cpu" or stored < _SURELY_FITS * free or (budget is not None and not budget.awaits_target):

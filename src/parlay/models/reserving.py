@@ -152,10 +152,10 @@ def refuse(
 
 def refuse_options(runner: str, options: LoadOptions, why: Mapping[str, str]) -> None:
     """Raises UsageError for an option in ``why`` that differs from its default, with the reason given there."""
-    said, usual = _said(options), _said(LoadOptions())
+    chosen, usual = _said(options), _said(LoadOptions())
     for option, reason in why.items():
-        if said[option] != usual[option]:
-            raise UsageError(f"runner {runner}: {option} {said[option]} can't be had there: {reason}; leave it out")
+        if chosen[option] != usual[option]:
+            raise UsageError(f"runner {runner}: {option} {chosen[option]} can't be had there: {reason}; leave it out")
 
 
 def _said(options: LoadOptions) -> dict[str, object]:

@@ -29,15 +29,15 @@ def sampling_defaults(model: str) -> dict[str, float]:
     ParlayError for an unknown model, and for values that nobody can sample with.
     """
     path = resolve_config(model)
-    said = _of_gguf(path) if path.is_file() else _of_folder(path)
-    if 0 < said.get("temperature", 1) < LEAST_TEMPERATURE:
-        said["temperature"] = 0.0
+    defaults = _of_gguf(path) if path.is_file() else _of_folder(path)
+    if 0 < defaults.get("temperature", 1) < LEAST_TEMPERATURE:
+        defaults["temperature"] = 0.0
     try:
-        SamplingParams(**said)  # type: ignore[arg-type]
+        SamplingParams(**defaults)  # type: ignore[arg-type]
     except ValueError as error:
         file = path if path.is_file() else path / _CONFIG
         raise ParlayError(f"{file} recommends what can't be used: {error}; correct it") from None
-    return said
+    return defaults
 
 
 def usual_params(model: object, wanted: str) -> SamplingParams:
@@ -48,20 +48,20 @@ def usual_params(model: object, wanted: str) -> SamplingParams:
     """
     if wanted not in ("auto", "vllm"):
         raise ValueError(f"generation_config={wanted!r}: choose auto or vllm, or say it in SamplingParams")
-    said = sampling_defaults(model) if isinstance(model, str) and wanted == "auto" else {}
-    return SamplingParams(**said)  # type: ignore[arg-type]
+    defaults = sampling_defaults(model) if isinstance(model, str) and wanted == "auto" else {}
+    return SamplingParams(**defaults)  # type: ignore[arg-type]
 
 
 def _of_folder(folder: Path) -> dict[str, float]:
     """Read generation_config.json as transformers does: without ``do_sample`` decoding is greedy, whatever else is
     set."""
     try:
-        said = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        defaults = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(said, Mapping) or not said.get("do_sample"):
+    if not isinstance(defaults, Mapping) or not defaults.get("do_sample"):
         return {}
-    return _numbers({name: said[name] for name in _CONFIG_NAMES if name in said})
+    return _numbers({name: defaults[name] for name in _CONFIG_NAMES if name in defaults})
 
 
 def _of_gguf(path: Path) -> dict[str, float]:
@@ -69,9 +69,9 @@ def _of_gguf(path: Path) -> dict[str, float]:
     return _numbers({name: keys[key] for key, name in _GGUF_NAMES.items() if key in keys})
 
 
-def _numbers(said: Mapping[str, object]) -> dict[str, float]:
+def _numbers(defaults: Mapping[str, object]) -> dict[str, float]:
     return {
         name: int(value) if name == "top_k" and value == int(value) else value
-        for name, value in said.items()
+        for name, value in defaults.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }

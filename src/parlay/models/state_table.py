@@ -58,13 +58,13 @@ class StateTable:
         if form is None or not path.exists():
             return None
         file = open_table(path)
-        said = file.metadata
-        if said.get(_TOKENS) != str(form.tokens):
+        metadata = file.metadata
+        if metadata.get(_TOKENS) != str(form.tokens):
             raise BadCheckpoint(
-                f"{path} has states of n-grams of {said.get(_TOKENS)!s:.20} tokens, and the model's first layers see "
-                f"{form.tokens}: {_AGAIN}"
+                f"{path} has states of n-grams of {metadata.get(_TOKENS)!s:.20} tokens, and the model's first layers "
+                f"see {form.tokens}: {_AGAIN}"
             )
-        if said.get(_MODEL) != fingerprint(config, weights):
+        if metadata.get(_MODEL) != fingerprint(config, weights):
             raise BadCheckpoint(f"{path} is the table of another model: {_AGAIN}")
         keys_F, states_FH = _mapped(path, file, config)
         index = NgramIndex(keys_F, config.vocab_size, form.tokens)
@@ -78,8 +78,8 @@ class StateTable:
     ) -> Path:
         """Write the states of the index's last n-grams into a checkpoint's folder, replacing an older table."""
         path, partial = folder / STATES, folder / f"{STATES}.partial"
-        said = {"format": "pt", _TOKENS: str(index.longest), _MODEL: fingerprint(config, weights)}
-        save_file({_KEYS: torch.from_numpy(index.keys), _STATES: states_FH.contiguous()}, partial, metadata=said)
+        metadata = {"format": "pt", _TOKENS: str(index.longest), _MODEL: fingerprint(config, weights)}
+        save_file({_KEYS: torch.from_numpy(index.keys), _STATES: states_FH.contiguous()}, partial, metadata=metadata)
         os.replace(partial, path)
         return path
 

@@ -100,12 +100,12 @@ class Ensemble:
 
     def describe(self, first: str) -> str:
         """Describe the ensemble in a few words, the LLM's own model first."""
-        said = {
+        descriptions = {
             "contrast": f"alpha={self.alpha:g}, beta={self.beta:g}",
             "defer": f"head {Path(self.head).name}"
             + ("" if self.threshold is None else f", threshold {self.threshold:g}"),
         }
-        own = said.get(self.rule, f"weights {', '.join(f'{weight:g}' for weight in self.weights)}")
+        own = descriptions.get(self.rule, f"weights {', '.join(f'{weight:g}' for weight in self.weights)}")
         return f"{self.rule} of {', '.join((first, *(Path(model).name for model in self.models)))} ({own})"
 
 

@@ -109,8 +109,8 @@ def _meet(connections: Mapping[int, Connection], ranks: Sequence[int], member: i
 
     limit = timedelta(seconds=seconds)
     if member:
-        said = bytes(connections[ranks[0]].expect(Kind.DATA)).decode(errors="replace")
-        host, _, port = said.rpartition(" ")
+        address = bytes(connections[ranks[0]].expect(Kind.DATA)).decode(errors="replace")
+        host, _, port = address.rpartition(" ")
         if not host or not port.isdecimal():
             raise RunnerLost(f"rank {ranks[0]} did not say where its store is: are the versions the same?")
         return TCPStore(host, int(port), len(ranks), is_master=False, timeout=limit, wait_for_workers=False)

@@ -254,15 +254,15 @@ def decode_plan(content: bytes | bytearray) -> Plan:
 
 def _decode(kind: type[T], content: bytes | bytearray) -> T:
     try:
-        said = json.loads(content)
+        values = json.loads(content)
     except ValueError:
-        said = None
+        values = None
     declared = {field.name: str(field.type) for field in fields(kind)}
-    if not isinstance(said, dict) or said.keys() != declared.keys():
+    if not isinstance(values, dict) or values.keys() != declared.keys():
         raise RunnerLost("what a rank said of itself can't be read: are the versions the same?")
-    if not all(_fits(said[name], type_) for name, type_ in declared.items()):
+    if not all(_fits(values[name], type_) for name, type_ in declared.items()):
         raise RunnerLost("what a rank said of itself makes no sense: are the versions the same?")
-    return kind(**said)
+    return kind(**values)
 
 
 def _fits(value: object, declared: str) -> bool:

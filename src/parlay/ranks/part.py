@@ -151,10 +151,10 @@ def join_group(
 def _named(joined: Connection) -> int:
     """The rank's number from its greeting; -1 if it sends none."""
     try:
-        said = joined.expect(Kind.HELLO)
+        greeting = joined.expect(Kind.HELLO)
     except RunnerLost:
         return -1
-    return int(said) if said.isdigit() and len(said) <= len(str(MOST_RANKS)) else -1
+    return int(greeting) if greeting.isdigit() and len(greeting) <= len(str(MOST_RANKS)) else -1
 
 
 def _host_group(

@@ -54,6 +54,6 @@ def matcher(vocabulary: LLTokenizer, text: str) -> LLMatcher:
     compiled = LLMatcher(vocabulary, text, log_level=0, limits=LLParserLimits(max_items_in_row=_ROW_ITEMS))
     if compiled.is_error():
         reason = compiled.get_error()
-        told = in_plain_words(reason) or f"is not valid: {in_one_line(reason)}"
-        raise ValueError(f"structured_outputs {told}")
+        message = in_plain_words(reason) or f"is not valid: {in_one_line(reason)}"
+        raise ValueError(f"structured_outputs {message}")
     return compiled

@@ -89,10 +89,10 @@ def _check(field: str, count: int, most: int, what: str) -> None:
 def in_one_line(reason: str) -> str:
     """The error in one line, without the parser's state, the quoted definition, and details of an internal fault."""
     lines = reason.partition("<state>")[0].splitlines()
-    told = " ".join(" ".join(line for line in lines if not _PICTURE.match(line)).split())
-    if "panic" in told.partition(":")[0]:
+    message = " ".join(" ".join(line for line in lines if not _PICTURE.match(line)).split())
+    if "panic" in message.partition(":")[0]:
         return "this is more than its compiler can hold"
-    return told if len(told) <= _SHOWN else told[:_SHOWN] + "..."
+    return message if len(message) <= _SHOWN else message[:_SHOWN] + "..."
 
 
 def limit_reached(matcher: LLMatcher) -> str | None:

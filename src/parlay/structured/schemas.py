@@ -53,12 +53,12 @@ def restated(schema: Mapping[str, Any]) -> Schema:
     models add fields until something stops them, and other servers read schemas in this way, too. A ``oneOf`` whose
     parts may overlap is passed to the compiler unchanged, with all fields, which then refuses it.
     """
-    told: Schema = rewritten(dict(schema), partial(_restated, root=schema))
+    result: Schema = rewritten(dict(schema), partial(_restated, root=schema))
     joined: list[Schema] = []
-    rewritten(told, lambda part: _noted(part, joined))
+    rewritten(result, lambda part: _noted(part, joined))
     one_of = OneOf(schema, _as_it_is if joined else _closed, _followed)
-    told = rewritten(told, one_of.told_as_any)
-    return told if joined or one_of.unsure else rewritten(told, _closed)
+    result = rewritten(result, one_of.told_as_any)
+    return result if joined or one_of.unsure else rewritten(result, _closed)
 
 
 def _as_it_is(schema: Schema) -> Schema:

@@ -73,8 +73,8 @@ class Ticker:
             advance(self._bar, self._done, self._total)
         elif time.monotonic() - self._last >= self._every:
             self._last = time.monotonic()
-            said = f"; {note}" if note else ""
-            print(f"{self._what}: {self._done} of {self._total} {self._unit}s{said}", file=sys.stderr, flush=True)
+            suffix = f"; {note}" if note else ""
+            print(f"{self._what}: {self._done} of {self._total} {self._unit}s{suffix}", file=sys.stderr, flush=True)
 
 
 def advance(shown: tqdm[Any], done: int, total: int) -> None:

@@ -189,10 +189,10 @@ def processors(system: Path = Path("/sys"), process: Path = Path("/proc/self")) 
     return Processors(usable=len(usable), cores=len(siblings), quota=_quota(system / "fs/cgroup", process / "cgroup"))
 
 
-def _possible(threads: int, said: str) -> int:
+def _possible(threads: int, prefix: str) -> int:
     usable = processors().usable
     if not 1 <= threads <= usable:
-        raise ValueError(f"{said}: this process may use 1 to {usable} processors; give a number in that range")
+        raise ValueError(f"{prefix}: this process may use 1 to {usable} processors; give a number in that range")
     return threads
 
 

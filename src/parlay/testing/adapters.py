@@ -36,7 +36,7 @@ def save_adapter(
         up = torch.randn(outputs, rank, generator=draw) * rank**-0.5 * 0.5
         tensors[f"base_model.model.{module}.lora_A.weight"] = down
         tensors[f"base_model.model.{module}.lora_B.weight"] = up
-    said = {
+    fields = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": "toy",
@@ -48,5 +48,5 @@ def save_adapter(
     }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(said), encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(fields), encoding="utf-8")
     return folder

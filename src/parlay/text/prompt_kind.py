@@ -138,9 +138,9 @@ class PromptClassifier:
         if self._tokenizer is None:
             return ""
         for special, ids in groupby(reversed(prompt), self._special.__contains__):
-            said = "" if special else _without_role(self._text([*ids][::-1]))
-            if said:
-                return kind_of(said)
+            content = "" if special else _without_role(self._text([*ids][::-1]))
+            if content:
+                return kind_of(content)
         return ""
 
     def _text(self, ids: Sequence[int]) -> str:
@@ -152,5 +152,5 @@ class PromptClassifier:
 
 def _without_role(text: str) -> str:
     """A turn of a conversation without the line that names its role."""
-    role, _, said = text.strip().partition("\n")
-    return said.strip() if role.strip().lower() in _ROLES else text.strip()
+    role, _, content = text.strip().partition("\n")
+    return content.strip() if role.strip().lower() in _ROLES else text.strip()

@@ -97,15 +97,15 @@ def text_or_ids(prompt: Prompt) -> tuple[str | tuple[int, ...], Thoughts]:
         return prompt, "none"
     if not isinstance(prompt, Mapping):
         return _ids(prompt), "none"
-    said: Mapping[str, Any] = prompt
-    others = [name for name in said if name not in ("prompt", "prompt_token_ids", "thoughts", "begins")]
+    fields: Mapping[str, Any] = prompt
+    others = [name for name in fields if name not in ("prompt", "prompt_token_ids", "thoughts", "begins")]
     if others:
         raise ValueError(f"{others[0]} can't be part of a prompt here: give prompt or prompt_token_ids alone")
-    if said.get("prompt_token_ids") is not None:
-        return _ids(said["prompt_token_ids"]), said.get("thoughts", "none")
-    if not isinstance(said.get("prompt"), str):
+    if fields.get("prompt_token_ids") is not None:
+        return _ids(fields["prompt_token_ids"]), fields.get("thoughts", "none")
+    if not isinstance(fields.get("prompt"), str):
         raise ValueError("a prompt that is a dict needs prompt, a text, or prompt_token_ids, a list")
-    return said["prompt"], "none"
+    return fields["prompt"], "none"
 
 
 def begins_anew(prompt: Prompt) -> bool:
@@ -117,8 +117,8 @@ def _ids(tokens: Iterable[SupportsIndex]) -> tuple[int, ...]:
     try:
         return tuple([operator.index(token) for token in tokens])
     except TypeError:
-        said = reprlib.repr(tokens)
-        raise ValueError(f"a prompt is a text, a list of token ids or a dict of either, not {said}") from None
+        fields = reprlib.repr(tokens)
+        raise ValueError(f"a prompt is a text, a list of token ids or a dict of either, not {fields}") from None
 
 
 def check_known(ids: Ids, vocab_size: int) -> None:

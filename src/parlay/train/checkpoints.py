@@ -44,11 +44,11 @@ def save_student(
     """
     if like.is_dir():
         _save_folder(folder, tensors, like=like, card=card)
-        said = json.loads((like / "config.json").read_text())
+        original = json.loads((like / "config.json").read_text())
         if same_family:
-            described = smaller(said, config)
+            described = smaller(original, config)
         else:
-            described = {**{key: said[key] for key in _KEPT if key in said}, **_described(config)}
+            described = {**{key: original[key] for key in _KEPT if key in original}, **_described(config)}
         (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n")
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -131,8 +131,8 @@ def train(options: DeferTrainOptions) -> str:
     )
     weight_H, bias = fit(learned, chosen)
     head = Deferral(weight_H, bias, threshold_of(deferring(chosen, weight_H, bias), chosen.logprobs_N2, options.share))
-    name, said = public_name(options.model), options.licence or licence(options.model)
-    origin = Origin(name, weights_sha256(options.model), options.domain, said)
+    name, licence_name = public_name(options.model), options.licence or licence(options.model)
+    origin = Origin(name, weights_sha256(options.model), options.domain, licence_name)
     deferring_N = deferring(measured, weight_H, bias)
     thresholds = [threshold_of(deferring_N, measured.logprobs_N2, share) for share in _SHARES]
     own, *table = [Quality.of(measured, deferring_N > each) for each in (head.threshold, *thresholds)]

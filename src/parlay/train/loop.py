@@ -188,8 +188,8 @@ class Loop:
                     found |= {
                         f"optimizer.{number}.{index}.{name}": torch.as_tensor(each) for name, each in state.items()
                     }
-            said = {"options": json.dumps(self._options.lasting())}
-            save_file({**{name: tensor.clone() for name, tensor in found.items()}, "numbers": numbers}, part, said)
+            metadata = {"options": json.dumps(self._options.lasting())}
+            save_file({**{name: tensor.clone() for name, tensor in found.items()}, "numbers": numbers}, part, metadata)
 
     def _resume(self) -> None:
         if not self._state.exists():

@@ -79,8 +79,8 @@ class NgramLayersTrainer(lm.Trainer):
 
 def mark(folder: Path, layers: int) -> None:
     """Record in the config.json of a Qwen3 that its first layers are looked up."""
-    said = {"architectures": [NGRAM_LAYERS.architecture], "ngram_layers": layers}
-    text = json.dumps(read_json(folder / "config.json") | said, indent=2) + "\n"
+    fields = {"architectures": [NGRAM_LAYERS.architecture], "ngram_layers": layers}
+    text = json.dumps(read_json(folder / "config.json") | fields, indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
 
 

@@ -287,9 +287,11 @@ class DistillTrainOptions(DrafterTrainOptions):
 
     def lasting(self) -> dict[str, str]:
         """The same, with the model that the student begins as, and without the format of the written file."""
-        said = {name: value for name, value in DrafterTrainOptions.lasting(self).items() if name != "embedding"}
+        lasting = {name: value for name, value in DrafterTrainOptions.lasting(self).items() if name != "embedding"}
         return (
-            {**said, "student": f"{self.student} ({weights_fingerprint(self.student)[:12]})"} if self.student else said
+            {**lasting, "student": f"{self.student} ({weights_fingerprint(self.student)[:12]})"}
+            if self.student
+            else lasting
         )
 
     @property

@@ -63,21 +63,21 @@ def check_tensors(artefact: HeadArtefact) -> None:
 
 def _check_settings(artefact: HeadArtefact) -> None:
     """Raises BadHead for numbers out of range, before a module is built from them, which might never end."""
-    vocab_size, said = artefact.layer.vocab_size, artefact.settings
+    vocab_size, settings = artefact.layer.vocab_size, artefact.settings
     counts = {name: (1, most) for name, most in _COUNTS.items()}
     counts |= {"draft_vocab_size": (1, vocab_size), "mask_id": (0, vocab_size - 1)}
     counts |= {PUBLISHED: (0, _COUNTS["layers"]), "join": (0, _MOST_LAYERS)}
     for name, (least, most) in counts.items():
-        if name in said and not _is_count(said[name], least, most):
+        if name in settings and not _is_count(settings[name], least, most):
             raise _no_setting(artefact, name, f"a whole number from {least} to {most}")
-    for name in _needed(artefact.method) - said.keys():
+    for name in _needed(artefact.method) - settings.keys():
         raise BadHead(f"a head for {artefact.method} lacks the setting {name}: the folder was changed")
-    taps = _listed_in(said, "taps", [0], _MOST_LAYERS)
+    taps = _listed_in(settings, "taps", [0], _MOST_LAYERS)
     if not all(_is_count(tap, 0, _MOST_LAYERS) for tap in taps) or not 0 < len({*taps}) == len(taps):
         raise _no_setting(artefact, "taps", "different layers")
     if artefact.method == methods.KANGAROO and len(taps) > 1:
         raise _no_setting(artefact, "taps", "one layer")
-    levels = _listed_in(said, "acceptance", [[0.0]], _MOST_LEVELS)
+    levels = _listed_in(settings, "acceptance", [[0.0]], _MOST_LEVELS)
     ranks = [_listed_in({}, "", level, _MOST_RANKS) for level in levels]
     if not ranks or not all(level and all(map(_is_share, level)) for level in ranks):
         raise _no_setting(artefact, "acceptance", f"shares by rank, for each of up to {_MOST_LEVELS} tokens")
@@ -89,9 +89,9 @@ def _needed(method: str) -> set[str]:
     return read | {"acceptance"} if method in _PROBES | _STATIC else read
 
 
-def _listed_in(said: Mapping[str, Any], name: str, usual: object, most: int) -> Sequence[Any]:
+def _listed_in(settings: Mapping[str, Any], name: str, usual: object, most: int) -> Sequence[Any]:
     """The list of that name, or the default; empty if it is not a list, or has more than ``most`` entries."""
-    found = said.get(name, usual)
+    found = settings.get(name, usual)
     return found if isinstance(found, list | tuple) and len(found) <= most else ()
 
 

@@ -179,5 +179,5 @@ class LocalLink:
         owner = Owner("", "")
         self._service.release(owner, over)
         answers = self._service.draft([(owner, update) for update in updates])
-        said = {"drafts": [answer_as_json(answer) for answer in answers]}
-        return read_answers(said, updates, self._service.vocab_size, self._source)
+        reply = {"drafts": [answer_as_json(answer) for answer in answers]}
+        return read_answers(reply, updates, self._service.vocab_size, self._source)

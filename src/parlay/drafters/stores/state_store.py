@@ -301,5 +301,5 @@ def _check_model(folder: Path, header: StateHeader, model: object, spec: RunnerS
 
 
 def _reason(error: Exception) -> str:
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return said.splitlines()[0] if said else type(error).__name__
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return reason.splitlines()[0] if reason else type(error).__name__

@@ -32,11 +32,11 @@ def architecture_of(names: frozenset[str]) -> str:
     return "Qwen3ForCausalLM" if any(name.endswith("q_norm.weight") for name in names) else "LlamaForCausalLM"
 
 
-def taps_of(foreign: Foreign, said: Sequence[int] | None, target: TargetShape) -> list[int]:
+def taps_of(foreign: Foreign, declared: Sequence[int] | None, target: TargetShape) -> list[int]:
     """The layers whose inputs are fused: ``said``, or EAGLE-3's usual 2, L / 2 and L - 3. Raises BadHead for layers
     that the target lacks."""
     layers = target.num_layers
-    found = sorted(said or (2, layers // 2, layers - 3))
+    found = sorted(declared or (2, layers // 2, layers - 3))
     if len(set(found)) < len(found) or found[0] < 0 or found[-1] >= layers:
         raise BadHead(f"{foreign.folder}: {TAPS} {found} are not layers below the last of a target that has {layers}")
     return found
@@ -60,10 +60,10 @@ def fused_head(
     return published_head(method, layer, target, tensors, settings={**usual, **settings}, ids_D=ids_D)
 
 
-def plain(foreign: Foreign, said: Json) -> None:
+def plain(foreign: Foreign, declared: Json) -> None:
     """Raises BadHead for variants of EAGLE-3 that Parlay does not run."""
-    foreign.require(said, norm_before_fc=False, fc_norm=False, norm_output=False, use_aux_hidden_state=True)
-    foreign.require(said, target_hidden_size=said.get("hidden_size"))
+    foreign.require(declared, norm_before_fc=False, fc_norm=False, norm_output=False, use_aux_hidden_state=True)
+    foreign.require(declared, target_hidden_size=declared.get("hidden_size"))
 
 
 def _recognises(config: Json, names: frozenset[str]) -> bool:
@@ -78,9 +78,9 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     plain(foreign, {**config, **nested})
     layer = decoder_layer(foreign, config, target, architecture_of(frozenset(foreign.tensors)))
     # The nested field counts layers by their outputs, the other one by their inputs.
-    said = [place + 1 for place in nested[TAPS]] if nested.get(TAPS) else config.get(TAPS)
+    declared = [place + 1 for place in nested[TAPS]] if nested.get(TAPS) else config.get(TAPS)
     tensors = renamed(foreign.tensors, ("layers.0.", "midlayer."))
-    return fused_head("eagle3", foreign, layer, target, tensors, fused=said, settings={})
+    return fused_head("eagle3", foreign, layer, target, tensors, fused=declared, settings={})
 
 
 EAGLE3 = Layout("EAGLE-3", _recognises, _read)

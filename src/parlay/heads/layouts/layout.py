@@ -57,15 +57,15 @@ class Foreign:
         """The error for a config field that asks for a variant that Parlay does not run."""
         return BadHead(f"{self.folder}: {field} is {value!s:.60}, and Parlay runs such heads only where it is {asked}")
 
-    def require(self, said: Json, **asked: object) -> None:
+    def require(self, declared: Json, **asked: object) -> None:
         """Raises BadHead for the first of these fields that has another value; a missing field is accepted."""
         for field, value in asked.items():
-            if said.get(field) not in (None, value):
-                raise self.refuse(field, said[field], value)
+            if declared.get(field) not in (None, value):
+                raise self.refuse(field, declared[field], value)
 
-    def number(self, said: Json, field: str, least: int = 1, most: float = math.inf) -> int:
+    def number(self, declared: Json, field: str, least: int = 1, most: float = math.inf) -> int:
         """An integer field of the config. Raises BadHead if it is not an integer in the range."""
-        value = said.get(field)
+        value = declared.get(field)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise BadHead(f"{self.folder}: config.json says {field} {value!s:.40}: expected an integer from {least} on")
         if value > most:
@@ -90,13 +90,13 @@ class Layout:
     owns: Callable[[Json, str], bool] = lambda config, name: True
 
 
-def decoder_layer(foreign: Foreign, said: Json, target: TargetShape, architecture: str) -> DecoderConfig:
+def decoder_layer(foreign: Foreign, declared: Json, target: TargetShape, architecture: str) -> DecoderConfig:
     """The shape of a head's layers from the config ``said``. Raises BadHead for features that Parlay's layers lack.
 
     Its longest text is the target's, as rotary positions have no limit.
     """
     try:
-        layer = config_of(foreign.folder, said, architecture)
+        layer = config_of(foreign.folder, declared, architecture)
     except ParlayError as error:
         raise BadHead(f"{foreign.folder}: {str(error).removeprefix(f'{foreign.folder}: ')}") from error
     sizes, asked = (layer.vocab_size, layer.hidden_size), (target.vocab_size, target.hidden_size)
@@ -105,7 +105,7 @@ def decoder_layer(foreign: Foreign, said: Json, target: TargetShape, architectur
             f"{foreign.folder} was trained for a target of {sizes[0]} tokens and {sizes[1]} numbers, "
             f"not {asked[0]} and {asked[1]}: choose a head that was trained for this model"
         )
-    if said.get("attention_bias"):
+    if declared.get("attention_bias"):
         raise BadHead(f"{foreign.folder}: attention_bias is not supported in a head's layers")
     if layer.layers:
         raise BadHead(f"{foreign.folder}: the head's layers are not Llama's (sliding windows, say): they can't be run")

@@ -23,14 +23,16 @@ def _recognises(config: Json, names: frozenset[str]) -> bool:
 
 def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     config = foreign.config
-    said = {"num_heads": config.get("medusa_num_heads"), "num_hidden_layers": config.get("medusa_num_layers")}
-    said = {**said, "vocab_size": target.vocab_size, "hidden_size": target.hidden_size, **config}
-    foreign.require(said, num_hidden_layers=1, logit_scale=1.0)
-    foreign.require(said, vocab_size=target.vocab_size, hidden_size=target.hidden_size)
-    heads = foreign.number(said, "num_heads", most=MOST_HEADS)
+    declared = {"num_heads": config.get("medusa_num_heads"), "num_hidden_layers": config.get("medusa_num_layers")}
+    declared = {**declared, "vocab_size": target.vocab_size, "hidden_size": target.hidden_size, **config}
+    foreign.require(declared, num_hidden_layers=1, logit_scale=1.0)
+    foreign.require(declared, vocab_size=target.vocab_size, hidden_size=target.hidden_size)
+    heads = foreign.number(declared, "num_heads", most=MOST_HEADS)
     tensors = dict(map(_named, foreign.tensors.items()))
     ids_D = _draft_ids(foreign, tensors.pop("token_map", None), target.vocab_size)
-    shared = tensors.pop("lm_head.weight", tensors.get("lm_heads.0.weight")) if said.get("original_lm_head") else None
+    shared = (
+        tensors.pop("lm_head.weight", tensors.get("lm_heads.0.weight")) if declared.get("original_lm_head") else None
+    )
     for head in range(heads):
         tensors.setdefault(f"blocks.{head}.linear.bias", torch.zeros(target.hidden_size))
         if shared is not None:

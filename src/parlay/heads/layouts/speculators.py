@@ -47,37 +47,37 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     reader = _READERS.get(kind)
     if reader is None:
         raise foreign.refuse("speculators_model_type", kind, f"one of {', '.join(_READERS)}")
-    layer, said = _layer(foreign, target)
-    return replace(reader(foreign, layer, said, target), origin=_origin(foreign))
+    layer, declared = _layer(foreign, target)
+    return replace(reader(foreign, layer, declared, target), origin=_origin(foreign))
 
 
 def _layer(foreign: Foreign, target: TargetShape) -> tuple[DecoderConfig, dict[str, Any]]:
     """The shape of the layers, and their whole config."""
-    said = foreign.config.get(LAYER)
-    if not isinstance(said, dict):
+    declared = foreign.config.get(LAYER)
+    if not isinstance(declared, dict):
         raise BadHead(f"{foreign.folder}: config.json has no {LAYER}")
-    kind = said.get("model_type", "qwen3")
+    kind = declared.get("model_type", "qwen3")
     if kind not in ARCHITECTURES:
         raise foreign.refuse(f"{LAYER} model_type", kind, f"one of {', '.join(ARCHITECTURES)}")
-    said = {**_ALWAYS, **_USUAL[kind], **said, "model_type": kind}
-    if "sliding_attention" in (said.get("layer_types") or ()):
-        raise foreign.refuse("layer_types", said["layer_types"], "full_attention")
-    return decoder_layer(foreign, said, target, ARCHITECTURES[kind]), said
+    declared = {**_ALWAYS, **_USUAL[kind], **declared, "model_type": kind}
+    if "sliding_attention" in (declared.get("layer_types") or ()):
+        raise foreign.refuse("layer_types", declared["layer_types"], "full_attention")
+    return decoder_layer(foreign, declared, target, ARCHITECTURES[kind]), declared
 
 
-def _eagle3(foreign: Foreign, layer: DecoderConfig, said: Json, target: TargetShape) -> HeadArtefact:
+def _eagle3(foreign: Foreign, layer: DecoderConfig, declared: Json, target: TargetShape) -> HeadArtefact:
     config = foreign.config
-    foreign.require(said, num_hidden_layers=1)
+    foreign.require(declared, num_hidden_layers=1)
     plain(foreign, {**config, "hidden_size": layer.hidden_size})
     tensors = renamed(foreign.tensors, ("layers.0.", "midlayer."))
     return fused_head("eagle3", foreign, layer, target, tensors, fused=config.get(TAPS), settings={})
 
 
-def _peagle(foreign: Foreign, layer: DecoderConfig, said: Json, target: TargetShape) -> HeadArtefact:
+def _peagle(foreign: Foreign, layer: DecoderConfig, declared: Json, target: TargetShape) -> HeadArtefact:
     config = foreign.config
     plain(foreign, {**config, "hidden_size": layer.hidden_size})
     sizes = {
-        "layers": foreign.number(said, "num_hidden_layers"),
+        "layers": foreign.number(declared, "num_hidden_layers"),
         "mask_id": foreign.number(config, "mask_token_id", least=0),
         "length": foreign.number(_proposal(foreign), "speculative_tokens"),
     }
@@ -89,8 +89,8 @@ def _peagle(foreign: Foreign, layer: DecoderConfig, said: Json, target: TargetSh
     return fused_head("block-drafter", foreign, layer, target, tensors, fused=config.get(TAPS), settings=sizes)
 
 
-def _mtp(foreign: Foreign, layer: DecoderConfig, said: Json, target: TargetShape) -> HeadArtefact:
-    del said  # the number of layers is the target's
+def _mtp(foreign: Foreign, layer: DecoderConfig, declared: Json, target: TargetShape) -> HeadArtefact:
+    del declared  # the number of layers is the target's
     foreign.require(foreign.config, num_nextn_predict_layers=1)
     tensors = {name: each for name, each in foreign.tensors.items() if name != LM_HEAD}  # it is the verifier's
     return published_head("mtp", layer, target, renamed(tensors, *MTP_NAMES), settings={NORMED: True})
@@ -106,8 +106,8 @@ def _proposal(foreign: Foreign) -> Json:
 
 def _origin(foreign: Foreign) -> Origin:
     """The origin, with the target that the file names."""
-    said = foreign.config.get("speculators_config")
-    verifier = said.get("verifier") if isinstance(said, dict) else None
+    declared = foreign.config.get("speculators_config")
+    verifier = declared.get("verifier") if isinstance(declared, dict) else None
     name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
     return Origin(target=str(name or ""))
 

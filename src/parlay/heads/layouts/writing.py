@@ -57,13 +57,13 @@ def _eagle3(head: HeadArtefact, verifier: Verifier) -> Written:
 
 
 def _peagle(head: HeadArtefact, verifier: Verifier) -> Written:
-    said = head.settings
+    declared = head.settings
     config = _speculator(
-        "peagle", "PEagleSpeculator", head, verifier, layers=int(said["layers"]), tokens=int(said["length"])
+        "peagle", "PEagleSpeculator", head, verifier, layers=int(declared["layers"]), tokens=int(declared["length"])
     )
     tensors = _whole(head, verifier)
     tensors["mask_hidden"] = tensors["mask_hidden"].view(1, 1, -1)
-    return {**config, **_taps(head), "mask_token_id": int(said["mask_id"])}, tensors
+    return {**config, **_taps(head), "mask_token_id": int(declared["mask_id"])}, tensors
 
 
 def _mtp(head: HeadArtefact, verifier: Verifier) -> Written:
@@ -171,8 +171,8 @@ def _layer(layer: DecoderConfig, layers: int) -> dict[str, Any]:
 def _rope(rope: RopeConfig) -> dict[str, Any]:
     if rope.kind not in _ROPE_FIELDS:
         raise BadHead("this head's positions turn by the divisors of a GGUF file, for which the format has no place")
-    said: Mapping[str, Any] = asdict(rope)
-    found = {name: said[name] for name in _ROPE_FIELDS[rope.kind]}
+    declared: Mapping[str, Any] = asdict(rope)
+    found = {name: declared[name] for name in _ROPE_FIELDS[rope.kind]}
     original = {"original_max_position_embeddings": rope.original_max_context} if rope.original_max_context else {}
     return {"rope_type": rope.kind, "rope_theta": rope.theta, **found, **original}
 

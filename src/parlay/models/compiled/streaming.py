@@ -73,7 +73,7 @@ class WeightRoom:
     """
 
     bytes: int
-    said: bool
+    explicit: bool
     name: str
     identity: Callable[[], str]
 

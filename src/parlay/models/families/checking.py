@@ -35,10 +35,10 @@ def check_forms(source: str, config: DecoderConfig) -> None:
 
 
 def _check_sizes(source: str, config: DecoderConfig) -> None:
-    said = asdict(config)
+    declared = asdict(config)
     for name, most in _MOST.items():
-        if not 1 <= said[name] <= most:
-            raise wrong(source, name, said[name], f"at least 1 and at most {most}")
+        if not 1 <= declared[name] <= most:
+            raise wrong(source, name, declared[name], f"at least 1 and at most {most}")
     if config.head_dim % 2:
         raise wrong(source, "head_dim", config.head_dim, "an even number")
     if config.num_heads % config.num_kv_heads:
@@ -49,10 +49,10 @@ def _check_sizes(source: str, config: DecoderConfig) -> None:
 
 def _check_rope(source: str, rope: RopeConfig, head_dim: int) -> None:
     numbers = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
-    said = asdict(rope)
+    declared = asdict(rope)
     for name in numbers:
-        if not 1e-30 < said[name] < 1e30:  # larger or smaller ones make others infinite or NaN
-            raise wrong(source, f"rope {name}", said[name], "a number above 0")
+        if not 1e-30 < declared[name] < 1e30:  # larger or smaller ones make others infinite or NaN
+            raise wrong(source, f"rope {name}", declared[name], "a number above 0")
     if not 1.001 < rope.theta < math.inf:
         raise wrong(source, "rope_theta", rope.theta, "a number above 1")
     if not int(rope.kind == "yarn") <= rope.original_max_context <= _MOST["max_context"]:

@@ -102,8 +102,10 @@ def _as_llama(raw: Json) -> Json:
     for name, usual in _LLADA_USUAL.items():
         if raw.get(name, usual) not in (usual, None):
             raise UnsupportedModel(f"LLaDAModelLM: {name} {raw[name]!r:.40} is not supported by the native decoder")
-    said = {ours: [raw[name] for name in names if raw.get(name) is not None] for ours, names in _LLADA_FIELDS.items()}
-    return {**raw, **{ours: values[0] for ours, values in said.items() if values}}
+    declared = {
+        ours: [raw[name] for name in names if raw.get(name) is not None] for ours, names in _LLADA_FIELDS.items()
+    }
+    return {**raw, **{ours: values[0] for ours, values in declared.items() if values}}
 
 
 LLADA = _fills(
@@ -111,7 +113,7 @@ LLADA = _fills(
         architecture="LLaDAModelLM",
         models="LLaDA, LLaDA 1.5",
         max_context=4096,
-        said=_as_llama,
+        normalize=_as_llama,
         prefixes={"model.transformer.blocks.": "model.layers."},
         names={
             "model.transformer.wte": "model.embed_tokens",
@@ -180,7 +182,7 @@ LLADA_MOE = _fills(
         architecture="LLaDAMoEModelLM",
         models="LLaDA-MoE",
         max_context=8192,
-        said=_dense_size,
+        normalize=_dense_size,
         complete=_llada_moe,
         keys=(
             *("dense_intermediate_size", "expert_intermediate_size", "shared_expert_intermediate_size"),
@@ -261,7 +263,7 @@ NEMOTRON = _fills(
         architecture="NemotronLabsDiffusionModel",
         models="Nemotron-Labs-Diffusion",
         max_context=4096,
-        said=_unscaled,
+        normalize=_unscaled,
         prefixes={"encoder.": "model."},
         names={"diffusion_head": "lm_head"},
     ),
@@ -279,25 +281,25 @@ def _answers(raw: Json, config: DecoderConfig, form: LayerForm) -> DecoderConfig
     """Read how models that `parlay train` made for translation fill a canvas with an answer. Raises ValueError for
     impossible ids."""
     config = QWEN3.complete(raw, config, form)
-    said = raw.get("canvas")
-    if not isinstance(said, Mapping) or said.get("ends") not in ENDS:
+    declared = raw.get("canvas")
+    if not isinstance(declared, Mapping) or declared.get("ends") not in ENDS:
         raise ValueError(f"config.json has no canvas that ends by {', '.join(ENDS[:-1])} or {ENDS[-1]}")
     if len(config.eos_ids) < 1:
         raise ValueError("config.json has no eos_token_id, which ends an answer")
     ends = Ends(
-        said["ends"],
+        declared["ends"],
         config.eos_ids[0],
-        int(said.get("first_number_id", 0)),
-        int(said.get("numbers", 0)),
-        int(said.get("scale", 1)),
-        int(said.get("blank_token_id", 0)),
-        bool(said.get("copies", False)),
-        bool(said.get("drafts", False)),
-        int(said.get("heads", 0)),
+        int(declared.get("first_number_id", 0)),
+        int(declared.get("numbers", 0)),
+        int(declared.get("scale", 1)),
+        int(declared.get("blank_token_id", 0)),
+        bool(declared.get("copies", False)),
+        bool(declared.get("drafts", False)),
+        int(declared.get("heads", 0)),
     )
-    if said.get("mask_token_id") is None:
+    if declared.get("mask_token_id") is None:
         raise ValueError("the canvas of config.json has no mask_token_id")
-    mask_id, size = int(said["mask_token_id"]), config.vocab_size
+    mask_id, size = int(declared["mask_token_id"]), config.vocab_size
     named = {"mask_token_id": mask_id, "blank_token_id": ends.blank_id, "first_number_id": ends.first_number}
     if wrong := [name for name, token in named.items() if not 0 <= token < size]:
         raise ValueError(f"{wrong[0]} {named[wrong[0]]} is not in the vocabulary of {size}")

@@ -39,16 +39,16 @@ class GgufForm:
     """How GGUF files store the family: its name there, and the order of query and key rows.
 
     With ``interleaved`` two rows that rotate together are neighbours; else they are half a head apart, as on the Hub.
-    ``keys`` maps the architecture's own keys to their names in config.json, ``names`` those tensors of a layer that
-    differ from Llama's to the decoder's names. ``said`` adds fields of config.json that the family's files leave out;
-    it gets the names of the file's tensors. The keys in ``lists`` may have one number per layer.
+    ``keys`` maps the architecture's own keys to their names in config.json. ``names`` maps tensors of a layer, where
+    they differ from Llama's, to the decoder's names. ``normalize`` adds fields of config.json that the family's files
+    leave out; it gets the names of the file's tensors. The keys in ``lists`` may have one number per layer.
     """
 
     name: str
     interleaved: bool = False
     keys: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
-    said: Callable[[Json, DecoderConfig, Collection[str]], Json] = lambda raw, config, tensors: raw
+    normalize: Callable[[Json, DecoderConfig, Collection[str]], Json] = lambda raw, config, tensors: raw
     lists: tuple[str, ...] = ()
     truncate: bool = True
     """Whether the ends of yarn's ramp are rounded; no key of the file says so."""
@@ -59,7 +59,7 @@ class Family:
     """An architecture: its properties that config.json has no field for, and its names of weights.
 
     ``names`` maps parts of weight names to Llama's, which the decoder uses; ``prefixes`` are replaced first.
-    ``norm_offset`` is added to the checkpoint's norm weights. ``said`` translates config.json to Llama's names.
+    ``norm_offset`` is added to the checkpoint's norm weights. ``normalize`` translates config.json to Llama's names.
     ``keys`` are the family's own keys of config.json that change the arithmetic. ``left_out`` are prefixes of tensors
     that text does not need, in which ``{layers}`` stands for the number of layers. ``rotated`` is the share of a head
     that is rotated. ``interleaved``: query and key rows that rotate together are neighbours.
@@ -77,7 +77,7 @@ class Family:
     rotated: float = 1.0
     activation: str = "silu"
     complete: Complete = lambda raw, config, usual: with_layers(config, usual, [None] * config.num_layers)
-    said: Callable[[Json], Json] = lambda raw: raw
+    normalize: Callable[[Json], Json] = lambda raw: raw
     keys: tuple[str, ...] = ()
     prefixes: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
@@ -143,15 +143,15 @@ def rope_by_type(raw: Json) -> Json:
 
     The base of sliding attention becomes ``rope_local_base_freq``. Raises UnsupportedModel if it is scaled, too.
     """
-    said = raw.get("rope_parameters")
-    if not isinstance(said, Mapping) or "full_attention" not in said:
+    declared = raw.get("rope_parameters")
+    if not isinstance(declared, Mapping) or "full_attention" not in declared:
         return raw
-    local = said.get("sliding_attention") or {}
+    local = declared.get("sliding_attention") or {}
     kind = local.get("rope_type", "default")
     if kind != "default":
         raise UnsupportedModel(f"positions of sliding layers scaled by {kind!r:.40} are not supported")
     return {
         **raw,
-        "rope_parameters": said["full_attention"],
+        "rope_parameters": declared["full_attention"],
         "rope_local_base_freq": local.get("rope_theta", raw.get("rope_local_base_freq")),
     }

@@ -91,8 +91,8 @@ def _scale_of_files(raw: Json, config: DecoderConfig, tensors: Collection[str]) 
 
 def _text(raw: Json) -> Json:
     """The text model's part of config.json."""
-    said = {"torch_dtype": raw.get("torch_dtype"), **raw.get("text_config", {})}
-    return rope_by_type({**_USUAL_TEXT, **said})
+    declared = {"torch_dtype": raw.get("torch_dtype"), **raw.get("text_config", {})}
+    return rope_by_type({**_USUAL_TEXT, **declared})
 
 
 GEMMA = Family(
@@ -113,7 +113,7 @@ GEMMA2 = replace(
     complete=_gemma2,
     keys=("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window_size"),
     names=POST_NORMS,
-    gguf=GgufForm("gemma2", keys=_OF_FILES, said=_scale_of_files),
+    gguf=GgufForm("gemma2", keys=_OF_FILES, normalize=_scale_of_files),
 )
 GEMMA3 = replace(
     GEMMA2,
@@ -123,15 +123,17 @@ GEMMA3 = replace(
     qk_norm=True,
     rope_theta=1_000_000.0,
     complete=_gemma3,
-    said=rope_by_type,
+    normalize=rope_by_type,
     keys=(*GEMMA2.keys, "rope_local_base_freq", "sliding_window_pattern"),
-    gguf=GgufForm("gemma3", keys={**_OF_FILES, "rope.freq_base_swa": "rope_local_base_freq"}, said=_scale_of_files),
+    gguf=GgufForm(
+        "gemma3", keys={**_OF_FILES, "rope.freq_base_swa": "rope_local_base_freq"}, normalize=_scale_of_files
+    ),
 )
 GEMMA3_IMAGES = replace(
     GEMMA3,
     architecture="Gemma3ForConditionalGeneration",
     models="Gemma 3 4B to 27B",
-    said=_text,
+    normalize=_text,
     prefixes=TEXT_PREFIXES,
     left_out=IMAGES,
     gguf=None,

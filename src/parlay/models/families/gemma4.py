@@ -36,30 +36,30 @@ _OF_LAYERS = ("head_dim", "num_key_value_heads")
 
 def _text(raw: Json) -> Json:
     """The text model's part of config.json, with the rotary parameters of sliding layers as its own."""
-    said = {**_USUAL, "torch_dtype": raw.get("torch_dtype"), **raw.get("text_config", raw)}
-    if said.get("use_bidirectional_attention") == "vision":  # only within an image
-        said["use_bidirectional_attention"] = None
-    ropes = said.get("rope_parameters") or {}
+    declared = {**_USUAL, "torch_dtype": raw.get("torch_dtype"), **raw.get("text_config", raw)}
+    if declared.get("use_bidirectional_attention") == "vision":  # only within an image
+        declared["use_bidirectional_attention"] = None
+    ropes = declared.get("rope_parameters") or {}
     local = dict(ropes.get("sliding_attention") or {})
     if local.pop("partial_rotary_factor", 1.0) != 1:
         raise UnsupportedModel("Gemma 4: sliding layers that turn heads in part are not supported")
-    said["rope_parameters"] = {"rope_type": "default", "rope_theta": 10_000.0, **local}
-    said["full_rope"] = ropes.get("full_attention") or _FULL_ROPE
-    return said
+    declared["rope_parameters"] = {"rope_type": "default", "rope_theta": 10_000.0, **local}
+    declared["full_rope"] = ropes.get("full_attention") or _FULL_ROPE
+    return declared
 
 
-def _proportional(said: Mapping[str, Any], head_dim: int) -> RopeConfig:
+def _proportional(declared: Mapping[str, Any], head_dim: int) -> RopeConfig:
     """Rotary parameters of full layers: a share of the pairs rotates, each at the frequency that it would have if all
     did."""
-    kind, theta = said.get("rope_type", "default"), float(said.get("rope_theta", _FULL_ROPE["rope_theta"]))
+    kind, theta = declared.get("rope_type", "default"), float(declared.get("rope_theta", _FULL_ROPE["rope_theta"]))
     if kind not in ("default", "proportional"):
         raise UnsupportedModel(f"Gemma 4: positions of full layers scaled by {kind!r:.40} are not supported")
     if kind == "default":
-        if (said.get("partial_rotary_factor") or 1.0, said.get("factor") or 1.0) != (1.0, 1.0):
+        if (declared.get("partial_rotary_factor") or 1.0, declared.get("factor") or 1.0) != (1.0, 1.0):
             raise UnsupportedModel("Gemma 4: positions of full layers that turn heads in part must be 'proportional'")
         return RopeConfig(theta=theta)
-    turning = int(float(said.get("partial_rotary_factor", 1.0)) * head_dim // 2)
-    divisors = [float(said.get("factor", 1.0))] * turning + [_NEVER] * (head_dim // 2 - turning)
+    turning = int(float(declared.get("partial_rotary_factor", 1.0)) * head_dim // 2)
+    divisors = [float(declared.get("factor", 1.0))] * turning + [_NEVER] * (head_dim // 2 - turning)
     return RopeConfig(theta=theta, kind="divided", divisors=tuple(divisors))
 
 
@@ -68,10 +68,10 @@ def _heads_of(raw: Json, layer: int, slides: bool) -> tuple[int, int]:
     own = raw.get("per_layer_config")
     count, size = int(raw["num_key_value_heads"]), int(raw["head_dim"])
     if own is not None:
-        said = own.get(str(layer), own.get(layer)) or {}
-        if strange := [name for name in said if name not in _OF_LAYERS]:
+        declared = own.get(str(layer), own.get(layer)) or {}
+        if strange := [name for name in declared if name not in _OF_LAYERS]:
             raise UnsupportedModel(f"Gemma 4: per_layer_config with {strange[0]!s:.40} is not supported")
-        return int(said.get("num_key_value_heads", count)), int(said.get("head_dim", size))
+        return int(declared.get("num_key_value_heads", count)), int(declared.get("head_dim", size))
     if slides:
         return count, size
     if raw.get("attention_k_eq_v"):
@@ -214,7 +214,7 @@ GEMMA4 = Family(
     tie_embeddings=True,
     activation="gelu_pytorch_tanh",
     complete=_gemma4,
-    said=_text,
+    normalize=_text,
     keys=(
         *("final_logit_softcapping", "full_rope", "per_layer_config", "global_head_dim", "num_global_key_value_heads"),
         *("attention_k_eq_v", "num_kv_shared_layers", "use_double_wide_mlp", "enable_moe_block", "num_experts"),
@@ -252,7 +252,7 @@ GEMMA4 = Family(
             "expert_used_count": "top_k_experts",
             "expert_feed_forward_length": "moe_intermediate_size",
         },
-        said=_of_files,
+        normalize=_of_files,
         lists=("attention.head_count_kv", "feed_forward_length"),
     ),
 )

@@ -52,7 +52,7 @@ MISTRAL_IMAGES = replace(
     MISTRAL,
     architecture="Mistral3ForConditionalGeneration",
     models="Mistral Small 3.1 and 3.2",
-    said=lambda raw: {"torch_dtype": raw.get("torch_dtype"), **raw.get("text_config", {})},
+    normalize=lambda raw: {"torch_dtype": raw.get("torch_dtype"), **raw.get("text_config", {})},
     prefixes=TEXT_PREFIXES,
     left_out=IMAGES,
     note="text alone; GGUF files call themselves llama",

@@ -53,11 +53,11 @@ OLMO3 = replace(
     note="",
     rope_theta=500_000.0,
     complete=_olmo3,
-    said=rope_by_type,
+    normalize=rope_by_type,
     keys=("rope_local_base_freq",),
     gguf=GgufForm(
         "olmo2",
         keys={"attention.sliding_window": "sliding_window", "rope.freq_base_swa": "rope_local_base_freq"},
-        said=_of_files,
+        normalize=_of_files,
     ),
 )

@@ -66,8 +66,8 @@ def _normalized(raw: Json, config: DecoderConfig, tensors: Collection[str]) -> J
 
 
 def _scone(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
-    said = raw["ngrams"]
-    form = NgramForm(int(said["longest"]), int(said["count"]), str(said["fingerprint"]))
+    ngrams = raw["ngrams"]
+    form = NgramForm(int(ngrams["longest"]), int(ngrams["count"]), str(ngrams["fingerprint"]))
     if not 2 <= form.longest <= LONGEST_NGRAM or form.count < 1:
         raise ValueError(
             f"ngrams has {form.count} n-grams of up to {form.longest} tokens: 1 or more, of 2 to {LONGEST_NGRAM} each"
@@ -148,7 +148,7 @@ QWEN3_MOE = replace(
         "num_local_experts",
         "use_qk_norm",
     ),
-    gguf=GgufForm("qwen3moe", keys=_OF_FILES, said=_normalized),
+    gguf=GgufForm("qwen3moe", keys=_OF_FILES, normalize=_normalized),
 )
 SCONE = replace(
     QWEN3,

@@ -72,7 +72,7 @@ def config_of(directory: Path, raw: Json, architecture: str, longest: int = 0) -
         why = ELSEWHERE.get(architecture, "no family of Parlay's decoder; parlay models --families lists them")
         raise UnsupportedModel(f"{architecture}: {why}")
     try:
-        config = _decoder(family.said(raw), family, _eos_ids(directory, raw), longest)
+        config = _decoder(family.normalize(raw), family, _eos_ids(directory, raw), longest)
     except KeyError as missing:
         raise UnsupportedModel(f"{architecture}: config.json has no {missing.args[0]}") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
@@ -214,42 +214,42 @@ def _is_on(key: str, value: object) -> bool:
 
 def _rope(raw: Json, family: Family, max_context: int, head_dim: int, longest: int) -> RopeConfig:
     """Read ``rope_parameters`` (transformers 5), or ``rope_theta`` with ``rope_scaling`` (earlier versions)."""
-    said: Json = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    share = said.get("partial_rotary_factor", raw.get("partial_rotary_factor", family.rotated))
+    declared: Json = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    share = declared.get("partial_rotary_factor", raw.get("partial_rotary_factor", family.rotated))
     rotated = int(head_dim * float(1.0 if share is None else share))
-    scaled = _scaled(raw, said, family, max_context, longest)
+    scaled = _scaled(raw, declared, family, max_context, longest)
     return replace(scaled, rotated=0 if rotated == head_dim else rotated)
 
 
-def _scaled(raw: Json, said: Json, family: Family, max_context: int, longest: int) -> RopeConfig:
-    theta = float(said.get("rope_theta") or raw.get("rope_theta") or family.rope_theta)
-    kind = said.get("rope_type") or said.get("type") or "default"
+def _scaled(raw: Json, declared: Json, family: Family, max_context: int, longest: int) -> RopeConfig:
+    theta = float(declared.get("rope_theta") or raw.get("rope_theta") or family.rope_theta)
+    kind = declared.get("rope_type") or declared.get("type") or "default"
     if kind == "default":
         return RopeConfig(theta=theta)
     if kind == "linear":
-        return RopeConfig(theta=theta, kind="linear", factor=float(said["factor"]))
-    original = raw.get("original_max_position_embeddings") or said.get("original_max_position_embeddings")
+        return RopeConfig(theta=theta, kind="linear", factor=float(declared["factor"]))
+    original = raw.get("original_max_position_embeddings") or declared.get("original_max_position_embeddings")
     original_context = int(original or max_context)
     if kind == "llama3":
         return RopeConfig(
             theta=theta,
             kind="llama3",
-            factor=float(said["factor"]),
+            factor=float(declared["factor"]),
             original_max_context=original_context,
-            low_freq_factor=float(said["low_freq_factor"]),
-            high_freq_factor=float(said["high_freq_factor"]),
+            low_freq_factor=float(declared["low_freq_factor"]),
+            high_freq_factor=float(declared["high_freq_factor"]),
         )
     if kind == "yarn":
-        return _yarn(said, theta, original_context, max_context)
+        return _yarn(declared, theta, original_context, max_context)
     if kind in ("longrope", "su"):
-        return _longrope(said, theta, original_context, max_context, longest > original_context)
+        return _longrope(declared, theta, original_context, max_context, longest > original_context)
     raise UnsupportedModel(f"{family.architecture}: rope type {kind!r} is not supported by the native decoder")
 
 
-def _longrope(said: Json, theta: float, original_context: int, max_context: int, long: bool) -> RopeConfig:
+def _longrope(declared: Json, theta: float, original_context: int, max_context: int, long: bool) -> RopeConfig:
     """longrope's factors: those for texts that fit the original context, or, if ``long``, those for long texts."""
-    factor = float(said.get("factor") or max_context / original_context)
-    attention_factor = said.get("attention_factor")
+    factor = float(declared.get("factor") or max_context / original_context)
+    attention_factor = declared.get("attention_factor")
     if attention_factor is None:
         attention_factor = longrope_attention_factor(factor, original_context)
     return RopeConfig(
@@ -257,7 +257,7 @@ def _longrope(said: Json, theta: float, original_context: int, max_context: int,
         kind="divided",
         original_max_context=original_context,
         attention_factor=float(attention_factor),
-        divisors=tuple(map(float, said["long_factor" if long else "short_factor"])),
+        divisors=tuple(map(float, declared["long_factor" if long else "short_factor"])),
     )
 
 
@@ -267,19 +267,19 @@ def longrope_attention_factor(factor: float, original_context: int) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(original_context)) if factor > 1 else 1.0
 
 
-def _yarn(said: Json, theta: float, original_context: int, max_context: int) -> RopeConfig:
-    factor = float(said.get("factor") or max_context / original_context)
-    attention_factor = said.get("attention_factor")
+def _yarn(declared: Json, theta: float, original_context: int, max_context: int) -> RopeConfig:
+    factor = float(declared.get("factor") or max_context / original_context)
+    attention_factor = declared.get("attention_factor")
     if attention_factor is None:
-        attention_factor = yarn_attention_factor(factor, said.get("mscale"), said.get("mscale_all_dim"))
-    truncate = said.get("truncate")
+        attention_factor = yarn_attention_factor(factor, declared.get("mscale"), declared.get("mscale_all_dim"))
+    truncate = declared.get("truncate")
     return RopeConfig(
         theta=theta,
         kind="yarn",
         factor=factor,
         original_max_context=original_context,
-        beta_fast=float(said.get("beta_fast") or 32),
-        beta_slow=float(said.get("beta_slow") or 1),
+        beta_fast=float(declared.get("beta_fast") or 32),
+        beta_slow=float(declared.get("beta_slow") or 1),
         attention_factor=float(attention_factor),
         truncate=True if truncate is None else bool(truncate),
     )
@@ -299,7 +299,7 @@ def _eos_ids(directory: Path, raw: Json) -> tuple[int, ...]:
     path = directory / "generation_config.json"
     places = (read_json(path) if path.exists() else {}, raw, raw.get("text_config"))
     named = [place["eos_token_id"] for place in places if isinstance(place, Mapping) and "eos_token_id" in place]
-    said = next((each for each in named if each is not None), None)
-    if said is None:
+    declared = next((each for each in named if each is not None), None)
+    if declared is None:
         return ()
-    return tuple(map(int, said)) if isinstance(said, list) else (int(said),)
+    return tuple(map(int, declared)) if isinstance(declared, list) else (int(declared),)

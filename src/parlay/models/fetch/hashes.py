@@ -49,7 +49,7 @@ def _stamp(place: Path) -> str:
 
 def _remember(file: Path, place: str, line: str) -> None:
     with one_writer(file.parent), suppress(OSError):
-        kept = {name: said for name, said in _read(file).items() if name != place}
+        kept = {name: entries for name, entries in _read(file).items() if name != place}
         newest = [*kept.items(), (place, line)][-_MOST:]
         with written_whole(file, mode=0o600) as part:
             part.write_text(json.dumps(dict(newest), indent=1), encoding="utf-8")
@@ -58,7 +58,7 @@ def _remember(file: Path, place: str, line: str) -> None:
 def _read(file: Path) -> Mapping[str, str]:
     """Read the cache; empty if it is missing or damaged."""
     with suppress(OSError, ValueError, RecursionError):
-        said = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(said, dict):
-            return {name: line for name, line in said.items() if isinstance(line, str)}
+        entries = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(entries, dict):
+            return {name: line for name, line in entries.items() if isinstance(line, str)}
     return {}

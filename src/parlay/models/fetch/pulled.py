@@ -153,10 +153,10 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
     code, errors = _run(command, folder / "errors.txt", progress)
     found = sorted(folder.glob("*.whl"))
     if code or len(found) != 1:
-        said, reason = f"pip can't get {wheel.project} {wheel.version}", _reason(errors)
+        failure, reason = f"pip can't get {wheel.project} {wheel.version}", _reason(errors)
         if any(full in reason for full in _FULL):
-            raise NoRoom(f"{said} ({reason}): set TMPDIR to a folder that takes {wheel.megabytes}")
-        raise NotPulled(f"{said}: {reason}")
+            raise NoRoom(f"{failure} ({reason}): set TMPDIR to a folder that takes {wheel.megabytes}")
+        raise NotPulled(f"{failure}: {reason}")
     if hash_of(found[0]) != wheel.sha256:
         raise NotPulled(f"{found[0].name} has another hash than {wheel.project} {wheel.version}: it was not used")
     return found[0]
@@ -200,8 +200,8 @@ def _reason(errors: str) -> str:
     """The first error in one line; if pip itself crashed, the last line of its traceback."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     reasons = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    told = [reason for reason in reasons if reason != "Exception:"]
-    return next(iter([*told, *lines[-1:]]), "it does not say why")
+    informative = [reason for reason in reasons if reason != "Exception:"]
+    return next(iter([*informative, *lines[-1:]]), "it does not say why")
 
 
 def _unpack(wheel_path: Path, wheel: Wheel, path: Path) -> None:

@@ -135,8 +135,8 @@ def family_of(keys: Mapping[str, Value]) -> Family:
 
 def original_context(keys: Mapping[str, Value]) -> int:
     """The context length before positions were scaled; 0 if the file does not say."""
-    said = keys.get(f"{keys.get('general.architecture')}.rope.scaling.original_context_length", 0)
-    return said if isinstance(said, int) else 0
+    declared = keys.get(f"{keys.get('general.architecture')}.rope.scaling.original_context_length", 0)
+    return declared if isinstance(declared, int) else 0
 
 
 def decoder_config(keys: Mapping[str, Value], tensors: Tensors, factors: RopeFactors) -> DecoderConfig:
@@ -183,17 +183,17 @@ def _completed(name: str, mine: _Keys, tensors: Tensors, family: Family, config:
     """Complete the config with the family's own keys, read as its config.json would be."""
     form = family.gguf
     assert form is not None, "families of files have one"
-    said = mine.names()
-    own: dict[str, object] = {ours: said[key] for key, ours in form.keys.items() if key in said}
-    if PATTERN in said:
-        own["layer_types"] = _layer_types(said[PATTERN], config.num_layers)
+    declared = mine.names()
+    own: dict[str, object] = {ours: declared[key] for key, ours in form.keys.items() if key in declared}
+    if PATTERN in declared:
+        own["layer_types"] = _layer_types(declared[PATTERN], config.num_layers)
     try:
         usual = replace(
             config.llama,
             activation=ACTIVATIONS[family.activation],
             out_bias="blk.0.attn_output.bias" in tensors,
         )
-        complete = family.complete(form.said(own, config, tensors.keys()), config, usual)
+        complete = family.complete(form.normalize(own, config, tensors.keys()), config, usual)
         check_forms(f"the keys of {name}", complete)
     except UnsupportedModel:
         raise
@@ -266,8 +266,8 @@ def _refuse_unknown(architecture: str, names: Mapping[str, Value], family: Famil
         if name in read or (name in neutral and value == neutral[name]):
             continue
         key = f"{architecture}.{name}"
-        told = f"{value!r:.40}" if not isinstance(value, Strings) else "a list"
-        raise UnsupportedModel(f"the key {some([key])} ({told}) is not supported by the native decoder")
+        shown = f"{value!r:.40}" if not isinstance(value, Strings) else "a list"
+        raise UnsupportedModel(f"the key {some([key])} ({shown}) is not supported by the native decoder")
 
 
 def _head_dim(mine: _Keys, default: int) -> int:
@@ -292,8 +292,8 @@ def _rope(
     if rotated % 2 or rotated > head_dim:
         raise BadGguf(f"positions rotate {rotated} numbers: expected an even number up to {head_dim}")
     theta = mine.number("rope.freq_base", 10_000.0)
-    said = mine.names()
-    kind = said.get("rope.scaling.type", "linear" if "rope.scale_linear" in said else "none")
+    declared = mine.names()
+    kind = declared.get("rope.scaling.type", "linear" if "rope.scale_linear" in declared else "none")
     if factors.divisors:
         if kind not in ("none", "longrope"):
             raise UnsupportedModel(f"{name}: {factors.name} together with rope scaling {kind!r:.40} is not supported")

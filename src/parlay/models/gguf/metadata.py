@@ -53,8 +53,8 @@ def gguf_form(config: DecoderConfig) -> GgufForm:
     if config.is_uneven:
         raise UnsupportedModel(f"{config.architecture}: no GGUF file is written of layers that differ")
     if config.rope.kind == "yarn" and config.rope.truncate != form.truncate:
-        said = str(config.rope.truncate).lower()
-        raise UnsupportedModel(f"{config.architecture}: no key of GGUF says truncate={said} of yarn positions")
+        fields = str(config.rope.truncate).lower()
+        raise UnsupportedModel(f"{config.architecture}: no key of GGUF says truncate={fields} of yarn positions")
     return form
 
 
@@ -120,7 +120,7 @@ def shape_keys(config: DecoderConfig, raw: Json | None = None, *, patterned: boo
     name = form.name
     if raw is None and (form.names or config.rope.rotated or any(layer != config.llama for layer in config.forms)):
         raise UnsupportedModel(f"{config.architecture}: without a config.json only Llama's layers can be written")
-    said: dict[str, KeyValue] = {
+    fields: dict[str, KeyValue] = {
         "block_count": config.num_layers,
         "context_length": config.max_context,
         "embedding_length": config.hidden_size,
@@ -138,13 +138,13 @@ def shape_keys(config: DecoderConfig, raw: Json | None = None, *, patterned: boo
     }
     experts = next((layer.experts for layer in config.forms if layer.experts is not None), None)
     if experts is not None:
-        said |= {"expert_count": experts.count, "expert_used_count": experts.chosen}
+        fields |= {"expert_count": experts.count, "expert_used_count": experts.chosen}
     if patterned:
-        said[PATTERN] = [layer.window is not None for layer in config.forms]
+        fields[PATTERN] = [layer.window is not None for layer in config.forms]
     if config.canvas is not None:
-        said["attention.causal"] = False
+        fields["attention.causal"] = False
     general: dict[str, KeyValue] = {"general.architecture": name, "general.type": "model"}
-    keys = general | {f"{name}.{key}": value for key, value in said.items()}
+    keys = general | {f"{name}.{key}": value for key, value in fields.items()}
     if config.canvas is not None:
         keys["tokenizer.ggml.mask_token_id"] = config.canvas.mask_id
         keys["diffusion.shift_logits"] = config.canvas.shift
@@ -163,8 +163,8 @@ def _own_keys(form: GgufForm, raw: Json) -> dict[str, KeyValue]:
 
 def _rope_keys(rope: RopeConfig) -> dict[str, KeyValue]:
     if rope.kind == "divided" and rope.original_max_context:
-        said = {"rope.scaling.original_context_length": rope.original_max_context}
-        return {**said, "rope.scaling.attn_factor": float(rope.attention_factor)}
+        fields = {"rope.scaling.original_context_length": rope.original_max_context}
+        return {**fields, "rope.scaling.attn_factor": float(rope.attention_factor)}
     if rope.kind not in ("linear", "yarn"):
         return {}
     keys: dict[str, KeyValue] = {"rope.scaling.type": rope.kind, "rope.scaling.factor": float(rope.factor)}
@@ -182,8 +182,8 @@ def rope_factors(config: DecoderConfig, raw: Json | None = None) -> dict[str, li
     """Tensors of frequency divisors by name, for the kinds of positions that need them."""
     if config.rope.kind not in _DIVIDED:
         return {}
-    said = (raw or {}).get("rope_parameters") or (raw or {}).get("rope_scaling") or {}
-    longer = said.get("long_factor") if isinstance(said, Mapping) else None
+    fields = (raw or {}).get("rope_parameters") or (raw or {}).get("rope_scaling") or {}
+    longer = fields.get("long_factor") if isinstance(fields, Mapping) else None
     if longer is not None:
         return {SHORT_FACTORS: list(config.rope.divisors), LONG_FACTORS: [float(number) for number in longer]}
     turned = config.rope.rotated or config.head_dim

@@ -96,7 +96,7 @@ def _between(file: BinaryIO, begin: int, end: int) -> bytes:
 
 def _of_folder(folder: Path) -> Source:
     config = read_any_config(folder)
-    raw = FAMILIES[config.architecture].said(read_json(folder / "config.json"))
+    raw = FAMILIES[config.architecture].normalize(read_json(folder / "config.json"))
     tensors = gguf_tensors(config, load_tensors(folder, config), raw)
     keys = folder_keys(config, raw, {name: tuple(weight.shape) for name, weight in tensors.items()})
     keys |= {"general.name": folder.resolve().name, **tokenizer_keys(folder, config.vocab_size, config.eos_ids)}

@@ -131,8 +131,8 @@ def build(keys: Mapping[str, Value]) -> Tokenizer:
     """Build the tokenizer that the keys describe. Raises ValueError, in one line, if that fails."""
     kind = keys.get(TOKENIZER + "model")
     if kind not in _BUILDERS:
-        told = "none" if kind is None else f"of the kind {kind!r:.40}"
-        raise ValueError(f"its tokenizer is {told}, which Parlay can't make: {_INSTEAD}")
+        shown = "none" if kind is None else f"of the kind {kind!r:.40}"
+        raise ValueError(f"its tokenizer is {shown}, which Parlay can't make: {_INSTEAD}")
     tokens = _strings(keys, "tokens")
     if len(set(tokens)) < len(tokens):
         raise ValueError(f"tokens occur twice in {TOKENIZER}tokens: {_INSTEAD}")
@@ -151,8 +151,8 @@ def _byte_level(keys: Mapping[str, Value], tokens: list[str], types: list[int]) 
     name = keys.get(TOKENIZER + "pre")
     splitting = SPLITTINGS.get(str(name))
     if splitting is None:
-        told = "missing" if name is None else f"{name!r:.40}, which Parlay does not know"
-        raise ValueError(f"the key {TOKENIZER}pre is {told}: {_INSTEAD}")
+        shown = "missing" if name is None else f"{name!r:.40}, which Parlay does not know"
+        raise ValueError(f"the key {TOKENIZER}pre is {shown}: {_INSTEAD}")
     merges = [_pair(merge) for merge in _strings(keys, "merges")]
     tokenizer = _pairs(tokens, merges, ignore_merges=splitting.whole_words)
     if splitting.composed:

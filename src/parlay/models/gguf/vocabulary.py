@@ -26,7 +26,7 @@ _PROBE = (
 """A text in many scripts on which the written tokenizer must agree with the folder's."""
 _ENDS = ("eot", "eom")
 """Keys for end tokens besides the tokenizer's own."""
-Said = Mapping[str, Any]
+Json = Mapping[str, Any]
 
 
 def tokenizer_keys(folder: Path, vocab_size: int, eos_ids: Sequence[int]) -> dict[str, KeyValue]:
@@ -37,21 +37,21 @@ def tokenizer_keys(folder: Path, vocab_size: int, eos_ids: Sequence[int]) -> dic
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ParlayError(f"{folder} has no tokenizer.json: save the model's tokenizer with transformers there")
-    said = read_json(path)
+    tokenizer_json = read_json(path)
     try:
-        return _keys(folder, said, vocab_size, eos_ids)
+        return _keys(folder, tokenizer_json, vocab_size, eos_ids)
     except (ValueError, KeyError, TypeError) as error:
         reason = error if isinstance(error, ValueError) else f"a part of it is not as expected ({error!r:.60})"
         raise ParlayError(f"the tokenizer {path} can't be written into a GGUF file: {reason}") from None
 
 
-def _keys(folder: Path, said: Said, vocab_size: int, eos_ids: Sequence[int]) -> dict[str, KeyValue]:
-    model = said["model"]
+def _keys(folder: Path, tokenizer_json: Json, vocab_size: int, eos_ids: Sequence[int]) -> dict[str, KeyValue]:
+    model = tokenizer_json["model"]
     if model.get("type") != "BPE":
         raise ValueError(f"it is of the kind {model.get('type')!r:.40}, not BPE")
-    tokens, types = _tokens(said, vocab_size)
+    tokens, types = _tokens(tokenizer_json, vocab_size)
     keys: dict[str, KeyValue] = {_KEY + "tokens": tokens, _KEY + "token_type": types}
-    keys |= _sentence_piece(said, tokens) if model.get("byte_fallback") else _byte_level(said)
+    keys |= _sentence_piece(tokenizer_json, tokens) if model.get("byte_fallback") else _byte_level(tokenizer_json)
     loaded = load_tokenizer(folder)
     numbers = {token: number for number, token in enumerate(tokens)}
     keys |= _special_ids(loaded.special_tokens_map, numbers, eos_ids)
@@ -62,9 +62,9 @@ def _keys(folder: Path, said: Said, vocab_size: int, eos_ids: Sequence[int]) -> 
     return _agreeing(Backend.from_file(str(folder / "tokenizer.json")), keys)
 
 
-def _tokens(said: Said, vocab_size: int) -> tuple[list[str], list[int]]:
+def _tokens(tokenizer_json: Json, vocab_size: int) -> tuple[list[str], list[int]]:
     """All tokens by id, with their types; unused ids get a name that no text produces."""
-    model, added = said["model"], {token["id"]: token for token in said.get("added_tokens", ())}
+    model, added = tokenizer_json["model"], {token["id"]: token for token in tokenizer_json.get("added_tokens", ())}
     names: dict[int, str] = {number: token for token, number in model["vocab"].items()}
     names |= {number: token["content"] for number, token in added.items()}
     if max(names) >= vocab_size:
@@ -82,10 +82,10 @@ def _tokens(said: Said, vocab_size: int) -> tuple[list[str], list[int]]:
     return tokens, types
 
 
-def _byte_level(said: Said) -> dict[str, KeyValue]:
-    model, parts = said["model"], list(_parts(said.get("pre_tokenizer")))
+def _byte_level(tokenizer_json: Json) -> dict[str, KeyValue]:
+    model, parts = tokenizer_json["model"], list(_parts(tokenizer_json.get("pre_tokenizer")))
     expressions = tuple(expression for part in parts for expression in _expressions(part))
-    composed = [part.get("type") for part in _parts(said.get("normalizer"))]
+    composed = [part.get("type") for part in _parts(tokenizer_json.get("normalizer"))]
     if composed not in ([], ["NFC"]):
         raise ValueError(f"its normalizer is {composed!r:.60}")
     fitting = [
@@ -101,18 +101,18 @@ def _byte_level(said: Said) -> dict[str, KeyValue]:
     return {_KEY + "model": "gpt2", _KEY + "pre": fitting[0], _KEY + "merges": merges}
 
 
-def _parts(said: Said | None) -> Iterator[Said]:
+def _parts(tokenizer_json: Json | None) -> Iterator[Json]:
     """The steps of a normalizer or pre-tokenizer, with sequences flattened."""
-    if said is None:
+    if tokenizer_json is None:
         return
-    if said.get("type") != "Sequence":
-        yield said
+    if tokenizer_json.get("type") != "Sequence":
+        yield tokenizer_json
         return
-    for part in said.get("pretokenizers", said.get("normalizers", ())):
+    for part in tokenizer_json.get("pretokenizers", tokenizer_json.get("normalizers", ())):
         yield from _parts(part)
 
 
-def _expressions(part: Said) -> tuple[str, ...]:
+def _expressions(part: Json) -> tuple[str, ...]:
     """The regular expressions with which a step splits text."""
     kind = part.get("type")
     if kind == "ByteLevel" and not part.get("add_prefix_space"):
@@ -124,13 +124,13 @@ def _expressions(part: Said) -> tuple[str, ...]:
     raise ValueError(f"GGUF has no words for its step {kind!r:.40}")
 
 
-def _sentence_piece(said: Said, tokens: Sequence[str]) -> dict[str, KeyValue]:
+def _sentence_piece(tokenizer_json: Json, tokens: Sequence[str]) -> dict[str, KeyValue]:
     """Keys of SentencePiece: scores fall in merge order, and a token that no merge produces has the lowest."""
-    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in said["model"]["merges"]]
+    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in tokenizer_json["model"]["merges"]]
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(merges):
         ranks.setdefault(left + right, rank)
-    steps = [*_parts(said.get("normalizer")), *_parts(said.get("pre_tokenizer"))]
+    steps = [*_parts(tokenizer_json.get("normalizer")), *_parts(tokenizer_json.get("pre_tokenizer"))]
     before = any(
         step.get("type") == "Prepend" or (step.get("type") == "Metaspace" and step.get("prepend_scheme") != "never")
         for step in steps
@@ -145,8 +145,8 @@ def _sentence_piece(said: Said, tokens: Sequence[str]) -> dict[str, KeyValue]:
 
 def _special_ids(special: Mapping[str, str], numbers: Mapping[str, int], eos_ids: Sequence[int]) -> dict[str, KeyValue]:
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    said = {short: str(special[name]) for name, short in named.items() if special.get(name)}
-    found = {short: numbers[token] for short, token in said.items() if token in numbers}
+    tokenizer_json = {short: str(special[name]) for name, short in named.items() if special.get(name)}
+    found = {short: numbers[token] for short, token in tokenizer_json.items() if token in numbers}
     ends = [number for number in eos_ids if number != found.get("eos")]
     if "eos" not in found and ends:
         found["eos"] = ends.pop(0)

@@ -220,8 +220,8 @@ class LlamaContext(Context):
     def _number(self, key: str) -> int:
         """A numeric key of the model's architecture; 0 if it is missing."""
         architecture = self._said("general.architecture")
-        said = self._said(f"{architecture}.{key}")
-        return int(said) if said.isdigit() else 0
+        text = self._said(f"{architecture}.{key}")
+        return int(text) if text.isdigit() else 0
 
     def _said(self, key: str) -> str:
         text = ctypes.create_string_buffer(256)

@@ -254,14 +254,14 @@ def _loaded(folder: Path, name: str) -> tuple[nn.Module, dict[str, Any]]:
 
 def _as_before(config: dict[str, Any]) -> dict[str, Any]:
     """Move ``rope_parameters`` of transformers 5 to the older keys, which mlx-lm reads."""
-    said = config.get("rope_parameters")
-    if not isinstance(said, dict) or "rope_theta" in config:
+    rope_fields = config.get("rope_parameters")
+    if not isinstance(rope_fields, dict) or "rope_theta" in config:
         return {}
-    rope = said.get("full_attention", said)
+    rope = rope_fields.get("full_attention", rope_fields)
     scaling = None if rope.get("rope_type", "default") == "default" else rope
     found = {"rope_theta": rope.get("rope_theta"), "rope_scaling": scaling}
     found["partial_rotary_factor"] = rope.get("partial_rotary_factor")
-    found["rope_local_base_freq"] = said.get("sliding_attention", {}).get("rope_theta")
+    found["rope_local_base_freq"] = rope_fields.get("sliding_attention", {}).get("rope_theta")
     return {key: value for key, value in found.items() if value is not None and key not in config}
 
 

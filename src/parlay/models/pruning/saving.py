@@ -23,9 +23,9 @@ _GONE = ("layer_types", "max_window_layers", "torch_dtype", "quantization_config
 """Keys that are dropped: lists of layers, the older name of dtype, and quantization."""
 
 
-def smaller(said: Json, config: DecoderConfig) -> dict[str, Any]:
+def smaller(fields: Json, config: DecoderConfig) -> dict[str, Any]:
     """A model's config.json ``said`` with the pruned numbers of layers and inner units."""
-    kept = {key: value for key, value in said.items() if key not in _GONE}
+    kept = {key: value for key, value in fields.items() if key not in _GONE}
     sizes = {"num_hidden_layers": config.num_layers, "intermediate_size": config.intermediate_size}
     return {**kept, **sizes, "dtype": "bfloat16"}
 
@@ -44,11 +44,11 @@ def described(config: DecoderConfig, source: Path) -> dict[str, Any]:
             "its numbers scaled: if it is a GGUF file, prune the folder that it was made from"
         )
     try:
-        said = config_json(config)
+        fields = config_json(config)
     except ValueError as error:
         raise ParlayError(f"{config.architecture}: {error}") from None
-    said |= {"rope_theta": config.rope.theta, "hidden_act": "silu"}
-    return {**said, "eos_token_id": list(config.eos_ids)} if config.eos_ids else said
+    fields |= {"rope_theta": config.rope.theta, "hidden_act": "silu"}
+    return {**fields, "eos_token_id": list(config.eos_ids)} if config.eos_ids else fields
 
 
 def save(folder: Path, config_said: Json, tensors: Mapping[str, Tensor], *, source: Path) -> None:

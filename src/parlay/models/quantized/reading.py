@@ -49,72 +49,72 @@ def scheme_of(directory: Path, raw: Json, of_family: Collection[str] = ()) -> Sc
 
     Raises UnsupportedModel for an unsupported method, ParlayError for an unsupported variant of a known one.
     """
-    said = raw.get("quantization_config") or raw.get("compression_config") or raw.get("quantization")
-    if said is None and (directory / "quantize_config.json").is_file():  # as early versions of AutoGPTQ wrote it
-        said = {"quant_method": "gptq", **read_json(directory / "quantize_config.json")}
-    if said is None:
+    declared = raw.get("quantization_config") or raw.get("compression_config") or raw.get("quantization")
+    if declared is None and (directory / "quantize_config.json").is_file():  # as early versions of AutoGPTQ wrote it
+        declared = {"quant_method": "gptq", **read_json(directory / "quantize_config.json")}
+    if declared is None:
         return None
-    if not isinstance(said, Mapping):
+    if not isinstance(declared, Mapping):
         raise ParlayError(f"{directory}: config.json's quantization_config is no object")
-    method = str(said.get("quant_method") or ("mlx" if "group_size" in said else "none"))
+    method = str(declared.get("quant_method") or ("mlx" if "group_size" in declared else "none"))
     if method in of_family:
         return None
     if method not in METHODS:
         raise UnsupportedModel(f"quant_method {method!r:.40} can't be read: {', '.join(METHODS)} can")
     try:
-        reason = _REFUSED[method](said)
-        grouping, own = _grouping(method, said), _own(said) if method == "mlx" else {}
-        block = _block(said)
+        reason = _REFUSED[method](declared)
+        grouping, own = _grouping(method, declared), _own(declared) if method == "mlx" else {}
+        block = _block(declared)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise ParlayError(f"{directory}: config.json's quantization_config can't be read: {error!r:.80}") from None
     if reason:
         raise ParlayError(f"{directory}: {method} {reason}")
-    named = {_PACKED_MXFP4: _PACKED_MXFP4, _FLOATS: _FP8}.get(str(said.get("format")), method)
+    named = {_PACKED_MXFP4: _PACKED_MXFP4, _FLOATS: _FP8}.get(str(declared.get("format")), method)
     return Scheme(named, grouping, own, block)
 
 
-def _grouping(method: str, said: Json) -> Grouping:
-    size = int(said.get("group_size", 128 if method in ("awq", "gptq") else -1) or -1)
+def _grouping(method: str, declared: Json) -> Grouping:
+    size = int(declared.get("group_size", 128 if method in ("awq", "gptq") else -1) or -1)
     if size != -1 and size < 1:
         raise ValueError(f"group_size {size}")
-    version_1 = method == "gptq" and said.get("checkpoint_format", "gptq") != "gptq_v2"
+    version_1 = method == "gptq" and declared.get("checkpoint_format", "gptq") != "gptq_v2"
     return Grouping(size, zero_offset=int(version_1))
 
 
-def _block(said: Json) -> tuple[int, int]:
+def _block(declared: Json) -> tuple[int, int]:
     """The block size of eight-bit floats, which each maker names differently."""
-    groups = [group.get("weights") or {} for group in (said.get("config_groups") or {}).values()]
-    found = [said.get("weight_block_size"), *(weights.get("block_structure") for weights in groups)]
+    groups = [group.get("weights") or {} for group in (declared.get("config_groups") or {}).values()]
+    found = [declared.get("weight_block_size"), *(weights.get("block_structure") for weights in groups)]
     outputs, inputs = next((each for each in found if each), (1, 1))
     if min(int(outputs), int(inputs)) < 1:
         raise ValueError(f"blocks of {outputs} outputs and {inputs} inputs")
     return int(outputs), int(inputs)
 
 
-def _own(said: Json) -> dict[str, Grouping]:
+def _own(declared: Json) -> dict[str, Grouping]:
     """Groupings of single matrices, which MLX lists by name."""
-    return {name: Grouping(int(form["group_size"])) for name, form in said.items() if isinstance(form, Mapping)}
+    return {name: Grouping(int(form["group_size"])) for name, form in declared.items() if isinstance(form, Mapping)}
 
 
-def _awq_reason(said: Json) -> str | None:
-    if str(said.get("version", "gemm")).lower() != "gemm":
-        return f"layout {said['version']!r:.20} can't be read: convert it to gemm"
-    return None if int(said.get("bits", 4)) == 4 else f"with {said['bits']} bits can't be read: only 4 bits can"
+def _awq_reason(declared: Json) -> str | None:
+    if str(declared.get("version", "gemm")).lower() != "gemm":
+        return f"layout {declared['version']!r:.20} can't be read: convert it to gemm"
+    return None if int(declared.get("bits", 4)) == 4 else f"with {declared['bits']} bits can't be read: only 4 bits can"
 
 
-def _gptq_reason(said: Json) -> str | None:
-    form, bits = str(said.get("checkpoint_format", "gptq")), int(said.get("bits", 4))
+def _gptq_reason(declared: Json) -> str | None:
+    form, bits = str(declared.get("checkpoint_format", "gptq")), int(declared.get("bits", 4))
     if form not in ("gptq", "gptq_v2"):
         return f"checkpoint_format {form!r:.20} can't be read: gptq and gptq_v2 can"
     return None if bits in (2, 4, 8) else f"with {bits} bits can't be read: 2, 4 and 8 bits can"
 
 
-def _compressed_reason(said: Json) -> str | None:
-    groups = list((said.get("config_groups") or {}).values())
-    forms = {str(said.get("format")), *(str(group["format"]) for group in groups if group.get("format"))}
-    if said.get("sparsity_config") and said["sparsity_config"].get("format", "dense") != "dense":
-        return f"sparsity {said['sparsity_config']['format']!r:.30} can't be read: only dense matrices can"
-    if said.get("transform_config"):
+def _compressed_reason(declared: Json) -> str | None:
+    groups = list((declared.get("config_groups") or {}).values())
+    forms = {str(declared.get("format")), *(str(group["format"]) for group in groups if group.get("format"))}
+    if declared.get("sparsity_config") and declared["sparsity_config"].get("format", "dense") != "dense":
+        return f"sparsity {declared['sparsity_config']['format']!r:.30} can't be read: only dense matrices can"
+    if declared.get("transform_config"):
         return "with a transform_config can't be read: matrices that turn inputs before a product are not supported"
     if forms not in ({"pack-quantized"}, {_PACKED_MXFP4}, {_FLOATS}):
         return (
@@ -126,20 +126,20 @@ def _compressed_reason(said: Json) -> str | None:
     return None
 
 
-def _fp8_reason(said: Json) -> str | None:
-    form = said.get("fmt", "e4m3")
+def _fp8_reason(declared: Json) -> str | None:
+    form = declared.get("fmt", "e4m3")
     return None if form in ("e4m3", "e5m2") else f"of the form {form!r:.20} can't be read: e4m3 and e5m2 can"
 
 
-def _bitsandbytes_reason(said: Json) -> str | None:
-    if said.get("load_in_8bit") or said.get("_load_in_8bit"):
+def _bitsandbytes_reason(declared: Json) -> str | None:
+    if declared.get("load_in_8bit") or declared.get("_load_in_8bit"):
         return "in 8 bits (LLM.int8) can't be read: nf4 can"
-    kind = said.get("bnb_4bit_quant_type", "fp4")
+    kind = declared.get("bnb_4bit_quant_type", "fp4")
     return None if kind == "nf4" else f"{kind!r:.20} can't be read: nf4 can"
 
 
-def _mlx_reason(said: Json) -> str | None:
-    mode = said.get("mode", "affine")
+def _mlx_reason(declared: Json) -> str | None:
+    mode = declared.get("mode", "affine")
     return None if mode == "affine" else f"mode {mode!r:.20} can't be read: affine can"
 
 

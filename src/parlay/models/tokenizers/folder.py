@@ -85,13 +85,13 @@ def load_template(directory: Path) -> str:
 def save_tokenizer(tokenizer: PlainTokenizer, directory: Path) -> None:
     """Write a tokenizer with its chat templates into a folder, in transformers' format."""
     tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))
-    said: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_tokens_map}
+    declared: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_tokens_map}
     templates = tokenizer.chat_template
     if isinstance(templates, dict):
-        said["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
+        declared["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
     elif templates is not None:
         (directory / "chat_template.jinja").write_text(templates, encoding="utf-8")
-    (directory / "tokenizer_config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(json.dumps(declared, indent=2) + "\n", encoding="utf-8")
 
 
 def copy_texts(source: Path, directory: Path) -> None:
@@ -114,11 +114,14 @@ def check_steps(stored: Path) -> None:
 
     They already run while it is loaded, on the added tokens.
     """
-    said = read_json(stored) if stored.is_file() else {}
-    before, after = _growth(said.get("normalizer")) * _growth(said.get("pre_tokenizer")), _growth(said.get("decoder"))
+    declared = read_json(stored) if stored.is_file() else {}
+    before, after = (
+        _growth(declared.get("normalizer")) * _growth(declared.get("pre_tokenizer")),
+        _growth(declared.get("decoder")),
+    )
     if max(before, after) > _MOST_GROWTH:
         raise ValueError(f"its steps make one letter into more than {_MOST_GROWTH}")
-    model = said.get("model")
+    model = declared.get("model")
     if isinstance(model, Mapping):
         around = [len(str(model.get(name) or "")) for name in ("continuing_subword_prefix", "end_of_word_suffix")]
         longest = model.get("max_input_chars_per_word", 0)
@@ -161,36 +164,40 @@ def _plain(directory: Path) -> PlainTokenizer | None:
     described, stored = directory / "tokenizer_config.json", directory / "tokenizer.json"
     if not described.is_file() or not stored.is_file() or any((directory / name).exists() for name in _OTHERS):
         return None
-    said: Mapping[str, Any] = read_json(described)
-    template = _template(directory, said)
-    if said.get("tokenizer_class") not in _CLASSES or not said.keys() <= _UNDERSTOOD or isinstance(template, list):
+    declared: Mapping[str, Any] = read_json(described)
+    template = _template(directory, declared)
+    if (
+        declared.get("tokenizer_class") not in _CLASSES
+        or not declared.keys() <= _UNDERSTOOD
+        or isinstance(template, list)
+    ):
         return None
     backend = Backend.from_file(str(stored))
-    special = {name: said[name] for name in _SPECIAL if said.get(name) is not None}
-    return PlainTokenizer(backend, special, template) if _says_no_more(said, special, backend) else None
+    special = {name: declared[name] for name in _SPECIAL if declared.get(name) is not None}
+    return PlainTokenizer(backend, special, template) if _says_no_more(declared, special, backend) else None
 
 
-def _says_no_more(said: Mapping[str, Any], special: Mapping[str, Any], backend: Backend) -> bool:
+def _says_no_more(declared: Mapping[str, Any], special: Mapping[str, Any], backend: Backend) -> bool:
     """Whether tokenizer.json has every token that the config names, with the same properties."""
     known: Mapping[int, AddedToken] = backend.get_added_tokens_decoder()
     marked = {token.content for token in known.values() if token.special}
-    if said.get("extra_special_tokens") or not all(token in marked for token in map(str, special.values())):
+    if declared.get("extra_special_tokens") or not all(token in marked for token in map(str, special.values())):
         return False
-    if said.get("clean_up_tokenization_spaces") and type(backend.model).__name__ != "BPE":
+    if declared.get("clean_up_tokenization_spaces") and type(backend.model).__name__ != "BPE":
         return False
-    listed: Mapping[str, Mapping[str, Any]] = said.get("added_tokens_decoder", {})
+    listed: Mapping[str, Mapping[str, Any]] = declared.get("added_tokens_decoder", {})
     return all(int(number) in known and _same(known[int(number)], token) for number, token in listed.items())
 
 
-def _same(token: AddedToken, said: Mapping[str, Any]) -> bool:
-    has = {name: said.get(name, False) for name in ("lstrip", "normalized", "rstrip", "single_word", "special")}
-    return repr(token) == repr(AddedToken(said["content"], **has))
+def _same(token: AddedToken, declared: Mapping[str, Any]) -> bool:
+    has = {name: declared.get(name, False) for name in ("lstrip", "normalized", "rstrip", "single_word", "special")}
+    return repr(token) == repr(AddedToken(declared["content"], **has))
 
 
-def _template(directory: Path, said: Mapping[str, Any]) -> Any:
+def _template(directory: Path, declared: Mapping[str, Any]) -> Any:
     """The template's text, a list if there are several, or None."""
     alone = directory / "chat_template.jinja"
-    found = alone.read_text(encoding="utf-8") if alone.is_file() else said.get("chat_template")
+    found = alone.read_text(encoding="utf-8") if alone.is_file() else declared.get("chat_template")
     entries = [each if isinstance(each, Mapping) else {} for each in found] if isinstance(found, list) else []
     texts = [each.get("template") for each in entries] if isinstance(found, list) else [found]
     if found is not None and not all(isinstance(text, str) for text in texts):

@@ -92,11 +92,11 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
             raise UnsupportedModel(f"{kind}: of encoder-decoder models only {', '.join(KINDS)} are supported")
         if (start := _start(model)) is None:
             raise UnsupportedModel(f"{kind}: config.json has no decoder_start_token_id: add the model's own")
-        said = config.max_position_embeddings if config.model_type == "marian" else None
-        longest = int(said or UNBOUNDED)  # T5 has relative positions only
+        value = config.max_position_embeddings if config.model_type == "marian" else None
+        longest = int(value or UNBOUNDED)  # T5 has relative positions only
         self._cache_argument = cache_argument(kind, inspect.signature(model.forward).parameters)
         self._encodings: OrderedDict[tuple[str, tuple[int, ...]], _Encoded] = OrderedDict()
-        super().__init__(max_tokens_cached, longest if said else 0)
+        super().__init__(max_tokens_cached, longest if value else 0)
         self._never = torch.tensor(_never(model), dtype=torch.long, device=model.device)
         self._spec = RunnerSpec(
             name=name or str(config.name_or_path or kind),
@@ -282,16 +282,16 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
 
 def _said(model: PreTrainedModel, name: str) -> Any:
     """A field of the generation config, else of the config; None if neither has it."""
-    for said in (model.generation_config, model.config):
-        fields = {} if said is None else said.to_dict()
+    for value in (model.generation_config, model.config):
+        fields = {} if value is None else value.to_dict()
         if fields.get(name) is not None:
             return fields[name]
     return None
 
 
 def _start(model: PreTrainedModel) -> int | None:
-    said = _said(model, "decoder_start_token_id")
-    return None if said is None else int(said)
+    value = _said(model, "decoder_start_token_id")
+    return None if value is None else int(value)
 
 
 def _never(model: PreTrainedModel) -> list[int]:
@@ -299,5 +299,5 @@ def _never(model: PreTrainedModel) -> list[int]:
     return [int(word[0]) for word in _said(model, "bad_words_ids") or () if len(word) == 1]
 
 
-def _listed(said: int | list[int] | None) -> tuple[int, ...]:
-    return () if said is None else tuple(said) if isinstance(said, list) else (int(said),)
+def _listed(value: int | list[int] | None) -> tuple[int, ...]:
+    return () if value is None else tuple(value) if isinstance(value, list) else (int(value),)

@@ -237,12 +237,12 @@ def _context(config: PreTrainedConfig) -> int:
 
 def eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
     """The ids that end the model's texts."""
-    said = model.generation_config.eos_token_id if model.generation_config is not None else None
-    if said is None:
-        said = model.config.get_text_config(decoder=True).eos_token_id
-    if said is None:
+    declared = model.generation_config.eos_token_id if model.generation_config is not None else None
+    if declared is None:
+        declared = model.config.get_text_config(decoder=True).eos_token_id
+    if declared is None:
         return ()
-    return tuple(said) if isinstance(said, list) else (int(said),)
+    return tuple(declared) if isinstance(declared, list) else (int(declared),)
 
 
 def _slots(segment: Segment, cached: int, first: int) -> tuple[int, ...]:

@@ -190,12 +190,12 @@ class CallScanner(AnswerScanner):
         """Take text up to the next mark of a call; a part of a mark at the end is kept back. White space between calls
         is dropped."""
         text, mark = self._up_to(self._marks)
-        said = text.rstrip() if self.found else text  # white space before a call is dropped, so it waits
-        if said:
-            yield Text(said)
+        before_call = text.rstrip() if self.found else text  # white space before a call is dropped, so it waits
+        if before_call:
+            yield Text(before_call)
         if mark:
             self._mark, self._state = mark, self._read_head
-        self._buffer = mark + ("" if mark else text[len(said) :]) + self._buffer
+        self._buffer = mark + ("" if mark else text[len(before_call) :]) + self._buffer
 
     @abstractmethod
     def _read_head(self) -> Iterator[Delta]:

@@ -173,5 +173,5 @@ def _update(text: TextBody, drafter: HostedDrafter, place: int) -> TextUpdate:
         raise ApiError(400, f"{name}: a text has at least one token", f"{name}.tokens")
     if text.tokens and max(text.tokens) >= service.vocab_size:
         raise ApiError(400, f"{name}: ids are below {service.vocab_size}", f"{name}.tokens")
-    said: dict[str, Any] = text.model_dump(exclude={"id", "start", "tokens", "most"})
-    return TextUpdate(text.id, text.start, text.tokens, text.most, TextFacts(**said))
+    facts: dict[str, Any] = text.model_dump(exclude={"id", "start", "tokens", "most"})
+    return TextUpdate(text.id, text.start, text.tokens, text.most, TextFacts(**facts))

@@ -70,24 +70,24 @@ def described(served: Served) -> Description:
     )
 
 
-def shown(model: HostedModel, facts: ModelFacts | None, told: Description) -> dict[str, Any]:
+def shown(model: HostedModel, facts: ModelFacts | None, description: Description) -> dict[str, Any]:
     abilities = {
         "completion": True,
-        "tools": takes_tools(told.template),
-        "thinking": tags_of(told.template) is not None,
+        "tools": takes_tools(description.template),
+        "thinking": tags_of(description.template) is not None,
     }
     return {
         "modelfile": "",
         "parameters": "",
-        "template": told.template,
+        "template": description.template,
         "details": _details(facts),
         "model_info": {
             "general.architecture": "parlay",
             **({} if facts is None else {"general.parameter_count": facts.parameters}),
-            "parlay.context_length": model.max_model_len or told.max_context,
-            "parlay.embedding_length": told.hidden_size,
-            "parlay.block_count": told.num_layers,
-            "parlay.vocab_size": told.vocab_size,
+            "parlay.context_length": model.max_model_len or description.max_context,
+            "parlay.embedding_length": description.hidden_size,
+            "parlay.block_count": description.num_layers,
+            "parlay.vocab_size": description.vocab_size,
         },
         "capabilities": [ability for ability, there in abilities.items() if there],
         "modified_at": listed(model, facts)["modified_at"],

@@ -119,8 +119,8 @@ def _sparsely(tell: Callable[[int, int], None]) -> Callable[[int, int], None]:
     return maybe
 
 
-def _line(told: dict[str, Any]) -> bytes:
-    return json.dumps(told).encode() + b"\n"
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record).encode() + b"\n"
 
 
 async def _facts_of(model: HostedModel) -> ModelFacts | None:

@@ -216,10 +216,10 @@ def summary(samples: Sequence[CompletionOutput]) -> Summary:
 
 def routing(record: RouterRecord, *, explain: bool) -> Routing:
     """The router's record as JSON."""
-    told = asdict(record if explain else replace(record, life=()))
+    fields = asdict(record if explain else replace(record, life=()))
     if not explain:
-        del told["life"]
-    return cast(Routing, told)
+        del fields["life"]
+    return cast(Routing, fields)
 
 
 def speculation(metrics: Metrics) -> Speculation | None:

@@ -179,8 +179,8 @@ def _text_or_bytes(spelled: bytes) -> str | list[int]:
 
 def _tokens(served: Served, ids: list[int]) -> bytes:
     """`Tokens` as JSON."""
-    told = _written(ids, lambda token: token)
-    return b'{"tokens":[%b],"count":%d,"max_model_len":%d}' % (told, len(ids), served.max_model_len)
+    entries = _written(ids, lambda token: token)
+    return b'{"tokens":[%b],"count":%d,"max_model_len":%d}' % (entries, len(ids), served.max_model_len)
 
 
 def _written(ids: list[int], tell: Callable[[int], object]) -> bytes:

@@ -127,9 +127,9 @@ def load_decoder(name: str) -> Any:
 
 def _of_file(path: Path) -> Any:
     config = read_config(path)
-    said = described(config, path)
-    rope = {"rope_type": "default", "rope_theta": said.pop("rope_theta")}
-    shape = AutoConfig.for_model(said.pop("model_type"), **said, rope_parameters=rope)
+    fields = described(config, path)
+    rope = {"rope_type": "default", "rope_theta": fields.pop("rope_theta")}
+    shape = AutoConfig.for_model(fields.pop("model_type"), **fields, rope_parameters=rope)
     shape._name_or_path = path.stem
     model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32, attn_implementation="sdpa")
     tensors = {name: as_tensor(weight).float() for name, weight in load_weights(path, config).items()}
@@ -177,8 +177,8 @@ def save_decoder(
 
 def canvas_config(mask_id: int, block: int = 0) -> dict[str, Any]:
     """Keys of config.json of a model that only fills canvases; ``block`` 0: all places see each other."""
-    said = {"architectures": [CANVASES], "model_type": "a2d-qwen3", "mask_token_id": mask_id}
-    return {**said, "block_size": block} if block else said
+    fields = {"architectures": [CANVASES], "model_type": "a2d-qwen3", "mask_token_id": mask_id}
+    return {**fields, "block_size": block} if block else fields
 
 
 def set_block_config(mask_id: int, block: int) -> dict[str, Any]:

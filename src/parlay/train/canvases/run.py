@@ -185,8 +185,8 @@ def words_of(tokenizer: PreTrainedTokenizerFast, texts: UserTexts) -> Words:
         ids: list[int] = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    said = any(not each.framed for each in texts.conversations)
-    frame = ChatFrame.of_prompts(tokenizer) if said else ChatFrame((), ())
+    unframed = any(not each.framed for each in texts.conversations)
+    frame = ChatFrame.of_prompts(tokenizer) if unframed else ChatFrame((), ())
     marks = (END_OF_TEXT, str(tokenizer.eos_token), *([str(tokenizer.mask_token)] if tokenizer.mask_token else []))
     return Words(encode, tuple(tokenizer.encode("")), tokenizer.eos_token_id, frame, marks)
 

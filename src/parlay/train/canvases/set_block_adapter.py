@@ -73,7 +73,7 @@ class RowsAdapter(nn.Module):
             module = f"base_model.model.model.layers.{key.replace('/', '.')}"
             tensors[f"{module}.lora_A.weight"] = self.down[key].detach().to(torch.bfloat16).contiguous()
             tensors[f"{module}.lora_B.weight"] = self.up[key].detach().to(torch.bfloat16).contiguous()
-        said = {
+        fields = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
             "base_model_name_or_path": base,
@@ -82,7 +82,7 @@ class RowsAdapter(nn.Module):
             "target_modules": sorted({product.rpartition(".")[2] for product in PRODUCTS}),
             "bias": "none",
         }
-        (folder / CONFIG).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        (folder / CONFIG).write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
         with saved_whole(folder / WEIGHTS) as part:
             save_file(tensors, part, {"format": "pt"})
 
@@ -199,6 +199,6 @@ class MaskAdapterRecipe(CanvasRecipe):
         inner: Any = self.decoder.inner
         folder.mkdir(parents=True, exist_ok=True)
         self._adapter.save(folder, Path(inner.config._name_or_path).name)
-        said = {"mask_token_id": self.decoder.mask_id, "set_block_size": self._options.block}
-        (folder / MASKS).write_text(json.dumps(said) + "\n", encoding="utf-8")
+        fields = {"mask_token_id": self.decoder.mask_id, "set_block_size": self._options.block}
+        (folder / MASKS).write_text(json.dumps(fields) + "\n", encoding="utf-8")
         (folder / "README.md").write_text(card, encoding="utf-8")
