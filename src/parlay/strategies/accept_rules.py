@@ -35,40 +35,40 @@ class RuleEntry:
 class LossyOptions(Options):
     """Options of all lossy rules. The engine reads them, not the rule; see `Escape`."""
 
-    escape: float = option(0.0, "mean of p / max p of the text below which it goes on exactly; 0: never", low=0, high=1)
+    escape: float = option(0.0, "mean of p / max p below which the rest is decoded exactly; 0: never", low=0, high=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypicalOptions(LossyOptions):
     """Options of typical acceptance: when a token is likely enough."""
 
-    eps: float = option(0.09, "probability that is always enough", low=0, high=1)
-    delta: float = option(0.3, "or so much of exp(-entropy)", low=0, high=1)
+    eps: float = option(0.09, "a token of at least this probability is accepted", low=0, high=1)
+    delta: float = option(0.3, "so is one of at least this share of exp(-entropy)", low=0, high=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThresholdOptions(LossyOptions):
     """Options of threshold rules: when a token is near enough to the best one."""
 
-    beta: int = option(5, "how many of the best tokens pass", low=1)
-    tau: float = option(3.0, "how far below the best one a logit may lie", low=0)
+    beta: int = option(5, "a token must be among so many of the likeliest", low=1)
+    tau: float = option(3.0, "a token's logit may be so far below the highest", low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions(LossyOptions):
     """Options of rules for reasoning steps: when a step is good enough."""
 
-    nats: float = option(0.4, "most surprise per token of the step, in the mean, as -log p; 0: exact match", low=0)
+    nats: float = option(0.4, "highest mean of -log p over the step's tokens; 0: exact match", low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackOptions(LossyOptions):
     """Options of rollback rules: when the target takes a token back."""
 
-    nats: float = option(2.0, "most surprise -log p(x) of a token that stays; the best one always does", low=0)
+    nats: float = option(2.0, "highest -log p of an accepted token; the likeliest token always passes", low=0)
     by_kind: tuple[str, ...] = option(
         (),
-        "other nats for kinds of requests, as maths/3+code/1; `parlay calibrate --fit` finds them",
+        "`nats` by kind of request, as in maths/3+code/1; `parlay calibrate --fit` finds them",
         kinds=True,
     )
 
@@ -78,7 +78,7 @@ _RULES = (
         name="shared-noise",
         kind="point",
         exactness=Exactness.BITS,
-        summary="Samples each token as plain decoding would, and follows the draft as long as it holds that token.",
+        summary="Samples each token as plain decoding would, and accepts drafted tokens as long as they are the same.",
         reference="",
         factory="shared_noise:SharedNoise",
     ),
@@ -94,7 +94,7 @@ _RULES = (
         name="multi-candidate",
         kind="iid",
         exactness=Exactness.DISTRIBUTION,
-        summary="Rejection of several independent draws, one after another, each against the remaining distribution.",
+        summary="Applies rejection to several independent draws in turn, each against the rest of the distribution.",
         reference="Miao et al. 2024 (SpecInfer), arXiv:2305.09781",
         factory="rejection:Rejection",
     ),
@@ -102,7 +102,7 @@ _RULES = (
         name="without-replacement",
         kind="without_replacement",
         exactness=Exactness.DISTRIBUTION,
-        summary="The same for draws without replacement, in the order in which they were drawn.",
+        summary="Works as multi-candidate, for draws without replacement, in the order in which they were drawn.",
         reference="Jeon et al. 2024 (RSD), arXiv:2402.14160; Chen et al. 2024 (Sequoia), arXiv:2402.12374",
         factory="rejection:WithoutReplacement",
     ),
@@ -110,7 +110,7 @@ _RULES = (
         name="k-seq",
         kind="iid",
         exactness=Exactness.DISTRIBUTION,
-        summary="Accepts any of k independent draws, each more strictly than rejection would.",
+        summary="Accepts one of k independent draws, and judges each more strictly than rejection.",
         reference="Sun et al. 2023 (SpecTr), arXiv:2310.15141",
         factory="k_seq:KSeq",
     ),
@@ -118,7 +118,7 @@ _RULES = (
         name="block",
         kind="iid",
         exactness=Exactness.DISTRIBUTION,
-        summary="Judges a drawn chain as a whole; on average accepts at least as many tokens as rejection.",
+        summary="Judges a drawn chain as a whole, and on average accepts at least as many tokens as rejection.",
         reference="Sun et al. 2024, arXiv:2403.10444",
         factory="block:BlockVerification",
     ),
@@ -126,7 +126,7 @@ _RULES = (
         name="typical",
         kind="point",
         exactness=Exactness.LOSSY,
-        summary="Accepts tokens above a probability that falls with the target's entropy; greedy: exact match.",
+        summary="Accepts tokens above a probability that is lower where the target is unsure; greedy: exact match.",
         reference="Cai et al. 2024 (Medusa), arXiv:2401.10774",
         factory="lossy:Typical",
         options=TypicalOptions,
@@ -144,7 +144,7 @@ _RULES = (
         name="rollback",
         kind="point",
         exactness=Exactness.LOSSY,
-        summary="Accepts tokens that surprise the target by so many nats at most, and its best token.",
+        summary="Accepts tokens whose -log p is at most `nats`, and the target's likeliest token.",
         reference="Kim et al. 2023 (BiLD), arXiv:2302.07863",
         factory="lossy:Rollback",
         options=RollbackOptions,
@@ -154,7 +154,7 @@ UNVERIFIED = RuleEntry(
     name="unverified",
     kind="point",
     exactness=Exactness.LOSSY,
-    summary="Commits what was drafted up to a token that a mask, a schema or truncation rules out.",
+    summary="Accepts drafted tokens without a check, up to one that a mask, a schema or truncation rules out.",
     reference="Tuli et al. 2024 (DynaMo), arXiv:2405.00888",
     factory="lossy:Unverified",
     options=LossyOptions,

@@ -77,11 +77,11 @@ class ServerEnergy(Collector):
     def collect(self) -> Iterator[Metric]:
         total = CounterMetricFamily(
             "parlay_energy_joules",
-            "Energy by source: measured of the machine, which has no model, or modelled of a model's steps.",
+            "Energy, by source: measured for the whole machine, without a model, or estimated for a model's steps.",
             labels=_LABELS,
         )
         mean = GaugeMetricFamily(
-            "parlay_joules_per_token", "That energy over the tokens of output meanwhile.", labels=_LABELS
+            "parlay_joules_per_token", "Energy per token of the answers of that time.", labels=_LABELS
         )
         with self._lock:
             used = list(self._used(self._models.loaded))

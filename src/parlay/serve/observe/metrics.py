@@ -82,7 +82,7 @@ class HttpRequests:
         )
         self._seconds = Histogram(
             "http_request_duration_seconds",
-            "From a request to the end of its answer.",
+            "Time from a request to the end of its answer.",
             ("method", "handler"),
             buckets=_SECONDS_OF_HTTP,
             registry=registry,
@@ -184,68 +184,68 @@ def _by_phase(metrics: Metrics) -> Mapping[str, float]:
 _COUNTERS = (
     _Counted("vllm:prompt_tokens", "Tokens of prompts.", _one(lambda r: len(r.output.prompt_token_ids))),
     _Counted("vllm:prompt_tokens_cached", "Tokens of prompts that were found in the cache.", _one(_cached)),
-    _Counted("vllm:prompt_tokens_by_source", "Tokens of prompts by where they came from.", _by_source, "source"),
-    _Counted("vllm:generation_tokens", "Tokens of output.", _one(lambda r: r.tokens)),
-    _Counted("vllm:request_success", "Samples that came to an end.", _ends, "finished_reason"),
+    _Counted("vllm:prompt_tokens_by_source", "Tokens of prompts, by source: computed or cached.", _by_source, "source"),
+    _Counted("vllm:generation_tokens", "Tokens of answers.", _one(lambda r: r.tokens)),
+    _Counted("vllm:request_success", "Finished samples, by reason of the end.", _ends, "finished_reason"),
     _Counted("vllm:spec_decode_num_drafts", "Steps that verified a draft.", _total(lambda m: m.draft_steps)),
     _Counted("vllm:spec_decode_num_draft_tokens", "Drafted tokens that were verified.",
              _total(lambda m: m.draft_tokens)),
-    _Counted("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that joined the output.",
+    _Counted("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.",
              _total(lambda m: m.accepted_tokens)),
-    _Counted("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by place in their draft, from 0.",
+    _Counted("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens, by place in the draft, from 0.",
              _totals(lambda m: _by_depth(m.accepted_by_depth, 0)), "position"),
-    _Counted("parlay_requests", "Samples that came to an end, by strategy.", _ends, "finish_reason"),
-    _Counted("parlay_completion_tokens", "Tokens of output, by strategy.", _one(lambda r: r.tokens)),
-    _Counted("parlay_steps", "Forwards of the target that committed tokens, for each sample in them.",
+    _Counted("parlay_requests", "Finished samples, by reason of the end.", _ends, "finish_reason"),
+    _Counted("parlay_completion_tokens", "Tokens of answers.", _one(lambda r: r.tokens)),
+    _Counted("parlay_steps", "Steps of samples: a forward that commits tokens of three samples counts three times.",
              _total(lambda m: m.steps)),
     _Counted("parlay_steps_without_draft", "Steps that verified no draft.", _total(lambda m: m.steps - m.draft_steps)),
     _Counted("parlay_draft_tokens", "Drafted tokens that were verified, by drafter.",
              _totals(lambda m: m.drafted_by_source), "source"),
-    _Counted("parlay_accepted_tokens", "Drafted tokens that joined the output, by drafter.",
+    _Counted("parlay_accepted_tokens", "Drafted tokens that were accepted, by drafter.",
              _totals(lambda m: m.accepted_by_source), "source"),
-    _Counted("parlay_draft_tokens_by_position", "Verified tokens by place in their draft, from 1.",
+    _Counted("parlay_draft_tokens_by_position", "Verified drafted tokens, by place in the draft, from 1.",
              _totals(lambda m: _by_depth(m.drafted_by_depth, 1)), "position"),
-    _Counted("parlay_accepted_tokens_by_position", "Accepted tokens by place in their draft, from 1.",
+    _Counted("parlay_accepted_tokens_by_position", "Accepted drafted tokens, by place in the draft, from 1.",
              _totals(lambda m: _by_depth(m.accepted_by_depth, 1)), "position"),
-    _Counted("parlay_router_asked_steps", "Steps in which a router asked a drafter.",
+    _Counted("parlay_router_asked_steps", "Steps in which `auto` asked a drafter for a draft.",
              _routed(lambda d: d.asked), "drafter"),
-    _Counted("parlay_router_verified_steps", "Steps of a router that verified the drafter's draft.",
+    _Counted("parlay_router_verified_steps", "Steps in which `auto` verified a drafter's draft.",
              _routed(lambda d: d.verified), "drafter"),
-    _Counted("parlay_router_expected_tokens", "Tokens that these drafts were expected to bring.",
+    _Counted("parlay_router_expected_tokens", "Tokens that `auto` expected of the verified drafts.",
              _routed(lambda d: d.expected), "drafter"),
-    _Counted("parlay_router_accepted_tokens", "Tokens that these drafts brought.",
+    _Counted("parlay_router_accepted_tokens", "Tokens of the verified drafts that were accepted.",
              _routed(lambda d: d.accepted), "drafter"),
-    _Counted("parlay_router_seconds", "Time that a drafter took for a router.",
+    _Counted("parlay_router_seconds", "Time that a drafter took for `auto`.",
              _routed(lambda d: d.seconds), "drafter"),
-    _Counted("parlay_router_choices", "Steps of a router by the reason of its choice.",
+    _Counted("parlay_router_choices", "Steps of `auto`, by the reason of its choice.",
              _totals(lambda m: m.router.reasons if m.router is not None else {}), "reason"),
-    _Counted("parlay_drafter_faults", "Drafters that failed; their requests went on plainly.",
+    _Counted("parlay_drafter_faults", "Failures of drafters; their requests continued without drafts.",
              _total(lambda m: m.drafter_faults)),
-    _Counted("parlay_step_seconds", "Time of the steps that samples took part in, by phase.",
+    _Counted("parlay_step_seconds", "Time of samples' steps, by phase.",
              _totals(_by_phase), "phase"),
 )  # fmt: skip
 _HISTOGRAMS: tuple[tuple[str, str, tuple[float, ...], Callable[[Finished], float | None]], ...] = (
-    ("e2e_request_latency_seconds", "From a request's arrival to its last token.", _TIMES, lambda r: r.seconds),
-    ("time_to_first_token_seconds", "From a request's arrival to its first token.", _TIMES,
+    ("e2e_request_latency_seconds", "Time from a request's arrival to its last token.", _TIMES, lambda r: r.seconds),
+    ("time_to_first_token_seconds", "Time from a request's arrival to its first token.", _TIMES,
      lambda r: r.seconds_to_first if r.tokens else None),
-    ("request_queue_time_seconds", "Time that a request waited.", _TIMES, lambda r: r.queue_seconds),
+    ("request_queue_time_seconds", "Time before a request's first step.", _TIMES, lambda r: r.queue_seconds),
     ("request_prefill_time_seconds", "Time of a request's steps up to its first token.", _TIMES,
      lambda r: r.prefill_seconds),
     ("request_decode_time_seconds", "Time of a request's steps after its first token.", _TIMES,
      lambda r: r.decode_seconds),
     ("request_inference_time_seconds", "Time of a request's steps.", _TIMES,
      lambda r: r.prefill_seconds + r.decode_seconds),
-    ("inter_token_latency_seconds", "Mean time between two tokens of a request.", _GAPS, lambda r: r.seconds_per_token),
-    ("request_time_per_output_token_seconds", "Mean time for a token of a request after the first.", _GAPS,
+    ("inter_token_latency_seconds", "Mean time between tokens of a request.", _GAPS, lambda r: r.seconds_per_token),
+    ("request_time_per_output_token_seconds", "Mean time per token of a request, after the first token.", _GAPS,
      lambda r: r.seconds_per_token),
     ("request_prompt_tokens", "Tokens of a request's prompt.", _SIZES, lambda r: len(r.output.prompt_token_ids)),
     ("request_prefill_kv_computed_tokens", "Tokens of a request's prompt that were not in the cache.", _SIZES,
      _computed),
-    ("request_generation_tokens", "Tokens of a request's output.", _SIZES, lambda r: r.tokens),
-    ("request_max_num_generation_tokens", "Tokens of a request's longest sample.", _SIZES, lambda r: r.longest),
-    ("request_params_max_tokens", "Most tokens of output that a request asked for.", _SIZES,
+    ("request_generation_tokens", "Tokens of a request's answers.", _SIZES, lambda r: r.tokens),
+    ("request_max_num_generation_tokens", "Tokens of the longest sample of a request.", _SIZES, lambda r: r.longest),
+    ("request_params_max_tokens", "Tokens that a request allows for its answer.", _SIZES,
      lambda r: r.params.max_tokens),
-    ("request_params_n", "Samples that a request asked for.", (1, 2, 4, 8, 16), lambda r: r.params.n),
+    ("request_params_n", "Samples that a request asks for.", (1, 2, 4, 8, 16), lambda r: r.params.n),
 )  # fmt: skip
 """Name under ``vllm:``, help, bounds, and the request's value; None if it has none."""
 
@@ -276,22 +276,22 @@ class _Engines(Collector):
 
 _Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 _READINGS: tuple[tuple[_Family, str, str, Callable[[EngineStats], float]], ...] = (
-    (GaugeMetricFamily, "vllm:num_requests_waiting", "Samples that wait for a place.", lambda s: s.waiting),
-    (GaugeMetricFamily, "vllm:num_requests_running", "Samples that take part in steps.", lambda s: s.running),
+    (GaugeMetricFamily, "vllm:num_requests_waiting", "Samples that wait to start.", lambda s: s.waiting),
+    (GaugeMetricFamily, "vllm:num_requests_running", "Samples that are being computed.", lambda s: s.running),
     (CounterMetricFamily, "vllm:num_preemptions",
-     "Samples that gave up their memory to others, to be computed again later.", lambda s: s.preemptions),
-    (GaugeMetricFamily, "vllm:kv_cache_usage_perc", "Used part of the cache, from 0 to 1.",
+     "Times that a sample gave up its memory to others, to be computed again later.", lambda s: s.preemptions),
+    (GaugeMetricFamily, "vllm:kv_cache_usage_perc", "Used share of the cache, from 0 to 1.",
      lambda s: s.cache_tokens_used / s.cache_tokens_total),
     (CounterMetricFamily, "vllm:prefix_cache_queries", "Tokens of prompts that were looked up in the cache.",
      lambda s: s.prefix_tokens_asked),
-    (CounterMetricFamily, "vllm:prefix_cache_hits", "Tokens of prompts that the cache had.",
+    (CounterMetricFamily, "vllm:prefix_cache_hits", "Tokens of prompts that were found in the cache.",
      lambda s: s.prefix_tokens_found),
     (GaugeMetricFamily, "parlay_cache_used_tokens", "Tokens whose keys and values are cached.",
      lambda s: s.cache_tokens_used),
-    (GaugeMetricFamily, "parlay_cache_room_tokens", "Tokens that the cache can hold in all.",
+    (GaugeMetricFamily, "parlay_cache_room_tokens", "Tokens that the cache can hold.",
      lambda s: s.cache_tokens_total),
     (GaugeMetricFamily, "parlay_cache_held_bytes",
-     "Bytes that caches and drafters' states hold, of running texts and of finished ones that can be reused.",
+     "Bytes of caches and of drafters' states, for running texts and for finished ones that can be reused.",
      lambda s: s.cache_bytes),
 )  # fmt: skip
 
@@ -299,10 +299,10 @@ _READINGS: tuple[tuple[_Family, str, str, Callable[[EngineStats], float]], ...] 
 def _states(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
     """States that vLLM reports by label. Engines here never sleep or defer."""
     waiting = GaugeMetricFamily(
-        "vllm:num_requests_waiting_by_reason", "Samples that wait, by what for.", labels=(*_OF_VLLM, "reason")
+        "vllm:num_requests_waiting_by_reason", "Samples that wait to start, by reason.", labels=(*_OF_VLLM, "reason")
     )
     awake = GaugeMetricFamily(
-        "vllm:engine_sleep_state", "1 for the state that the engine is in.", labels=(*_OF_VLLM, "sleep_state")
+        "vllm:engine_sleep_state", "1 for the engine's state, 0 for the others.", labels=(*_OF_VLLM, "sleep_state")
     )
     for model, now in stats.items():
         for reason, count in (("capacity", now.waiting), ("deferred", 0)):
@@ -315,7 +315,7 @@ def _states(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
 
 def _steps(stats: Mapping[str, EngineStats]) -> HistogramMetricFamily:
     family = HistogramMetricFamily(
-        "vllm:iteration_tokens_total", "Tokens that a step computed of prompts and committed.", labels=_OF_VLLM
+        "vllm:iteration_tokens_total", "Tokens of a step: of prompts that it computed, and of answers.", labels=_OF_VLLM
     )
     for model, now in stats.items():
         bounds = [
@@ -341,10 +341,10 @@ class _Audits(Collector):
 
     def collect(self) -> Iterator[Metric]:
         labels = ("model", "gate")
-        made = CounterMetricFamily("parlay_audits", "Answers that were compared with exact decoding.", labels=labels)
-        bad = CounterMetricFamily("parlay_audits_disagreed", "Audited answers that were not good.", labels=labels)
-        floor = GaugeMetricFamily("parlay_audits_floor", "Certified least share of good answers.", labels=labels)
-        revoked = GaugeMetricFamily("parlay_audits_revoked", "1 if audits contradict that.", labels=labels)
+        made = CounterMetricFamily("parlay_audits", "Lossy answers that were decoded exactly, too.", labels=labels)
+        bad = CounterMetricFamily("parlay_audits_disagreed", "Audited answers that did not agree.", labels=labels)
+        floor = GaugeMetricFamily("parlay_audits_floor", "Certified share of good answers.", labels=labels)
+        revoked = GaugeMetricFamily("parlay_audits_revoked", "1 if audits contradict the floor.", labels=labels)
         for names, found in self._by_labels().items():
             made.add_metric(names, sum(each.evidence.audited for each in found))
             bad.add_metric(names, sum(each.evidence.bad for each in found))
