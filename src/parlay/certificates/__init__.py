@@ -1,1 +1,1 @@
-"""Certificates: which lossy strategies a user's calibration allows, and audits of their answers."""
+"""Certificates: which lossy strategies a user's calibration allows, and audits of these strategies' answers."""

@@ -1,6 +1,7 @@
 """The mathematics of certificates: exact binomial bounds, tests in a fixed order, and a sequential test.
 
-All functions are pure. They are about ``n`` independent answers, each good with the same unknown probability.
+All functions are pure. They assume that the ``n`` answers are independent, and that each is good with the same unknown
+probability.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import numpy as np
 from parlay.types import Tokenizer
 
 _HALVINGS = 60
-"""Halvings of the interval of a bound: enough for the last bits of a float."""
+"""Bisection steps of `lower_bound`: enough for the full precision of a float."""
 _BETS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
-"""Stakes of the sequential test, as shares of the largest stake. The evidence is the mean over them."""
+"""Stakes of the sequential test, as shares of the largest possible stake 1 / (1 - floor), which one good answer loses
+whole. The evidence is the mean of the wealth over these stakes."""
 
 
 def at_least(good: int, n: int, chance: float) -> float:
-    """P(X >= ``good``) for X ~ Binomial(``n``, ``chance``).
+    """Return P(X >= ``good``) for X ~ Binomial(``n``, ``chance``).
 
     This is the p-value of ``good`` successes under the hypothesis that an answer is good with at most this chance.
     """
@@ -46,23 +48,25 @@ def lower_bound(good: int, n: int, confidence: float) -> float:
 
 
 def fixed_sequence(p_values: Sequence[float], confidence: float) -> int:
-    """Return how many hypotheses are rejected before the first that stands, in an order fixed before seeing the data.
+    """Return how many hypotheses are rejected before the first one that can't be rejected.
 
-    This is Learn then Test with a fixed sequence (Angelopoulos et al. 2021, arXiv:2110.01052, section 2.2): each
-    hypothesis is tested at the full level, and the chance of any wrong rejection is at most 1 - ``confidence``.
+    The order of the hypotheses must be fixed before the data are seen. This is Learn then Test with a fixed sequence
+    (Angelopoulos et al. 2021, arXiv:2110.01052, section 2.2): each hypothesis is tested at the full level, and the
+    chance of any wrong rejection is at most 1 - ``confidence``.
     """
     fallen = [p <= 1 - confidence for p in p_values]
     return [*fallen, False].index(False)
 
 
 def log_evidence(bad: int, n: int, floor: float) -> float:
-    """Return the log of the evidence that fewer than a share ``floor`` of answers are good, from ``bad`` ones in ``n``.
+    """Return the log of the evidence that fewer than a share ``floor`` of answers are good.
+
+    The evidence comes from ``n`` answers, ``bad`` of them bad.
 
     A gambler who bets a share b of the wealth on "bad" each time, at odds that are fair if exactly ``floor`` are good,
     turns 1 into W = (1 + b (1 - a))^bad (1 - b a)^(n - bad), with a = 1 - ``floor``. As long as the floor holds, W is a
     supermartingale, so the chance that it ever reaches 1 / d is at most d (Ville 1939; Waudby-Smith & Ramdas 2020,
-    arXiv:2010.09686). So the test may be made after every answer. Returned is the log of the mean of W over a few
-    stakes b.
+    arXiv:2010.09686). So the test may be made after every answer. The evidence is the mean of W over a few stakes b.
     """
     most = 1 - floor
     if most <= 0:
@@ -102,9 +106,10 @@ def text_agreement(tokenizer: Tokenizer, answer: str, exact: str) -> float:
 
 
 def _edits(first: Sequence[int], second: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
-    """Compute the edit distance row by row.
+    """Return the edit distance of two token sequences, computed row by row (Wagner & Fischer 1974).
 
-    Within a row a step right costs one: a running minimum of cost minus column.
+    A step to the right within a row costs one, so a row's final costs are the running minimum of cost minus column,
+    plus the column.
     """
     columns = np.arange(len(second) + 1)
     costs = columns.copy()

@@ -1,4 +1,4 @@
-"""A cascade: a small model answers for a large one where it is sure enough. Its threshold, certificate and audits."""
+"""The certificate of a cascade, in which a small model answers for a large one where it is confident enough."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from parlay.types import SamplingParams
 PROBE = 16
 """Tokens of the small model's answer that are judged."""
 THRESHOLDS = tuple(place / 40 for place in range(40, -1, -1))
-"""Candidate thresholds, in the order of tests: from the safest, at which the small model answers almost nothing."""
+"""Candidate thresholds, in the order of their tests. The first is the safest: there the small model answers almost no
+request."""
 
 
 def sureness(logprobs: Sequence[float]) -> float:
-    """Return how sure a model is of an answer: the mean probability of its first `PROBE` tokens."""
+    """Return a model's confidence in its answer: the mean probability of the first `PROBE` tokens, 0 without tokens."""
     first = logprobs[:PROBE]
     return sum(map(math.exp, first)) / len(first) if first else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeThreshold(Evidence):
-    """The small model answers where its `sureness` is at least ``least``.
+    """The calibrated threshold: the small model answers where its `sureness` is at least ``least``.
 
-    ``good`` counts answers of both models; ``by_small`` counts the calibration's answers that the small model would
-    have given.
+    With this threshold, the small model would have given ``by_small`` of the calibration's answers, and the large one
+    the rest. ``good`` counts the good answers among all of them.
     """
 
     least: float = option(low=0, high=1)
@@ -48,10 +49,11 @@ class CascadeThreshold(Evidence):
 
 @dataclass(frozen=True, slots=True)
 class RequestCascade:
-    """Certificate that a share of at least ``claim.floor`` of requests to ``large`` gets a good answer.
+    """Certificate that at least a share ``claim.floor`` of requests to ``large`` get a good answer.
 
-    It holds for requests like the calibration's. An answer is good if it agrees with the large model's. The certificate
-    is wrong with a chance of at most 1 - ``claim.confidence``, over the draw of the calibration's prompts.
+    The certificate holds for requests like the calibration's. An answer is good if its agreement with the large model's
+    answer is at least ``claim.agreement``. The chance that the certificate is wrong, over the random choice of the
+    calibration's prompts, is at most 1 - ``claim.confidence``.
     """
 
     small: Binding
@@ -62,11 +64,11 @@ class RequestCascade:
 
     @property
     def uncounted(self) -> RequestCascade:
-        """The certificate before any audit."""
+        """The certificate as it was before any audit."""
         return dataclasses.replace(self, threshold=self.threshold.uncounted)
 
     def audited(self, good: bool) -> RequestCascade:
-        """Return the certificate after one more audit of a request, whichever model answered it."""
+        """Return the certificate after one more audit. Audits of both models' answers count."""
         return dataclasses.replace(self, threshold=self.threshold.after(self.claim, good=good))
 
 
@@ -80,7 +82,7 @@ def read(path: Path) -> RequestCascade:
 
 
 class CascadeFile(AuditedFile[RequestCascade]):
-    """A cascade's certificate and its file."""
+    """A cascade's certificate together with its file."""
 
     def __init__(self, path: Path, *, share: float) -> None:
         super().__init__(path, read, share=share)
@@ -92,16 +94,16 @@ class CascadeFile(AuditedFile[RequestCascade]):
         return dataclasses.replace(mine, threshold=mine.threshold.joined(kept.threshold))
 
     def opens(self, floor: Floor | None, params: SamplingParams) -> bool:
-        """Tell whether the small model may answer a request with this floor."""
+        """Tell whether the small model may answer a request with this floor and these parameters."""
         cascade = self.certificate
         if floor is None or cascade.threshold.revoked:
             return False
         return cascade.claim.implies(floor) and cascade.claim.covers(cascade.sampling, params)
 
     def audit(self, score: float) -> None:
-        """Count an audit whose answer agrees with the large model's by ``score``.
+        """Count an audit; ``score`` is the agreement of the answer with the large model's.
 
-        Audits that contradict the floor revoke it.
+        Audits that contradict the floor revoke the certificate.
         """
         good = score >= self.certificate.claim.agreement
         self.count(lambda cascade: cascade.audited(good), "a cascade", lambda cascade: cascade.threshold)

@@ -1,6 +1,6 @@
 """Certificates: what a calibration has shown about lossy strategies, for which model and which requests.
 
-A certificate is a JSON file, which audits change.
+A certificate is a JSON file. Audits add their counts to it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Sampling(Options):
 
     @classmethod
     def of(cls, params: SamplingParams) -> Self:
-        """Return the sampling of a request. For greedy ones, parameters that only sampling uses have their defaults."""
+        """Return the sampling of a request. In a greedy one, parameters that only sampling uses get their defaults."""
         usual = SamplingParams() if params.greedy else params
         return cls(
             temperature=params.temperature,
@@ -68,7 +68,7 @@ class Sampling(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding(Options):
-    """The model that a certificate is for: other weights, data types or draft models may give other answers."""
+    """The model that a certificate is for. Other weights, data types or draft models may give other answers."""
 
     model: str = option()
     weights: str = option()
@@ -77,12 +77,15 @@ class Binding(Options):
     """SHA-256 of what converts texts to tokens and back: config.json, tokenizer, chat template, end tokens."""
     dtype: str = option()
     draft_model: str = option()
-    """The default draft model of strategies that name none; empty: none."""
+    """The draft model of strategies that name none; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim(Options):
-    """The certified claim: at least a share ``floor`` of answers have this ``agreement`` with the exact ones."""
+    """The certified claim: at least a share ``floor`` of answers agree with the exact ones by ``agreement`` or more.
+
+    ``answers`` counts the calibration's answers. ``max_tokens`` limited their length.
+    """
 
     answers: int = option(low=1)
     prompts: str = option()
@@ -94,17 +97,21 @@ class Claim(Options):
     confidence: float = option(low=0.5, high=1 - DOUBT)
 
     def covers(self, sampling: Sampling, params: SamplingParams) -> bool:
-        """Whether a request samples as the calibration did, is no longer, and has no logits processors of its own."""
+        """Whether the claim covers a request with these parameters.
+
+        The request must sample as the calibration did, allow no longer answers, and change no logits by a bias, a
+        processor or a format.
+        """
         short = params.max_tokens is not None and params.max_tokens <= self.max_tokens
         return short and not params.edits_logits and params.form is None and Sampling.of(params) == sampling
 
     def implies(self, floor: Floor) -> bool:
-        """Whether the claim is at least as strong as a request's floor."""
+        """Whether the claim is at least as strong as the floor that a request states."""
         sure = floor.agreement <= self.agreement and floor.confidence <= self.confidence
         return sure and floor.floor <= self.floor
 
     def shown_by(self, good: int) -> bool:
-        """Whether ``good`` good answers prove the floor, by Clopper and Pearson's bound."""
+        """Whether Clopper and Pearson's bound proves the claim if ``good`` of the calibration's answers were good."""
         return good <= self.answers and at_least(good, self.answers, self.floor) <= 1 - self.confidence
 
 
@@ -118,29 +125,29 @@ class Evidence(Options):
     revoked: bool = option(False)
 
     def after(self, claim: Claim, *, good: bool) -> Self:
-        """Return the counts after one more audit. They are revoked if all audits together contradict the claim."""
+        """Return the counts after one more audit. They become revoked if all audits together contradict the claim."""
         audited, bad = self.audited + 1, self.bad + (not good)
         revoked = self.revoked or contradicts(bad, audited, claim.floor, claim.confidence)
         return dataclasses.replace(self, audited=audited, bad=bad, revoked=revoked)
 
     @property
     def uncounted(self) -> Self:
-        """The counts before any audit."""
+        """The counts as they were before any audit."""
         return dataclasses.replace(self, audited=0, bad=0, revoked=False)
 
     def joined(self, other: Self) -> Self:
-        """Return the one of the two with more audits; revoked if either is."""
+        """Return the one of the two counts that has more audits. It is revoked if either of them is."""
         latest = other if other.audited > self.audited else self
         return dataclasses.replace(latest, revoked=self.revoked or other.revoked)
 
     def shows(self, claim: Claim) -> bool:
-        """Whether these counts are possible and prove the claim."""
+        """Whether these counts are consistent and prove the claim."""
         return self.bad <= self.audited and claim.shown_by(self.good)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certified(Evidence):
-    """A certified strategy. ``speed``: its tokens per second over those of exact decoding."""
+    """A certified strategy. ``speed`` is the ratio of its tokens per second to exact decoding's."""
 
     strategy: str = option()
     speed: float = option(low=0)
@@ -148,11 +155,10 @@ class Certified(Evidence):
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Certifies that each strategy's share of good answers is at least ``claim.floor`` on requests like the
-    calibration's.
+    """Certifies that each strategy gives at least a share ``claim.floor`` of good answers.
 
-    The chance that this is wrong for any of them is at most 1 - ``claim.confidence``, over the draw of the
-    calibration's prompts.
+    This holds for requests like the calibration's. The chance that it is wrong for any of the strategies is at most
+    1 - ``claim.confidence``, over the random choice of the calibration's prompts.
     """
 
     binding: Binding
@@ -161,33 +167,33 @@ class Certificate:
     strategies: tuple[Certified, ...]
 
     def covers(self, params: SamplingParams) -> bool:
-        """See `Claim.covers`."""
+        """Whether the certificate covers a request with these parameters; see `Claim.covers`."""
         return self.claim.covers(self.sampling, params)
 
     def implies(self, certified: Certified, floor: Floor) -> bool:
-        """Whether the strategy is certified for at least a request's floor."""
+        """Whether the strategy is certified for the floor that a request states, or a higher one, and not revoked."""
         return not certified.revoked and self.claim.implies(floor)
 
     @property
     def uncounted(self) -> Certificate:
-        """The certificate before any audit."""
+        """The certificate as it was before any audit."""
         return dataclasses.replace(self, strategies=tuple(one.uncounted for one in self.strategies))
 
     def audited(self, strategy: str, good: bool) -> Certificate:
-        """Return the certificate after one more audit of an answer of the strategy."""
+        """Return the certificate after one more audit of the strategy."""
         after = [one.after(self.claim, good=good) if one.strategy == strategy else one for one in self.strategies]
         return dataclasses.replace(self, strategies=tuple(after))
 
 
 def write(certificate: DataclassInstance, path: Path) -> None:
-    """Write a certificate as a file of this version. Raises ParlayError if it can't be written."""
+    """Write a certificate to a file in the format of `VERSION`. Raises ParlayError if it can't be written."""
     with saved_whole(path) as part:
         fields = {_KIND: VERSION, **dataclasses.asdict(certificate)}
         part.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def read(path: Path) -> Certificate:
-    """Read a certificate of this version. Raises ParlayError, in one line, for any other file."""
+    """Read a certificate in the format of `VERSION`. Raises ParlayError, in one line, for any other file."""
     data = read_parts(path, ("binding", "sampling", "claim", "strategies"))
     if not isinstance(data["strategies"], list):
         raise ParlayError(f"{path} is damaged: its strategies are no list; calibrate again")
@@ -199,13 +205,13 @@ def read(path: Path) -> Certificate:
 
 
 def check_counts(shown: Sequence[Evidence], claim: Claim, path: Path) -> None:
-    """Raise ParlayError unless all counts prove the claim."""
+    """Raise ParlayError unless each of the counts proves the claim."""
     if not all(one.shows(claim) for one in shown):
         raise ParlayError(f"{path} is damaged: its counts do not show its floor; calibrate again")
 
 
 def read_parts(path: Path, names: Sequence[str]) -> Mapping[str, Any]:
-    """Read the parts of a file, which must have these names. Raises ParlayError."""
+    """Read a certificate file whose parts must have exactly these names. Raises ParlayError for any other file."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ParlayError(f"{path} is no certificate: it is larger than {_MOST_BYTES:,} bytes")
@@ -224,7 +230,7 @@ def read_parts(path: Path, names: Sequence[str]) -> Mapping[str, Any]:
 
 
 def read_part(declared: type[T], given: object, path: Path) -> T:
-    """Make one part, with its fields checked. Raises ParlayError."""
+    """Return one part of a file, with its fields checked. Raises ParlayError for wrong fields or values."""
     if not isinstance(given, dict) or given.keys() != options_of(declared).keys():
         names = ", ".join(options_of(declared))
         raise ParlayError(f"{path} is damaged: its {declared.__name__.lower()} has the fields {names}; calibrate again")
@@ -241,7 +247,7 @@ C = TypeVar("C", bound="DataclassInstance")
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """Certified facts of a strategy or a cascade: the claim, and the counts of calibration and audits."""
+    """What is certified of a strategy or a cascade: the claim, and the counts of calibration and audits."""
 
     gate: str
     claim: Claim
@@ -249,14 +255,14 @@ class Audited:
 
 
 class AuditedFile(ABC, Generic[C]):
-    """A certificate and its file. A share of the answers that it allows are audited. Any thread may call.
+    """A certificate together with its file. A ``share`` of the answers that it allows are audited. Any thread may call.
 
-    Several processes may hold the certificate of one file, as the replicas of a server do. Each adds its audits to the
-    others' in the file, so a certificate that one process revokes is revoked for all.
+    Several processes may hold one file's certificate, as the replicas of a server do. Each process adds its audits to
+    the other processes' audits in the file. A certificate that one process revokes is revoked for all.
     """
 
     def __init__(self, path: Path, read: Callable[[Path], C], *, share: float) -> None:
-        """``read`` reads a certificate from the file. Raises its errors."""
+        """Read the certificate with ``read``, whose errors are raised."""
         self.path, self._read, self._share = path, read, share
         self._stamp = _stamp(path)
         self._certificate = read(path)
@@ -266,11 +272,14 @@ class AuditedFile(ABC, Generic[C]):
 
     @abstractmethod
     def _joined(self, kept: C) -> C | None:
-        """Return the certificate with the audits of ``kept``, the file's; None if ``kept`` certifies something else."""
+        """Return the certificate with the audits of ``kept``, the certificate in the file.
+
+        Returns None if ``kept`` certifies something else.
+        """
 
     @property
     def certificate(self) -> C:
-        """The certificate, with the audits of all processes."""
+        """The certificate, with the audits that all processes have written to the file."""
         if _stamp(self.path) != self._stamp:
             with self._lock:
                 self._catch_up()
@@ -281,10 +290,10 @@ class AuditedFile(ABC, Generic[C]):
         return self._draws.random() < self._share
 
     def count(self, audited: Callable[[C], C], about: str, evidence: Callable[[C], Evidence]) -> None:
-        """Replace the certificate by ``audited`` of it, the result of one more audit, here and in the file.
+        """Count one more audit, here and in the file.
 
-        If its ``evidence`` is then revoked, the log names the strategy (``about``). A file that has the certificate of
-        a later calibration by now is not changed.
+        ``audited`` returns the certificate after the audit. If its ``evidence`` is then revoked, the log names the
+        strategy ``about``. The file stays as it is if a later calibration has replaced the certificate in it.
         """
         with self._lock, one_writer(self.path.parent):
             self._catch_up()
@@ -301,7 +310,7 @@ class AuditedFile(ABC, Generic[C]):
             logger.warning("%s contradict the certificate of %s: it is revoked in %s", told, about, self.path)
 
     def _catch_up(self) -> None:
-        """Add the audits in the file, if it can be read."""
+        """Join the audits in the file to the certificate, if the file can be read."""
         self._stamp = _stamp(self.path)
         try:
             joined = self._joined(self._read(self.path))
@@ -314,7 +323,7 @@ class AuditedFile(ABC, Generic[C]):
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Return time and size of the file's last version; zeros where there is none."""
+    """Return the file's modification time in nanoseconds and its size in bytes; zeros if there is no file."""
     try:
         found = path.stat()
     except OSError:

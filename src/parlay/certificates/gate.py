@@ -1,4 +1,4 @@
-"""The gate: chooses a request's strategy from what the request allows and names, and from certificates."""
+"""Chooses a request's strategy by the exactness that it requires, the strategy that it names, and the certificates."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from parlay.types import Exactness, ParlayError, RunnerSpec, SamplingParams, Tok
 
 PLAIN = "none"
 ONE_BY_ONE = f"{DENOISE}:selector=confidence"
-"""Fills one place per forward, so no quality is lost to parallelism: the reference of models without exact decoding."""
+"""The reference of models that have no exact decoding. It fills one position per forward, so filling positions in
+parallel costs it no quality."""
 
 
 class CertificateFile(AuditedFile[Certificate]):
-    """A certificate of strategies and its file."""
+    """A certificate of strategies together with its file."""
 
     def __init__(self, path: Path, *, share: float) -> None:
         super().__init__(path, read, share=share)
@@ -45,14 +46,14 @@ class CertificateFile(AuditedFile[Certificate]):
         return dataclasses.replace(mine, strategies=tuple(one.joined(other) for one, other in pairs))
 
     def find(self, spec: StrategySpec) -> Certified | None:
-        """Return the certified facts of a strategy, if there are any."""
+        """Return what is certified of a strategy; None if the certificate does not name it."""
         return _named(self.certificate, self.specs[spec]) if spec in self.specs else None
 
     def audit(self, spec: StrategySpec, answer: Sequence[int], exact: Sequence[int]) -> None:
-        """Count an answer that was also decoded exactly. Audits that contradict the bound revoke the strategy."""
+        """Count an answer that was also decoded exactly. Audits that contradict the claim revoke the strategy."""
         name = self.specs[spec]
         good = agreement(answer, exact) >= self.certificate.claim.agreement
-        self.count(lambda file: file.audited(name, good), name, lambda file: _named(file, name))
+        self.count(lambda each: each.audited(name, good), name, lambda each: _named(each, name))
 
 
 def _named(certificate: Certificate, strategy: str) -> Certified:
@@ -68,11 +69,12 @@ class ExactnessChoice:
 
 
 class CertificateGate:
-    """Chooses strategies for the requests of one model, whose plain decoding reaches the exactness ``level``.
+    """Chooses strategies for the requests of one model.
 
-    ``share`` of the lossy answers under a certificate are audited: compared with exact decoding, or with the
-    ``reference`` of a model that has none. Raises ParlayError for a certificate with another ``binding`` or an unknown
-    strategy, and for two that cover the same requests.
+    ``level`` is the exactness that the model's plain decoding reaches. A ``share`` of certified lossy answers are
+    audited: compared with exact decoding or, if the model has none, with the strategy ``reference``. Raises ParlayError
+    for a certificate with another ``binding`` or an unknown strategy, and for two certificates that cover the same
+    requests.
     """
 
     def __init__(
@@ -87,11 +89,11 @@ class CertificateGate:
     ) -> None:
         self._level = level
         self.ways = ways
-        """The present cost of each way to decode; it must be told of finished answers."""
+        """The present cost of each way to decode. The caller must pass finished answers to `Ways.learn`."""
         self.reference = reference
-        """The strategy that answers are compared with; None: the exact form of the default one."""
+        """The strategy that answers are compared with; None means the exact form of the default strategy."""
         self.binding = binding
-        """What certificates of this model are bound to. Reads all weights when it is first asked."""
+        """Return what certificates of this model are bound to. The first call reads all weights."""
         self._files = [CertificateFile(path, share=share) for path in paths]
         seen: list[Certificate] = []
         for file in self._files:
@@ -106,7 +108,7 @@ class CertificateGate:
         return bool(self._files)
 
     def audited(self) -> list[Audited]:
-        """Return all certified facts, by strategy; one strategy may be in several certificates. Any thread may call."""
+        """Return what is certified of each strategy. A strategy may be in several certificates. Any thread may call."""
         certificates = [file.certificate for file in self._files]
         return [Audited(one.strategy, each.claim, one) for each in certificates for one in each.strategies]
 
@@ -118,12 +120,13 @@ class CertificateGate:
         params: SamplingParams,
         kind: Callable[[], str] = str,
     ) -> ExactnessChoice:
-        """Choose the strategy:
+        """Choose the strategy of a request.
 
-        ``named`` by the request, or else ``usual``. Raises ValueError if ``named`` is not allowed. If the request names
-        none, exact levels get the exact form of ``usual``, and a floor gets the cheapest way now for requests of this
-        ``kind``: exact decoding, or a strategy that is certified for the floor. If the request does not say what it
-        allows, the strategy is used as it is.
+        The request ``named`` a strategy or gets the ``usual`` one. If it does not say which exactness is ``allowed``,
+        or allows lossy decoding without a floor, that strategy is used as it is. Otherwise ValueError is raised if
+        ``named`` is not allowed. A request that names no strategy and requires an exact level gets the exact form of
+        ``usual``. If it states a floor, it gets the way that is cheapest now for requests of this ``kind``: exact
+        decoding, or a strategy that is certified for the floor.
         """
         if allowed is None or (allowed.level is Exactness.LOSSY and allowed.floor is None):
             return ExactnessChoice(named or usual)
@@ -149,6 +152,11 @@ class CertificateGate:
         params: SamplingParams,
         kind: Callable[[], str],
     ) -> ExactnessChoice:
+        """Choose for a request that states a floor.
+
+        A lossy strategy that the request names is used, or ValueError is raised. Otherwise certified strategies compete
+        with exact decoding, except for a request that names an exact strategy, unless that strategy is a router.
+        """
         lossy = rule_level(spec) is Exactness.LOSSY
         if named is not None and lossy and spec != self.reference:
             return ExactnessChoice(spec, self._certificate(spec, floor, params))
@@ -165,7 +173,7 @@ class CertificateGate:
         )
 
     def _open(self, floor: Floor, params: SamplingParams) -> list[tuple[Certified, CertificateFile]]:
-        """Return the strategies that are certified for such a request and were faster than exact decoding."""
+        """Return the strategies certified for such a request that were faster than exact decoding in calibration."""
         return [
             (one, file)
             for file in self._files
@@ -175,7 +183,7 @@ class CertificateGate:
         ]
 
     def _certificate(self, spec: StrategySpec, floor: Floor, params: SamplingParams) -> CertificateFile:
-        """Return the certificate that allows a named lossy strategy. Raises ValueError, which says why none does."""
+        """Return the certificate that allows a named lossy strategy. If none does, raise ValueError with the reason."""
         about = [(file, found) for file in self._files if (found := file.find(spec)) is not None]
         if not about:
             raise ValueError(f"exactness lossy:{floor} needs a certificate of {spec}: parlay calibrate writes one")
@@ -205,9 +213,10 @@ def open_gate(
     share: float,
     load: LoadOptions,
 ) -> CertificateGate:
-    """Open the gate of a loaded model, or of all models of an ensemble; ``load`` has the options it was loaded with.
+    """Make the gate of a loaded model, or of an ensemble of models.
 
-    Raises ParlayError as `CertificateGate` does, ValueError for a ``share`` out of range.
+    ``load`` holds the options that the model was loaded with. Raises ParlayError as `CertificateGate` does, and
+    ValueError for a ``share`` that is not between 0 and 1.
     """
     target, draft_model = resources.target, resources.default_draft
     assert target is not None
@@ -238,7 +247,10 @@ def open_gate(
 
 
 def _settings(model: str, target: RunnerSpec, tokenizer: Tokenizer | None, ends: str | None) -> str:
-    """Hash the settings; see `Binding.settings`. Those in a GGUF file are also in the hash of its weights."""
+    """Return the hash of the settings that `Binding.settings` lists.
+
+    A GGUF file has no config.json; the hash of its weights includes its settings.
+    """
     config = resolve(model) / "config.json"
     digest = hashlib.sha256(config.read_bytes() if config.is_file() else b"")
     read = ("", "") if tokenizer is None else (fingerprint(tokenizer), str(tokenizer.chat_template))
@@ -247,7 +259,7 @@ def _settings(model: str, target: RunnerSpec, tokenizer: Tokenizer | None, ends:
 
 
 def rule_level(spec: StrategySpec) -> Exactness:
-    """Return the exactness that the strategy's accept rule, or its selector, keeps."""
+    """Return the exactness that the strategy's accept rule guarantees, or its selector if it fills canvases."""
     if find(spec.name).selects:
         return find(spec.name).exactness
     return accept_rules.find(accept_rules.name_in(spec.settings)).exactness
@@ -255,9 +267,9 @@ def rule_level(spec: StrategySpec) -> Exactness:
 
 @lru_cache(maxsize=256)
 def chooses(strategy: str | StrategySpec) -> bool:
-    """Tell whether a strategy chooses drafters or thresholds by the request; cached.
+    """Tell whether a strategy chooses drafters or thresholds by the kind of request.
 
-    Raises UsageError for an unknown strategy.
+    The results are cached. Raises UsageError for an unknown strategy.
     """
     spec = strategy if isinstance(strategy, StrategySpec) else parse(strategy)
     entry = find(spec.name)
@@ -266,7 +278,7 @@ def chooses(strategy: str | StrategySpec) -> bool:
 
 
 def exact_form(spec: StrategySpec) -> StrategySpec:
-    """Return the strategy under plain decoding's own rule, or plain decoding if that rule can't judge its drafts."""
+    """Return the strategy with plain decoding's accept rule, or plain decoding if that rule can't verify its drafts."""
     own, rules = accept_rules.GUESSED[0], find(spec.name).rules
     if rule_level(spec) is Exactness.BITS:
         return spec
@@ -277,7 +289,7 @@ def exact_form(spec: StrategySpec) -> StrategySpec:
 
 
 def _conditions(certificate: Certificate) -> str:
-    """Describe the sampling parameters that are not the defaults, and the length."""
+    """Describe the temperature, the other sampling parameters that are not the defaults, and the longest answer."""
     usual = dataclasses.asdict(Sampling.of(SamplingParams()))
     given = dataclasses.asdict(certificate.sampling)
     own = [f"{name}={value:g}" for name, value in given.items() if name == "temperature" or usual[name] != value]

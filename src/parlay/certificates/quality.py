@@ -1,7 +1,7 @@
-"""Findings of a quality bench: how parallel canvases may be filled on a task before the answers get worse.
+"""Findings of a quality bench: the lossy strategies that solved nearly as many of a task's problems as the best one.
 
-The findings are no certificate. They name strategies that are worth one; calibration then tests them on prompts that
-had no part in the choice.
+The findings certify nothing. They name candidates; calibration then tests these on prompts that had no part in the
+choice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ __all__ = ["Kept", "Quality", "read", "write"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept(Options):
-    """A lossy strategy that kept 99 percent of the best ``accuracy`` measured on a task."""
+    """A lossy strategy that kept 99 percent of the best accuracy measured on a task.
+
+    It solved ``right`` of ``problems`` problems, and committed ``tokens_per_forward`` tokens per forward.
+    """
 
     task: str = option()
     strategy: str = option()
@@ -36,10 +39,10 @@ class Quality:
     kept: tuple[Kept, ...]
 
     def candidates(self) -> list[str]:
-        """Return strategies that kept their quality on every task: the most parallel one for each way of choosing
-        places.
+        """Return the strategies that are worth a calibration, safest first.
 
-        The least parallel of these comes first, as the safest.
+        Of the strategies that kept their quality on every task, the one with the most tokens per forward is returned
+        for each ``selector``, the way of choosing which tokens to commit. Fewer tokens per forward count as safer.
         """
         tasks = {one.task for one in self.kept}
         speeds: dict[str, list[float]] = {}
@@ -52,7 +55,7 @@ class Quality:
         return sorted(fastest.values(), key=means.__getitem__)
 
     def check(self, binding: Binding, path: Path) -> None:
-        """Raise ParlayError if the findings are about other weights."""
+        """Raise ParlayError if the findings are about other weights or another data type."""
         if self.binding.weights != binding.weights or self.binding.dtype != binding.dtype:
             theirs, ours = (f"{each.model} in {each.dtype} ({each.weights[:12]})" for each in (self.binding, binding))
             raise ParlayError(
@@ -61,7 +64,10 @@ class Quality:
 
 
 def read(path: Path) -> Quality:
-    """Read findings. Raises ParlayError, in one line, for a file that `parlay bench --quality` did not write."""
+    """Read the findings in a file.
+
+    Raises ParlayError, in one line, for a file that `parlay bench --quality` did not write.
+    """
     data = read_parts(path, ("binding", "kept"))
     if not isinstance(data["kept"], list):
         raise ParlayError(f"{path} is damaged: what was kept is no list; run parlay bench --quality again")

@@ -8,16 +8,16 @@ from parlay.options import Options, UsageError, nearest, option, options_of, spl
 from parlay.types import Exactness
 
 AUDIT_SHARE = 0.02
-"""Default share of the lossy answers under a certificate that are audited: decoded exactly, too."""
+"""Default share of certified lossy answers that are audited: decoded exactly, too, and compared."""
 DOUBT = 1e-9
-"""The smallest possible doubt: no claim is ever certain."""
+"""The smallest value of 1 - confidence: no sample can prove a claim with certainty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor(Options):
-    """How good answers have to be: a share of at least ``floor`` has at least ``agreement`` with the exact answer.
+    """A lower bound on quality: at least a share ``floor`` of answers agree with the exact answer by ``agreement``.
 
-    The calibration that proves this is wrong in at most a share 1 - ``confidence`` of cases.
+    The chance that a calibration proves this wrongly is at most 1 - ``confidence``.
     """
 
     floor: float = option(help="least share of good answers", low=0, high=1)
@@ -30,14 +30,14 @@ class Floor(Options):
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The weakest level that a request accepts, and for lossy ones the floor, if it states one."""
+    """The weakest level of exactness that a request accepts, and the floor that it states for lossy answers, if any."""
 
     level: Exactness
     floor: Floor | None = None
 
 
 def parse(text: str) -> Allowed:
-    """Parse ``LEVEL[:key=value,...]``. Raises UsageError, whose message names the correct form."""
+    """Parse ``LEVEL[:key=value,...]``. Raises UsageError with the correct form for any other text."""
     name, colon, rest = text.strip().partition(":")
     if name not in list(Exactness):
         raise UsageError(f"exactness {name!r} is unknown: {nearest(name, list(Exactness))}")

@@ -1,4 +1,4 @@
-"""Chooses the cheapest way to decode among those that a request allows, by recent answers and the present load."""
+"""Chooses the cheapest allowed way to decode a request, by recent answers and the present load."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple, Protocol, TypeVar
 from parlay.types import Cost, EngineStats, Metrics
 
 TRIAL = 32
-"""Choices after which a dearer way is taken once, so that a change of its price is noticed."""
+"""A way that was not chosen this many times in a row is chosen once, so that a change of its price is noticed."""
 FEW = 4
-"""Answers of a way before it has a price of its own."""
+"""Answers that a way must have given before its price is computed from them."""
 _KEPT = 0.9
-"""Weight of earlier answers after one more."""
+"""Factor by which one more answer multiplies the weight of the earlier ones."""
 _MOST = 256
-"""Most pairs of way and kind that are kept: clients may name any number of strategies."""
+"""Limit on the pairs of way and kind that are kept, because clients may name any number of strategies."""
 _LEAST = 1e-9
 
 V = TypeVar("V")
@@ -32,7 +32,7 @@ class Loaded(Protocol):
 
 
 class Way(NamedTuple):
-    """A strategy, and its speed in calibration relative to exact decoding."""
+    """A way to decode: a strategy, and its speed in calibration as a multiple of exact decoding's."""
 
     strategy: str
     speed: float = 1.0
@@ -40,7 +40,10 @@ class Way(NamedTuple):
 
 @dataclass(slots=True)
 class _Lately:
-    """Decaying sums over the last answers of one way to requests of one kind; ``context`` is a mean."""
+    """Exponentially decaying sums over the answers of one way to requests of one kind.
+
+    ``drafting`` is in seconds. ``context``, in tokens, is a decaying mean.
+    """
 
     answers: int = 0
     tokens: float = 0.0
@@ -62,20 +65,21 @@ class _Lately:
 class Ways:
     """Prices of ways to decode, each in seconds per token, by kind of request.
 
-    Recent answers tell how many forwards a way takes per token, and how many rows in each. The price of these rows
-    depends on the load: alone, a forward costs its whole time; beside other requests, only the time that its rows add.
-    So a way of few forwards with many rows may pay alone but not under load. Before a way has given a few answers, its
-    price follows from its speed in calibration. Any thread may call.
+    A way's recent answers tell how many forwards it takes per token, and how many rows each forward has. The price of
+    these rows depends on the load. A request that runs alone pays for whole forwards. If it shares its forwards with
+    other requests, it pays only for the time that its rows add. So few forwards with many rows may be cheapest for a
+    single request and too dear under load. Until a way has given a few answers, its price follows from its speed in
+    calibration. Any thread may call.
     """
 
     def __init__(self, model: Loaded) -> None:
         self._model, self._lock = model, Lock()
         self._lately: dict[tuple[str, str], _Lately] = {}
         self._passed: dict[tuple[str, str], int] = {}
-        """How often each way was passed over since it was last taken."""
+        """How many times in a row each way was not chosen."""
 
     def learn(self, kind: str, metrics: Metrics) -> None:
-        """Learn from a finished answer to a request of this kind."""
+        """Add a finished answer to the sums of its strategy for this kind of request."""
         if metrics.steps and metrics.completion_tokens:
             with self._lock:
                 lately = self._lately.get((metrics.strategy, kind)) or _Lately()
@@ -83,7 +87,7 @@ class Ways:
                 _put(self._lately, (metrics.strategy, kind), lately)
 
     def price(self, strategy: str, kind: str) -> float | None:
-        """Seconds per token at the present load; None without enough answers."""
+        """Return the price in seconds per token at the present load; None if the strategy has given too few answers."""
         lately = self._lately.get((strategy, kind))
         if lately is None or lately.answers < FEW:
             return None
@@ -94,9 +98,9 @@ class Ways:
         return (max(more, _LEAST) * lately.steps + lately.drafting) / lately.tokens
 
     def cheapest(self, ways: Sequence[Way], kind: str) -> int:
-        """Return the number of the cheapest of ``ways``, the first of which is exact decoding.
+        """Return the index of the cheapest of ``ways``. The first way must be exact decoding.
 
-        A way that was passed over `TRIAL` times is tried.
+        A way that was not chosen `TRIAL` times in a row is returned instead.
         """
         with self._lock:
             prices = self._prices(ways, kind)
@@ -109,9 +113,10 @@ class Ways:
         return best
 
     def _prices(self, ways: Sequence[Way], kind: str) -> list[float]:
-        """Return the prices of all ways.
+        """Return the price of each way.
 
-        A way without answers is priced by its calibrated speed and the mean of the others.
+        A known price times the way's calibrated speed estimates exact decoding's price. The mean of these estimates,
+        divided by its own calibrated speed, is the price of a way with too few answers.
         """
         known = [self.price(way.strategy, kind) for way in ways]
         plain = [price * way.speed for price, way in zip(known, ways, strict=True) if price is not None]
@@ -120,7 +125,7 @@ class Ways:
 
 
 def _put(known: dict[tuple[str, str], V], key: tuple[str, str], value: V) -> None:
-    """Store the value as the latest, and drop the oldest if there are too many."""
+    """Store the value as the newest entry of ``known``, and drop the oldest entry if there are more than `_MOST`."""
     known.pop(key, None)
     known[key] = value
     if len(known) > _MOST:
