@@ -21,6 +21,7 @@ from parlay.cost.measured import MeasuredCost
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine
 from parlay.router.arms import Arm
+from parlay.router.goals import GOALS, Aim
 from parlay.router.policies import Fixed
 from parlay.router.router import Router
 from parlay.sampling.rules import SharedNoise
@@ -272,6 +273,11 @@ class World:
         arms = [Arm("copy", 10, replayable=True), Arm("head", 8, expected=_Head.needs.expected, sees_first=True)]
         return self._strategy([self._copier(), self._head()], Router(self.cost, arms))
 
+    def copies(self, goal: str) -> Strategy:
+        """`auto` with this goal, choosing between copies and no draft."""
+        router = Router(self.cost, [Arm("copy", 10, replayable=True)], aim=Aim(goal=GOALS[goal]))
+        return self._strategy([self._copier()], router)
+
     def fixed(self, drafter: str, nodes: int) -> Strategy:
         """A strategy with one drafter, or none, that always drafts so many nodes."""
         return self._strategy([self._head() if drafter == "head" else self._copier()], Fixed(nodes))
@@ -313,10 +319,32 @@ class World:
         assert [tuple(each) for each in written.values()] == [text.tokens[_PROMPT:] for text in together]
         return self._runner.now - began
 
+    def seconds_per_token(self, texts: Sequence[Text], apart: float, strategy: Strategy) -> list[float]:
+        """Of each text from its arrival to its last token, the first ones to end first; a text arrives every ``apart``
+        seconds on average (Poisson)."""
+        times = torch.cumsum(torch.empty(len(texts)).exponential_(1 / apart, generator=_generator(1)), 0).tolist()
+        waiting, began, taken = list(zip(times, texts, strict=True)), dict[str, float](), list[float]()
+        start = self._runner.now
+        while waiting or not self._engine.idle:
+            if self._engine.idle:
+                self._runner.now = max(self._runner.now, start + waiting[0][0])
+            while waiting and start + waiting[0][0] <= self._runner.now:
+                at, text = waiting.pop(0)
+                began[str(text.seed)] = start + at
+                self._add(str(text.seed), text, strategy)
+            for event in self._engine.step():
+                if event.finish_reason is not None:
+                    taken.append((self._runner.now - began[event.request]) / (4 * _STRETCH))
+        return taken
+
     def _add(self, name: str, text: Text, strategy: Strategy) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=len(text.tokens) - _PROMPT, ignore_eos=True)
         self._runner.write(text)
         self._engine.add(Request(id=name, prompt=text.tokens[:_PROMPT], params=params, key=NoiseKey(0)), strategy)
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def stretches(count: int = 4) -> list[slice]:

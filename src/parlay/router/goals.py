@@ -71,7 +71,8 @@ class Latency:
     """Seconds per token, averaged over sequences: minimises T (1/n1 + 1/n2 + ...) for a step of T seconds.
 
     A draft that gives a sequence n tokens instead of one is worth 1 - 1/n. So no draft, however long, is worth more
-    than one token of each other sequence, and a step is not made longer for all where that helps only a few.
+    than one token of each other sequence, and a step is not made longer for all where that helps only a few. Over
+    whole requests `Throughput` has the better mean, as requests that draft leave sooner; this protects the slowest.
     """
 
     passes = 5

@@ -40,8 +40,8 @@ class RoutingOptions(Options):
     )
     goal: str = option(
         "throughput",
-        "throughput: most tokens per second of all requests together; latency: fewest seconds per token, in the mean "
-        "over requests; energy: most tokens per joule",
+        "throughput: most tokens per second of all requests together; latency: drafts that hardly delay the other "
+        "requests; energy: most tokens per joule",
         choices=tuple(GOALS),
     )
     power: float = option(
