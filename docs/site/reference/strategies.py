@@ -34,7 +34,7 @@ def index() -> str:
         (f"[`{each.name}`](#{each.name})", FAMILIES[each.family][0].lower(), each.when or each.summary)
         for each in catalogue().values()
     ]
-    return table(["strategy", "family", "use it where"], rows)
+    return table(["strategy", "family", "use it if"], rows)
 
 
 def strategies() -> str:
@@ -51,9 +51,9 @@ def strategies() -> str:
 
 def _section(entry: StrategyEntry) -> Iterator[str]:
     yield f"### {entry.name} {{#{entry.name}}}\n\n{entry.summary}\n"
-    facts = [("use it where", entry.when), ("needs", entry.needs), ("training", entry.training)]
+    facts = [("use it if", entry.when), ("needs", entry.needs), ("training", entry.training)]
     facts += [("exactness", code(entry.exactness)), ("source", entry.reference)]
-    facts += [("SmolLM2 over plain, decoding", of_strategy(entry.name))]
+    facts += [("decoding speed over plain, SmolLM2", of_strategy(entry.name))]
     yield "\n".join(f"- **{name}:** {text}" for name, text in facts if text) + "\n"
     own = {name: each for name, each in entry.parameters.items() if "." not in name}
     if own:

@@ -73,7 +73,7 @@ def _describe(entry: StrategyEntry) -> str:
     facts = f"family {entry.family}; exactness {entry.exactness}; training: {entry.training}; needs: {entry.needs}"
     lines = [entry.name, _wrap(entry.summary)]
     if entry.when:
-        lines.append(_wrap(f"use it where: {entry.when}"))
+        lines.append(_wrap(f"use it if: {entry.when}"))
     lines.append(_wrap(facts))
     if entry.reference:
         lines.append(_wrap(entry.reference))

@@ -22,10 +22,10 @@ K, POLICY, GOAL, EFFORT, POWER = "k", "policy", "goal", "effort", "power"
 class BudgetOptions(Options):
     """Options of the budget policy, which all strategies have. Each entry has its own default of ``k``."""
 
-    k: int = option(help="most nodes in a draft (heuristic: in the first)", low=0, high=1024)
+    k: int = option(help="maximum nodes of a draft (policy=heuristic: of the first draft)", low=0, high=1024)
     policy: str = option(
         "adaptive",
-        "budget policy: adaptive drafts what pays, fixed always k nodes, the others follow papers' rules",
+        "how many nodes to draft. adaptive: as many as save time; fixed: always k; the others follow papers",
         choices=tuple(BY_NAME),
         imports=True,
     )
@@ -36,23 +36,23 @@ class RoutingOptions(Options):
     """Options of the router: the drafters to choose from, and the goal of the choice."""
 
     of: tuple[str, ...] = option(
-        (), "the drafters to choose from, joined by +; empty: those that exist for the target", strategies=True
+        (), "the drafters to choose from, joined by +; empty: all that exist for the target", strategies=True
     )
     goal: str = option(
         "throughput",
-        "throughput: most tokens per second of all requests together; latency: drafts that hardly delay the other "
-        "requests; energy: most tokens per joule",
+        "throughput: most tokens per second over all requests; latency: drafts that hardly delay the other requests; "
+        "energy: most tokens per joule",
         choices=tuple(GOALS),
     )
     power: float = option(
         0.0,
-        "watts above which no step may draw because of drafts; it limits drafts, not the machine; 0: no limit",
+        "limit in watts: steps that would draw more get smaller drafts; plain decoding is not limited; 0: no limit",
         low=0,
     )
     effort: str = option(
         "medium",
-        "how hard to look for drafts that pay. low: no trials, smaller drafts, only what surely pays; high: more "
-        "trials, larger drafts",
+        "how readily to draft. low: no trials, and only small drafts that surely save time; high: more trials, larger "
+        "drafts",
         choices=tuple(EFFORTS),
     )
 
@@ -64,7 +64,7 @@ class StrategyEntry:
     ``factory``: ``module:Class``, imported on first use; empty if nothing drafts. It is called with `Resources` and, if
     the strategy has ``options`` of its own, an instance of that class. ``k``: its default budget; ``policy``: its
     default policy; ``rules``: the accept rules that can judge its drafts, its default first. ``exactness``: what that
-    rule guarantees on a runner that can give it. ``when`` ends the sentence "use it where". ``toys``: settings, written
+    rule guarantees on a runner that can give it. ``when`` ends the sentence "use it if". ``toys``: settings, written
     as in a spec, with which the conformance kit runs the entry on toy resources. ``vllm``: its names in vLLM's
     ``speculative_config``.
 

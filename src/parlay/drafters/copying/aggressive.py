@@ -20,7 +20,7 @@ SOURCE = "aggressive"
 class AggressiveOptions(Options):
     """Options of aggressive copying: how it finds its place in the source after the output has left it."""
 
-    ngram: int = option(3, "longest n-gram looked up in the source to find the place to copy from", low=1, high=32)
+    ngram: int = option(3, "longest n-gram that is looked up in the source to find where to copy from", low=1, high=32)
 
 
 class Aggressive(OneByOne):

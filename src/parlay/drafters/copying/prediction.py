@@ -29,7 +29,7 @@ class PredictionOptions(Options):
     """Options of drafts from a prediction: the drafter for where the prediction does not help."""
 
     fallback: tuple[str, ...] = option(
-        ("prompt-lookup",), "what drafts where the prediction can't; empty: nothing", strategies=True
+        ("prompt-lookup",), "strategy that drafts where the output left the prediction; empty: none", strategies=True
     )
 
 

@@ -30,9 +30,9 @@ _PLACE_BYTES = 110  # per token and n-gram size: 60 in code, 113 for random ids
 class PromptLookupOptions(Options):
     """Options of prompt lookup: which matches count, and which of several is copied."""
 
-    max_ngram: int = option(1 << 20, "matches longer than this count as this long", low=1, high=1 << 20)
-    min_ngram: int = option(1, "fewest tokens that must match", low=1, high=256)
-    pick: str = option("recent", "which occurrence to copy from", choices=("recent", "leftmost"))
+    max_ngram: int = option(1 << 20, "longest match that is looked for", low=1, high=1 << 20)
+    min_ngram: int = option(1, "minimum tokens of a match", low=1, high=256)
+    pick: str = option("recent", "which of several matches to copy from", choices=("recent", "leftmost"))
 
 
 class PromptLookup(OneByOne):

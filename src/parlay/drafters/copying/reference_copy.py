@@ -23,9 +23,10 @@ class ReferenceCopyOptions(Options):
     """Options of copying references: which matches count, and whether copying resumes after an edit."""
 
     max_ngram: int = option(5, "longest match that is looked for", low=1, high=32)
-    min_ngram: int = option(1, "fewest tokens that must match", low=1, high=32)
+    min_ngram: int = option(1, "minimum tokens of a match", low=1, high=32)
     resync: bool = option(
-        False, "the first reference is a prediction: draft from its start, and go on in it after each edit"
+        False,
+        "treat the first reference as a prediction: draft from its start, and find the place again after each edit",
     )
 
 

@@ -18,7 +18,7 @@ SOURCE = "adaptive-ngram"
 class AdaptiveNgramOptions(Options):
     """Options of the adaptive n-gram drafter: lengths of the counted n-grams."""
 
-    ngram: int = option(5, "longest n-gram, the drafted token included", low=2, high=16)
+    ngram: int = option(5, "longest n-gram, including the drafted token", low=2, high=16)
 
 
 class AdaptiveNgram(OneByOne):

@@ -37,12 +37,10 @@ _CORPUS_WEIGHT = 100  # factor on a token's count in the corpus, if it has one
 class NgramCachesOptions(Options):
     """Options of the n-gram caches: which texts are counted besides the request itself."""
 
-    static: str = option(
-        "", "n-gram model with counts, whose pairs are looked up (parlay ngram build --counts); empty: none", opens=True
-    )
+    static: str = option("", "n-gram model with counts, made by parlay ngram build --counts; empty: none", opens=True)
     remember: int = option(
         200_000,
-        "tokens of past requests to keep; who has most loses the oldest first",
+        "tokens of past requests to keep; if there are more, the tenant with most loses its oldest",
         low=0,
         high=10_000_000,
         keeps=True,

@@ -21,8 +21,8 @@ class NgramLmOptions(Options):
     """Options of n-gram model drafts: the model, and how its drafts grow."""
 
     file: str = option("", "the n-gram model; `parlay ngram build` makes one", opens=True)
-    width: int = option(4, "most continuations of a node", low=1, high=64)
-    min_prob: float = option(0.05, "least probability of a drafted path", low=0, high=1)
+    width: int = option(4, "maximum children of a node", low=1, high=64)
+    min_prob: float = option(0.05, "minimum probability of a drafted path", low=0, high=1)
 
 
 class NgramLm(OneByOne):

@@ -23,8 +23,10 @@ class RemoteOptions(Options):
     """Options of a remote drafter: its address, and how long to wait for it."""
 
     url: str = option("", "URL of a `parlay serve --drafter-only`, as in http://HOST:8001", opens=True)
-    deadline_ms: float = option(100.0, "milliseconds after which the step goes on plainly", low=0.1, high=60_000)
-    retry_s: float = option(5.0, "seconds before a service that failed is asked again", low=0.1, high=3600)
+    deadline_ms: float = option(
+        100.0, "milliseconds after which the step continues without a draft", low=0.1, high=60_000
+    )
+    retry_s: float = option(5.0, "seconds before asking a service again that failed", low=0.1, high=3600)
 
 
 class Remote(FromText):

@@ -21,10 +21,10 @@ class RetrievalOptions(Options):
     """Options of retrieval: the datastore, and which matches in it count."""
 
     file: str = option("", "the datastore; `parlay datastore build` makes one", opens=True)
-    max_match: int = option(16, "most tokens of the sequence that are looked for", low=1, high=256)
-    min_match: int = option(2, "fewest tokens that must match", low=1, high=256)
-    branch: int = option(10, "tokens that are taken after a match: most depth of a draft", low=1, high=256)
-    matches: int = option(5000, "most matches that are counted", low=1, high=100_000)
+    max_match: int = option(16, "maximum tokens of a match", low=1, high=256)
+    min_match: int = option(2, "minimum tokens of a match", low=1, high=256)
+    branch: int = option(10, "tokens to take after a match, which bounds the depth of a draft", low=1, high=256)
+    matches: int = option(5000, "maximum matches that are counted", low=1, high=100_000)
 
 
 class Retrieval(OneByOne):

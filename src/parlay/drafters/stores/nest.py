@@ -20,8 +20,8 @@ SOURCE = "nest"
 class SpanOptions(Options):
     """Options of NEST: the datastore, and how many of its entries are looked at."""
 
-    file: str = option("", "the datastore, built with --states; empty: the one that the target mixes in", opens=True)
-    neighbours: int = option(NEIGHBOURS, "nearest states that are looked at", low=1, high=4096)
+    file: str = option("", "the datastore, built with --states; empty: the one that the target writes with", opens=True)
+    neighbours: int = option(NEIGHBOURS, "nearest states to read", low=1, high=4096)
 
 
 class Spans(Drafter):

@@ -25,11 +25,15 @@ _OVER = object()
 class StoreOptions(Options):
     """Options of stores of past outputs: how much is kept, and the file."""
 
-    store: str = option("", "file in which past outputs outlive the process; empty: none", opens=True)
+    store: str = option("", "file that keeps past outputs between runs; empty: none", opens=True)
     max_tokens: int = option(
-        250_000, "past outputs to keep, in tokens; who has most loses the oldest first", low=1, high=1e9, keeps=True
+        250_000,
+        "tokens of past outputs to keep; if there are more, the tenant with most loses its oldest",
+        low=1,
+        high=1e9,
+        keeps=True,
     )
-    save_every: int = option(8, "requests after which the file is written", low=1, high=1e6)
+    save_every: int = option(8, "write the file after so many requests", low=1, high=1e6)
 
 
 class OutputStore:

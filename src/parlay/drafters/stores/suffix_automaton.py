@@ -23,9 +23,11 @@ _DEPTH = 64  # the most tokens of match and draft together in past outputs
 class SuffixAutomatonOptions(StoreOptions):
     """Options of the suffix automaton: which matches count, and the drafter for where none does."""
 
-    min_match: int = option(5, "where matches are shorter, the fallback drafts", low=1, high=64)
-    bias: int = option(5, "tokens by which a match in past outputs must be longer", low=0, high=64)
-    fallback: tuple[str, ...] = option((), "strategy that drafts where matches are short; empty: none", strategies=True)
+    min_match: int = option(5, "if the match is shorter, `fallback` drafts", low=1, high=64)
+    bias: int = option(
+        5, "how many tokens longer a match in past outputs must be than one in this request", low=0, high=64
+    )
+    fallback: tuple[str, ...] = option((), "strategy that drafts if the match is short; empty: none", strategies=True)
 
 
 class SuffixAutomaton:

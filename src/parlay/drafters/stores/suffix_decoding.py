@@ -19,11 +19,11 @@ SOURCE = "suffix-decoding"
 class SuffixDecodingOptions(StoreOptions):
     """Options of SuffixDecoding: the size of a draft by the length of its match."""
 
-    depth: int = option(64, "most tokens of match and draft together", low=2, high=256)
-    factor: float = option(1.0, "nodes per matching token", low=0, high=64)
-    offset: float = option(0.0, "nodes on top of that", low=-64, high=1024)
-    min_prob: float = option(0.1, "least probability of a drafted path", low=0, high=1)
-    shape: str = option("tree", "several continuations, or the likeliest", choices=("tree", "path"))
+    depth: int = option(64, "maximum tokens of match and draft together", low=2, high=256)
+    factor: float = option(1.0, "nodes to draft for each matching token", low=0, high=64)
+    offset: float = option(0.0, "nodes to draft in addition", low=-64, high=1024)
+    min_prob: float = option(0.1, "minimum probability of a drafted path", low=0, high=1)
+    shape: str = option("tree", "tree: several continuations; path: the likeliest", choices=("tree", "path"))
 
 
 class SuffixDecoding(OneByOne):

@@ -35,10 +35,10 @@ class TokenRecyclingOptions(Options):
     """Options of token recycling: number of tenants, and the file of candidates."""
 
     tenants: int = option(
-        16, "tenants remembered, 32 bytes per token of the vocabulary each", low=1, high=4096, keeps=True
+        16, "tenants to remember, each with 32 bytes per token of the vocabulary", low=1, high=4096, keeps=True
     )
-    store: str = option("", "file in which the candidates outlive the process; empty: none", opens=True)
-    save_every: int = option(8, "requests after which the file is written", low=1, high=1e6)
+    store: str = option("", "file that keeps the candidates between runs; empty: none", opens=True)
+    save_every: int = option(8, "write the file after so many requests", low=1, high=1e6)
 
 
 class TokenRecycling(OneByOne):

@@ -20,10 +20,12 @@ SOURCE = "trie-lookahead"
 class TrieLookaheadOptions(StoreOptions):
     """Options of the lookahead trie: how branches are looked up and weighed."""
 
-    branch_length: int = option(12, "most tokens in a branch", low=1, high=64)
-    max_query: int = option(2, "most tokens looked up; fewer if they fill too little", low=1, high=16)
-    output_weight: float = option(1e-4, "weight of past outputs against the request", low=0, high=1)
-    shape: str = option("tree", "all branches, or one", choices=("tree", "path"))
+    branch_length: int = option(12, "maximum tokens of a branch", low=1, high=64)
+    max_query: int = option(
+        2, "maximum tokens that are looked up; fewer if they yield too few branches", low=1, high=16
+    )
+    output_weight: float = option(1e-4, "weight of past outputs relative to this request", low=0, high=1)
+    shape: str = option("tree", "tree: all branches; path: the likeliest", choices=("tree", "path"))
 
 
 class TrieLookahead(OneByOne):

@@ -91,7 +91,7 @@ class Layout:
 
 
 def decoder_layer(foreign: Foreign, declared: Json, target: TargetShape, architecture: str) -> DecoderConfig:
-    """The shape of a head's layers from the config ``said``. Raises BadHead for features that Parlay's layers lack.
+    """The shape of a head's layers from the config ``declared``. Raises BadHead for features that Parlay's layers lack.
 
     Its longest text is the target's, as rotary positions have no limit.
     """

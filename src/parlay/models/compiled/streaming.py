@@ -66,7 +66,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class WeightRoom:
-    """How many ``bytes`` of memory a model's weights may take; ``said``: the user gave the limit, else it is what is
+    """How many ``bytes`` of memory a model's weights may take; ``explicit``: the user gave the limit, else it is what is
     free.
 
     ``name`` is the model's name, and ``identity`` returns a fingerprint of its weights.

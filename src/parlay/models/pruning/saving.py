@@ -24,7 +24,7 @@ _GONE = ("layer_types", "max_window_layers", "torch_dtype", "quantization_config
 
 
 def smaller(fields: Json, config: DecoderConfig) -> dict[str, Any]:
-    """A model's config.json ``said`` with the pruned numbers of layers and inner units."""
+    """A model's config.json ``fields`` with the pruned numbers of layers and inner units."""
     kept = {key: value for key, value in fields.items() if key not in _GONE}
     sizes = {"num_hidden_layers": config.num_layers, "intermediate_size": config.intermediate_size}
     return {**kept, **sizes, "dtype": "bfloat16"}
