@@ -21,32 +21,32 @@ TESTS = {
     ),
     "log-probabilities while drafting": "generation/test_logprobs.py::test_of_chat_equal_those_of_the_python_api",
     "Predicted Outputs": "generation/test_prediction.py::test_a_prediction_is_drafted_from_and_counted",
-    "a strategy for each request, the same text by all": (
+    "a strategy for each request, all with the same text": (
         "generation/test_completions.py::test_the_text_is_that_of_the_python_api_whatever_the_strategy"
     ),
-    "an answer held to a JSON schema": "generation/test_responses.py::test_an_answer_keeps_to_a_schema",
-    "a call of a named function, held to its schema": "generation/test_responses.py::test_a_call_that_must_come",
+    "an answer that follows a JSON schema": "generation/test_responses.py::test_an_answer_keeps_to_a_schema",
+    "a call of a named function that follows its schema": "generation/test_responses.py::test_a_call_that_must_come",
     "`functions` and `function_call`": "generation/test_fields.py::test_functions_of_the_old_shape",
-    "reasoning apart": "generation/test_reasoning.py::test_reasoning_and_answer_wherever_pieces_end",
-    "Responses, events as the official client reads them": (
+    "reasoning separate from the answer": "generation/test_reasoning.py::test_reasoning_and_answer_wherever_pieces_end",
+    "Responses, with the events that the official client reads": (
         "generation/test_responses.py::test_a_stream_adds_up_to_the_response"
     ),
     "Responses, `previous_response_id`": "generation/test_responses.py::test_a_conversation_goes_on",
-    "Responses, calls of functions and what they returned": "generation/test_responses.py::test_a_call_that_must_come",
+    "Responses, function calls and their results": "generation/test_responses.py::test_a_call_that_must_come",
     "Messages (Anthropic's), whole and streamed": (
         "generation/test_anthropic_client.py::test_a_stream_has_the_text_of_the_whole_answer"
     ),
     "Messages, `count_tokens`": "generation/test_anthropic_client.py::test_system_is_text_or_blocks_and_counts",
-    "Messages, calls of tools and their results": (
+    "Messages, tool calls and their results": (
         "generation/test_anthropic_client.py::test_a_call_and_its_result_go_back_to_the_model"
     ),
-    "Messages, a tool that must be called, held to its schema": (
+    "Messages, a required tool call that follows its schema": (
         "generation/test_anthropic_client.py::test_a_tool_that_must_be_called_is_called_with_valid_input"
     ),
-    "Messages, an answer held to a JSON schema": (
+    "Messages, an answer that follows a JSON schema": (
         "generation/test_anthropic_client.py::test_an_answer_keeps_to_a_schema"
     ),
-    "reasoning apart in every vendor's client": (
+    "reasoning separate from the answer in every vendor's client": (
         "generation/test_thinking.py::test_every_vendors_client_has_the_reasoning_apart"
     ),
     "Ollama's `/api/chat` and `/api/generate`": (
@@ -60,26 +60,26 @@ TESTS = {
         "generation/test_ollama_client.py::test_models_are_listed_shown_and_told_of_when_loaded"
     ),
     "Ollama's `/api/pull`": "generation/test_ollama_client.py::test_what_is_pulled_is_told_of_and_served",
-    "fields without effect named in the reply": (
+    "the reply names fields without effect": (
         "generation/test_fields.py::test_fields_without_effect_are_named_in_a_header"
     ),
-    "samplers that are not there refused by name": (
+    "unsupported samplers are refused by name": (
         "generation/test_fields.py::test_what_would_change_the_text_is_refused_by_its_path"
     ),
     "`best_of`": "generation/test_fields.py::test_the_best_of_several_samples",
-    "a vote of several chains of thought, stopped early": "generation/test_voting.py::test_a_completion_by_vote",
-    "the sections of an answer at once, by an outline": (
+    "a vote of several chains of thought that ends early": "generation/test_voting.py::test_a_completion_by_vote",
+    "sections of an answer written at once, from an outline": (
         "generation/test_outlined.py::test_an_answer_by_outline_has_its_sections_in_order"
     ),
-    "steps of an answer drafted ahead by another model (`reason_ahead`)": (
+    "another model drafts steps of the answer (`reason_ahead`)": (
         "generation/test_reason_ahead.py::test_the_text_and_the_usage_are_those_of_plain_decoding"
     ),
-    "several drafts for the forwards of one (`superposed`)": (
+    "several drafts with the forwards of one (`superposed`)": (
         "generation/test_superposed.py::test_a_completion_may_be_superposed"
     ),
     "`continue_final_message`": "generation/test_fields.py::test_the_last_message_is_gone_on_with",
     "`bad_words`, `allowed_token_ids`": "generation/test_fields.py::test_bad_words_do_not_come",
-    "adapters chosen per request, loaded over HTTP": (
+    "adapters chosen by request and loaded over HTTP": (
         "test_adapters.py::test_an_adapter_is_loaded_named_as_a_model_listed_and_unloaded"
     ),
     "embeddings, reranking": "test_embeddings.py::test_embeddings_are_the_states_that_the_head_reads",

@@ -22,7 +22,7 @@ TEXT_PREFIXES = {
     "language_model.lm_head.": "lm_head.",
 }
 """Prefixes of their text tensors, and the decoder's names for these."""
-REPLAYED = "drafts are chains, replayed from a snapshot where some of one are rejected"
+REPLAYED = "drafts are chains; after a rejection the state is restored from a snapshot"
 """How drafts work for models with a recurrent state, which transformers runs."""
 Complete = Callable[[Json, DecoderConfig, LayerForm], DecoderConfig]
 """Completes a config: ``(raw, config, usual)`` to the config with the family's own fields of config.json.

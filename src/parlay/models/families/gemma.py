@@ -137,5 +137,5 @@ GEMMA3_IMAGES = replace(
     prefixes=TEXT_PREFIXES,
     left_out=IMAGES,
     gguf=None,
-    note="text alone; GGUF files call themselves gemma3",
+    note="text only; in GGUF files it is gemma3",
 )

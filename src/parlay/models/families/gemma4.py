@@ -261,5 +261,5 @@ GEMMA4_IMAGES = replace(
     architecture="Gemma4ForConditionalGeneration",
     models="Gemma 4 E2B to 31B",
     gguf=None,
-    note="text alone; GGUF files call themselves gemma4",
+    note="text only; in GGUF files it is gemma4",
 )

@@ -85,5 +85,5 @@ GLM4_MOE = Family(
     keys=(*GROUPED, "num_nextn_predict_layers"),
     left_out=("model.layers.{layers}.",),
     names={"mlp.shared_experts.": "mlp.shared_expert."},
-    note="the layer for tokens to come (MTP) is left out",
+    note="without its layer for multi-token prediction (MTP)",
 )

@@ -106,7 +106,7 @@ GRANITE_MOE_SHARED = replace(
     architecture="GraniteMoeSharedForCausalLM",
     models="Granite with experts, one of them shared",
     gguf=None,
-    note="GGUF files as those of Granite with experts",
+    note="its GGUF files are those of Granite with experts",
 )
 GRANITE4 = replace(
     GRANITE_MOE_SHARED,
@@ -120,5 +120,5 @@ GRANITE4 = replace(
         *("mamba_conv_bias", "mamba_proj_bias"),
     ),
     regroup=_alone,
-    note="without Mamba; GGUF files call themselves granite. Others run through transformers, as hybrids do",
+    note="without Mamba; in GGUF files it is granite; models with Mamba run through transformers",
 )

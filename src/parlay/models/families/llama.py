@@ -46,7 +46,7 @@ MISTRAL = Family(
     models="Mistral, Mistral Nemo and Small",
     max_context=131_072,
     complete=_mistral,
-    note="GGUF files call themselves llama",
+    note="in GGUF files it is llama",
 )
 MISTRAL_IMAGES = replace(
     MISTRAL,
@@ -55,7 +55,7 @@ MISTRAL_IMAGES = replace(
     normalize=lambda raw: {"torch_dtype": raw.get("torch_dtype"), **raw.get("text_config", {})},
     prefixes=TEXT_PREFIXES,
     left_out=IMAGES,
-    note="text alone; GGUF files call themselves llama",
+    note="text only; in GGUF files it is llama",
 )
 MIXTRAL = Family(
     architecture="MixtralForCausalLM",
@@ -67,5 +67,5 @@ MIXTRAL = Family(
     keys=("num_local_experts", "num_experts_per_tok"),
     prefixes={"block_sparse_moe.": "mlp."},
     names={".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."},
-    note="GGUF files call themselves llama",
+    note="in GGUF files it is llama",
 )

@@ -44,7 +44,7 @@ OLMO2 = Family(
         "post_attention_layernorm": "attention_out_layernorm",
         "post_feedforward_layernorm": "mlp_out_layernorm",
     },
-    note="GGUF files as those of OLMo 3",
+    note="its GGUF files are those of OLMo 3",
 )
 OLMO3 = replace(
     OLMO2,

@@ -22,5 +22,5 @@ PHI3 = Family(
         keys={"attention.sliding_window": "sliding_window"},
         names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     ),
-    note="longrope: texts of up to 4,096 tokens mostly; --max-model-len above it has all texts computed as long ones",
+    note="longrope: mostly up to 4,096 tokens; a larger --max-model-len computes all texts as long ones",
 )

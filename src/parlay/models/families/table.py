@@ -28,7 +28,7 @@ OF_TABLES = (SCONE, NGRAM_LAYERS, DEEP_SHALLOW)
 """Parlay's own families: two look up part of the computation in tables, one runs only its last layers for answers."""
 FAMILIES: Mapping[str, Family] = {family.architecture: family for family in (*CAUSAL, *OF_TABLES, *DIFFUSION)}
 """Families by architecture, as named in config.json."""
-_MAMBA = "its layers are recurrent (Mamba): no drafts, as several rows at once come out wrong there"
+_MAMBA = "its layers are recurrent (Mamba): no drafts, because it computes several rows at once wrongly"
 _DELTA = f"some of its layers are recurrent (gated delta): {REPLAYED}"
 _OTHER_NORMS = "its norms subtract the mean"
 ELSEWHERE: Mapping[str, str] = {
