@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -28,13 +27,6 @@ def explained(metrics: Metrics, going_on: Sequence[bool]) -> str:
     return "\n".join(
         [*kind, *power, *map(_line, record.drafters), f"steps: {steps or 'none'}", *_life(record.life, going_on)]
     )
-
-
-def as_data(metrics: Metrics, *, whole: bool) -> dict[str, object] | None:
-    """The record as plain data, with the choices over time only if ``whole``; None if there was no router."""
-    if metrics.router is None:
-        return None
-    return {name: value for name, value in dataclasses.asdict(metrics.router).items() if whole or name != "life"}
 
 
 def _line(each: Routed) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from parlay.cli import FAILURE, INTERRUPTED, flags
 from parlay.cli.ensemble_flags import add_ensemble_flags, quoted
-from parlay.cli.explaining import as_data, explained, going_on
+from parlay.cli.explaining import explained, going_on
 from parlay.cli.opening import open_llm, read_text
 from parlay.cli.reasoning import (
     add_ahead_flags,
@@ -245,6 +245,8 @@ def _write(stream: Stream, interrupt: Interrupt, tint: Tint | None) -> None:
 
 def _report(sample: CompletionOutput, vote: VoteOutput | None, *, whole: bool) -> dict[str, object]:
     """The result as JSON; with ``whole`` it has an entry for each stretch of steps, perhaps one per token."""
+    record = sample.metrics.router
+    router = None if record is None else record.as_data(whole=whole)
     return {
         **({} if vote is None else {"vote": asdict(vote)}),
         "text": sample.text,
@@ -252,7 +254,7 @@ def _report(sample: CompletionOutput, vote: VoteOutput | None, *, whole: bool) -
         **({"writers": list(sample.writers)} if sample.writers else {}),
         "finish_reason": sample.finish_reason,
         **({"attributions": [asdict(part) for part in sample.attributions]} if sample.origins else {}),
-        "metrics": {**_metrics(sample.metrics), "router": as_data(sample.metrics, whole=whole), "seed": sample.seed},
+        "metrics": {**_metrics(sample.metrics), "router": router, "seed": sample.seed},
     }
 
 

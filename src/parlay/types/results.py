@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
 from typing import NamedTuple, overload
 
@@ -69,6 +69,15 @@ class RouterRecord:
     kind: str = ""
     life: tuple[Stretch, ...] = ()
     power: str = ""
+
+    def as_data(self, *, whole: bool) -> dict[str, object]:
+        """The record as plain data, numbers to four digits; ``life``, perhaps an entry per token, only if ``whole``."""
+        data = asdict(self if whole else replace(self, life=()), dict_factory=_to_four_digits)
+        return data if whole else {name: value for name, value in data.items() if name != "life"}
+
+
+def _to_four_digits(fields: list[tuple[str, object]]) -> dict[str, object]:
+    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in fields}
 
 
 def tokens_per_step(tokens: int, steps: int) -> float:

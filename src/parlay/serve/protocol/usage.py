@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import NotRequired, cast
 
 from typing_extensions import TypedDict
 
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
-from parlay.types import Exactness, Metrics, RouterRecord, tokens_per_step
+from parlay.types import Exactness, Metrics, tokens_per_step
 
 
 class PromptDetails(TypedDict):
@@ -166,10 +166,11 @@ def extras(outputs: Sequence[RequestOutput], *, explain: bool) -> Extras:
     """Parlay's own fields of a reply."""
     samples = [sample for output in outputs for sample in output.outputs]
     alone = samples[0].metrics if len(samples) == 1 else None
+    record = None if alone is None else alone.router
     return {
         "metrics": {
             "speculative_decoding": None if alone is None else speculation(alone),
-            "router": None if alone is None or alone.router is None else routing(alone.router, explain=explain),
+            "router": None if record is None else cast(Routing, record.as_data(whole=explain)),
         },
         "parlay": summary(samples),
     }
@@ -212,14 +213,6 @@ def summary(samples: Sequence[CompletionOutput]) -> Summary:
         "tokens_per_step": tokens_per_step(sum(sample.metrics.completion_tokens for sample in samples), steps),
         "tokens_per_second": sum(sample.metrics.tokens_per_second for sample in samples) / len(samples),
     }
-
-
-def routing(record: RouterRecord, *, explain: bool) -> Routing:
-    """The router's record as JSON."""
-    fields = asdict(record if explain else replace(record, life=()))
-    if not explain:
-        del fields["life"]
-    return cast(Routing, fields)
 
 
 def speculation(metrics: Metrics) -> Speculation | None:
