@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
 import pytest
@@ -13,8 +13,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from parlay.gateway.app import Gateway
+from parlay.gateway.replicas import COMES_BACK
 from parlay.serve.guard.connection import Connection
-from tests.gateway.conftest import READY, Fake, Line
+from tests.gateway.conftest import READY, Fake, Line, standing
 from tests.gateway.test_failures import TEXT, Behind, whole
 
 
@@ -125,7 +126,52 @@ def test_a_gateway_that_is_its_own_replica_does_not_use_itself(
             assert len(good.posts) == 4
 
     behind([good, itself], test, ready=1)
-    assert "leave the gateway's own address out of --replica" in caplog.text
+    assert COMES_BACK in caplog.text
+
+
+@asynccontextmanager
+async def in_a_ring(count: int) -> AsyncIterator[list[tuple[httpx.AsyncClient, Gateway]]]:
+    """Gateways of which each has the next one as its only replica, and the last one the first."""
+    lines = [Line(0) for _ in range(count)]
+    async with AsyncExitStack() as stack:
+        pairs = [await stack.enter_async_context(standing([line], ready=0, wait_seconds=0)) for line in lines]
+        for line, (_, gateway) in zip(lines, pairs[1:] + pairs[:1], strict=True):
+            _, line.to = await stack.enter_async_context(listening(gateway))
+        yield pairs
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_gateways_in_a_ring_say_so(count: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with in_a_ring(count) as pairs:
+            while not all(gateway.fleet.replicas[0].loops for _, gateway in pairs):
+                await asyncio.sleep(0.01)
+            for client, gateway in pairs:
+                answer = await client.post("/v1/completions", json=TEXT)
+                assert answer.status_code == 503
+                assert f"(replica 1 can't be used: {COMES_BACK})" in answer.json()["error"]["message"]
+                for _ in range(2):
+                    await gateway.fleet.replicas[0]._look()
+
+    asyncio.run(test())
+    assert caplog.text.count(COMES_BACK) == count
+
+
+def test_a_request_that_comes_back_names_the_replica(caplog: pytest.LogCaptureFixture) -> None:
+    """As where two gateways call each other ready, and have lost their other replicas."""
+
+    async def test() -> None:
+        async with in_a_ring(2) as pairs:
+            for _, gateway in pairs:
+                gateway.fleet._tasks[0].cancel()  # no further check corrects it
+                gateway.fleet.replicas[0]._change("ready", "it takes requests")
+            for _ in range(2):
+                answer = await pairs[0][0].post("/v1/completions", json=TEXT)
+                assert answer.status_code == 508
+                assert answer.json()["error"]["message"] == f"replica 1 can't be used: {COMES_BACK}"
+            assert caplog.text.count(f"replica 1 at {pairs[0][1].fleet.replicas[0].address.url}: {COMES_BACK}") == 1
+
+    asyncio.run(test())
 
 
 def test_a_request_that_comes_back_to_its_gateway_goes_to_another_replica(behind: Behind) -> None:

@@ -13,7 +13,7 @@ from parlay.gateway.client import Head, Headers, ReplicaLost, passed_on
 from parlay.gateway.counts import Counts
 from parlay.gateway.delivered import BLOCK_BYTES, Delivered, ErrorEvent
 from parlay.gateway.question import Question
-from parlay.gateway.replicas import LOOP, Exchange, Fleet, Replica, Tried
+from parlay.gateway.replicas import COMES_BACK, LOOP, Exchange, Fleet, Replica, Tried
 from parlay.gateway.settings import GatewaySettings
 from parlay.serve.errors import MESSAGES, OLLAMA, ApiError
 from parlay.serve.guard.connection import Parts
@@ -54,6 +54,8 @@ class Answer:
         self._error_event: tuple[Head, int, bytes] | None = None
         """The error event with which a replica ended the stream."""
         self._problem = ""
+        self._loop = 0
+        """The number of a replica from which the request came back to this gateway."""
         self._events = b""
         """What `_take` left to be sent."""
         self._ended = False
@@ -119,7 +121,7 @@ class Answer:
             self._problem = header.removeprefix(NO).strip()
             await self._pass_on(head, replica.number, exchange)
         else:
-            return await self._whole(head, replica.number, exchange)
+            return await self._whole(head, replica, exchange)
         return True
 
     def _body(self) -> bytes | None:
@@ -182,11 +184,15 @@ class Answer:
         await self._part(head, number, kept)
         await self._finish()
 
-    async def _whole(self, head: Head, number: int, exchange: Exchange) -> bool:
+    async def _whole(self, head: Head, replica: Replica, exchange: Exchange) -> bool:
         body = await exchange.rest(self._settings.max_reply_bytes)
+        number = replica.number
         refused = head.status == 401 and bool(self._settings.keys)
         if refused:
             logger.warning("replica %d refuses a key of this gateway: start both with the same --api-key-file", number)
+        if head.status == LOOP and self._asked.retried:
+            self._came_back(replica)
+            return False
         if (refused or head.status in _ELSEWHERE) and self._asked.retried:
             self._last = head, number, body
             return False
@@ -195,6 +201,13 @@ class Answer:
             raise ReplicaLost("its answer says that it is JSON, and is not")
         await self._reply(head, number, body)
         return True
+
+    def _came_back(self, replica: Replica) -> None:
+        """Note that the request came back from a replica to this gateway; the log says so once."""
+        self._loop = replica.number
+        if not replica.loops:
+            replica.loops = True
+            logger.warning("replica %d at %s: %s", replica.number, replica.address.url, COMES_BACK)
 
     def _refused(self, head: Head, body: bytes) -> bool:
         """Note that a replica refuses to resume a stream."""
@@ -228,7 +241,11 @@ class Answer:
         retry = {"Retry-After": "1"}
         if self._cut():
             raise ApiError(503, "this gateway is shutting down: try again", code="unavailable", headers=retry)
-        why = f" ({self._problem})" if self._problem else ""
+        if self._loop:
+            raise ApiError(LOOP, f"replica {self._loop} can't be used: {COMES_BACK}")
+        loops = (f"replica {one.number} can't be used: {COMES_BACK}" for one in self._fleet.replicas if one.loops)
+        problem = self._problem or next(loops, "")
+        why = f" ({problem})" if problem else ""
         if self._fleet.ready:
             message = f"no replica could answer this request{why}: try again"
             raise ApiError(502, message, code="replica_lost", headers=retry)

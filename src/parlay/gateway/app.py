@@ -77,13 +77,15 @@ class Gateway:
                 return await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        if any(self.settings.via in value for name, value in scope["headers"] if name == b"via"):
+        path, own = scope["path"], self.settings.via.own
+        via = b", ".join(value for name, value in scope["headers"] if name == b"via")
+        if path in _HEALTH:
+            return await self._health(path, via)(scope, receive, send)
+        if own in via:
             return await _LOOP.response(path)(scope, receive, send)
-        scope = {**scope, "headers": [*scope["headers"], (b"via", self.settings.via)]}
-        if path in _HEALTH or path == "/metrics":
-            reply = Response(self.counts.render(), media_type=CONTENT_TYPE) if path == "/metrics" else self._health()
-            return await reply(scope, receive, send)
+        if path == "/metrics":
+            return await Response(self.counts.render(), media_type=CONTENT_TYPE)(scope, receive, send)
+        scope = {**scope, "headers": [*scope["headers"], (b"via", own)]}
         if path.startswith("/replicas/") and (match := _METRICS.fullmatch(path)) is not None:
             return await (await self._metrics_of(int(match[1]), scope))(scope, receive, send)
         asked = await read_question(scope, (await receive())["body"])  # complete, thanks to `BodyLimit`
@@ -118,10 +120,18 @@ class Gateway:
             return ApiError(502, message, code="replica_lost").response(scope["path"])
         return Response(body, head.status, media_type=head.get(b"content-type").decode("latin-1"))
 
-    def _health(self) -> Response:
-        """The replicas' states by number; their addresses are not shown to clients."""
+    def _health(self, path: str, via: bytes) -> Response:
+        """The replicas' states by number; their addresses are not shown to clients.
+
+        A gateway learns that its requests would come back: always if it asks itself, and if it asks another one that
+        has it as a replica, only while that has no other replica that is ready.
+        """
+        self.settings.via.note_askers(via)
         states = {str(replica.number): replica.state for replica in self.fleet.replicas}
         ready = bool(self.fleet.ready) and not self.limiter.shut
+        own = self.settings.via.own
+        if via.startswith(own) or (own in via and not ready):
+            return _LOOP.response(path)
         content = to_json({"status": "ok" if ready else "unavailable", "replicas": states})
         return Response(content, 200 if ready else 503, media_type="application/json")
 

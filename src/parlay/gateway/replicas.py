@@ -34,8 +34,9 @@ _BODY_BYTES = 64 * 1024
 """Most bytes read of a health check's body."""
 LOOP = 508
 """The status with which a gateway answers its own requests."""
+COMES_BACK = "requests come back from it to this gateway: leave out each --replica that leads back here"
 _REFUSALS = {
-    LOOP: "requests come back from it to this gateway: leave the gateway's own address out of --replica",
+    LOOP: COMES_BACK,
     401: "it asks for a key: give this gateway one that it takes, with --api-key-file FILE",
 }
 """Why a replica is not used, by the status of its answer to a check."""
@@ -163,8 +164,10 @@ class Replica:
         self.epoch = 0
         self.losses = 0
         self.in_flight = 0
-        self.exchanges: set[Exchange] = set()
         """Number of requests under way."""
+        self.exchanges: set[Exchange] = set()
+        self.loops = False
+        """Whether requests come back from it to this gateway."""
         self._others = others
         self._settings = settings
         self._look_again = asyncio.Event()
@@ -297,7 +300,8 @@ class Replica:
         connection = await self.pool.take(fresh=True)
         try:
             lines = [f"GET {path} HTTP/1.1", f"host: {self.address.authority}", "connection: close"]
-            lines.append(f"via: {self._settings.via.decode()}")
+            via = self._settings.via.of_check() if path == "/ready" else self._settings.via.own
+            lines.append(f"via: {via.decode()}")
             lines += [f"authorization: Bearer {key}" for key in list(self._settings.keys)[:1]]
             answer, body = await connection.send("\r\n".join([*lines, "", ""]).encode()), b""
             while len(body) < _BODY_BYTES and (more := await connection.read()):
@@ -318,7 +322,7 @@ class Replica:
         log("replica %d at %s is %s: %s", self.number, self.address.url, state, reason)
         self.epoch += state == "ready"
         self.losses += state == "lost"
-        self.state = state
+        self.state, self.loops = state, reason == COMES_BACK
 
 
 class Fleet:
@@ -371,10 +375,7 @@ class Fleet:
         if len(free) < 2:
             return free[0] if free else None
         if not key:
-            return min(
-                free,
-                key=lambda replica: (replica.in_flight, _rank(key, replica)),
-            )
+            return min(free, key=lambda replica: (replica.in_flight, _rank(key, replica)))
         most = math.ceil(self._spread * (sum(replica.in_flight for replica in free) + 1) / len(free))
         ranked = sorted(free, key=lambda replica: _rank(key, replica))
         return next(replica for replica in ranked if replica.in_flight < most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ from parlay.options import Options, check_values, option
 from parlay.serve.settings import KeyLimits
 
 MOST_REPLICAS = 256
+_GATEWAY = re.compile(rb"1\.1 parlay-[0-9a-f]{16}")
+"""A gateway's line in the header Via."""
+_MOST_ASKERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,27 @@ def read_address(url: str) -> Address:
     return Address(parts.hostname, port or (443 if tls else 80), tls)
 
 
+class Via:
+    """The header Via of a gateway, by which it knows what comes back to it: ``own`` is its line of that header."""
+
+    def __init__(self) -> None:
+        self.own = b"1.1 parlay-" + secrets.token_hex(8).encode()
+        self._askers: dict[bytes, None] = {}
+        """The lines of gateways that have this one as a replica, and of those that have such a gateway as one."""
+
+    def note_askers(self, header: bytes) -> None:
+        """Remember the gateways through which a health check came."""
+        for line in _GATEWAY.findall(header):
+            self._askers.pop(line, None)
+            self._askers[line] = None
+        for line in list(self._askers)[:-_MOST_ASKERS]:
+            del self._askers[line]
+
+    def of_check(self) -> bytes:
+        """The header of a health check: a replica that finds its own line in it has this gateway as a replica."""
+        return b", ".join([self.own, *(line for line in self._askers if line != self.own)])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOptions(Options):
     """Fields of `GatewaySettings` that are flags of `parlay gateway`; times in seconds, sizes in bytes.
@@ -85,8 +110,8 @@ class GatewaySettings(GatewayOptions):
     ``keys``: one of them must come with every request, none given, none asked for; the first is the gateway's own, with
     which it asks the replicas. ``spread``: a replica gets at most so many times the mean of requests before those that
     belong to it go elsewhere. ``hosts`` are the names that the Host header may carry; none: any. ``open_replicas``:
-    replicas that ask for no key may be used, although others than this machine reach the gateway. ``via`` is the
-    gateway's line of the header Via in all that it sends, by which it knows what comes back to it.
+    replicas that ask for no key may be used, although others than this machine reach the gateway. ``via`` makes the
+    header Via of all that the gateway sends.
     """
 
     keys: Mapping[str, KeyLimits] = field(default_factory=dict, repr=False)
@@ -96,7 +121,7 @@ class GatewaySettings(GatewayOptions):
     connect_seconds: float = 5.0
     probe_seconds: float = 1.0
     spread: float = 1.25
-    via: bytes = field(default_factory=lambda: b"1.1 parlay-" + secrets.token_hex(8).encode(), repr=False)
+    via: Via = field(default_factory=Via, repr=False)
 
     def __post_init__(self) -> None:
         check_values(self, GatewayOptions)
