@@ -451,6 +451,44 @@ def test_an_answer_without_a_length_is_whole_only_if_the_replica_ends_it(behind:
     behind(fakes, test)
 
 
+LAST_EVENTS = {
+    "/v1/completions": (b'data: {"choices":[]}\n\n', b"data: [DONE]\n\n"),
+    "/v1/messages": (b"event: message_start\ndata: {}\n\n", b"event: message_stop\ndata: {}\n\n"),
+    "/v1/responses": (b"event: response.created\ndata: {}\n\n", b"event: response.completed\ndata: {}\n\n"),
+    "/api/chat": (b'{"done":false}\n', b'{"done":true}\n'),
+    "/completion": (b'data: {"stop":false}\n\n', b'data: {"stop":true}\n\n'),
+}
+
+
+@pytest.mark.parametrize("path", LAST_EVENTS)
+def test_a_stream_without_a_length_is_whole_only_with_its_last_event(behind: Behind, path: str) -> None:
+    """As if a proxy that speaks HTTP/1.0 stood before the replicas, and the one behind it died."""
+    event, last = LAST_EVENTS[path]
+    kind = b"application/x-ndjson" if path.startswith("/api") else b"text/event-stream"
+    head = b"HTTP/1.0 200 OK\r\ncontent-type: %b\r\n" % kind
+    resumed = b"%bparlay-resume: print name 1\r\n\r\n: opened\n\n" % head
+    space = b"\n" if path.startswith("/api") else b""
+    cut, good = Fake(head + b"\r\n" + event[:-3]), Fake(head + b"\r\n" + event + last)
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        async def ask() -> bytes:
+            while len(gateway.fleet.ready) < 2:
+                await asyncio.sleep(0.01)
+            return (await client.post(path, json={"stream": True})).content
+
+        gateway.fleet.replicas[1].in_flight += 5  # so the first one is chosen
+        assert await ask() == event + last  # the client had nothing yet
+        cut._answer = head + b"\r\n" + event
+        assert (await ask()).startswith(event)
+        assert b"its stream broke off" in await ask()
+        cut._answer = resumed + b": tokens 0 5\n" + event + space
+        good._answer = resumed + b": done\n" + last + space
+        assert await ask() == event + last
+        assert b'"token_ids":[[5]]' in good.posts[-1]
+
+    behind([cut, good], test)
+
+
 def test_a_large_answer_is_not_copied_again_for_each_part(behind: Behind) -> None:
     body = b'{"a":"%b"}' % (b"x" * (24 << 20))
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)

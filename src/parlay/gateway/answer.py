@@ -11,8 +11,8 @@ from starlette.types import Send
 
 from parlay.gateway.client import Head, Headers, ReplicaLost, passed_on
 from parlay.gateway.counts import Counts
-from parlay.gateway.delivered import BLOCK_BYTES, Delivered, ErrorEvent
-from parlay.gateway.question import Question
+from parlay.gateway.delivered import BLOCK_BYTES, Delivered, ErrorEvent, is_last
+from parlay.gateway.question import RESUMABLE, Question
 from parlay.gateway.replicas import COMES_BACK, LOOP, Exchange, Fleet, Replica, Tried
 from parlay.gateway.settings import GatewaySettings
 from parlay.serve.errors import MESSAGES, OLLAMA, ApiError
@@ -174,13 +174,16 @@ class Answer:
         """Relay a stream that can't be resumed, in whole events. Until the first event it can be restarted on another
         replica."""
         end = b"\n\n" if head.get(b"content-type").startswith(_STREAMS[0]) else b"\n"
-        kept = b""
+        kept = last = b""
         while data := await exchange.read():
             events, found, kept = (kept + data).rpartition(end)
             if found:
+                last = events.rpartition(end)[2]
                 await self._part(head, number, events + found)
             if len(kept) > BLOCK_BYTES:
                 raise ReplicaLost(f"an event of its stream has more than {BLOCK_BYTES} bytes")
+        if not head.sized and self._asked.path in RESUMABLE and not is_last(kept or last):
+            raise ReplicaLost("its stream broke off")
         await self._part(head, number, kept)
         await self._finish()
 

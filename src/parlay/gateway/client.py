@@ -61,6 +61,11 @@ class Head:
         """The first header of that name; empty if there is none."""
         return next((value for own, value in self.headers if own == name), b"")
 
+    @property
+    def sized(self) -> bool:
+        """Whether the reply says where its body ends; otherwise that is where the replica closes the connection."""
+        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+
 
 class Connection(asyncio.Protocol):
     """One connection to a replica. `send` a request, then `read` until the body ends."""
@@ -85,7 +90,7 @@ class Connection(asyncio.Protocol):
     def _begin(self) -> None:
         self._head = Head(0)
         self._head_bytes = self._buffered = 0
-        self._head_complete = self._complete = self._sized = self._stays = False
+        self._head_complete = self._complete = self._stays = False
         self.heard = 0.0
         """When the last byte of the reply came; 0 before the first."""
 
@@ -200,7 +205,7 @@ class Connection(asyncio.Protocol):
             self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if exc is None and self._error is None and self._head_complete and not self._sized:
+        if exc is None and self._error is None and self._head_complete and not self._head.sized:
             self._complete = True  # such a body ends when the replica closes the connection
         if self._error is None:
             self._error = ReplicaLost("it closed the connection" if exc is None else "the connection was reset")
@@ -214,9 +219,7 @@ class Connection(asyncio.Protocol):
             raise ReplicaLost("the parser is to read no more of it")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        lower = name.lower()
-        self._sized = self._sized or lower in (b"content-length", b"transfer-encoding")
-        self._head.headers.append((lower, value))
+        self._head.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._head.status = self._parser.get_status_code()
@@ -230,7 +233,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._head.status < 200:
             self._head = Head(0)  # an interim reply, which the real one follows
-        elif self._sized or self._head.status in (204, 304):
+        elif self._head.sized or self._head.status in (204, 304):
             self._complete, self._stays = True, bool(self._parser.should_keep_alive())  # the parser knows that only now
             if self.on_end is not None:
                 asyncio.get_running_loop().call_soon(self.on_end, self)  # it may be used again: not within the parser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from parlay.gateway.client import ReplicaLost
@@ -11,6 +12,11 @@ BLOCK_BYTES = 4 * 1024 * 1024
 """Most bytes of one event, and of events that are held until the comment on the last of them arrives."""
 _HOLDING = (TOKENS.encode(), END.encode())
 """Comments with a choice's index and token ids."""
+_LAST = re.compile(
+    rb"^data: \[DONE\]|^event: (?:message_stop|error|response\.(?:completed|incomplete|failed))\r?\n"
+    rb'|^(?:data: )?\{"error":|"(?:stop|done)":true'
+)
+"""What is in the last event of a stream, of any protocol, and in no other: quotes within a text are escaped."""
 _OPENED, _DONE, _FAILED = OPENED.encode(), DONE.encode(), FAILED.encode()
 
 
@@ -24,6 +30,11 @@ class ErrorEvent(Exception):
         super().__init__("the replica ended the stream with an error")
         self.event = event
         self.elsewhere, self.leaving = kind == "server_error", code == "unavailable"
+
+
+def is_last(event: bytes) -> bool:
+    """Whether a stream with text ends with this event, whichever protocol it has."""
+    return _LAST.search(event) is not None
 
 
 @dataclass(slots=True)
