@@ -247,7 +247,7 @@ C = TypeVar("C", bound="DataclassInstance")
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What is certified of a strategy or a cascade: the claim, and the counts of calibration and audits."""
+    """The facts certified of a strategy or a cascade: the claim, and the counts of calibration and audits."""
 
     gate: str
     claim: Claim

@@ -1,1 +1,1 @@
-"""The cost of forwards: their seconds, by rows and context."""
+"""The cost of forwards: how many seconds they take, by rows and context, and how much energy."""

@@ -1,4 +1,4 @@
-"""Calibrates a machine: times forwards of real runners, fits a `Machine` to the times, and keeps it in a JSON file."""
+"""Calibrates a machine: times forwards of real runners, fits a `Machine` to the times, and saves it as a JSON file."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ SHAPES = (
         tie_embeddings=True,
     ),
 )
-"""Models of 10, 4 and 57 million parameters. The small ones show the cost of starting a forward and a layer, the large
-one the rest."""
+"""Models of 10, 4 and 57 million parameters. The small ones show the cost of starting a forward and a layer. The large
+one shows the rest."""
 
 WORKS = (
     *(
@@ -65,32 +65,32 @@ WORKS = (
     ),
     *(ForwardShape(rows=rows, context=4096) for rows in (1, 16)),  # longer than caches
 )
-"""The forwards that are timed for each shape."""
+"""The forwards that are timed with each model."""
 
 _NUMBERS = ("weight_bytes", "kv_bytes", "memory_bytes", "busy_cores")
-"""Provenance fields that are numbers; the others are words."""
+"""Provenance fields that are numbers. The others are strings or numbers."""
 _ROUNDS, _SECONDS = 12, 6.0
-"""Passes over the forwards of one context and batch; seconds after which no further pass begins."""
+"""Passes over the forwards of one context and batch, and seconds after which no further pass begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineCalibration:
-    """The constants of a machine, where they come from, and the timed forwards that they were fitted to."""
+    """The constants of a machine, the timed forwards that they were fitted to, and how these were measured."""
 
     machine: Machine
     provenance: Provenance
     samples: tuple[TimedForward, ...]
     links: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Links between two processes, by kind: ``bandwidth`` in bytes a second, ``latency`` in seconds. Empty: not
-    measured."""
+    """Links between two processes, by kind: ``bandwidth`` in bytes per second, ``latency`` in seconds. Empty if they
+    were not measured."""
 
     @property
     def median_error(self) -> float:
-        """Median relative error of the fit over its own samples."""
+        """Median relative error of the fitted machine's times over its own samples."""
         return median_error(self.machine, self.samples)
 
     def save(self, path: Path) -> None:
-        """Write the file, and create its folder."""
+        """Write the calibration to a file, and create its folder if there is none."""
         content = {
             "format": FORMAT,
             "provenance": dict(self.provenance),
@@ -104,7 +104,7 @@ class MachineCalibration:
 
 
 def load(path: Path) -> MachineCalibration:
-    """Read a file that `MachineCalibration.save` wrote. Raises ParlayError with one line for any other file."""
+    """Read a file that `MachineCalibration.save` wrote. Raises ParlayError, in one line, for any other file."""
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
@@ -166,11 +166,11 @@ def calibrate(
     threads: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> MachineCalibration:
-    """Time the forwards ``works`` on a runner of each shape and fit the machine, whose cache has ``cache_bytes``.
+    """Time the forwards ``works`` on a runner of each shape, and fit a machine whose cache has ``cache_bytes`` to them.
 
-    ``threads`` is the number of threads that share the KV heads in attention. ``clock`` returns seconds.
-    ``open_runner`` makes a runner with room for all the works, and returns with it the shape with the bytes that the
-    runner really keeps.
+    ``open_runner`` makes a runner with room for all of ``works``. It also returns the shape with the sizes in bytes
+    that the runner really has. ``threads`` is the number of threads that share the KV heads in attention. ``clock``
+    returns seconds.
     """
     samples: list[TimedForward] = []
     for wanted in shapes:
@@ -180,7 +180,7 @@ def calibrate(
 
 
 def with_engine(calibration: MachineCalibration, engine: Overheads) -> MachineCalibration:
-    """Return the calibration with ``engine``, the time that a step of the engine takes besides its forwards."""
+    """Return the calibration with ``engine``, the seconds that the engine takes in a step besides its forwards."""
     return replace(calibration, machine=replace(calibration.machine, engine=engine))
 
 
@@ -192,10 +192,11 @@ def measure(
     seconds: float = _SECONDS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[tuple[ForwardShape, float]]:
-    """Yield each work with the shortest time of its forward, in seconds: delays only ever add.
+    """Yield each of ``works`` with the shortest measured time of its forward, in seconds.
 
-    The forward is of a root and a chain below it, and computes logits for all rows. Works of one context and batch take
-    turns, so that a slow moment affects all of them, for ``rounds`` rounds or until ``seconds`` of ``clock`` are over.
+    The shortest time is the best estimate because delays can only make a forward slower. The rows of each sequence are
+    a root and a chain below it, and all of them get logits. The works of one context and batch take turns, so that a
+    slow moment affects all of them. No further turn begins after ``rounds`` rounds or ``seconds`` of ``clock``.
     """
     for context in sorted({work.context for work in works}):
         most = max(work.rows for work in works if work.context == context)

@@ -1,8 +1,8 @@
-"""Known devices by their makers' figures, for machines that are not at hand. We measured none of these numbers.
+"""Known devices by their makers' figures, to predict speeds on machines that users do not have. None were measured.
 
-Rates are for dense weights (makers often quote twice that, for weights half of which are zero) with sums in float32, in
-TFLOP/s; memory bandwidth in GB/s; power in watts. Sources: the makers' data sheets and architecture papers, named
-beside each group.
+Rates are in TFLOP/s for dense weights with sums in float32; makers often quote twice that, for sparse weights. Memory
+bandwidth is in GB/s, power in watts. A comment above each group names the sources: the makers' data sheets and
+architecture papers.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ from parlay.types import PowerModel
 BANDWIDTH_SHARE, RATE_SHARE = 0.75, 0.6
 """Assumed: the share of the maker's figures that good kernels reach."""
 DECODING_SHARE = 0.6
-"""Assumed: the share of its maximum power that a board draws while memory limits it. It draws all while arithmetic
-does."""
+"""Assumed: the share of its maximum power that a board draws while memory bandwidth limits its speed. While arithmetic
+limits it, the board draws all of it."""
 _LAUNCH_SECONDS = 5e-6
 _LAYER_LAUNCHES, _ATTEND_LAUNCHES, _FORWARD_LAUNCHES = 12, 6, 20
-"""Assumed: operators that are started one by one, without graphs, per layer, per sequence in a layer, per forward."""
+"""Assumed numbers of kernel launches, without CUDA graphs: per layer, per sequence in a layer, and per forward."""
 _ENGINE = Overheads(step=2.5e-4, sequence=5e-5, drafted=5e-5, node=5e-6, level=2e-4, level_sequence=5e-5)
-"""Assumed: the engine's own time in a step."""
+"""Assumed seconds that the engine itself takes in a step."""
 
 _HOST_BANDWIDTH: Mapping[int, float] = MappingProxyType({3: 16, 4: 32, 5: 64})
-"""GB/s of 16 lanes in one direction, by the generation of PCI Express. Makers often quote twice that, for both."""
+"""GB/s of 16 lanes in one direction, by generation of PCI Express. Makers often quote twice that, for both directions.
+"""
 
 _WIDE = "float32", "float64"
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device. ``bandwidth`` in GB/s; ``half_rate`` (bfloat16 or float16) and ``single_rate`` (float32) in TFLOP/s.
+    """A device's figures. ``bandwidth`` of its memory is in GB/s.
 
-    ``watts`` is the maximum power of the board, ``memory`` its memory in GB (10^9 bytes), ``pcie`` the generation of
-    the 16 lanes that join it to the host, ``called`` the words by which drivers name it.
+    The rates are in TFLOP/s: ``half_rate`` for bfloat16 or float16, ``single_rate`` for float32. ``watts`` is the
+    maximum power of the board, ``memory`` its memory in GB (10^9 bytes), and ``pcie`` the PCI Express generation of the
+    16 lanes that join it to the host. A driver's name for the device contains one of the words in ``called``.
     """
 
     bandwidth: float
@@ -50,7 +52,7 @@ class Device:
 
     @property
     def host_bandwidth(self) -> float:
-        """GB/s from the host's memory, over all 16 lanes."""
+        """GB/s of reads from the host's memory, over all 16 lanes."""
         return _HOST_BANDWIDTH[self.pcie]
 
 
@@ -86,7 +88,7 @@ _ALIASES = {
     **{name.removeprefix("rtx-"): name for name in DEVICES if name.startswith("rtx-")},
     **{name.replace("rtx-", "rtx"): name for name in DEVICES if name.startswith("rtx-")},
 }
-"""Shorter names that people use. A name that fits several versions means the larger one."""
+"""Shorter names that people use. A name that fits several versions means the largest one."""
 
 
 def find_device(name: str) -> Device:
@@ -100,9 +102,9 @@ def find_device(name: str) -> Device:
 
 
 def power(called: str, row_seconds: float) -> PowerModel | None:
-    """Model the power of the device that its driver calls ``called``; None for one that is not in the table.
+    """Model the power of the device that its driver calls ``called``; None if it is not in the table.
 
-    ``row_seconds``: seconds that each further row adds to a forward of many rows.
+    ``row_seconds`` is the time that each further row adds to a forward of many rows.
     """
     for device in DEVICES.values():
         for name in device.called:
@@ -112,7 +114,11 @@ def power(called: str, row_seconds: float) -> PowerModel | None:
 
 
 def power_below(most: float, row_seconds: float, source: str) -> PowerModel:
-    """Model the power of a device that draws at most ``most`` watts, a number which comes from ``source``."""
+    """Model the power of a device that draws at most ``most`` watts. ``source`` names the origin of this number.
+
+    The device draws `DECODING_SHARE` of it in any forward. It draws the rest only while it computes a further row,
+    which takes ``row_seconds``.
+    """
     watts = DECODING_SHARE * most
     return PowerModel(watts, (most - watts) * row_seconds, f"modelled from {source}")
 

@@ -1,8 +1,9 @@
 """Fits the constants of a `Machine` to timed forwards.
 
-For given ratios of arithmetic rate to bandwidth, a forward's time is linear in the inverse bandwidths, the inverse rate
-of attention and the start-up seconds. So the two ratios, of linear layers that read from memory and from the cache, are
-searched on a grid, and the rest is non-negative least squares of the relative errors.
+Linear layers have two ratios of arithmetic rate to bandwidth: one if they read weights from memory, one if from the
+cache. For given ratios, a forward's time is linear in the inverse bandwidths, the inverse rate of attention and the
+start-up seconds. So the two ratios are searched on a grid, and non-negative least squares of the relative errors finds
+the other constants.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from parlay.cost.roofline import ForwardShape, Machine, ModelShape, operators, u
 
 Array = NDArray[np.float64]
 Ratios = tuple[float, float]
-"""FLOPs per byte at which arithmetic takes as long as reading: for linear layers from memory, and from the cache."""
+"""FLOPs per byte at which arithmetic takes as long as reading: for weights in memory, and for weights in the cache."""
 
 _FEWEST = 8
 _RATIOS = tuple(4.0**power for power in range(-1, 6))
 _REFINED = 24
 _FREE = 1e-18
-"""Seconds per byte of a kind of operator for which the fit found no cost."""
+"""Seconds per byte, or per FLOP, of a kind of operator for which the fit found no cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedForward:
-    """A forward, and the seconds that it took."""
+    """A forward ``work`` of a model of the shape ``shape``, and the seconds that it took."""
 
     shape: ModelShape
     work: ForwardShape
@@ -38,7 +39,7 @@ class TimedForward:
 
 
 def fit(samples: Sequence[TimedForward], cache_bytes: float = 0.0, threads: int = 1) -> Machine:
-    """Fit the machine, whose cache has ``cache_bytes``, to the samples; the engine's overheads are not fitted.
+    """Fit a machine whose cache has ``cache_bytes`` to the samples. The engine's overheads are not fitted.
 
     ``threads`` is the number of threads that share the KV heads in attention. Raises ValueError for too few samples.
     """
@@ -56,7 +57,7 @@ def fit(samples: Sequence[TimedForward], cache_bytes: float = 0.0, threads: int 
 
 
 def relative_errors(machine: Machine, samples: Sequence[TimedForward]) -> list[float]:
-    """Return abs(predicted / measured - 1) of each sample."""
+    """Return abs(predicted / measured - 1) for the seconds of each sample."""
     return [abs(machine.forward(sample.shape, sample.work) / sample.seconds - 1) for sample in samples]
 
 
@@ -66,10 +67,11 @@ def median_error(machine: Machine, samples: Sequence[TimedForward]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Solution:
-    """The best constants for given ratios.
+    """The best constants for given ratios. ``loss`` is the sum of the squared relative errors.
 
-    ``seconds`` are per byte of linear layers and of attention, each from memory and from the cache; per byte of other
-    operators; per FLOP of attention; then per layer, per path's attention and per forward.
+    ``seconds`` has nine numbers. The first six are per byte of linear layers from memory and from the cache, per byte
+    of attention from memory and from the cache, per byte of other operators, and per FLOP of attention. The last three
+    are per layer, per path and layer in attention, and per forward.
     """
 
     ratios: Ratios
@@ -98,18 +100,19 @@ class _Solution:
         )
 
     def _from_both(self, memory: int, cache: int) -> tuple[float, float]:
-        """Seconds per byte from memory and from the cache. One that has no samples is taken to equal the other."""
+        """Return the seconds per byte from memory and from the cache. A constant without samples equals the other."""
         found = [float(self.seconds[place]) for place in (memory, cache)]
         return max(found[0] or found[1], _FREE), max(found[1] or found[0], _FREE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """The samples' operators: bytes and FLOPs ``[samples, operators]``, both divided by the sample's seconds.
+    """The samples' operators: the bytes ``moved`` and the ``flops``, both ``[samples, operators]``.
 
-    ``members[kind, operator]`` is 1 where an operator is of that kind. ``cached`` marks the samples whose weights fit
-    into the cache. ``uneven`` is the factor by which attention takes longer because heads don't divide evenly among
-    threads. ``starts`` ``[samples, 3]`` are layers, layers times paths, and 1, also divided by seconds.
+    Both are divided by the sample's seconds, so that the fit minimizes relative errors. ``members[kind]``
+    ``[operators]`` is 1 where an operator is of that kind. ``cached`` ``[samples]`` is 1 where the weights fit into the
+    cache. ``uneven`` ``[samples]`` is the factor by which attention takes longer because KV heads do not divide evenly
+    among threads. ``starts`` ``[samples, 3]`` are layers, layers times paths, and 1, also divided by seconds.
     """
 
     moved: Array
@@ -155,7 +158,10 @@ class _Counted:
         return _Solution(ratios, seconds, float(np.sum((matrix @ seconds - 1) ** 2)))
 
     def _linear(self, ratio: float) -> Array:
-        """Return the factor of the seconds per byte of linear layers, for each sample."""
+        """Return, for each sample, the number that the seconds per byte of linear layers are multiplied by.
+
+        It is the sum over linear operators of sqrt(bytes^2 + (FLOPs / ratio)^2), as in `roofline.together`.
+        """
         return np.asarray(np.hypot(self.moved, self.flops / ratio) @ self.members["linear"])
 
 
@@ -164,7 +170,7 @@ def _loss(one: _Solution) -> float:
 
 
 def nonnegative(matrix: Array, target: Array) -> Array:
-    """Solve least squares without negative numbers, by active sets (Lawson and Hanson 1974)."""
+    """Solve min |matrix x - target| over x >= 0 by active sets (Lawson and Hanson 1974)."""
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1.0
     scaled = matrix / scale
@@ -179,9 +185,9 @@ def nonnegative(matrix: Array, target: Array) -> Array:
 
 
 def _within(matrix: Array, target: Array, solution: Array, free: NDArray[np.bool_]) -> Array:
-    """Return the best solution over the free columns.
+    """Return the best solution whose numbers are positive in the free columns and 0 in the others.
 
-    Columns that would turn negative are fixed at 0, one after another.
+    Columns whose numbers would turn negative are fixed at 0, one after another.
     """
     while True:
         wanted = np.zeros_like(solution)

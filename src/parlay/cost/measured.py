@@ -1,6 +1,6 @@
-"""The cost of steps on this machine: a few forwards are timed at the start, and every later step refines the estimates.
+"""Estimates the seconds of steps on this machine, from a few timed forwards at the start and every later step.
 
-The estimates are kept for later processes, which then need to measure only the present speed of the machine.
+The estimates can be saved for later processes, which then need to measure only the present speed of the machine.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ ROWS = (
     *(1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 18, 20, 21, 24, 25, 28, 29, 32),
     *(33, 40, 41, 48, 49, 64, 65, 96, 97, 128, 129, 192, 193, 256, 384, 512),
 )
-"""Row counts with an estimate of their own; in between, cost is interpolated.
+"""Row counts that have an estimate. The cost of other row counts is interpolated.
 
-Kernels multiply several rows at a time, so cost may jump by a fifth after multiples of 4 and of 16, and the first
-drafted row after such a multiple costs as much as several.
+Kernels multiply several rows at a time. So the cost may jump by a fifth after multiples of 4 and of 16, where one
+further row costs as much as several.
 """
 
 _CONTEXTS = tuple(1 << power for power in range(9, 24))  # upper ends of the buckets: 512, 1024, ...
 _PRIOR_SECONDS = 0.01
-_PRIOR_ROW = 0.03  # guessed cost of a further row, in one-row forwards: typical of small models on CPUs
+_PRIOR_ROW = 0.03  # guessed cost of a further row, as a share of a forward of one row: typical of small models on CPUs
 
-_FEW = 4  # the first estimate of a row count is the quickest of this many records
+_FEW = 4  # the first estimate of a row count is the shortest of this many records
 _WINDOW = 0.2  # relative errors are clipped to this, because a delay may be of any size
 _UP, _DOWN = (
     0.22,
     0.5,
-)  # share of its error by which a slower or a quicker step moves all estimates; unequal, for a low quantile
-_BY_CHANCE = 3  # more slower (or quicker) steps in a row than this mean that the machine's speed has changed
-_OWN = 0.2  # the measured row count's estimate moves further than the others by this
+)  # a slower (quicker) step moves all estimates by this share of its error; unequal shares give a low quantile
+_BY_CHANCE = 3  # if more slower (or quicker) steps than this follow each other, the machine's speed has changed
+_OWN = 0.2  # the estimate of the measured row count moves further than the other estimates by this share
 
-_LONG = 32  # records after which an estimate that none of them touched is lowered
-_TRUST = 0.975  # decay of trust then: an estimate with ten records is trusted for some 3,000 records
+_LONG = 32  # after this many records, estimates that none of them measured are lowered
+_TRUST = 0.975  # decay of trust at that time: an estimate with ten records is trusted for some 3,000 further records
 _MOVED = 0.1  # relative change of an estimate that counts as a revision
 
 _QUICKEST, _SLOWEST = 1e-9, 1e9  # seconds of any forward
@@ -44,7 +44,7 @@ _LEARNED = 32  # steps after which the estimates are worth keeping
 
 
 class _Curve:
-    """Seconds for each of `ROWS` at about one context length, and how often each row count was measured."""
+    """Seconds for each of `ROWS` in one bucket of context lengths, and how often each row count was measured."""
 
     __slots__ = ("level", "measured", "recent", "records", "run", "seconds", "slower", "trusted", "watched")
 
@@ -54,25 +54,23 @@ class _Curve:
         self.recent = [0] * len(ROWS)  # records of each row count since `_forget` last ran
         self.records = 0  # the sum of ``recent``
         self.trusted = [0.0] * len(ROWS)  # records of each row count, older records weighted less
-        self.slower, self.run = False, 0  # the last step was slower than estimated; how many like it in a row
+        self.slower, self.run = False, 0  # whether the last step was slower than estimated; steps like it in a row
         self.watched = list(seconds)  # the estimates at the last revision
         self.level = seconds[0]  # seconds of one row after a short context, when the curve was last measured
 
     def kept(self) -> tuple[float, ...]:
-        """The level, then seconds of each of `ROWS`, how often each was measured, and for how many records it is
-        trusted.
-        """
+        """Return the curve as numbers: the level, then for each of `ROWS` its seconds, measurements and trust."""
         return (self.level, *self.seconds, *[min(count, _FEW) for count in self.measured], *self.trusted)
 
     def scale(self, level: float) -> None:
-        """Scale the curve to a machine speed at which one row after a short context takes ``level`` seconds."""
+        """Scale the curve to a machine on which a forward of one row after a short context takes ``level`` seconds."""
         ratio = level / self.level
         self.seconds = [estimate * ratio for estimate in self.seconds]
         self.watched, self.level = list(self.seconds), level
 
     @staticmethod
     def restored(numbers: Sequence[float]) -> _Curve:
-        """Restore the curve that another process kept. Raises ValueError if the numbers are malformed."""
+        """Make a curve from the numbers of `kept`. Raises ValueError if the numbers are malformed."""
         if len(numbers) != 3 * len(ROWS) + 1 or not all(0 <= number < math.inf for number in numbers):
             raise ValueError(f"{len(numbers)} numbers are no estimates of {len(ROWS)} row counts")
         level, *rest = numbers
@@ -84,6 +82,7 @@ class _Curve:
         return curve
 
     def at(self, rows: int) -> float:
+        """Return the seconds of a forward of ``rows`` rows."""
         high = min(bisect_left(ROWS, rows), len(ROWS) - 1)
         if high == 0 or ROWS[high] == rows:
             return self.seconds[high]
@@ -91,7 +90,11 @@ class _Curve:
         return self.seconds[high] + slope * (rows - ROWS[high])  # also extrapolates beyond the last
 
     def learn(self, rows: int, seconds: float) -> bool:
-        """Record a step. Returns whether an estimate has moved by more than `_MOVED` since this last returned True."""
+        """Record a step of ``rows`` rows.
+
+        Returns whether the estimate of this row count has moved by more than `_MOVED` since the last revision, which is
+        the last time that this returned True.
+        """
         place = _nearest(rows)
         ratio = seconds / self.at(rows)
         if self.measured[place] >= _FEW:
@@ -111,23 +114,25 @@ class _Curve:
         return moved
 
     def _set(self, place: int, ratio: float) -> None:
-        """Replace the guess for a row count that was never measured, and move the guesses for more rows along."""
+        """Multiply the first estimate of a row count by ``ratio``, and the guesses for more rows as well."""
         known = [other for other in range(place + 1, len(ROWS)) if self.measured[other]]
         most = self.seconds[known[0]] if known else math.inf
         fewer = [other for other in range(place) if self.measured[other]]
-        if fewer:  # at most the time of several forwards with fewer rows
+        if fewer:  # several forwards with fewer rows could do the same work, so the rows cost at most as much
             longest = self.seconds[fewer[-1]] * ROWS[place] / ROWS[fewer[-1]]
             ratio = min(ratio, longest / self.seconds[place])
-            # Quicker than fewer rows: the machine became faster, which does not tell the relative cost of these rows.
+            # If the step was quicker than a step of fewer rows, the machine became faster. That does not tell how much
+            # these rows cost relative to fewer, so the estimate stays at least as high.
             ratio = max(ratio, self.seconds[fewer[-1]] / self.seconds[place])
         for guessed in range(place, known[0] if known else len(ROWS)):
             self.seconds[guessed] = min(self.seconds[guessed] * ratio, most)
 
     def _forget(self) -> None:
-        """Lower estimates that were not measured for long: a policy never tries row counts that seem expensive.
+        """Lower the estimates of row counts that were not measured for a long time.
 
-        An estimate with more records is trusted for longer before it is lowered. The policy leaves out drafts that do
-        not pay, and would try them again and again if their price were forgotten.
+        A policy never tries row counts that seem too expensive, so a wrong high estimate would stay for ever. An
+        estimate with more records is trusted for longer before it is lowered. Otherwise the policy would often try
+        drafts again that were too expensive before.
         """
         least = base = next(place for place, count in enumerate(self.recent) if count)
         row = _PRIOR_ROW * self.seconds[base]
@@ -145,7 +150,11 @@ class _Curve:
         self.recent, self.records = [0] * len(ROWS), 0
 
     def _follow(self, place: int, ratio: float) -> None:
-        """Move all estimates a little towards the measured step, and that of its row count a little further."""
+        """Move all estimates towards the measured step, and the estimate of its row count a little further.
+
+        ``ratio`` is the step's measured time over its estimate. The error that counts is limited to ``window``, which
+        grows once several steps in a row were slower, or quicker, than estimated.
+        """
         slower = ratio > 1
         self.run = self.run + 1 if slower == self.slower else 1
         self.slower = slower
@@ -158,15 +167,15 @@ class _Curve:
 
 
 class MeasuredCost:
-    """Seconds of a step by rows and context; implements `parlay.types.Cost`.
+    """Estimates the seconds of a step by rows and context; implements `parlay.types.Cost`.
 
-    Each context bucket has one curve over `ROWS`. An estimate is a low quantile of recent measurements: a slow step
-    moves it by a few percent, however slow it was. When the machine becomes slower, all row counts of the bucket move
-    together, so their relative costs are kept even if only some of them are measured. A bucket that was never measured
-    starts from its nearest neighbour's curve. The first bucket starts from ``samples`` (rows -> seconds at short
-    context), and without samples from a guess whose level the first records set. The first estimate of a row count is
-    the quickest of its first records. Curves never fall with rows: a new measurement moves older estimates that
-    contradict it.
+    Each bucket of context lengths has one curve over `ROWS`. An estimate is a low quantile of recent measurements: a
+    slow step moves it by a few percent, however slow it was. When the machine becomes slower, all row counts of the
+    bucket move together. So their relative costs stay the same even if only some of them are measured. A bucket that
+    was never measured starts from the curve of the nearest bucket. The first bucket starts from ``samples``, which give
+    seconds at a short context by rows. Without samples it starts from a guess, which the first record scales. The first
+    estimate of a row count is the shortest of its first records. Curves never fall with rows: a new measurement moves
+    older estimates that contradict it.
     """
 
     def __init__(self, samples: Mapping[int, float] | None = None) -> None:
@@ -176,13 +185,15 @@ class MeasuredCost:
         self._guessed = not samples
         self._steps = 0
         if samples:
-            most = max(samples)  # fewer rows than that are interpolated between timed ones
+            most = max(samples)  # estimates up to this row count come from timed forwards
             self._curves[0] = _Curve(_fill(samples), [_FEW * (rows <= most) for rows in ROWS])
 
     def forward(self, rows: int, context: int) -> float:
+        """Return the estimated seconds of a forward of ``rows`` rows after ``context`` cached tokens."""
         return self._curve(bisect_left(_CONTEXTS, context)).at(rows)
 
     def record(self, rows: int, context: int, seconds: float) -> None:
+        """Refine the estimates by a step that took ``seconds``."""
         self._steps += 1
         curve = self._curve(bisect_left(_CONTEXTS, context))
         if self._guessed:
@@ -193,9 +204,9 @@ class MeasuredCost:
         curve.level = self.forward(1, 1)
 
     def kept(self) -> KeptCost:
-        """Return the learned estimates, for other processes on this machine; empty before enough steps.
+        """Return the learned estimates, for other processes on this machine.
 
-        Any thread may call it.
+        They are empty before `_LEARNED` steps. Any thread may call.
         """
         if self._steps < _LEARNED:
             return {}
@@ -205,9 +216,9 @@ class MeasuredCost:
     def restored(kept: KeptCost, timed: Sequence[tuple[int, float]] = ()) -> MeasuredCost:
         """Restore estimates that another process learned, scaled to the present speed of the machine.
 
-        ``timed``: rows and seconds of some forwards after a short context. The quickest of those with the fewest rows
-        scales all estimates; then each is recorded like a step. Without them the speed is not changed. Raises
-        ValueError if ``kept`` is malformed.
+        ``timed`` has the rows and seconds of some forwards after a short context. Of the forwards with the fewest rows,
+        the shortest scales all estimates. Then each forward is recorded like a step. Without forwards the estimates are
+        not scaled. Raises ValueError if ``kept`` is malformed.
         """
         cost = MeasuredCost()
         buckets = {str(context): bucket for bucket, context in enumerate(_CONTEXTS)}
@@ -240,7 +251,7 @@ class MeasuredCost:
 
 
 def _nearest(rows: int) -> int:
-    """The index in `ROWS` of the count nearest to ``rows``."""
+    """Return the index in `ROWS` of the row count nearest to ``rows``."""
     place = min(bisect_left(ROWS, rows), len(ROWS) - 1)
     return place - 1 if place and rows - ROWS[place - 1] < ROWS[place] - rows else place
 
@@ -259,10 +270,10 @@ def _make_way(curve: list[float], place: int) -> None:
 
 
 def _fill(samples: Mapping[int, float]) -> list[float]:
-    """Make a curve over `ROWS` through the samples, linear between and beyond; from one sample, with a guessed slope.
+    """Make a curve over `ROWS` through the samples, with straight lines between and beyond them.
 
-    Delays only add to a time. So a sample is cut to the time of any larger forward, and to that of several forwards
-    with fewer rows.
+    With one sample, the slope is guessed. Delays can only make a time longer. So a sample is lowered to the time of a
+    forward with more rows if that is shorter, and to the time of several forwards with fewer rows that do its work.
     """
     known = sorted(samples.items())
     if len(known) == 1:

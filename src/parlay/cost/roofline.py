@@ -1,9 +1,9 @@
-"""A roofline: the operators of a forward, and the time that a machine takes for each.
+"""A roofline: the operators of a forward, and the time that a machine takes for each of them.
 
-An operator's time is the larger of FLOPs over the machine's rate and bytes over its bandwidth, plus the time to start
-it; a forward's time is the sum over its operators. The forward's own sums of FLOPs and bytes would not do: operators
-run one after another, so one that waits for memory does not hide another's arithmetic (Williams et al. 2009 describe
-this for one kernel).
+An operator takes about as long as its slower part: FLOPs over the machine's rate, or bytes over its bandwidth (Williams
+et al. 2009 describe this for one kernel); `together` combines the two. A forward takes the sum over its operators, plus
+the times to start them. FLOPs and bytes can't be added up over a forward first, because operators run one after
+another: while one waits for memory, another's arithmetic does not run.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ on rows."""
 class LayerSums:
     """Sizes of a decoder whose layers differ, summed over all layers.
 
-    ``qkv``: outputs of the query, key and value projections; ``mixed``: size of all query heads; ``mlp``: inner size of
-    the feed-forwards. KV cache sizes of one token: ``whole`` in layers that keep all tokens, ``recent`` in
-    sliding-window layers, ``attended`` as read by all layers (a layer may read another layer's cache). ``more`` further
-    weights are multiplied; of ``by_row`` weights each token reads its own row.
+    ``qkv``: outputs of the query, key and value projections. ``mixed``: size of all query heads. ``mlp``: inner size of
+    the feed-forwards. Three are KV cache sizes of one token: ``whole`` in layers that keep all tokens, ``recent`` in
+    sliding-window layers, and ``attended`` as read by all layers, because a layer may read another layer's cache.
+    ``more``: further weights that rows are multiplied by. ``by_row``: weights of tables; a token reads one row of them.
     """
 
     qkv: int
@@ -44,8 +44,8 @@ class LayerSums:
 class MixedLayers:
     """Mixtures of experts: in each of ``layers`` layers a row runs ``chosen`` of ``count`` experts.
 
-    Each expert has ``weights`` weights. At most ``slots`` experts, of all layers together, are in memory at a time;
-    None: all of them.
+    Each expert has ``weights`` weights. At most ``slots`` experts of all layers together are in memory at a time; None
+    means all experts.
     """
 
     layers: int
@@ -56,16 +56,16 @@ class MixedLayers:
 
     @property
     def all_weights(self) -> int:
-        """Weights of all experts."""
+        """Number of weights of all experts."""
         return self.layers * self.count * self.weights
 
     @property
     def share(self) -> float:
-        """Share of the experts that are in memory."""
+        """Share of all experts that is in memory."""
         return 1.0 if self.slots is None else self.slots / (self.layers * self.count)
 
     def read(self, rows: int) -> float:
-        """Weights of the distinct experts that ``rows`` rows run, if rows choose independently and uniformly."""
+        """Return the mean number of weights that ``rows`` rows read if they choose experts at random."""
         distinct = self.count * (1 - (1 - self.chosen / self.count) ** rows)
         return self.layers * distinct * self.weights
 
@@ -74,10 +74,10 @@ class MixedLayers:
 class ModelShape:
     """The sizes of a decoder, in elements, and the bytes of one weight and of one number in the KV cache.
 
-    For quantised weights ``weight_bytes`` is the mean over all matrices, scales included. ``recent_layers`` are
-    sliding-window layers, which keep at most ``recent_tokens`` tokens. ``sums`` is for models whose layers differ.
-    ``stored_twice``: a tied embedding is in memory twice, also as the LM head. With ``split``, every forward reads some
-    layers from disk. ``mixed`` are the layers' experts; a feed-forward that all rows run is counted in the other sizes.
+    For quantised weights ``weight_bytes`` is the mean over all matrices, scales included. ``recent_layers`` counts the
+    sliding-window layers, which keep at most ``recent_tokens`` tokens. Models whose layers differ have ``sums``. With
+    ``stored_twice``, memory holds a tied embedding a second time, as the LM head. With ``split``, every forward reads
+    some layers from disk. ``mixed`` describes the experts; the other sizes include a feed-forward that all rows run.
     """
 
     vocab_size: int
@@ -98,7 +98,7 @@ class ModelShape:
     mixed: MixedLayers | None = None
 
     def text_bytes(self, tokens: int) -> int:
-        """Bytes of the KV cache of ``tokens`` tokens."""
+        """Return the bytes of the KV cache of a text of ``tokens`` tokens."""
         recent = self.token_bytes * self.recent_layers // self.num_layers
         if self.sums is not None:
             recent = round(self.sums.recent * self.kv_bytes)
@@ -130,31 +130,31 @@ class ModelShape:
 
     @property
     def attended_bytes(self) -> int:
-        """Bytes of one token's keys and values that all layers read; a cache that two layers share counts twice."""
+        """Bytes of one token's keys and values as read by all layers. A cache that two layers read counts twice."""
         return self.token_bytes if self.sums is None else round(self.sums.attended * self.kv_bytes)
 
     @property
     def parameters(self) -> int:
-        """Weights of all matrices. Norms and biases, a thousandth of them or less, are left out."""
+        """Number of weights of all matrices. Norms and biases, at most a thousandth of it, are left out."""
         by_row = 0 if self.sums is None else self.sums.by_row
         experts = 0 if self.mixed is None else self.mixed.all_weights
         return self.multiplied + experts + by_row + (0 if self.tie_embeddings else self.vocab_size * self.hidden_size)
 
     @property
     def stored_bytes(self) -> float:
-        """Bytes of all weights."""
+        """Bytes of all weights, in memory or on disk."""
         again = self.vocab_size * self.hidden_size if self.stored_twice else 0
         return (self.parameters + again) * self.weight_bytes
 
     @property
     def resident_bytes(self) -> float:
-        """Bytes of the weights in memory, and of the buffers for streamed layers."""
+        """Bytes in memory: weights, and the buffers for layers that are read from disk."""
         split, mixed = self.split, self.mixed
         away = 0 if mixed is None else (1 - mixed.share) * mixed.all_weights * self.weight_bytes
         return self.stored_bytes - away + (BUFFERS * split.buffer_bytes - split.streamed_bytes if split else 0)
 
     def fetched_bytes(self, rows: int) -> float:
-        """Bytes of weights that a forward of ``rows`` rows reads from outside memory."""
+        """Return the bytes of weights that a forward of ``rows`` rows reads from disk."""
         layers = self.split.streamed_bytes if self.split else 0
         return layers + (
             0 if self.mixed is None else (1 - self.mixed.share) * self.mixed.read(rows) * self.weight_bytes
@@ -162,12 +162,12 @@ class ModelShape:
 
     @property
     def read_bytes(self) -> float:
-        """Bytes of the weights in `multiplied`."""
+        """Bytes of the weights that `multiplied` counts."""
         return self.multiplied * self.weight_bytes
 
     @property
     def multiplied(self) -> int:
-        """Weights that a forward reads as a whole: all except experts and an embedding that is not also the LM head."""
+        """Number of weights that every forward reads: all except experts, and an embedding that is not the LM head."""
         layer = self.hidden_size * (self.qkv_size + self.mixed_size + 3 * self.mlp_size)
         more = 0 if self.sums is None else self.sums.more
         return round(self.num_layers * layer) + more + self.vocab_size * self.hidden_size
@@ -177,8 +177,9 @@ class ModelShape:
 class ForwardShape:
     """One forward: each of ``batch`` sequences feeds ``rows`` new tokens after ``context`` cached ones.
 
-    Plain decoding has one row, the verify of k nodes k + 1, a prefill chunk all of its tokens. ``logits``: rows of each
-    sequence that go through the LM head; None: all. ``leaves``: paths of the tree in those rows; 1: a chain.
+    Plain decoding has one row, verifying k drafted nodes has k + 1 rows, and a prefill chunk has a row for each of its
+    tokens. ``logits`` is the number of rows of each sequence that go through the LM head; None means all. ``leaves`` is
+    the number of paths in the tree that the rows form, 1 for a chain.
     """
 
     batch: int = 1
@@ -193,7 +194,7 @@ class ForwardShape:
 
     @property
     def sums(self) -> StepShape:
-        """Sums of this forward over its sequences."""
+        """The same forward, given by its sums over all sequences."""
         rows, keys = self.batch * self.rows, self.context + self.rows
         head_rows = self.batch * (self.rows if self.logits is None else self.logits)
         return StepShape(self.batch * self.leaves, rows, head_rows, self.batch * keys, rows * keys)
@@ -201,7 +202,7 @@ class ForwardShape:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator: floating-point operations (a multiplication and an addition are two), and bytes read and written."""
+    """An operator: its floating-point operations (a multiply-add counts as two), and the bytes that it moves."""
 
     name: str
     kind: Kind
@@ -211,11 +212,11 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Sums over the sequences of a forward, which may differ.
+    """A forward given by sums over its sequences, which may differ from each other.
 
-    ``sequences``: number of sequences, or of paths if they have trees; ``rows`` and ``head_rows``, the rows that go
-    through the LM head; ``keys``: cached and new tokens that each sequence reads, summed; ``pairs``: pairs of a row and
-    a key of its sequence.
+    ``sequences``: number of sequences, or of paths if the sequences have trees. ``rows``: new tokens. ``head_rows``:
+    rows that go through the LM head. ``keys``: cached and new tokens that the sequences attend to. ``pairs``: pairs of
+    a row and a key of its sequence.
     """
 
     sequences: int
@@ -228,15 +229,15 @@ class StepShape:
 def operators(shape: ModelShape, work: ForwardShape) -> Iterator[Operator]:
     """Yield the operators of a forward, each summed over all layers.
 
-    FLOPs are those of eager attention, which computes every row against all cached and all new keys and masks some
-    afterwards: what `torch.utils.flop_counter.FlopCounterMode` counts for the model in transformers. Bytes are weights
-    once, each sequence's keys and values once, and rows in and out.
+    FLOPs are counted for eager attention, which multiplies every row with all cached and new keys and masks some of the
+    scores afterwards. `torch.utils.flop_counter.FlopCounterMode` counts the same for the model in transformers. Bytes
+    count each weight once, each sequence's keys and values once, and the rows read and written.
     """
     yield from step_operators(shape, work.sums)
 
 
 def step_operators(shape: ModelShape, step: StepShape) -> Iterator[Operator]:
-    """Yield the operators of a forward that is given by its sums."""
+    """Yield the operators of a forward that is given by its sums; see `operators`."""
     layers, rows, heads, mlp = shape.num_layers, step.rows, shape.mixed_size, shape.mlp_size
     yield _linear("qkv", shape.weight_bytes, rows, (shape.hidden_size, shape.qkv_size), layers)
     yield Operator(
@@ -256,27 +257,27 @@ def step_operators(shape: ModelShape, step: StepShape) -> Iterator[Operator]:
         more = shape.sums.more / shape.hidden_size
         yield _linear("numbers of each layer", shape.weight_bytes, rows, (shape.hidden_size, more))
     yield _linear("head", shape.weight_bytes, step.head_rows, (shape.hidden_size, shape.vocab_size))
-    # Two norms and two additions per layer, rotations of heads, gate times up; four bytes each, read and written.
+    # In each layer: two norms, two additions, rotations of heads, gate times up. Four bytes are read and written each.
     passed = 4 * shape.hidden_size + shape.qkv_size + 2 * mlp
     yield Operator("norms, rotations, gates", "vector", 0, round(8 * layers * rows * passed))
-    # Scores are masked and normed in four bytes: read and written about three times.
+    # Masking and softmax read and write each score about three times; a score has four bytes.
     yield Operator("softmax", "vector", 0, round(24 * layers * shape.num_heads * step.pairs))
 
 
 def _linear(name: str, weight_bytes: float, rows: int, sizes: tuple[float, float], count: int = 1) -> Operator:
-    """``count`` products of ``rows`` rows with a matrix of ``sizes`` (inputs, outputs), as one operator."""
+    """Return one operator for ``count`` products of ``rows`` rows with a matrix of ``sizes`` (inputs, outputs)."""
     inputs, outputs = sizes
     moved = inputs * outputs + rows * (inputs + outputs)
     return Operator(name, "linear", round(2 * count * rows * inputs * outputs), round(count * moved * weight_bytes))
 
 
 def flops(shape: ModelShape, work: ForwardShape) -> int:
-    """Floating-point operations of a forward's products."""
+    """Return the floating-point operations of a forward's matrix products."""
     return sum(operator.flops for operator in operators(shape, work))
 
 
 def moved_bytes(shape: ModelShape, work: ForwardShape) -> int:
-    """Bytes that a forward reads and writes."""
+    """Return the bytes that a forward reads and writes."""
     return sum(operator.bytes for operator in operators(shape, work))
 
 
@@ -284,8 +285,9 @@ def moved_bytes(shape: ModelShape, work: ForwardShape) -> int:
 class Overheads:
     """Seconds that the engine takes in a step besides forwards.
 
-    ``step`` once; ``sequence`` for each sequence, ``drafted`` more for one with a draft and ``node`` for each drafted
-    node; ``level`` for each forward of a draft model, ``level_sequence`` for each sequence in it.
+    They are the sum of: ``step`` once, ``sequence`` for each sequence, ``drafted`` for each sequence with a draft,
+    ``node`` for each drafted node, ``level`` for each forward of a draft model, and ``level_sequence`` for each
+    sequence in such a forward.
     """
 
     step: float = 0.0
@@ -296,11 +298,11 @@ class Overheads:
     level_sequence: float = 0.0
 
     def of_step(self, batch: int, nodes: int = 0) -> float:
-        """Seconds for a step in which every sequence drafts ``nodes`` nodes."""
+        """Return the seconds of a step of ``batch`` sequences with ``nodes`` drafted nodes each."""
         return self.step + batch * (self.sequence + (self.drafted + self.node * nodes if nodes else 0.0))
 
     def of_level(self, batch: int) -> float:
-        """Seconds for one forward of a model that drafts for ``batch`` sequences."""
+        """Return the seconds for one forward of a draft model with ``batch`` sequences."""
         return self.level + batch * self.level_sequence
 
 
@@ -308,13 +310,13 @@ class Overheads:
 class Machine:
     """Speeds of a machine in a forward: bytes and FLOPs per second by kind of operator, and fixed times in seconds.
 
-    A model whose weights fit into ``cache_bytes`` is read at ``cached_bandwidth`` and multiplied at ``cached_rate``,
-    and its keys are read at ``cached_attention_bandwidth`` (0: as those of other models); larger models are read from
-    memory in every forward. Streamed layers are read from disk at ``disk_bandwidth`` while other layers are computed.
-    Experts outside memory are read when the layer's router has chosen them, so nothing is computed meanwhile. Attention
-    of one KV head of a sequence runs on one of ``threads`` threads; 1: attention divides evenly. ``layer_seconds``
-    starts a layer's operators, ``attend_seconds`` one path's attention in one layer; ``forward_seconds`` is the rest of
-    a forward.
+    Every forward reads a model's weights from memory, unless they fit into ``cache_bytes``. A model that fits reads and
+    multiplies its weights at ``cached_bandwidth`` and ``cached_rate``, and reads its keys and values at
+    ``cached_attention_bandwidth``, or at ``attention_bandwidth`` if that is 0. Streamed layers are read from disk at
+    ``disk_bandwidth`` while other layers are computed. Experts outside memory are read once the layer's router has
+    chosen them, so nothing is computed meanwhile. One of ``threads`` threads computes the attention of one KV head of
+    one sequence; with 1, attention divides evenly. Fixed times are ``layer_seconds`` to start a layer's operators,
+    ``attend_seconds`` to start one path's attention in one layer, and ``forward_seconds`` for the rest of a forward.
     """
 
     bandwidth: float
@@ -334,11 +336,11 @@ class Machine:
     engine: Overheads = Overheads()
 
     def forward(self, shape: ModelShape, work: ForwardShape) -> float:
-        """Seconds of one forward."""
+        """Return the seconds of one forward."""
         return self.step(shape, work.sums)
 
     def step(self, shape: ModelShape, step: StepShape) -> float:
-        """Seconds of one forward that is given by its sums."""
+        """Return the seconds of one forward that is given by its sums."""
         started = self.layer_seconds + self.attend_seconds * step.sequences
         seconds = self.forward_seconds + shape.num_layers * started + self._busy(shape, step)
         if shape.split:
@@ -347,9 +349,9 @@ class Machine:
         return seconds + fetched / self.disk_bandwidth if fetched else seconds
 
     def prefill(self, shape: ModelShape, tokens: int, *, batch: int = 1, chunk: int = 512) -> float:
-        """Seconds until prompts of ``tokens`` tokens are cached and each has the logits for its first token.
+        """Return the seconds until ``batch`` prompts of ``tokens`` tokens are cached and have logits for a first token.
 
-        Prompts are fed one after another, in chunks of at most ``chunk`` rows, as the engine does.
+        As in the engine, prompts are fed one after another, in chunks of at most ``chunk`` rows.
         """
         works = [
             ForwardShape(rows=min(chunk, tokens - begin), context=begin, logits=int(begin + chunk >= tokens))
@@ -358,12 +360,12 @@ class Machine:
         return batch * sum(self.forward(shape, work) for work in works)
 
     def keys_bandwidth(self, shape: ModelShape) -> float:
-        """Bytes per second at which this model's attention reads keys and values."""
+        """Return the bytes per second at which this model's attention reads keys and values."""
         cached = shape.read_bytes <= self.cache_bytes
         return (cached and self.cached_attention_bandwidth) or self.attention_bandwidth
 
     def _busy(self, shape: ModelShape, step: StepShape) -> float:
-        """Seconds of all operators, without starting them."""
+        """Return the seconds of all operators, without the fixed times to start them."""
         cached = shape.read_bytes <= self.cache_bytes
         reached = {
             "linear": (self.cached_bandwidth, self.cached_rate) if cached else (self.bandwidth, self.rate),
@@ -379,15 +381,15 @@ class Machine:
 
 
 def together(kind: Kind, memory: float, arithmetic: float) -> float:
-    """Combine an operator's seconds of reading alone, ``memory``, with its seconds of arithmetic alone.
+    """Return an operator's seconds if its reads alone take ``memory`` and its arithmetic alone ``arithmetic`` seconds.
 
-    Linear layers read ahead while they multiply, yet neither runs at full speed where both take as long: the root of
-    the sum of squares is 1.4 times the longer one there, and close to it elsewhere. In attention the times add up.
+    Linear layers read ahead while they multiply, so the longer time decides, and times of about equal length slow each
+    other. The root of the sum of squares is 1.4 times equal times, else near the longer one. In attention they add up.
     """
     return memory + arithmetic if kind == "attention" else math.hypot(memory, arithmetic)
 
 
 def uneven(shape: ModelShape, sequences: int, threads: float) -> float:
-    """Return the factor by which attention takes longer because each KV head of a sequence is one thread's work."""
+    """Return the factor by which attention takes longer because KV heads do not divide evenly among threads."""
     heads = max(sequences, 1) * shape.num_kv_heads
     return math.ceil(heads / threads) * threads / heads

@@ -1,9 +1,11 @@
-"""Predicts how fast each strategy would be on a machine, by the papers' formulas and the roofline's times.
+"""Predicts how fast each strategy would be on a machine, by published formulas and the roofline's times.
 
-Tokens per step: if a is the chance that a drafted token is right given that the one before it was, a chain of k nodes
-gives E = (1 - a^(k+1)) / (1 - a) (Leviathan et al. 2023); a tree gives 1 + the sum over its nodes of the chance that
-the path down to them is accepted (Chen et al. 2024, Sequoia). Seconds per step: the verify of all nodes, one forward of
-the draft model for each level of the draft (or one for all levels), and the engine's overheads.
+Tokens per step: let a be the probability that a drafted token is right if the token before it was. A chain of k nodes
+gives E = (1 - a^(k+1)) / (1 - a) tokens on average (Leviathan et al. 2023). A tree gives 1 plus the sum, over its
+nodes, of the probability that the path down to the node is accepted (Chen et al. 2024, Sequoia).
+
+Seconds per step: the target's forward that verifies all nodes, the draft model's forwards (one for each level of the
+draft, or one for all levels), and the engine's overheads.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from parlay.cost.roofline import ForwardShape, Machine, ModelShape
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """The best tree of ``nodes`` nodes: mean tokens that a step with it commits, levels, and leaves."""
+    """The best tree of ``nodes`` nodes. A step with it commits ``tokens`` tokens on average; ``depth`` is in levels."""
 
     nodes: int
     tokens: float
@@ -27,10 +29,10 @@ class TreeShape:
 
 
 def best_tree(ranks: Sequence[float], nodes: int) -> TreeShape:
-    """Return the tree whose ``nodes`` nodes have the highest chances of being reached.
+    """Return the tree whose ``nodes`` nodes have the highest probabilities of being accepted.
 
-    ``ranks[j]`` is the chance that a node's j-th best child is the right one, given that the node was; together at most
-    1. One rank makes a chain. Raises ValueError if ``ranks`` are not such chances.
+    ``ranks[j]`` is the probability that a node's j-th best child is right if the node is. One rank makes a chain.
+    Raises ValueError unless ``ranks`` are at least 0 and their sum is at most 1.
     """
     if not ranks or min(ranks) < 0 or sum(ranks) > 1 + 1e-9:
         raise ValueError(f"acceptance {'+'.join(map(str, ranks))} must be chances, together at most 1")
@@ -46,11 +48,16 @@ def best_tree(ranks: Sequence[float], nodes: int) -> TreeShape:
 
 
 def _by_reach(ranks: Sequence[float]) -> Iterator[tuple[float, int, int]]:
-    """Yield the nodes that a tree could have, likeliest first: chance to be reached, level from 1, parent (root -1)."""
+    """Yield the nodes that a tree could have, likeliest first.
+
+    Each is the probability that it is accepted, its level from 1, and the number of its parent (-1 for the root). A
+    node's next sibling is no likelier than the node, nor is its best child, so both wait in the heap until the node has
+    been yielded.
+    """
     order = itertools.count()
     waiting = [
         (-ranks[0], next(order), 1, 0, -1, 1.0)
-    ]  # nodes of equal chance come in the order in which they were found
+    ]  # equally likely nodes come in the order in which they were found
     for number in itertools.count():
         reach, _, level, rank, parent, above = heapq.heappop(waiting)
         yield -reach, level, parent
@@ -61,13 +68,13 @@ def _by_reach(ranks: Sequence[float]) -> Iterator[tuple[float, int, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPlan:
-    """The costs of a strategy: drafts of at most ``nodes`` nodes, whose chances to be right are ``ranks``.
+    """A strategy as its speed is predicted: drafts of at most ``nodes`` nodes with the probabilities ``ranks``.
 
-    ``drafter`` is the draft model, which runs a forward for each level, or one of a single row for all levels
-    (``at_once``); None: drafts cost next to nothing. ``probes`` are rows beside a draft, which guess the next draft in
-    the forward that verifies this one. With ``beside`` the drafter has a like machine of its own and drafts during the
-    target's forwards, as PEARL's does; then drafts are chains. With ``adapts`` the policy drafts as many nodes as pay,
-    possibly none; without, always ``nodes``.
+    ``ranks`` are as in `best_tree`. ``drafter`` is the draft model; None means that drafting takes no time. It runs one
+    forward for each level or, with ``at_once``, a single forward of one row for all levels. ``probes`` are extra rows
+    in the forward that verifies a draft; they guess the next draft. With ``beside`` the drafter has a machine of its
+    own, like the target's, and drafts chains during the target's forwards, as PEARL does. With ``adapts`` the policy
+    drafts as many nodes as are fastest, possibly none. Otherwise it always drafts ``nodes``.
     """
 
     name: str
@@ -82,7 +89,7 @@ class DraftPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """The predicted speed of a plan. Seconds are per step, ``tokens_per_second`` of all sequences together."""
+    """The predicted speed of a plan. Seconds are per step; ``tokens_per_second`` adds up all sequences."""
 
     name: str
     nodes: int
@@ -95,7 +102,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """``batch`` sequences of ``context`` tokens, of one model on one machine."""
+    """The load to predict for: ``batch`` sequences of ``context`` tokens each, of one model on one machine."""
 
     machine: Machine
     shape: ModelShape
@@ -104,20 +111,20 @@ class Setting:
 
 
 def predict(setting: Setting, plan: DraftPlan) -> Speed:
-    """Predict the plan's speed. With ``adapts`` the number of nodes is the fastest one, else ``nodes``."""
+    """Predict the plan's speed. With ``adapts`` the plan drafts the fastest number of nodes, otherwise ``nodes``."""
     sizes = [0, *_sizes(plan.nodes)] if plan.adapts else [plan.nodes]
     return max((speed_of(setting, plan, best_tree(plan.ranks, size)) for size in sizes), key=_rate)
 
 
 def choose(speeds: Sequence[Speed]) -> Speed:
-    """Return the fastest of the speeds; of equal ones, the first."""
+    """Return the fastest of the speeds; if several are equally fast, the first of them."""
     return max(speeds, key=_rate)
 
 
 def crossover(setting: Setting, plan: DraftPlan, most: int = 256) -> int | None:
-    """Return the smallest batch, up to ``most``, at which drafts of all the plan's nodes no longer beat plain decoding.
+    """Return the smallest batch, up to ``most``, at which drafts of ``plan.nodes`` nodes do not beat plain decoding.
 
-    ``setting.batch`` is ignored. None: drafts win at every batch.
+    ``setting.batch`` is ignored. Returns None if drafts win at every batch.
     """
     whole, plain = best_tree(plan.ranks, plan.nodes), best_tree(plan.ranks, 0)
     for batch in range(1, most + 1):
@@ -132,7 +139,7 @@ def _rate(speed: Speed) -> float:
 
 
 def speed_of(setting: Setting, plan: DraftPlan, tree: TreeShape) -> Speed:
-    """Predict the speed of a plan all of whose drafts have the shape ``tree``."""
+    """Predict the speed of a plan if each of its drafts has the shape ``tree``."""
     rows = 1 + tree.nodes + (plan.probes if tree.nodes else 0)
     work = ForwardShape(batch=setting.batch, rows=rows, context=setting.context, leaves=tree.leaves)
     verify = setting.machine.forward(setting.shape, work)
@@ -159,11 +166,13 @@ def speed_of(setting: Setting, plan: DraftPlan, tree: TreeShape) -> Speed:
 
 
 def tokens_beside(chance: float, nodes: int) -> float:
-    """Return mean tokens per step if drafts, of ``nodes`` tokens each right with ``chance``, are made during forwards.
+    """Return mean tokens per step if drafts are made during the target's forwards (PEARL, arXiv:2408.11850).
 
-    After a step whose draft and bonus token were all guessed right, the next draft is ready. After any other step the
-    next forward runs without a draft, and a draft is ready after it if its first token is right (PEARL,
-    arXiv:2408.11850).
+    A draft has ``nodes`` tokens; ``chance`` is the probability a that each is right if the token before it was. The
+    next draft is ready if the drafter guessed the whole draft and the token after it, which has the probability
+    a^(nodes + 1). After any other step the next forward runs without a draft. After that forward a draft is ready if
+    its first token was right, which has the probability a. So drafts are ready in the share a / (1 - a^(nodes + 1) + a)
+    of the steps.
     """
     whole = chance ** (nodes + 1)
     with_draft = chance / (1 - whole + chance) if chance < 1 else 1.0

@@ -1,4 +1,4 @@
-"""Times forwards of a runner, also a few when a model is opened, so that its first requests know what steps cost."""
+"""Times forwards of a runner. A few are timed when a model is loaded, so that costs are known at its first request."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from dataclasses import dataclass
 from parlay.cost.measured import MeasuredCost
 from parlay.types import NO_COST, KeptCost, OutOfRoom, Runner, Segment, trees
 
-_CALIBRATED = (1, 16, 4, 32, 2, 8, 17, 9, 33, 12, 13, 64, 65)  # the most informative first, in case time runs out
-_PASSES, _ENOUGH = 3, 0.1  # number of passes, and seconds, after which no further pass begins
-_SMALL, _AGAIN = (1, 2, 4, 8), 0.1  # row counts that decide whether drafts pay are timed again; seconds for that
-_SCRATCH = -1  # the sequence that calibration uses; the engine's numbers are not negative
+_CALIBRATED = (1, 16, 4, 32, 2, 8, 17, 9, 33, 12, 13, 64, 65)  # rows, most informative first, in case time runs out
+_PASSES, _ENOUGH = 3, 0.1  # no further pass begins after this number of passes and this number of seconds
+_SMALL, _AGAIN = (1, 2, 4, 8), 0.1  # row counts timed again, which decide whether drafts pay; seconds for that
+_SCRATCH = -1  # number of the sequence that calibration uses; the engine's sequences have no negative numbers
 _CHUNK = 256  # rows of a prefill chunk
 _OF_STREAMED = 3.0
-"""Seconds for calibration of a runner that reads layers from disk, where reading takes most of any forward."""
+"""Seconds for calibration of a runner that reads layers from disk, which takes most of the time of a forward."""
 _log = logging.getLogger(__name__)
 
 
 def some_tokens(runner: Runner, count: int, first_id: int = 0) -> tuple[int, ...]:
-    """Make up ``count`` token ids of the runner's vocabulary, in order from ``first_id`` on.
+    """Make up ``count`` token ids of the runner's vocabulary.
 
-    For an encoder-decoder they are the decoder's tokens.
+    The first is the id 0, or the decoder's start token in an encoder-decoder. The others count up from
+    ``first_id`` + 1.
     """
     spec = runner.spec
     first = 0 if spec.encoder is None else spec.encoder.start
@@ -33,13 +34,13 @@ def some_tokens(runner: Runner, count: int, first_id: int = 0) -> tuple[int, ...
 
 
 def chain_of(runner: Runner, sequence: int, rows: int) -> Segment:
-    """Make a segment of ``rows`` rows: a root and a chain of drafted tokens below it."""
+    """Make a segment of ``rows`` rows: a root row and a chain of drafted tokens below it."""
     root, *draft = some_tokens(runner, rows)
     return Segment(sequence, (root,), trees.chain_tree(draft))
 
 
 def time_forward(runner: Runner, segments: Sequence[Segment], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return the seconds of one forward, of which no rows are kept."""
+    """Return the seconds of one forward. The caller keeps none of its rows."""
     began = clock()
     out = runner.forward(segments)
     out.logits_RV[-1, 0].item()  # waits until an asynchronous device is done
@@ -48,12 +49,12 @@ def time_forward(runner: Runner, segments: Sequence[Segment], clock: Callable[[]
 
 @contextmanager
 def with_context(runner: Runner, sequence: int, context: int, rows: int) -> Iterator[bool]:
-    """Open a sequence of ``context`` cached tokens with room for ``rows`` more; yields False where there is no room.
+    """Open a sequence with ``context`` cached tokens and room for ``rows`` more. Yields False if there is no room.
 
-    Sequences have different texts, so that they share no keys.
+    The text depends on the number ``sequence``, so that sequences share no cached keys.
     """
     longest = context + rows
-    runner.open(sequence, (0,))  # one token finds nothing in the prefix cache
+    runner.open(sequence, (0,))  # a prompt of one token matches nothing in the prefix cache
     try:
         fits = longest <= runner.spec.max_context and runner.reserve(sequence, longest)
         for start in range(0, context if fits else 0, _CHUNK):
@@ -74,10 +75,10 @@ def calibrate(
 ) -> MeasuredCost:
     """Time forwards of 1 to 65 rows in a scratch sequence, for at most ``seconds``.
 
-    A machine's other work delays some of them, so relative prices of row counts are uncertain. Estimates that an
-    earlier process has ``kept`` are used instead, and only the present speed is measured, in half the time. A runner
-    without room for 65 tokens is not timed: the cost then starts from a guess. A runner that reads layers from disk
-    gets more time and at least two row counts, so that the price of further rows is not a guess.
+    Other work of the machine delays some forwards, so these times give the relative costs of row counts imprecisely.
+    If an earlier process has ``kept`` its estimates, they are used instead, and only the present speed is measured. A
+    runner without room for 65 tokens is not timed; its cost starts from a guess. A runner that reads layers from disk
+    gets more time, and at least two row counts are timed, so that the cost of further rows is no guess.
     """
     seconds = _OF_STREAMED if runner.spec.streamed_bytes else seconds
     timer, deadline = _Timer(runner, clock), clock() + seconds
@@ -94,7 +95,7 @@ def calibrate(
 
 
 def _restored(timer: _Timer, kept: KeptCost) -> MeasuredCost:
-    """Restore the kept cost, or make a new one where the kept one can't be used."""
+    """Restore the kept estimates at the machine's present speed, or measure new ones if they can't be used."""
     timed = timer.small()
     try:
         return MeasuredCost.restored(kept, timed)
@@ -112,11 +113,11 @@ class _Timer:
 
     @property
     def least(self) -> int:
-        """Number of row counts that are timed, however long that takes."""
+        """Number of row counts that are timed even after the deadline."""
         return 2 if self.runner.spec.streamed_bytes else 1
 
     def small(self) -> list[tuple[int, float]]:
-        """Time one row, then in turn the row counts that decide whether drafts pay."""
+        """Time a forward of one row, then the row counts `_SMALL` in turn for `_AGAIN` seconds."""
         self._forward(1)  # the first forward may build kernels
         timed = [(1, self._forward(1))]
         again, latest = self.clock() + _AGAIN, len(_SMALL) * timed[0][1]
@@ -128,9 +129,9 @@ class _Timer:
     def shortest(self, deadline: float) -> dict[int, float]:
         """Return the shortest time for each row count.
 
-        Every pass times all of them, so a slow moment affects all alike. There may be time for one pass only. A delay
-        in it would make a small draft seem expensive for good, because a policy does not verify drafts that do not seem
-        to pay; so few rows are timed more often.
+        Every pass times all row counts, so a slow moment affects all of them alike. There may be time for only one
+        pass. A delay in it could make a small draft seem too expensive, and would never be corrected, because a policy
+        does not verify such drafts. So the row counts `_SMALL` are timed more often.
         """
         best = self._all(deadline)
         again = self.clock() + _AGAIN

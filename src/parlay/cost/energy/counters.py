@@ -1,8 +1,8 @@
 """Finds the energy counters of a device by trying them, and makes a meter of them.
 
-NVIDIA's GPUs (Volta and later) count energy since the driver was loaded, and NVML reads the counter. NVML updates it
-every 20 to 100 ms, so windows should last some seconds. Some GPUs average power over part of the time only, so several
-windows are better than one.
+NVIDIA's GPUs (Volta and later) count the energy that they used since the driver was loaded. NVML, NVIDIA's management
+library, reads this counter and updates it every 20 to 100 ms, so windows should last some seconds. Some GPUs average
+power over part of the time only, so several windows are better than one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ _MILLIJOULE = 1e-3
 
 
 def choose_meter(device: str = "cpu", *, system: Path = SYSTEM) -> EnergyMeter:
-    """Return a meter of the energy of decoding on ``device`` (a runner's): of its GPU and the host's processors.
+    """Return a meter of the energy that decoding on a runner's ``device`` uses.
 
-    Where no counter can be read, the meter measures seconds alone and says why.
+    For a GPU, the meter adds the energy of the host's processors. If no counter can be read, the meter measures seconds
+    alone, and its ``reason`` says why.
     """
     kind, _, number = device.partition(":")
     if kind == "cpu":
@@ -29,13 +30,13 @@ def choose_meter(device: str = "cpu", *, system: Path = SYSTEM) -> EnergyMeter:
         return EnergyMeter([], f"no counter of {kind} devices is known")
     gpu, about_gpu = nvml_counters(int(number or 0))
     if not gpu:
-        return EnergyMeter([], about_gpu)  # joules of the processors alone could be taken for the whole energy
-    processors, about_processors = package_counters(system)  # a battery's counter includes the GPU
+        return EnergyMeter([], about_gpu)  # users could take the processors' joules for the whole energy
+    processors, about_processors = package_counters(system)  # no battery: its counter includes the GPU
     return EnergyMeter([*gpu, *processors], f"{about_gpu}; {about_processors}", settle=_synchronise)
 
 
 def nvml_counters(device: int) -> tuple[list[Counter], str]:
-    """Return the counter of GPU number ``device``, if any, and one line that names it or says why there is none."""
+    """Return the counter of GPU number ``device``, if any, and a line that names it or says why there is none."""
     if find_spec("pynvml") is None:
         return [], "no NVML for Python: pip install 'parlay[energy]'"
     import pynvml  # here, because it is optional

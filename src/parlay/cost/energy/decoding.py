@@ -1,4 +1,4 @@
-"""Measures the power of decoding: energy of forwards with few rows and with many, and a line fitted to both."""
+"""Measures the power of decoding: fits a line to the power of forwards with few rows and of forwards with many."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from parlay.types import ParlayError, PowerModel
 ROWS = (1, 32)
 """Row counts of the measured forwards: plain decoding, and a step with drafts."""
 _ROUNDS, _SECONDS = 2, 0.4
-"""Windows of each row count, taken in turns; and seconds of one window: several updates of a counter (20 to 100 ms)."""
-_MOST = 5  # times that a window is made longer, until its counters have moved
+"""Windows of each row count, and seconds of one window. The row counts take turns. A counter is updated every 20 to
+100 ms, so it is updated several times in a window."""
+_MOST = 5  # attempts to measure a window, each longer than the last, until its counters have moved
 
 
 class MeasurementFailed(ParlayError):
-    """The counters can't tell the power of decoding: they stand still, can't be read, or give impossible values."""
+    """The counters can't tell the power of decoding: they do not move, can't be read, or give impossible values."""
 
 
 @dataclass(slots=True)
 class _Sum:
-    """Sums over the windows of one row count."""
+    """Joules, seconds and forwards of one row count, summed over its windows."""
 
     joules: float = 0.0
     seconds: float = 0.0
@@ -33,9 +34,10 @@ class _Sum:
 def measure_power(
     meter: EnergyMeter, forward: Callable[[int], object], *, clock: Callable[[], float] = time.perf_counter
 ) -> PowerModel:
-    """Fit watts and joules per row to runs of ``forward``, which takes a number of rows. Takes two seconds.
+    """Measure watts, and joules per row, by calls of ``forward``, whose argument is a number of rows.
 
-    The meter must have counters. Raises MeasurementFailed if they do not move, can't be read, or show no power.
+    A measurement takes some two seconds. The meter must have counters. Raises MeasurementFailed if they do not move,
+    can't be read, or show no power.
     """
     try:
         return _measured(meter, forward, clock)
@@ -75,9 +77,9 @@ def _add_window(meter: EnergyMeter, forward: Callable[[], object], measured: _Su
 
 
 def _fit(sums: Sequence[_Sum]) -> tuple[float, float]:
-    """Return watts, and joules per row: the line through the two measured powers by rows per second.
+    """Return the constants of the line power = watts + joules per row * rows per second.
 
-    Its slope is at least 0.
+    The line passes through the two measured powers, unless its slope would be negative; then the slope is 0.
     """
     few, many = [each.joules / each.seconds for each in sums]
     rate, faster = [rows * each.forwards / each.seconds for rows, each in zip(ROWS, sums, strict=True)]

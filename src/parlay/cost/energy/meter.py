@@ -1,8 +1,8 @@
-"""The meter: how far hardware counters advance between two readings, in joules, or why they can't be read.
+"""Measures energy in joules by how far hardware counters advance between two readings.
 
-Every reading adds the advance since the last one, modulo the counter's range. So a counter that wraps around is handled
-as long as it is read at least once per round (tens of minutes for a processor package's counter). A window is a pair of
-readings: windows may nest and overlap, and windows within another add up to no more than that one.
+Every reading adds the advance since the last one, modulo the counter's range. So a counter may wrap around, if it is
+read at least once per wrap (tens of minutes for a processor package's counter). A window is a pair of readings. Windows
+may nest and overlap. Disjoint windows inside a longer one add up to no more than the longer one.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from parlay.types import Metrics, ParlayError
 
 
 class CounterError(ParlayError):
-    """A counter can't be read, or its value is of no use."""
+    """A counter can't be read, or its value can't be used."""
 
 
 class TooShort(CounterError):
-    """A counter did not move within a window: it is updated less often than that."""
+    """A counter did not move within a window: the window is shorter than the time between the counter's updates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
     """An energy counter of the hardware. ``name`` says whose energy it counts; ``unit`` is joules per count.
 
-    ``read`` returns the count, or raises CounterError. After ``most`` the count starts again at 0; None: it never
-    wraps.
+    ``read`` returns the count, or raises CounterError. ``most`` is the highest count, after which the counter starts
+    again at 0; None means that it never wraps.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Counter:
     most: int | None = None
 
     def advance(self, before: int, now: int) -> int:
-        """Return how far the counter moved between two readings less than one round apart."""
+        """Return how far the counter moved between two readings, between which it wrapped at most once."""
         return now - before if self.most is None else (now - before) % (self.most + 1)
 
 
@@ -44,7 +44,7 @@ class Counter:
 class Energy:
     """The energy that was used in a window. ``joules`` include idle power; ``includes`` names the counters.
 
-    With ``joules`` None there are no counters, and ``reason`` says why.
+    Without counters ``joules`` is None, and ``reason`` says why there are none.
     """
 
     joules: float | None
@@ -55,17 +55,17 @@ class Energy:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The beginning of a window: the time, and the sums of all counters."""
+    """The beginning of a window: the time in seconds, and the advance of each counter since the meter was made."""
 
     began: float
     counts: tuple[int, ...]
 
 
 class EnergyMeter:
-    """Measures the energy of windows by ``counters``; without counters a window has no joules, only ``reason``.
+    """Measures the energy of windows by ``counters``. Without counters it measures only seconds.
 
-    ``reason`` says in one line what is counted and why the rest is not. ``settle`` is called before each reading and
-    waits for asynchronous devices.
+    ``reason`` says in one line what is counted, and why anything is not. The meter calls ``settle`` before each reading
+    to wait for asynchronous devices.
     """
 
     def __init__(
@@ -84,16 +84,18 @@ class EnergyMeter:
 
     @property
     def includes(self) -> tuple[str, ...]:
-        """Names of the counters whose energy is included."""
+        """Names of the counters that are added up."""
         return tuple(counter.name for counter in self._counters)
 
     def begin(self) -> Window:
+        """Read the counters at the beginning of a window."""
         return Window(*self._read())
 
     def end(self, window: Window) -> Energy:
         """Return the energy used since the window began. The same window may be ended again later.
 
-        Raises TooShort when a counter has not moved: 0 joules would be wrong.
+        Raises TooShort if a counter has not moved, because 0 joules would be wrong, and CounterError if a counter can't
+        be read.
         """
         now, counts = self._read()
         seconds = now - window.began
@@ -119,9 +121,9 @@ class EnergyMeter:
 
 
 def joules_per_token(energy: Energy, samples: Iterable[Metrics]) -> float | None:
-    """Return joules per emitted token. Rejected drafts use joules but are not counted as tokens.
+    """Return joules per emitted token; None if the energy has no joules.
 
-    None where there are no joules. Raises ValueError when no token was emitted.
+    Rejected drafts use energy but are not counted as tokens. Raises ValueError if no token was emitted.
     """
     tokens = sum(metrics.completion_tokens for metrics in samples)
     if tokens == 0:

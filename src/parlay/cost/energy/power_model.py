@@ -1,4 +1,4 @@
-"""The power of decoding on this machine: measured where there are counters, else modelled for known devices."""
+"""Finds the power of decoding on this machine: measured if there are counters, else modelled for known devices."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 600.0
 """Seconds after which a failed measurement may be repeated."""
-_SCRATCH = -1  # the sequence that is measured; the engine's numbers are not negative
+_SCRATCH = -1  # number of the sequence that is measured; the engine's sequences have no negative numbers
 
 
 class PowerOf:
     """Calls `power_of` for a runner, but repeats a failed measurement only after `AGAIN_SECONDS`.
 
-    A measurement takes seconds in which no request is served. Other errors are raised each time, since their cause may
-    be gone.
+    No request is served during a measurement, which takes seconds. Other errors do not delay the next call, because
+    their cause may be gone by then.
     """
 
     def __init__(self, runner: Runner, cost: Cost, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,7 +35,7 @@ class PowerOf:
         self._failure, self._until = "", 0.0
 
     def __call__(self) -> PowerModel:
-        """Return the power; raises as `power_of` does."""
+        """Return the power. Raises as `power_of` does."""
         if self._failure and self._clock() < self._until:
             raise MeasurementFailed(self._failure)
         try:
@@ -48,7 +48,8 @@ class PowerOf:
 def power_of(runner: Runner, cost: Cost) -> PowerModel:
     """Return watts, and joules per row, of a runner that is idle. A measurement takes some two seconds.
 
-    Raises UsageError where the power can be neither measured nor modelled, ParlayError where counters can't be used.
+    Raises UsageError if the power can be neither measured nor modelled, and ParlayError if the counters or the memory
+    do not allow the measurement.
     """
     meter = choose_meter(runner.spec.device)
     if meter.includes:
@@ -65,9 +66,9 @@ def power_of(runner: Runner, cost: Cost) -> PowerModel:
 
 
 def modelled_power(device: str, cost: Cost, system: Path = SYSTEM) -> PowerModel | None:
-    """Model the power of a device by its maker's figure, or of processors by the power limit of their packages.
+    """Model the power of a device: of processors by the power limit of their packages, else by the maker's figure.
 
-    None where neither is known.
+    Returns None if neither is known.
     """
     many = ROWS[-1]
     row_seconds = max(0.0, (cost.forward(2 * many, 1) - cost.forward(many, 1)) / many)
@@ -97,7 +98,7 @@ def _forward(runner: Runner, rows: int) -> None:
 
 
 def _name(device: str) -> str:
-    """Return the driver's name of the device."""
+    """Return the name that the driver gives the device."""
     kind, _, number = device.partition(":")
     if kind != "cuda":
         return device

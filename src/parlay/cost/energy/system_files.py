@@ -1,9 +1,9 @@
-"""Energy counters in Linux's files: of processors (RAPL, hwmon drivers), and of a battery while it drains.
+"""Reads energy counters from Linux's files: of processors (RAPL, hwmon drivers), and of a battery that drains.
 
-Processors count their own energy (Intel's; AMD's too, from Linux 5.8 on). Linux shows the counts in powercap files,
-which on most systems only root may read; hwmon drivers show them for AMD's sockets. A battery counts the energy of the
-whole machine. Formats: Documentation/ABI/testing/sysfs-class-powercap, sysfs-class-power and hwmon/amd_energy.rst of
-Linux.
+Intel's and AMD's processors count their own energy; Linux shows AMD's counts from version 5.8 on. The counts are in
+powercap files, which on most systems only root may read. For AMD's sockets, hwmon drivers show them, too. A battery
+counts the energy of the whole machine. Linux's documentation gives the formats in
+Documentation/ABI/testing/sysfs-class-powercap, sysfs-class-power and hwmon/amd_energy.rst.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _MICROJOULE = 1e-6
 _MICROWATT = 1e-6
 _MICROWATT_HOUR = 3.6e-3  # joules
 _WANTED = ("package", "dram")
-"""RAPL domains to add up. Core and uncore are parts of a package, and psys contains packages: they would be counted
-twice."""
+"""Beginnings of the names of the RAPL domains that are added up. Other domains would be counted twice: core and uncore
+are parts of a package, and psys contains the packages."""
 _SOCKETS = {"amd_energy": "Esocket"}
-"""hwmon drivers that count joules, with the beginning of the labels of whole sockets; cores would be counted twice."""
+"""How the labels of whole sockets begin, for each hwmon driver that counts joules. A core is part of a socket and would
+be counted twice."""
 
 Found = tuple[list[Counter], str]
-"""Counters, and one line that names them or says why there are none; the line is empty on systems without such files.
-"""
+"""Counters, and one line that names them or says why there are none. Systems without such files have an empty line."""
 
 
 def machine_counters(system: Path = SYSTEM) -> Found:
-    """Counters of the energy that a model on the processor uses: the packages', else those of a battery that drains."""
+    """Find counters of the energy that a model on the processor uses: the packages', else a draining battery's."""
     return _first([package_counters, battery_counters], system)
 
 
 def package_counters(system: Path = SYSTEM) -> Found:
-    """Counters of the processors' packages and their memory: RAPL's, else those of hwmon drivers."""
+    """Find counters of the processors' packages and their memory: RAPL's, else the hwmon drivers'."""
     counters, reason = _first([rapl_counters, hwmon_counters], system)
     return counters, reason or f"no RAPL domains in {system / _POWERCAP}, as in most virtual machines"
 
@@ -52,19 +52,19 @@ def _first(kinds: Sequence[Callable[[Path], Found]], system: Path) -> Found:
 
 
 def rapl_counters(system: Path = SYSTEM) -> Found:
-    """A counter for each package and its memory."""
+    """Open a RAPL counter for each package, and one for its memory."""
     return _opened("RAPL counters", system / _POWERCAP, list(_domains(system)))
 
 
 def hwmon_counters(system: Path = SYSTEM) -> Found:
-    """A counter for each socket of a driver that counts joules."""
+    """Open a counter for each socket whose hwmon driver counts joules."""
     return _opened("hwmon counters", system / _HWMON, list(_sockets(system)))
 
 
 def battery_counters(system: Path = SYSTEM) -> Found:
-    """A counter for each battery that drains: energy of the whole machine.
+    """Open a counter for each battery that drains. Together they count the energy of the whole machine.
 
-    The counts change rarely: measure for minutes.
+    The counts change rarely, so a measurement must last minutes.
     """
     batteries = [place for place in sorted((system / _SUPPLIES).glob("*")) if _is_battery(place)]
     draining = [place for place in batteries if _text(place / "status") == "Discharging"]
@@ -79,9 +79,10 @@ def battery_counters(system: Path = SYSTEM) -> Found:
 
 
 def package_limit(system: Path = SYSTEM) -> tuple[float, str] | None:
-    """Watts that all packages together may draw for long, and the packages' names; None where Linux does not tell.
+    """Return the watts that all packages together may draw for long, and the packages' names.
 
-    Every user may read this limit, even where only root may read the counters.
+    Returns None if Linux does not know the limit of every package. Every user may read the limits, even where only root
+    may read the counters.
     """
     limits = [
         (_limit(place.with_name(place.name.replace("_name", "_power_limit_uw"))) * _MICROWATT, name)
@@ -96,13 +97,13 @@ def package_limit(system: Path = SYSTEM) -> tuple[float, str] | None:
 
 
 def _limit(path: Path) -> int:
-    """Read microwatts; 0 where no limit is set or the kernel has no data."""
+    """Read a limit in microwatts; 0 if no limit is set or the kernel has no data."""
     text = _text(path)
     return int(text) if text.isdecimal() else 0
 
 
 def _domains(system: Path) -> Iterator[tuple[str, Path]]:
-    """Yield name and folder of each wanted domain; a package that two drivers show (-mmio) comes once."""
+    """Yield the name and folder of each wanted domain. A package that a second driver (-mmio) also shows comes once."""
     seen: set[str] = set()
     folders = (system / _POWERCAP).glob("*-rapl*:*")
     for folder in sorted(folders, key=lambda folder: ("-mmio" in folder.name, folder.name)):
@@ -114,7 +115,7 @@ def _domains(system: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _sockets(system: Path) -> Iterator[tuple[str, Path]]:
-    """Yield name and file of each socket's counter."""
+    """Yield the name and file of each socket's counter."""
     for driver in sorted((system / _HWMON).glob("hwmon*")):
         if begins := _SOCKETS.get(_text(driver / "name")):
             for label in sorted(driver.glob("energy*_label")):
@@ -127,7 +128,7 @@ def _input(label: str) -> str:
 
 
 def _opened(what: str, folder: Path, places: Iterable[tuple[str, Path]]) -> Found:
-    """Open counters of microjoules; each place is the folder of a domain or a file."""
+    """Open counters of microjoules. Each place is a name and a path: the folder of a domain, or a file."""
     try:
         counters = [_counter(name, place) for name, place in places]
     except PermissionError as error:
@@ -153,12 +154,15 @@ def _counter(name: str, place: Path) -> Counter:
 
 
 def _is_battery(place: Path) -> bool:
-    """Tell whether it feeds the machine, rather than a device such as a mouse."""
+    """Tell whether a power supply is a battery that feeds the machine, rather than a device such as a mouse."""
     return _text(place / "type") == "Battery" and _text(place / "scope") != "Device"
 
 
 def _battery(place: Path) -> Counter:
-    """A counter of microwatt-hours, or of microampere-hours, converted by the present voltage."""
+    """Open a battery's counter of microwatt-hours, or of microampere-hours, which the present voltage converts.
+
+    The file counts the energy that is left, so the counter returns its negative.
+    """
     name, path, unit = f"battery {place.name}", place / "energy_now", _MICROWATT_HOUR
     if not path.exists():
         path, unit = place / "charge_now", _MICROWATT_HOUR * _number(place / "voltage_now") * 1e-6
