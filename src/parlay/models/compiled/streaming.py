@@ -66,9 +66,9 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class WeightRoom:
-    """How many ``bytes`` of memory a model's weights may take; ``explicit``: the user gave the limit, else it is what is
-    free.
+    """How many ``bytes`` of memory a model's weights may take.
 
+    ``explicit``: the user gave the limit; otherwise it is the memory that is free.
     ``name`` is the model's name, and ``identity`` returns a fingerprint of its weights.
     """
 
