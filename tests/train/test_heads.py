@@ -185,14 +185,14 @@ def test_folders_that_can_not_be_written_are_named_before_anything_is_computed(n
 
 def test_a_target_that_writes_nothing_needs_texts(tmp_path: Path) -> None:
     for more in ({}, {"texts": tmp_path, "whole": False}):
-        with pytest.raises(UsageError, match="shards=0: the target writes nothing then, so name texts"):
+        with pytest.raises(UsageError, match="shards=0: the target writes nothing, so give texts"):
             MedusaTrainOptions(shards=0, **more)
 
 
 def test_texts_of_others_are_whole_and_prompts_are_answered(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="leave out texts, or whole=False"):
         MedusaTrainOptions(texts=tmp_path, whole=False)
-    with pytest.raises(UsageError, match="with shards=0 it writes nothing"):
+    with pytest.raises(UsageError, match="with shards=0 it does not"):
         MedusaTrainOptions(texts=tmp_path, prompts=tmp_path, shards=0)
 
 

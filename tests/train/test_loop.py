@@ -130,10 +130,10 @@ def test_a_checkpoint_that_is_cut_short_or_anothers_is_named(tmp_path: Path) -> 
     whole = (tmp_path / "toy.safetensors").read_bytes()
     for bad in (whole[: len(whole) // 2], b""):
         (tmp_path / "toy.safetensors").write_bytes(bad)
-        with pytest.raises(ParlayError, match=r"toy\.safetensors is no checkpoint .* or is damaged"):
+        with pytest.raises(ParlayError, match=r"toy\.safetensors is damaged, or the checkpoint of a run"):
             run(Toy(), tmp_path, 6)
     (tmp_path / "toy.safetensors").write_bytes(whole)
-    with pytest.raises(ParlayError, match="no checkpoint of a run with these options"):
+    with pytest.raises(ParlayError, match="the checkpoint of a run with other options"):
         run(Toy(size=SIZE + 1), tmp_path, 6)
 
 
@@ -144,7 +144,7 @@ def test_a_run_goes_on_with_the_options_that_decide_what_is_learned_alone(tmp_pa
     with Watch("Training", wanted=False) as watch:
         assert Loop(Toy(), options, tmp_path / "toy.safetensors").run(TEXTS, TEXTS, watch).step == 6
         other = Loop(Toy(), replace(options, seed=7), tmp_path / "toy.safetensors")
-        with pytest.raises(UsageError, match=r"toy\.safetensors is of a run with seed=0, and this one has seed=7: "):
+        with pytest.raises(UsageError, match=r"toy\.safetensors is from a run with seed=0, not 7: give 0 to resume"):
             other.run(TEXTS, TEXTS, watch)
 
 

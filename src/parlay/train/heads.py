@@ -1,6 +1,7 @@
-"""`parlay train METHOD` of draft heads, from nothing to a folder that a strategy opens.
+"""`parlay train METHOD` for drafters: from a target model to a folder that a strategy can open.
 
-The target writes texts, its features are kept, a head is trained on them, measured and saved.
+The target writes texts, its hidden states on them (features) are stored, and a drafter is trained on them, measured and
+saved.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ from parlay.types import ParlayError
 
 DISTILL = "distill"
 HELD_OUT = 10
-"""One prompt in so many is kept for measuring, and never trained on."""
+"""One prompt in this many is held out: it is measured and never trained on."""
 MEASURED = 64
-"""As many of these are measured in each interval."""
+"""At most this many held-out texts are measured at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One kind of drafter. ``start`` is called with options of its own class, the target, and the texts to train on.
+    """How to train one kind of drafter: both functions are called with the method's options.
 
-    ``prepare`` writes these, with the same options.
+    ``prepare`` writes and returns the texts with their features. ``start`` makes the recipe from the options, the
+    target and the texts to train on.
     """
 
     start: Callable[[Any, Target, Sequence[Featured]], HeadRecipe | ModelRecipe]
@@ -67,13 +69,13 @@ METHODS = {
     methods.REDRAFTER: Method(several_heads.start_redrafter),
     methods.STREAMING: Method(probes.start_streaming),
 }
-"""By the name of the strategy that drafts with them."""
+"""Each method by its name, which is also the name of the strategy that drafts with its result (except `DISTILL`)."""
 
 
 def train(method: str, options: DrafterTrainOptions) -> str:
-    """Runs all stages, skipping what is there already; returns what was reached, in one line.
+    """Run all stages, skipping those whose files are already there; return the result in one line.
 
-    Of several processes the first one writes what is trained on, and the head.
+    If torchrun started several processes, the first one writes the texts, and the drafter.
     """
     where = processes()
     threads.settle(options.threads)
@@ -92,7 +94,7 @@ def fit(
     texts: Sequence[Featured],
     where: Processes | None = None,
 ) -> str:
-    """Trains a head on the texts but for those that `parted` holds out, and saves it with its card.
+    """Train a drafter on the texts that `parted` does not hold out, and save it with its card; return one line.
 
     ``where``: see `Loop`.
     """
@@ -105,7 +107,7 @@ def fit(
     state = options.work / f"{method}.safetensors"
     learned = whole(trained) if options.whole else trained
     leads = where is None or where.rank == 0
-    place = nullcontext() if target.device.type == "cpu" else target.device  # to name a device slows each operator down
+    place = nullcontext() if target.device.type == "cpu" else target.device  # a device context slows every operator
     with place, Watch(f"Training {method}", None if leads else False) as watch:
         recipe = METHODS[method].start(options, target, trained)
         recipe.module.to(target.device)
@@ -121,10 +123,10 @@ def fit(
 
 
 def parted(texts: Sequence[Featured]) -> tuple[list[Featured], list[Featured]]:
-    """The texts to measure on, and those to train on.
+    """Divide the texts into held-out ones and ones to train on.
 
-    One prompt in `HELD_OUT` is held out with all answers to it: a prompt that comes again mostly has the same answer.
-    Measured is what the target wrote; where it wrote nothing, on the texts that it read.
+    One prompt in `HELD_OUT` is held out, with all answers to it: the same prompt asked again mostly gets the same
+    answer. Only texts with an answer by the target are held out; if there are none, any text may be.
     """
     measured = {id(text) for text in _answered(texts) or texts}
     numbers: dict[tuple[int, ...], int] = {}
@@ -137,9 +139,10 @@ def parted(texts: Sequence[Featured]) -> tuple[list[Featured], list[Featured]]:
 
 
 def whole(texts: Sequence[Featured]) -> list[Featured]:
-    """The texts as if the target had written all but what stands at the head of each, as a system prompt does.
+    """Return the texts with ``answer`` moved forward, so that prompts are trained on as well.
 
-    Never from the first token on: its state is unlike all others in most models.
+    The beginning that the first and the last text share, such as a system prompt, stays out. So do at least two tokens
+    of each text: in most models, the first token's hidden state is unlike all others.
     """
     answers = _answered(texts) or texts
     head_T = answers[0].ids_T[: _shared(answers[0].ids_T, answers[-1].ids_T)]
@@ -147,12 +150,12 @@ def whole(texts: Sequence[Featured]) -> list[Featured]:
 
 
 def _answered(texts: Sequence[Featured]) -> list[Featured]:
-    """Rows of which the target wrote a part."""
+    """Return the texts that hold an answer by the target."""
     return [text for text in texts if text.answer < len(text.ids_T)]
 
 
 def _shared(one_T: Tensor, other_T: Tensor) -> int:
-    """How many first tokens are the same."""
+    """Return how many tokens at the beginning of both are the same."""
     return sum(
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one_T.tolist(), other_T.tolist(), strict=False))
     )

@@ -1,4 +1,4 @@
-"""`parlay train lm`: trains a small language model on text files, in a given time, on the CPU."""
+"""`parlay train lm`: trains a small language model on text files, for a given time, on the CPU."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ CHECK_ROWS, CHECK_LENGTH = 16, 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions(Options):
-    """Options of a run. The run ends when ``hours`` are used up, with the learning rate decayed to zero."""
+    """Options of a run. After ``hours`` (or ``tokens``) the run ends; by then the learning rate has decayed to zero."""
 
     data: Path = option(help="folder of text files and .jsonl files with texts under text, output or content")
-    out: Path = option(Path("checkpoint"), "where the checkpoint is written")
-    work: Path = option(Path("train-work"), "where token files and the state to resume from are kept")
-    hours: float = option(1.5, "length of the run; pauses do not count", low=0)
-    tokens: int = option(0, "length of the run in tokens, the same on every machine; 0: by hours", low=0)
+    out: Path = option(Path("checkpoint"), "folder of the checkpoint")
+    work: Path = option(Path("train-work"), "folder of token files and of the state to resume from")
+    hours: float = option(1.5, "length of the run, without pauses", low=0)
+    tokens: int = option(0, "length of the run in tokens, so that it is the same on every machine; 0: --hours", low=0)
     shape: str = option("mini", "size of the model", choices=sorted(SHAPES))
     teacher: Path | None = option(None, "checkpoint to distil from")
     vocab_size: int = option(4096, "tokens in the vocabulary", low=257, high=65_536)
     batch_tokens: int = option(4096, "tokens per update", low=1)
-    context: int = option(2048, "longest row trained on", low=64, high=CONTEXT)
+    context: int = option(2048, "longest row to train on, in tokens", low=64, high=CONTEXT)
     seed: int = option(0, "seed of weights and batches", low=0)
-    threads: int = option(0, "CPU threads; 0 leaves torch's choice", low=0)
-    compile: bool = option(True, "compile the loss where a C++ compiler is at hand")
-    resume: bool = option(False, "go on from the state in the work directory")
-    check_minutes: float = option(10.0, "time between checks on held-out text", low=0)
-    export_minutes: float = option(20.0, "time between intermediate checkpoints", low=0)
+    threads: int = option(0, "CPU threads; 0: torch chooses", low=0)
+    compile: bool = option(True, "compile the loss if there is a C++ compiler")
+    resume: bool = option(False, "resume from the state in the work folder")
+    check_minutes: float = option(10.0, "minutes between checks on held-out text", low=0)
+    export_minutes: float = option(20.0, "minutes between intermediate checkpoints", low=0)
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
@@ -58,7 +58,7 @@ class TrainOptions(Options):
 
 @dataclass(slots=True)
 class TrainState:
-    """Progress of a run so far."""
+    """Progress of a run: updates, tokens, the training losses, and one row per check on held-out text."""
 
     step: int = 0
     tokens: int = 0
@@ -67,7 +67,7 @@ class TrainState:
 
 
 class Trainer:
-    """A run under way: model, optimizers, data, clock and progress."""
+    """One training run: model, optimizers, data, clock and progress."""
 
     def __init__(self, options: TrainOptions) -> None:
         self.options = options
@@ -92,33 +92,38 @@ class Trainer:
 
     @property
     def kind(self) -> str:
-        """The models whose states are alike, as a part of a file's name."""
+        """Return the part of the state file's name that differs between architectures."""
         return self.options.shape
 
     def make_model(self, config: Qwen3Config) -> Qwen3ForCausalLM:
-        """The model with new weights."""
+        """Make the model with random weights."""
         return Qwen3ForCausalLM(config)
 
     def load_teacher(self) -> Qwen3ForCausalLM | None:
-        """The teacher, frozen, if one is named; its vocabulary must be this run's."""
+        """Load the teacher, frozen; None if the options name none.
+
+        Raises ValueError if its vocabulary differs from this run's.
+        """
         if self.options.teacher is None:
             return None
         teacher = Qwen3ForCausalLM.from_pretrained(self.options.teacher, dtype=torch.float32)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(self.options.teacher)
         if tokenizer.get_vocab() != self.tokenizer.get_vocab():
-            raise ValueError(f"teacher {self.options.teacher} has another vocabulary; name its own work directory")
+            raise ValueError(
+                f"teacher {self.options.teacher} has another vocabulary: give --work as in the teacher's run"
+            )
         return teacher.eval().requires_grad_(False)
 
     def compiled(self, loss: Loss) -> Loss:
-        """The loss compiled by inductor, or uncompiled if there is no C++ compiler."""
+        """Compile the loss with inductor if a C++ compiler is there and ``compile`` is set; else return it as it is."""
         if self.options.compile and any(shutil.which(name) for name in ("g++", "c++", "clang++")):
             return torch.compile(loss, dynamic=False)
         return loss
 
     def restore(self) -> float:
-        """Loads the saved state; returns the training seconds already used.
+        """Load the saved state, and return the training seconds that the run had used.
 
-        Raises ValueError for one that is damaged, or of a run with other options.
+        Raises ValueError if the file is damaged or comes from a run with another model.
         """
         try:
             state = torch.load(self.state_path, weights_only=True)
@@ -128,34 +133,37 @@ class Trainer:
             return float(state["elapsed"])
         except (OSError, EOFError, LookupError, TypeError, ValueError, RuntimeError, UnpicklingError) as error:
             raise ValueError(
-                f"{self.state_path} is no state of a run with these options, or is damaged: leave out --resume to "
-                "begin anew, or name another folder by --work"
+                f"{self.state_path} is damaged, or from a run with other options: leave out --resume to start again, "
+                "or name another folder by --work"
             ) from error
 
     def save(self) -> None:
-        """Writes the state to resume from."""
+        """Write the state that a run resumes from."""
         parts = {"model": self.model.state_dict(), "optimizers": self.optimizers.state_dict()}
         save_state(self.state_path, {**parts, "progress": asdict(self.progress), "elapsed": self.clock.elapsed})
 
     @property
     def share(self) -> float:
-        """Share of the time that is used up, or of the tokens."""
+        """How much of the run is done, from 0 to 1: of its tokens if ``tokens`` is set, else of its time."""
         if self.options.tokens:
             return self.progress.tokens / self.options.tokens
         return self.clock.elapsed / (3600 * self.options.hours)
 
     def update(self, length: int) -> float:
-        """One optimizer step on rows of ``length`` tokens; returns the loss. Raises ValueError if that is no number."""
+        """Take one optimizer step on rows of ``length`` tokens; return the loss in nats per token.
+
+        Raises ValueError if the loss or the gradient is infinite or NaN.
+        """
         rows = max(1, self.options.batch_tokens // length)
         ids, labels = self.batches.draw(self.progress.step, rows, length)
         loss = self.loss(torch.from_numpy(ids), torch.from_numpy(labels))
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
         value = float(loss.detach())
-        if not (math.isfinite(value) and bool(norm.isfinite())):  # before an update, so that no weight becomes so
+        if not (math.isfinite(value) and bool(norm.isfinite())):  # no update then, so weights stay finite
             raise ValueError(
-                f"the loss became {value} at step {self.progress.step}: go on with --resume from the last state in "
-                f"{self.options.work}, or begin anew with another --seed"
+                f"the loss became {value} at step {self.progress.step}: resume from the last state in "
+                f"{self.options.work} by --resume, or start again with another --seed"
             )
         with undivided():
             self.optimizers.step(learning_rate(self.share))
@@ -164,7 +172,7 @@ class Trainer:
         return value
 
     def check(self) -> None:
-        """Measures the model on held-out text and logs it."""
+        """Measure the loss on held-out text and log it."""
         ids, labels = map(torch.from_numpy, self.heldout.draw(0, CHECK_ROWS, self.check_length))
         self.model.eval()
         row = {
@@ -177,7 +185,7 @@ class Trainer:
         log("check " + json.dumps(rounded(row)))
 
     def export(self) -> None:
-        """Writes the checkpoint as it is now."""
+        """Write a checkpoint of the current weights, with its provenance."""
         record = {
             **machine_record(),
             "options": asdict(self.options),
@@ -193,7 +201,7 @@ class Trainer:
         log(f"exported to {self.options.out}")
 
     def write(self, record: dict[str, Any]) -> None:
-        """Writes the checkpoint's files."""
+        """Write the checkpoint's files; ``record`` becomes ``provenance.json``."""
         export(self.model, self.tokenizer, self.options.out, record)
 
 
@@ -202,10 +210,12 @@ LOG_SECONDS = 20.0
 
 
 def train(options: TrainOptions, trainer: Callable[[TrainOptions], Trainer] = Trainer) -> Path:
-    """Trains a model and returns the directory of its checkpoint.
+    """Train a model, and return the folder of its checkpoint.
+
+    ``trainer`` makes the run from the options. An interrupt saves the state, then raises KeyboardInterrupt again.
 
     Raises:
-        ValueError: for options or a data directory that can't be used.
+        ValueError: for options or a data folder that can't be used.
     """
     for folder in (options.work, options.out):
         make_folder(folder)
@@ -218,7 +228,7 @@ def train(options: TrainOptions, trainer: Callable[[TrainOptions], Trainer] = Tr
             loop(run, watch)
     except KeyboardInterrupt:
         run.save()
-        log(f"stopped; `resume` goes on from {run.state_path}")
+        log(f"stopped; --resume goes on from {run.state_path}")
         raise
     with run.clock.uncapped():
         run.save()
@@ -228,7 +238,8 @@ def train(options: TrainOptions, trainer: Callable[[TrainOptions], Trainer] = Tr
 
 
 def loop(run: Trainer, watch: Watch) -> None:
-    """Updates until the time is used up, with logs, states, checks and exports in between."""
+    """Update until the run is over. In between: log, save the state, check held-out text and export, each at its
+    interval."""
     due = {"log": 0.0, "save": SAVE_MINUTES * 60, "check": run.options.check_minutes * 60, "export": 60.0}
     every = {"log": LOG_SECONDS, "save": due["save"], "check": due["check"], "export": run.options.export_minutes * 60}
     due = {name: at + run.clock.elapsed for name, at in due.items() if name != "log" or not watch.shown}
@@ -239,7 +250,7 @@ def loop(run: Trainer, watch: Watch) -> None:
         if length in seen:
             run.progress.losses.append(run.update(length))
             run.clock.lap()
-        else:  # the first step of a new length compiles
+        else:  # the first step of a new length compiles the loss
             seen.add(length)
             with run.clock.uncapped():
                 run.progress.losses.append(run.update(length))
@@ -252,7 +263,7 @@ def loop(run: Trainer, watch: Watch) -> None:
 
 
 def log_progress(run: Trainer) -> None:
-    """One line: share of time, tokens, loss, rate, time left."""
+    """Log one line: share done, steps, tokens, loss, learning rate factor, speed and minutes left."""
     seconds = max(run.clock.elapsed, 1e-9)
     left = seconds / 60 * (1 / max(run.share, 1e-9) - 1)
     recent = statistics.fmean(run.progress.losses[-20:])
@@ -264,7 +275,7 @@ def log_progress(run: Trainer) -> None:
 
 
 def rounded(value: Any) -> Any:
-    """The same nested value with four decimals."""
+    """Return the nested value with its floats rounded to four decimals."""
     if isinstance(value, float):
         return round(value, 4)
     if isinstance(value, dict):
@@ -273,7 +284,7 @@ def rounded(value: Any) -> Any:
 
 
 def anonymous(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with paths cut to their last part, so that a checkpoint holds no paths of the machine."""
+    """Return the record with each path cut to its last part, so that a checkpoint reveals no folders of the machine."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, dict):
@@ -288,5 +299,5 @@ def anonymous(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def log(line: str) -> None:
-    """A line of progress, on standard error."""
+    """Print a line of progress on standard error, above any progress bar."""
     above_bars(line)

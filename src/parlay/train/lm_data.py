@@ -1,4 +1,4 @@
-"""Data of language models trained from scratch: text files, tokenizer, tokens on disk and batches drawn from them."""
+"""Data of language models trained from scratch: text files, tokenizer, tokens on disk, and batches drawn from them."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from parlay.text import corpus
 
 Ids = npt.NDArray[np.int64]
 CHUNK = 2000
+"""Texts that are tokenised at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenStream:
-    """Documents end to end, each closed by the end-of-text token."""
+    """Documents one after another in one array, each followed by the end-of-text token."""
 
     tokens: npt.NDArray[np.uint16]
 
     @classmethod
     def load(cls, folder: Path, name: str) -> TokenStream:
-        """Maps a stream written by `write_stream`."""
+        """Open a stream written by `write_stream`, memory-mapped."""
         return cls(np.load(folder / f"{name}.tokens.npy", mmap_mode="r"))
 
     def window(self, start: int, length: int) -> Ids:
-        """``length`` tokens from ``start``."""
+        """Return ``length`` tokens from place ``start`` on, int64."""
         return self.tokens[start : start + length].astype(np.int64)
 
 
 def make_stream(texts: Sequence[str], tokenizer: Tokenizer) -> TokenStream:
-    """Tokenises ``texts``."""
+    """Tokenise ``texts`` into one stream."""
     end = tokenizer.token_to_id(END_OF_TEXT)
     pieces = [np.empty(0, dtype=np.uint16)]
     for start in range(0, len(texts), CHUNK):
@@ -47,7 +48,7 @@ def make_stream(texts: Sequence[str], tokenizer: Tokenizer) -> TokenStream:
 
 
 def write_stream(folder: Path, name: str, texts: Sequence[str], tokenizer: Tokenizer) -> int:
-    """Tokenises ``texts`` onto disk; returns the number of tokens."""
+    """Tokenise ``texts``, write them to ``folder`` under ``name``, and return the number of tokens."""
     stream = make_stream(texts, tokenizer)
     np.save(folder / f"{name}.tokens.npy", stream.tokens)
     return len(stream.tokens)
@@ -55,13 +56,13 @@ def write_stream(folder: Path, name: str, texts: Sequence[str], tokenizer: Token
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Rows of tokens; a batch is a pure function of (seed, step), so a resumed run sees the same ones."""
+    """Draws batches of random windows. A batch depends only on (seed, step), so a resumed run sees the same ones."""
 
     stream: TokenStream
     seed: int
 
     def draw(self, step: int, rows: int, length: int) -> tuple[Ids, Ids]:
-        """(input ids, labels), each ``[rows, length]``: windows at random places, labels one token further.
+        """Return input ids and labels ``[rows, length]``: windows at random places; labels are the ids one token later.
 
         The stream must have more than ``length`` tokens.
         """
@@ -72,13 +73,13 @@ class Batches:
 
 
 END_OF_TEXT = "<|endoftext|>"
-# Words with their leading space; every digit alone, which makes numbers copy and add digit by digit;
-# runs of punctuation; and white space, of which the last blank stays with the following word.
+# Pieces: a word with its leading space; a single digit, so that the model copies and adds numbers digit by digit;
+# a run of punctuation; a run of white space, without the last blank, which belongs to the following word.
 SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learns merges on ``texts``; id 0 is the end-of-text token."""
+    """Learn a byte-level BPE tokenizer from ``texts``; id 0 is the end-of-text token."""
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(SPLIT), "isolated"), byte_level])
@@ -94,7 +95,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def wrap_tokenizer(tokenizer: Tokenizer, context: int) -> PreTrainedTokenizerFast:
-    """The same tokenizer as ``transformers`` loads it; texts begin as if another had just ended."""
+    """Return the tokenizer as a ``transformers`` one, which begins each text with the end-of-text token.
+
+    In the training stream, too, each document follows an end-of-text token.
+    """
     start = [(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{END_OF_TEXT} $A", pair=f"{END_OF_TEXT} $A $B", special_tokens=start
@@ -110,19 +114,23 @@ def wrap_tokenizer(tokenizer: Tokenizer, context: int) -> PreTrainedTokenizerFas
 
 
 HELDOUT_ONE_IN = 20
+"""One piece of text in this many is held out."""
 SAMPLE_CHARS = 16_000_000
-"""Characters shown to the tokenizer's trainer."""
+"""About how many characters the tokenizer is trained on."""
 PIECE_CHARS = 30_000
-"""Longer documents are split, and so are shorter ones of a small corpus: even a single book gets a held-out part."""
+"""Longest piece of a document. In a small corpus pieces are shorter, so that even a single book has a held-out part."""
 TRAINING, HELDOUT = "training", "heldout"
 READY = "ready.json"
+"""The file that `prepare` writes last, with the options and hashes of the data."""
 
 
 def prepare(data: Path, work: Path, *, vocab_size: int, resume: bool = False) -> None:
-    """Fills ``work`` unless an earlier call with the same arguments and files has done so.
+    """Write tokenizer and token streams to ``work``, unless an earlier call did so for the same arguments and files.
 
-    A run that ``resume`` goes on with keeps the tokens that it began with. Raises ValueError where ``data`` is not
-    there or holds no text, and for another ``data`` or ``vocab_size`` than a run began with.
+    With ``resume``, an existing run's tokens are kept even if the files in ``data`` have changed.
+
+    Raises ValueError if ``data`` is missing or holds no text, or if ``resume`` comes with another ``data`` or
+    ``vocab_size`` than the run began with.
     """
     wanted = {"data": str(data), "vocab_size": vocab_size}
     ready = work / READY
@@ -130,7 +138,7 @@ def prepare(data: Path, work: Path, *, vocab_size: int, resume: bool = False) ->
     if resume and known:
         if known["options"] != wanted:
             raise ValueError(
-                f"{work} is of a run with {known['options']}, not {wanted}: --resume goes on with the same ones"
+                f"{work} is from a run with {known['options']}, not {wanted}: --resume needs the same options"
             )
         return
     sources = corpus.sources([str(data)])
@@ -142,7 +150,7 @@ def prepare(data: Path, work: Path, *, vocab_size: int, resume: bool = False) ->
         raise ValueError(f"no text in {data}: name a folder of text files or .jsonl files")
     heldout, training = texts[::HELDOUT_ONE_IN], [text for at, text in enumerate(texts) if at % HELDOUT_ONE_IN]
     work.mkdir(parents=True, exist_ok=True)
-    ready.unlink(missing_ok=True)  # until all is written, nothing is ready
+    ready.unlink(missing_ok=True)  # so that a killed call is not taken for a complete one
     every = -(-sum(map(len, training)) // SAMPLE_CHARS) or 1
     tokenizer = train_tokenizer(
         [paragraph for text in training[::every] for paragraph in text.split("\n\n")], vocab_size
@@ -154,14 +162,15 @@ def prepare(data: Path, work: Path, *, vocab_size: int, resume: bool = False) ->
 
 
 def load_stream(work: Path, name: str, longest: int) -> TokenStream:
-    """A stream that `prepare` wrote. Raises ValueError where it has too few tokens for rows of ``longest``."""
+    """Open a stream that `prepare` wrote. Raises ValueError if it has too few tokens for rows of ``longest``."""
     stream = TokenStream.load(work, name)
     if len(stream.tokens) <= longest:
-        raise ValueError(f"only {len(stream.tokens)} tokens of {name} text: more text, or a shorter context, is needed")
+        raise ValueError(f"only {len(stream.tokens)} tokens of {name} text: give more text, or a shorter --context")
     return stream
 
 
 def _pieces(documents: list[str]) -> list[str]:
+    """Cut documents into pieces, see `PIECE_CHARS`, and replace end-of-text tokens inside them by line ends."""
     size = min(PIECE_CHARS, max(1, sum(map(len, documents)) // HELDOUT_ONE_IN))
     starts = [(text, at) for text in documents for at in range(0, len(text), size)]
     return [text[at : at + size].replace(END_OF_TEXT, "\n") for text, at in starts]

@@ -1,4 +1,4 @@
-"""Language models trained from scratch: their sizes, their loss, and the checkpoints that are written of them."""
+"""Language models trained from scratch: their sizes, their loss, and writing their checkpoints."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from parlay.system.user_cache import saved_whole
 from parlay.types import ParlayError
 
 CONTEXT = 4096
+"""The most tokens that a trained model can read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a Qwen3-shaped decoder."""
+    """Sizes of a decoder with Qwen3's architecture."""
 
     hidden: int
     layers: int
@@ -38,7 +39,7 @@ class Shape:
     ffn: int
 
     def config(self, vocab_size: int, end: int, start: int | None = None) -> Qwen3Config:
-        """The ``transformers`` configuration."""
+        """Return the ``transformers`` configuration; ``end`` and ``start`` are token ids."""
         return Qwen3Config(
             vocab_size=vocab_size,
             hidden_size=self.hidden,
@@ -65,18 +66,21 @@ SHAPES = {
 
 
 TEACHER_SHARE = 0.7
+"""The weight of the teacher's distribution in the loss; the text's own tokens have the rest."""
 Loss = Callable[[Tensor, Tensor], Tensor]
+"""Called with token ids ``[B, T]`` and labels ``[B, T]``, returns the mean loss ``[]``."""
 
 
 def logits_of(model: Qwen3ForCausalLM, ids_BT: Tensor) -> Tensor:
-    """Logits ``[B, T, V]`` in the autocast dtype."""
+    """Return the model's logits ``[B, T, V]`` in the autocast dtype."""
     hidden = model.model(input_ids=ids_BT).last_hidden_state
     logits: Tensor = model.lm_head(hidden)
     return logits
 
 
 def make_loss(model: Qwen3ForCausalLM, teacher: Qwen3ForCausalLM | None) -> Loss:
-    """A function (ids_BT, labels_BT) -> mean loss. B rows, T tokens of each."""
+    """Return the loss for training: cross-entropy, and with a teacher also the divergence from it (see
+    `TEACHER_SHARE`)."""
 
     def plain(ids_BT: Tensor, labels_BT: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -89,7 +93,7 @@ def make_loss(model: Qwen3ForCausalLM, teacher: Qwen3ForCausalLM | None) -> Loss
             with torch.no_grad():
                 target = logits_of(teacher, ids_BT).flatten(0, 1).float().softmax(-1)
             log_probs = logits_of(model, ids_BT).flatten(0, 1).float().log_softmax(-1)
-        # KL(teacher || student) up to the teacher's entropy, which has no gradient.
+        # KL(teacher || student) plus the teacher's entropy, which has no gradient.
         divergence = -(target * log_probs).sum(-1).mean()
         text = F.nll_loss(log_probs, labels_BT.flatten())
         return TEACHER_SHARE * divergence + (1 - TEACHER_SHARE) * text
@@ -99,15 +103,16 @@ def make_loss(model: Qwen3ForCausalLM, teacher: Qwen3ForCausalLM | None) -> Loss
 
 @torch.inference_mode()
 def text_loss(model: Qwen3ForCausalLM, ids_BT: Tensor, labels_BT: Tensor) -> float:
-    """Mean cross-entropy in nats per token, without gradients."""
+    """Return the mean cross-entropy in nats per token, computed without gradients."""
     return float(make_loss(model, None)(ids_BT, labels_BT))
 
 
 def export(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path, record: dict[str, Any]) -> None:
-    """Saves model (bfloat16), tokenizer, generation defaults and ``provenance.json`` under ``out``.
+    """Save model (bfloat16), tokenizer, generation defaults and ``provenance.json`` under ``out``.
 
-    Of a module that stands in the place of a plain one, what this does not have is left out. Each file is replaced in
-    one move. Raises ParlayError where they can't be written; what was there is whole then.
+    The weights are those of a plain Qwen3: weights that a replaced module adds, such as `NgramEmbedding`'s, are left
+    out. Each file is replaced atomically. Raises ParlayError if the files can't be written; earlier files then stay
+    whole.
     """
     copy = Qwen3ForCausalLM(Qwen3Config.from_dict({**model.config.to_dict(), "use_cache": True}))
     weights = model.state_dict()
@@ -123,11 +128,11 @@ def export(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Pat
             for file in part.iterdir():
                 file.replace(out / file.name)
     except (OSError, SafetensorError) as error:
-        raise ParlayError(f"can't write the model to {out} ({error}); what was there is whole") from error
+        raise ParlayError(f"can't write the model to {out} ({error}); earlier files there are unchanged") from error
 
 
 def machine_record() -> dict[str, Any]:
-    """Versions, commit and processor, for provenance."""
+    """Return the command line, versions, commit and processor, for provenance."""
     command = ["git", "rev-parse", "HEAD"]
     git = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
     return {
@@ -143,9 +148,12 @@ def machine_record() -> dict[str, Any]:
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Replaces ``path`` in one move, so that a kill at any moment leaves a whole file. Raises ParlayError."""
+    """Replace ``path`` atomically, so that a killed run leaves either the old or the new file, whole.
+
+    Raises ParlayError if it can't be written.
+    """
     with saved_whole(path) as part:
         try:
             torch.save(state, part)
-        except RuntimeError as error:  # a full disk, as torch says it
+        except RuntimeError as error:  # torch raises this for a full disk
             raise OSError(str(error).partition("\n")[0]) from error

@@ -1,6 +1,6 @@
-"""The loop that trains heads: by the clock or by updates, with checkpoints, held-out acceptance and early stop.
+"""The loop that trains heads: for a time or a number of updates, with checkpoints, held-out acceptance, early stopping.
 
-All that a run resumes from is one safetensors file, which is replaced in one move: a kill loses one interval.
+A run resumes from one safetensors file. The file is replaced atomically, so a killed run loses one interval at most.
 """
 
 from __future__ import annotations
@@ -29,41 +29,47 @@ from parlay.train.watching import Watch
 from parlay.types import ParlayError
 
 MOST_GRADIENT = 1.0
+"""The L2 norm to which gradients are clipped."""
 _GIVE_UP = 3
-"""Measurements without a better acceptance after which training stops."""
+"""Training stops after this many measurements in a row without a better acceptance."""
 _RARELY = 4
-"""Training takes at least so many times as long as measuring: a pass through a whole target takes minutes on a CPU."""
+"""Training takes at least this many times as long as measuring: one pass through a target takes minutes on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopOptions(Options):
-    """How long, how fast and how often."""
+    """Options of the training loop: its length, batch size, learning rates and checkpoint interval."""
 
-    minutes: float = option(60.0, "how long to train, once the texts are written", low=0.001)
-    updates: int = option(0, "so many updates of the weights, whatever time they take; 0: --minutes", low=0)
-    batch_tokens: int = option(2048, "tokens of answers in a batch", low=8)
-    longest: int = option(640, "of longer texts the last so many tokens are used", low=8)
+    minutes: float = option(60.0, "minutes to train, not counting the time to write the texts", low=0.001)
+    updates: int = option(
+        0, "stop after this many updates of the weights, whatever time they take; 0: after --minutes", low=0
+    )
+    batch_tokens: int = option(2048, "trained tokens in a batch", low=8)
+    longest: int = option(640, "longest text in tokens; of longer ones only the end is used", low=8)
     matrix_rate: float = option(0.01, "peak learning rate of matrices (Muon)", low=0)
     slow_rate: float = option(5e-4, "peak learning rate of output vocabularies and norms (AdamW)", low=0)
     interval: float = option(120.0, "seconds between checkpoints", low=0.01)
     precision: str = option(
-        AUTO, "in what products are computed: auto is bfloat16 where that is quicker", choices=PRECISIONS
+        AUTO, "number type of matrix products: auto is bfloat16 where that is faster", choices=PRECISIONS
     )
     seed: int = option(0, "seed of the order of texts", low=0)
 
     def share(self, updates: int, seconds: float) -> float:
-        """How much of a run is over after so many updates and seconds; 1 at its end."""
+        """Return how much of the run is done after this many updates and seconds: 0 at the start, 1 at the end."""
         return updates / self.updates if self.updates else seconds / (60 * self.minutes)
 
     def lasting(self) -> dict[str, str]:
-        """Options that a run keeps when it goes on from its state: all that decide what is learned."""
+        """Return the options that must stay the same when a run resumes, since they decide what is learned."""
         return {"seed": str(self.seed)}
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One interval of a run. ``acceptance`` is the share of held-out drafts that are right up to each depth; ``data``
-    are further facts by name."""
+    """The state of a run at one measurement.
+
+    ``tokens`` counts the trained rows, ``seconds`` the time spent in updates, ``loss`` is the mean of the last
+    interval, and ``acceptance[d]`` the share of held-out drafts whose first d + 1 tokens are all right.
+    """
 
     step: int
     tokens: int
@@ -77,21 +83,24 @@ class Progress:
 
     @property
     def heldout(self) -> str:
-        """The acceptance on the held-out answers, in per cent by depth."""
+        """Return the acceptance on held-out answers as text, in per cent by depth."""
         shares = " ".join(f"{100 * share:.1f}" for share in self.acceptance)
-        return f"held-out {shares} % of drafts right, by depth"
+        return f"held-out drafts right by depth: {shares} %"
 
 
 class Loop:
-    """Trains the module of ``recipe``; the file ``state`` holds everything that a run needs to resume."""
+    """Trains ``recipe.module``. The file ``state`` holds everything that a run needs to resume."""
 
     def __init__(self, recipe: Recipe, options: LoopOptions, state: Path, where: Processes | None = None) -> None:
-        """``where``: the processes that train the module, this one among them; None: this one alone."""
+        """Make the optimizers.
+
+        ``where``: the processes that train the module together, including this one; None: only this one.
+        """
         self._recipe, self._options, self._state, self._where = recipe, options, state, where or Alone()
         parts = ((muon, recipe.matrices, options.matrix_rate), (adam, recipe.slow, options.slow_rate))
         self._optimizers = [(make(list(weights), rate), rate) for make, weights, rate in parts if weights]
         self._step = self._tokens = 0
-        self._seconds = self._due = 0.0  # of training: so far, and when acceptance is measured next
+        self._seconds = self._due = 0.0  # training time so far, and when to measure acceptance next
         self._loss = float("nan")
 
     def run(
@@ -100,15 +109,16 @@ class Loop:
         heldout: Sequence[Featured],
         watch: Watch,
     ) -> Progress:
-        """Trains until the run is over or acceptance stops growing; the module then holds the last weights.
+        """Train until the time or updates are used up, or acceptance stops growing; the module keeps the last weights.
 
-        Acceptance is measured after each interval, or less often where that takes long. Where the progress bar of
-        ``watch`` is not shown, each measurement prints a line.
+        ``texts`` are trained on, ``heldout`` are measured. Acceptance is measured after an interval, but later if a
+        measurement takes long; see `_RARELY`. If ``watch`` shows no progress bar, each measurement prints a line.
 
-        Raises ParlayError when the loss becomes NaN; the last good checkpoint stays.
+        Raises ParlayError if loss or gradient becomes infinite or NaN; the last good checkpoint stays. Also raises
+        ParlayError if there are no texts, or if the checkpoint can't be read.
         """
         if not texts or not heldout:
-            raise ParlayError("there are too few texts to train on: write some more")
+            raise ParlayError("there are too few texts to train on: raise --shards, or give more --texts")
         options, where = self._options, self._where
         self._resume()
         loss_of = where.loss_of(self._recipe)
@@ -162,11 +172,11 @@ class Loop:
         return value
 
     def _check(self, what: str, value: float) -> None:
-        """Raise before the update, so that no weight becomes infinite or NaN."""
+        """Raise ParlayError if the value is infinite or NaN. Called before the update, so that no weight becomes so."""
         if not math.isfinite(value):
             raise ParlayError(
-                f"{what} became {value} at step {self._step}: go on with a lower learning rate from the last "
-                f"good weights, which {self._state} holds if there are any"
+                f"{what} became {value} at step {self._step}: run again with a lower learning rate; the run resumes "
+                f"from the last good weights in {self._state}, if they are there"
             )
 
     @property
@@ -206,22 +216,22 @@ class Loop:
         except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise ParlayError(
-                f"{self._state} is no checkpoint of a run with these options, or is damaged ({reason}): "
-                "delete it to begin anew, or name another folder by --work"
+                f"{self._state} is damaged, or the checkpoint of a run with other options ({reason}): "
+                "delete it to start again, or name another folder by --work"
             ) from error
 
     def _check_options(self, then: Mapping[str, str]) -> None:
-        """Raises UsageError where the state belongs to a run with other ``lasting`` options."""
+        """Raise UsageError if the checkpoint belongs to a run with other ``lasting`` options."""
         for name, value in self._options.lasting().items():
             if then.get(name, value) != value:
                 raise UsageError(
-                    f"{self._state} is of a run with {name}={then[name]}, and this one has {name}={value}: give that "
-                    "again to go on, delete the file to begin anew, or name another folder by --work"
+                    f"{self._state} is from a run with {name}={then[name]}, not {value}: give {then[name]} to resume "
+                    "it, delete the file to start again, or name another folder by --work"
                 )
 
 
 def acceptance(recipe: Recipe, texts: Sequence[Featured], options: LoopOptions) -> tuple[float, ...]:
-    """Share of drafts that are right up to each depth."""
+    """Return for each depth the share of drafts in ``texts`` whose tokens are right up to that depth."""
     recipe.module.eval()
     with torch.inference_mode(), mixed(options.precision):
         batches = in_order(texts, options.batch_tokens, options.longest)
@@ -230,6 +240,7 @@ def acceptance(recipe: Recipe, texts: Sequence[Featured], options: LoopOptions) 
 
 
 Stepped = Sequence[tuple[torch.optim.Optimizer, float]]
+"""Optimizers with their peak learning rates."""
 
 
 def _restore(saved: Mapping[str, Tensor], module: nn.Module, optimizers: Stepped) -> None:
