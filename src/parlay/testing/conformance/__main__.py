@@ -45,12 +45,13 @@ def as_markdown(reports: Iterable[Report], effort: KitLength) -> str:
     lines = [
         "# Conformance: the last run",
         "",
-        f"{datetime.date.today().isoformat()}, {effort.tokens} tokens per long text, "
-        f"{effort.draws} draws per distribution. "
-        f"parlay {version('parlay')}, torch {torch.__version__}, transformers {version('transformers')}, "
-        f"Python {platform.python_version()}, {platform.machine()} {torch.backends.cpu.get_cpu_capability()}.",
-        "Written by `make conformance`. A number is checks passed of checks run; every token is compared with the slow "
-        "reference decoder.",
+        "`make conformance` wrote this page. Each cell shows the checks that passed, of those that ran. Every token is "
+        "compared with the slow reference decoder.",
+        "",
+        f"The run of {datetime.date.today().isoformat()} had {effort.tokens} tokens per long text and {effort.draws} "
+        f"draws per distribution. It used parlay {version('parlay')}, torch {torch.__version__}, "
+        f"transformers {version('transformers')} and Python {platform.python_version()}, on {platform.machine()} with "
+        f"{torch.backends.cpu.get_cpu_capability()}.",
         "",
         "| strategy | " + " | ".join(stages) + " | seconds |",
         "| --- |" + " --- |" * (len(stages) + 1),
