@@ -69,7 +69,7 @@ def test_candidates_kept_their_quality_on_every_task_and_the_safest_comes_first(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda data: data.update(kept=3), "no list"),
+        (lambda data: data.update(kept=3), "not a list"),
         (lambda data: data["kept"][0].pop("task"), "is damaged"),
         (lambda data: data["kept"][0].update(tokens_per_forward=-1.0), "is damaged"),
         (lambda data: data.update(more=1), "is damaged"),

@@ -82,5 +82,5 @@ def test_strategies_that_clients_name_without_end_take_no_more_memory() -> None:
     ways = told(Model())
     for number in range(2000):
         ways.cheapest([Way(f"auto:power={number}"), Way(FILLED)], "prose")
-    assert len(ways._passed) < 300
+    assert len(ways._times_passed) < 300
     assert ways.price(FILLED, "prose") is not None

@@ -322,7 +322,7 @@ def test_a_late_member_is_dropped_and_the_result_tells() -> None:
 def test_where_members_may_be_left_out_no_exactness_is_promised(lenient: Ensemble) -> None:
     with LLM("parlay-mini", ensemble=lenient, strategy="none", router_memory="off") as llm:
         params = SamplingParams(temperature=0, max_tokens=2)
-        with pytest.raises(ValueError, match="bits is more than this model keeps here: ask for lossy"):
+        with pytest.raises(ValueError, match="bits is stricter than this model guarantees: ask for lossy"):
             llm.generate("Once", params, exactness="bits")
         assert llm.generate("Once", params)[0].chosen.token_ids
 

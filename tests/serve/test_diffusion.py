@@ -103,7 +103,7 @@ def test_what_cannot_be_asked_is_refused_in_a_line(client: TestClient, strategy:
 def test_no_exactness_is_promised_and_what_is_advised_works(client: TestClient, strategy: str | None) -> None:
     body = {"model": "sdar", "prompt": PROMPT, "max_tokens": 4, "strategy": strategy, "exactness": "bits"}
     error = client.post("/v1/completions", json=body).json()["error"]
-    assert error["message"] == "exactness bits is more than this model keeps here: ask for lossy"
+    assert error["message"] == "exactness bits is stricter than this model guarantees: ask for lossy"
     assert (error["param"], error["code"]) == ("exactness", "invalid_exactness")
     if strategy != "none":
         answer = client.post("/v1/completions", json={**body, "exactness": "lossy"}).json()

@@ -115,7 +115,7 @@ def test_a_loss_that_is_no_number_changes_no_weight(data: Path, tmp_path: Path) 
         run.loss = lambda ids_BT, labels_BT: run.model.lm_head.weight.sum() * torch.nan
         return run
 
-    with pytest.raises(ValueError, match="the loss became nan at step 0: resume from .* by --resume"):
+    with pytest.raises(ValueError, match=r"the loss became nan at step 0: resume from .* by --resume"):
         train(dataclasses.replace(options(data, tmp_path), tokens=1000), spoiled)
     assert not list((tmp_path / "work").glob("state-*"))
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from parlay.types import Tokenizer
 
-_HALVINGS = 60
+_BISECTIONS = 60
 """Bisection steps of `lower_bound`: enough for the full precision of a float."""
 _BETS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 """Stakes of the sequential test, as shares of the largest possible stake 1 / (1 - floor), which one good answer loses
@@ -41,7 +41,7 @@ def lower_bound(good: int, n: int, confidence: float) -> float:
     It is above the true chance in at most a share 1 - ``confidence`` of calibrations, whatever that chance is.
     """
     low, high = 0.0, good / n if n else 0.0
-    for _ in range(_HALVINGS):
+    for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if at_least(good, n, middle) <= 1 - confidence else (low, middle)
     return low
@@ -54,8 +54,8 @@ def fixed_sequence(p_values: Sequence[float], confidence: float) -> int:
     (Angelopoulos et al. 2021, arXiv:2110.01052, section 2.2): each hypothesis is tested at the full level, and the
     chance of any wrong rejection is at most 1 - ``confidence``.
     """
-    fallen = [p <= 1 - confidence for p in p_values]
-    return [*fallen, False].index(False)
+    rejected = [p <= 1 - confidence for p in p_values]
+    return [*rejected, False].index(False)
 
 
 def log_evidence(bad: int, n: int, floor: float) -> float:
@@ -68,11 +68,11 @@ def log_evidence(bad: int, n: int, floor: float) -> float:
     supermartingale, so the chance that it ever reaches 1 / d is at most d (Ville 1939; Waudby-Smith & Ramdas 2020,
     arXiv:2010.09686). So the test may be made after every answer. The evidence is the mean of W over a few stakes b.
     """
-    most = 1 - floor
-    if most <= 0:
+    bad_share = 1 - floor
+    if bad_share <= 0:
         return math.inf if bad else 0.0
-    stakes = [share / most for share in _BETS]
-    logs = [bad * math.log1p(b * (1 - most)) + (n - bad) * math.log1p(-b * most) for b in stakes]
+    stakes = [share / bad_share for share in _BETS]
+    logs = [bad * math.log1p(b * (1 - bad_share)) + (n - bad) * math.log1p(-b * bad_share) for b in stakes]
     return float(np.logaddexp.reduce(logs)) - math.log(len(logs))
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 VERSION = 2
 _KIND = "parlay_certificate"
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 T = TypeVar("T", bound=Options)
 
@@ -196,7 +196,7 @@ def read(path: Path) -> Certificate:
     """Read a certificate in the format of `VERSION`. Raises ParlayError, in one line, for any other file."""
     data = read_parts(path, ("binding", "sampling", "claim", "strategies"))
     if not isinstance(data["strategies"], list):
-        raise ParlayError(f"{path} is damaged: its strategies are no list; calibrate again")
+        raise ParlayError(f"{path} is damaged: its strategies are not a list; calibrate again")
     strategies = tuple(read_part(Certified, one, path) for one in data["strategies"])
     binding, sampling = read_part(Binding, data["binding"], path), read_part(Sampling, data["sampling"], path)
     claim = read_part(Claim, data["claim"], path)
@@ -207,25 +207,25 @@ def read(path: Path) -> Certificate:
 def check_counts(shown: Sequence[Evidence], claim: Claim, path: Path) -> None:
     """Raise ParlayError unless each of the counts proves the claim."""
     if not all(one.shows(claim) for one in shown):
-        raise ParlayError(f"{path} is damaged: its counts do not show its floor; calibrate again")
+        raise ParlayError(f"{path} is damaged: its counts do not prove its claim; calibrate again")
 
 
 def read_parts(path: Path, names: Sequence[str]) -> Mapping[str, Any]:
     """Read a certificate file whose parts must have exactly these names. Raises ParlayError for any other file."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ParlayError(f"{path} is no certificate: it is larger than {_MOST_BYTES:,} bytes")
+        if path.stat().st_size > _MAX_BYTES:
+            raise ParlayError(f"{path} is not a certificate: it is larger than {_MAX_BYTES:,} bytes")
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ParlayError(f"can't read the certificate {path}: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise ParlayError(f"{path} is no certificate: it is not JSON; parlay calibrate writes one") from None
+        raise ParlayError(f"{path} is not a certificate: it is not JSON; parlay calibrate writes one") from None
     if not isinstance(data, dict) or _KIND not in data:
-        raise ParlayError(f"{path} is no certificate; parlay calibrate writes one")
+        raise ParlayError(f"{path} is not a certificate; parlay calibrate writes one")
     if data[_KIND] != VERSION:
         raise ParlayError(f"{path} is a certificate of version {data[_KIND]!r}, not {VERSION}: calibrate again")
     if sorted(data) != sorted((_KIND, *names)):
-        raise ParlayError(f"{path} is damaged, or for something else: here it must have the parts {', '.join(names)}")
+        raise ParlayError(f"{path} is damaged or of another kind: it must have exactly the parts {', '.join(names)}")
     return data
 
 
@@ -233,7 +233,7 @@ def read_part(declared: type[T], given: object, path: Path) -> T:
     """Return one part of a file, with its fields checked. Raises ParlayError for wrong fields or values."""
     if not isinstance(given, dict) or given.keys() != options_of(declared).keys():
         names = ", ".join(options_of(declared))
-        raise ParlayError(f"{path} is damaged: its {declared.__name__.lower()} has the fields {names}; calibrate again")
+        raise ParlayError(f"{path} is damaged: its {declared.__name__.lower()} must have {names}; calibrate again")
     try:
         return declared(**given)
     except UsageError as error:
@@ -303,7 +303,7 @@ class AuditedFile(ABC, Generic[C]):
                 try:
                     write(self._certificate, self.path)
                 except ParlayError as error:
-                    logger.warning("an audit is counted, but not kept: %s", error)
+                    logger.warning("an audit counts until this process ends, but can't be saved: %s", error)
                 self._stamp = _stamp(self.path)
         if found.revoked:
             told = f"{found.bad} of {found.audited} audits"
@@ -317,7 +317,7 @@ class AuditedFile(ABC, Generic[C]):
         except ParlayError:
             return
         if joined is None and not self._is_replaced:
-            logger.warning("%s holds another certificate now: it counts when the model is loaded again", self.path)
+            logger.warning("%s now holds another certificate: load the model again to use it", self.path)
         self._is_replaced = joined is None
         self._certificate = joined or self._certificate
 

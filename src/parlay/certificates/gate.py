@@ -135,7 +135,7 @@ class CertificateGate:
         if allowed.floor is not None:
             return self._with_floor(allowed.floor, named, spec, params, kind)
         if Exactness.weakest(self._level, allowed.level) is not allowed.level:
-            raise ValueError(f"exactness {allowed.level} is more than this model keeps here: ask for {self._level}")
+            raise ValueError(f"exactness {allowed.level} is stricter than this model guarantees: ask for {self._level}")
         if Exactness.weakest(rule_level(spec), allowed.level) is allowed.level:
             return ExactnessChoice(named or usual)
         if named is not None:
@@ -160,19 +160,19 @@ class CertificateGate:
         lossy = rule_level(spec) is Exactness.LOSSY
         if named is not None and lossy and spec != self.reference:
             return ExactnessChoice(spec, self._certificate(spec, floor, params))
-        open_arms = self._open(floor, params) if named is None or find(spec.name).routes else []
+        competing = self._certified(floor, params) if named is None or find(spec.name).routes else []
         exact = (self.reference or exact_form(spec)) if lossy else named or spec
-        if not open_arms:
+        if not competing:
             return ExactnessChoice(exact)
-        ways = [Way(str(exact)), *(Way(one.strategy, one.speed) for one, _ in open_arms)]
+        ways = [Way(str(exact)), *(Way(one.strategy, one.speed) for one, _ in competing)]
         chosen = self.ways.cheapest(ways, kind())
         return (
-            ExactnessChoice(parse(ways[chosen].strategy), open_arms[chosen - 1][1])
+            ExactnessChoice(parse(ways[chosen].strategy), competing[chosen - 1][1])
             if chosen
             else ExactnessChoice(exact)
         )
 
-    def _open(self, floor: Floor, params: SamplingParams) -> list[tuple[Certified, CertificateFile]]:
+    def _certified(self, floor: Floor, params: SamplingParams) -> list[tuple[Certified, CertificateFile]]:
         """Return the strategies certified for such a request that were faster than exact decoding in calibration."""
         return [
             (one, file)
@@ -190,8 +190,8 @@ class CertificateGate:
         covering = [(file, found) for file, found in about if file.certificate.covers(params)]
         if not covering:
             raise ValueError(
-                f"exactness lossy:{floor}: the certificate of {spec} covers requests without edits of logits, of "
-                f"{_conditions(about[0][0].certificate)}: ask for that, or calibrate"
+                f"exactness lossy:{floor}: the certificate of {spec} covers only requests that do not edit logits and "
+                f"have {_conditions(about[0][0].certificate)}: send such a request, or calibrate"
             )
         file, found = covering[0]
         if found.revoked:
@@ -199,7 +199,9 @@ class CertificateGate:
         if not file.certificate.implies(found, floor):
             claim = file.certificate.claim
             shown = Floor(floor=claim.floor, agreement=claim.agreement, confidence=claim.confidence)
-            raise ValueError(f"exactness lossy:{floor} is more than is certified of {spec}, which is lossy:{shown}")
+            raise ValueError(
+                f"exactness lossy:{floor} is stricter than the certificate of {spec}: ask for lossy:{shown}"
+            )
         return file
 
 
@@ -226,7 +228,7 @@ def open_gate(
     @cache
     def binding() -> Binding:
         if not isinstance(model, str):
-            raise ParlayError("a certificate names weights by their hash, and this model has no files: load it by name")
+            raise ParlayError("a certificate needs the hash of the model's files: load the model by name or path")
         others = (*ensemble.models, *ensemble.files) if ensemble is not None else ()
         weights = weights_fingerprint(model, *others)
         if load.lora is not None:
@@ -293,15 +295,15 @@ def _conditions(certificate: Certificate) -> str:
     usual = dataclasses.asdict(Sampling.of(SamplingParams()))
     given = dataclasses.asdict(certificate.sampling)
     own = [f"{name}={value:g}" for name, value in given.items() if name == "temperature" or usual[name] != value]
-    return f"{', '.join(own)} and max_tokens={certificate.claim.max_tokens} at most"
+    return f"{', '.join(own)} and max_tokens of at most {certificate.claim.max_tokens}"
 
 
 def _check_binding(file: CertificateFile, binding: Binding) -> None:
     given = file.certificate.binding
     for what, theirs, ours in (
         ("weights", given.weights, binding.weights),
-        ("config, tokenizer, template and ends of texts", given.settings, binding.settings),
-        ("numbers of type", given.dtype, binding.dtype),
+        ("config, tokenizer, template and end tokens", given.settings, binding.settings),
+        ("data type", given.dtype, binding.dtype),
         ("draft model", given.draft_model, binding.draft_model),
     ):
         if theirs != ours:

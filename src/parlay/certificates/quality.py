@@ -70,7 +70,7 @@ def read(path: Path) -> Quality:
     """
     data = read_parts(path, ("binding", "kept"))
     if not isinstance(data["kept"], list):
-        raise ParlayError(f"{path} is damaged: what was kept is no list; run parlay bench --quality again")
+        raise ParlayError(f"{path} is damaged: kept is not a list; run parlay bench --quality again")
     return Quality(
         read_part(Binding, data["binding"], path), tuple(read_part(Kept, each, path) for each in data["kept"])
     )

@@ -13,11 +13,11 @@ TRIAL = 32
 """A way that was not chosen this many times in a row is chosen once, so that a change of its price is noticed."""
 FEW = 4
 """Answers that a way must have given before its price is computed from them."""
-_KEPT = 0.9
+_DECAY = 0.9
 """Factor by which one more answer multiplies the weight of the earlier ones."""
-_MOST = 256
+_MAX_PAIRS = 256
 """Limit on the pairs of way and kind that are kept, because clients may name any number of strategies."""
-_LEAST = 1e-9
+_MIN_SECONDS = 1e-9
 
 V = TypeVar("V")
 
@@ -39,7 +39,7 @@ class Way(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Lately:
+class _RecentAnswers:
     """Exponentially decaying sums over the answers of one way to requests of one kind.
 
     ``drafting`` is in seconds. ``context``, in tokens, is a decaying mean.
@@ -54,12 +54,12 @@ class _Lately:
 
     def add(self, metrics: Metrics) -> None:
         self.answers += 1
-        self.tokens = _KEPT * self.tokens + metrics.completion_tokens
-        self.steps = _KEPT * self.steps + metrics.steps
-        self.rows = _KEPT * self.rows + metrics.rows
-        self.drafting = _KEPT * self.drafting + metrics.draft_seconds
+        self.tokens = _DECAY * self.tokens + metrics.completion_tokens
+        self.steps = _DECAY * self.steps + metrics.steps
+        self.rows = _DECAY * self.rows + metrics.rows
+        self.drafting = _DECAY * self.drafting + metrics.draft_seconds
         length = metrics.prompt_tokens + metrics.completion_tokens / 2
-        self.context = length if not self.context else _KEPT * self.context + (1 - _KEPT) * length
+        self.context = length if not self.context else _DECAY * self.context + (1 - _DECAY) * length
 
 
 class Ways:
@@ -74,28 +74,28 @@ class Ways:
 
     def __init__(self, model: Loaded) -> None:
         self._model, self._lock = model, Lock()
-        self._lately: dict[tuple[str, str], _Lately] = {}
-        self._passed: dict[tuple[str, str], int] = {}
+        self._recent: dict[tuple[str, str], _RecentAnswers] = {}
+        self._times_passed: dict[tuple[str, str], int] = {}
         """How many times in a row each way was not chosen."""
 
     def learn(self, kind: str, metrics: Metrics) -> None:
         """Add a finished answer to the sums of its strategy for this kind of request."""
         if metrics.steps and metrics.completion_tokens:
             with self._lock:
-                lately = self._lately.get((metrics.strategy, kind)) or _Lately()
-                lately.add(metrics)
-                _put(self._lately, (metrics.strategy, kind), lately)
+                recent = self._recent.get((metrics.strategy, kind)) or _RecentAnswers()
+                recent.add(metrics)
+                _put_newest(self._recent, (metrics.strategy, kind), recent)
 
     def price(self, strategy: str, kind: str) -> float | None:
         """Return the price in seconds per token at the present load; None if the strategy has given too few answers."""
-        lately = self._lately.get((strategy, kind))
-        if lately is None or lately.answers < FEW:
+        recent = self._recent.get((strategy, kind))
+        if recent is None or recent.answers < FEW:
             return None
-        stats, forward, context = self._model.stats(), self._model.cost.forward, round(lately.context)
+        stats, forward, context = self._model.stats(), self._model.cost.forward, round(recent.context)
         others = stats.running + stats.waiting
-        rows = max(1, round(lately.rows / lately.steps))
-        more = forward(others + rows, context) - (forward(others, context) if others else 0.0)
-        return (max(more, _LEAST) * lately.steps + lately.drafting) / lately.tokens
+        rows = max(1, round(recent.rows / recent.steps))
+        added = forward(others + rows, context) - (forward(others, context) if others else 0.0)
+        return (max(added, _MIN_SECONDS) * recent.steps + recent.drafting) / recent.tokens
 
     def cheapest(self, ways: Sequence[Way], kind: str) -> int:
         """Return the index of the cheapest of ``ways``. The first way must be exact decoding.
@@ -105,11 +105,11 @@ class Ways:
         with self._lock:
             prices = self._prices(ways, kind)
             best = min(range(len(ways)), key=prices.__getitem__)
-            passed = [self._passed.get((way.strategy, kind), 0) for way in ways]
+            passed = [self._times_passed.get((way.strategy, kind), 0) for way in ways]
             if max(passed) >= TRIAL:
                 best = passed.index(max(passed))
             for number, way in enumerate(ways):
-                _put(self._passed, (way.strategy, kind), 0 if number == best else passed[number] + 1)
+                _put_newest(self._times_passed, (way.strategy, kind), 0 if number == best else passed[number] + 1)
         return best
 
     def _prices(self, ways: Sequence[Way], kind: str) -> list[float]:
@@ -119,14 +119,14 @@ class Ways:
         divided by its own calibrated speed, is the price of a way with too few answers.
         """
         known = [self.price(way.strategy, kind) for way in ways]
-        plain = [price * way.speed for price, way in zip(known, ways, strict=True) if price is not None]
-        usual = sum(plain) / len(plain) if plain else 1.0
-        return [usual / way.speed if price is None else price for price, way in zip(known, ways, strict=True)]
+        exact_prices = [price * way.speed for price, way in zip(known, ways, strict=True) if price is not None]
+        exact = sum(exact_prices) / len(exact_prices) if exact_prices else 1.0
+        return [exact / way.speed if price is None else price for price, way in zip(known, ways, strict=True)]
 
 
-def _put(known: dict[tuple[str, str], V], key: tuple[str, str], value: V) -> None:
-    """Store the value as the newest entry of ``known``, and drop the oldest entry if there are more than `_MOST`."""
+def _put_newest(known: dict[tuple[str, str], V], key: tuple[str, str], value: V) -> None:
+    """Store the value as the newest entry of ``known``, and drop its oldest one above `_MAX_PAIRS`."""
     known.pop(key, None)
     known[key] = value
-    if len(known) > _MOST:
+    if len(known) > _MAX_PAIRS:
         known.pop(next(iter(known)))

@@ -63,7 +63,7 @@ class DrafterTrainOptions(LoopOptions):
             raise UsageError("prompts need a target that answers them, and with shards=0 it does not: leave out one")
         if self.texts is not None and not self.whole:
             raise UsageError(
-                "texts are trained on as a whole, because the target did not write them: leave out texts, or whole=False"
+                "texts are trained on as a whole, because the target did not write them: leave out texts or whole=False"
             )
 
     @property
