@@ -1,2 +1,2 @@
-"""Simulation of servers and fleets by events: traffic, routing, scaling and failures, with steps that cost what they do
-on a machine. No model runs."""
+"""Simulation of servers and fleets, event by event: traffic, routing, scaling and failures. No model runs; a machine's
+times give the seconds of each step."""

@@ -1,4 +1,4 @@
-"""Seconds of a server's steps: by a machine's roofline, or by measured steps."""
+"""Computes the seconds of a server's steps, from a machine's roofline or from measured steps."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from parlay.types import Cost
 StepCost = Callable[[int, float, float, float, float], float]
 """Seconds of a step: the forward and the engine's work around it, without drafting.
 
-The arguments are the fields of a `StepShape`: sequences, rows, rows through the LM head, keys read, pairs of row and
-key. Rows are means, so they need not be whole.
+The arguments are the fields of a `StepShape`: sequences, rows, rows through the LM head, keys read, and pairs of a row
+and a key. Numbers of rows are means, so they may be fractions.
 """
 
 
 class RooflineSteps:
-    """A `StepCost` by a machine's roofline, quick enough for millions of steps.
+    """A `StepCost` from a machine's roofline, fast enough for millions of steps.
 
-    Products with weights depend on rows alone, so they are computed once for each number of rows.
+    The time of products with weights depends only on the numbers of rows, so it is computed once for each of them.
     """
 
     def __init__(self, machine: Machine, shape: ModelShape) -> None:
@@ -52,7 +52,7 @@ class RooflineSteps:
         return uneven(self._shape, sequences, self._machine.threads)
 
     def _of_rows(self, rows: int, head_rows: int) -> float:
-        """Seconds of a step without attention, and the engine's fixed time per step."""
+        """Return the seconds of a step without attention, plus the engine's fixed time per step."""
         found = self._linear.get((rows, head_rows))
         if found is None:
             nothing = StepShape(0, rows, head_rows, -rows, 0)  # no keys are read or written
@@ -61,7 +61,10 @@ class RooflineSteps:
 
 
 class LearnedSteps:
-    """A `StepCost` by a cost that an engine learned on this machine."""
+    """A `StepCost` from the estimates that an engine learned on this machine.
+
+    Contexts are rounded up to a power of two, because the engine learns by buckets of context lengths.
+    """
 
     def __init__(self, cost: Cost) -> None:
         self._cost = cost
@@ -77,9 +80,9 @@ class LearnedSteps:
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """One measured step: its rows, the keys that it read, its seconds, and pairs of a row and a key.
+    """One measured step: its rows, the keys that it read, its seconds, and its pairs of a row and a key.
 
-    Where each sequence has one row, there are as many pairs as keys.
+    If each sequence has one row, there are as many pairs as keys.
     """
 
     rows: int
@@ -89,16 +92,20 @@ class TimedStep:
 
     @property
     def causes(self) -> tuple[float, float, float]:
-        """Rows where others like it may have fewer, keys, and further pairs: with each of them a step takes longer."""
+        """The three numbers that make a step of its group longer: rows, keys, and pairs beyond one for each key.
+
+        Up to `_EACH` rows, all steps of a group have the same number of rows, so that number is left out as 0.
+        """
         rows = float(self.rows) if self.rows > _EACH else 0.0
         return rows, self.keys, max(0.0, self.pairs - self.keys)
 
 
 class MeasuredSteps:
-    """A `StepCost` by the mean of measured steps: straight between numbers of rows, and so much more for each key.
+    """A `StepCost` from means of measured steps.
 
-    Chunks of prompts cost more the more text lies before them, so each further pair of a row and a key costs, too.
-    Raises ValueError for fewer than two numbers of rows.
+    It is linear between the measured numbers of rows. Each key adds the same time, and so does each pair of a row and a
+    key beyond one for each key, because a chunk of a prompt takes longer the more text lies before it. Raises
+    ValueError unless at least two numbers of rows were measured.
     """
 
     def __init__(self, steps: Iterable[TimedStep]) -> None:
@@ -118,7 +125,7 @@ class MeasuredSteps:
         return max(1e-6, straight + self._key * keys + self._pair * max(0.0, pairs - keys))
 
     def _point(self, group: Sequence[TimedStep]) -> tuple[float, float]:
-        """Mean rows, and mean seconds but for those of keys and pairs."""
+        """Return a group's mean rows, and its mean seconds without the time for keys and pairs."""
         seconds = 0.0
         for step in group:
             _, keys, pairs = step.causes
@@ -127,7 +134,7 @@ class MeasuredSteps:
 
 
 _EACH = 32
-"""Steps are put together by rows: each number up to this, then in ranges that grow by an eighth."""
+"""Up to this number of rows, each number has a group of steps. Above it a group is a range of about an eighth."""
 
 
 def _group(rows: int) -> int:
@@ -138,9 +145,10 @@ def _group(rows: int) -> int:
 
 
 def _slopes(groups: Sequence[Sequence[TimedStep]]) -> NDArray[np.float64]:
-    """Seconds for each cause of a step, by least squares within groups of like rows; negative ones become 0.
+    """Return the seconds that each of a step's `causes` adds, by least squares within groups of similar rows.
 
-    Steps count as shares of their group's mean: a long one must not outweigh many short ones.
+    Causes whose seconds would be negative are left out one after another and get 0. Within a group, seconds are divided
+    by their mean, so that long steps do not outweigh short ones.
     """
     causes, seconds = [], []
     for group in groups:

@@ -1,4 +1,4 @@
-"""Drafting as a simulation sees it: how many tokens a step commits, by kind of text, and how many nodes pay."""
+"""Simulates drafting: how many tokens a step commits with drafts of each size, by kind of text."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from dataclasses import dataclass, field
 from parlay.cost.speed import best_tree
 
 DraftSeconds = Callable[[int, int, float], float]
-"""Seconds of drafting in a step, given the sequences, the nodes of each, and the tokens before them."""
+"""Seconds of drafting in a step, by number of sequences, nodes of each sequence's draft, and mean context tokens."""
 
 
 def no_seconds(sequences: int, nodes: int, context: float) -> float:
-    """The `DraftSeconds` of drafts that are looked up."""
+    """Return 0: the `DraftSeconds` of drafts that are looked up, which takes no time worth counting."""
     return 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A strategy: drafts of at most ``nodes`` nodes, right as ``ranks`` say, by kind of text.
+    """A strategy, simulated: drafts of at most ``nodes`` nodes.
 
-    ``ranks`` are probabilities as `parlay.cost.speed.best_tree` takes them; a kind without an entry uses that of
-    ``""``. With ``adapts`` as many nodes are drafted as pay, else always ``nodes``.
+    ``ranks`` are the probabilities that drafted nodes are right, by kind of text, as `parlay.cost.speed.best_tree`
+    takes them. A kind without an entry uses the entry of ``""``. With ``adapts``, each step drafts the number of nodes
+    with the most tokens per second. Otherwise it drafts ``nodes``.
     """
 
     name: str = "none"
@@ -32,30 +33,32 @@ class Drafting:
     seconds: DraftSeconds = no_seconds
 
     def chances(self, kind: str) -> tuple[float, ...]:
+        """Return the ``ranks`` of a kind of text."""
         return self.ranks.get(kind) or self.ranks.get("") or (0.0,)
 
     def tokens(self, kind: str) -> list[float]:
-        """Mean tokens of a step with 0, 1, 2, ... ``nodes`` nodes."""
+        """Return the mean tokens that a step commits with drafts of 0, 1, 2, ... ``nodes`` nodes."""
         return [best_tree(self.chances(kind), size).tokens for size in range(self.nodes + 1)]
 
 
 PLAIN = Drafting()
 
 _FEW = 64
-"""Up to so many tokens steps are drawn one by one; beyond, their number is drawn by its mean and variance."""
+"""Answers of at most this many tokens draw the result of each step. Longer ones draw only their number of steps."""
 
 
 def steps_of(output: int, chance: float, nodes: int, draw: random.Random) -> int:
-    """How many steps an answer takes whose drafts are chains of ``nodes`` nodes, each right with this chance.
+    """Draw the number of steps of an answer of ``output`` tokens. Drafts are chains of ``nodes`` nodes.
 
-    A step commits one token more than it accepts. Their number is random, as renewals are: of a long answer it has the
-    mean L / E and the variance L V / E^3, where E and V are those of the tokens of a step.
+    ``chance`` is the probability that a node is right if the nodes before it are. A step commits the accepted nodes and
+    one token more. Renewal theory gives the number of steps of a long answer with L tokens: its mean is L / E and its
+    variance L V / E^3, where E and V are the mean and variance of a step's tokens.
     """
     if not nodes or not chance:
         return output
     if output > _FEW:
         mean, variance = _moments(chance, nodes)
-        beyond = (variance + mean**2) / (2 * mean) - 0.5  # by which the last step passes the end
+        beyond = (variance + mean**2) / (2 * mean) - 0.5  # mean tokens by which the last step would pass the end
         drawn = round(draw.gauss((output + beyond) / mean, (output * variance / mean**3) ** 0.5))
         return min(output, max(-(-output // (nodes + 1)), drawn))
     steps = done = 0
@@ -69,16 +72,17 @@ def steps_of(output: int, chance: float, nodes: int, draw: random.Random) -> int
 
 
 def _moments(chance: float, nodes: int) -> tuple[float, float]:
-    """Mean and variance of a step's tokens: 1 + min(G, nodes), where G is geometric."""
+    """Return the mean and variance of a step's tokens, 1 + min(G, nodes), where G is geometrically distributed."""
     shares = [chance**count * (1 - chance) for count in range(nodes)] + [chance**nodes]
     mean = sum((1 + count) * share for count, share in enumerate(shares))
     return mean, sum((1 + count - mean) ** 2 * share for count, share in enumerate(shares))
 
 
 class Lane:
-    """The sequences of one kind that decode on a server: all of them draft alike.
+    """The sequences of one kind that decode on a server. All of them draft the same number of nodes.
 
-    Progress is counted in tokens that a step commits in the mean, so that a sequence's end is a number.
+    Each step adds to ``progress`` the mean number of tokens that a step commits, ``each``. So the progress at which a
+    sequence ends is known, and the lane need not visit its sequences in every step.
     """
 
     __slots__ = ("brevity", "chance", "count", "each", "nodes", "progress", "table")
@@ -91,22 +95,23 @@ class Lane:
         self.count = 0
         self.progress = 0.0
         self.brevity = 0.0
-        """Sum of 1 / tokens of the answers."""
+        """Sum of 1 / length over the answers, with lengths in tokens; `cut_rows` needs it."""
 
     @property
     def uncut_rows(self) -> int:
-        """Rows of a step if no draft is cut."""
+        """Rows of a step if every draft has all its nodes."""
         return self.count * (1 + self.nodes)
 
     @property
     def cut_rows(self) -> float:
-        """The mean number of rows that drafts lack because none goes beyond the end of its answer.
+        """Mean number of rows that a step saves because drafts do not go beyond the end of their answers.
 
-        A draft with room for r tokens has at most r - 1 nodes. A share 1 / E of the answers comes by each r, so an
-        answer lacks k (k + 1) / 2 E nodes in its n / E steps: E cancels out.
+        A draft that may commit r more tokens has at most r - 1 nodes. Let a step commit E tokens on average, and let
+        drafts have k nodes. An answer passes each r with the probability 1 / E, so it saves k (k + 1) / 2E nodes in
+        all. An answer of n tokens takes n / E steps, so it saves k (k + 1) / 2n nodes per step.
         """
         return self.nodes * (self.nodes + 1) / 2 * self.brevity
 
     def draft(self, nodes: int) -> None:
-        """Draft so many nodes from now on."""
+        """Draft ``nodes`` nodes from now on."""
         self.nodes, self.each = nodes, self.table[nodes]

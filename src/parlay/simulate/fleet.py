@@ -1,4 +1,4 @@
-"""A fleet under traffic, event by event: arrivals, ends of steps, failures, and servers that start and stop."""
+"""Simulates a fleet under traffic, event by event: arrivals, ends of steps, failures, starts and stops of servers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from parlay.simulate.traffic import Traffic
 class Setup:
     """All inputs of a simulation besides the traffic.
 
-    After the last arrival a fleet has ``drain`` seconds to finish; by default as long as the traffic took, at least an
-    hour.
+    After the last arrival a fleet has ``drain`` seconds to finish. None means as long as the traffic took, and at least
+    an hour.
     """
 
     cost: StepCost
@@ -38,10 +38,12 @@ class Setup:
 
 @dataclass(slots=True)
 class Outcome:
-    """The fate of the requests, and what the servers did. Times in seconds, a number for each finished request.
+    """The result of a simulation: times of each finished request, and counts of the servers. Times are in seconds.
 
-    ``per_token`` is below 0 where there is one token only. ``span`` is from the first arrival to the last token;
-    ``paid`` are seconds in which servers existed. ``lost`` tokens were written in vain.
+    ``first`` and ``whole`` are the times from a request's arrival to its first and last token. ``per_token`` is the
+    mean time between its tokens, below 0 if it has only one. ``span`` is the time from the first arrival to the last
+    token. ``paid`` adds up the seconds in which servers existed. ``asked`` counts prompt tokens and ``found`` those
+    that were cached. ``lost`` counts tokens that were written on servers that died, and then written again.
     """
 
     requests: int = 0
@@ -65,14 +67,17 @@ class Outcome:
     unfinished_after: float = 0.0
     """Seconds after the last arrival at which the simulation was stopped; 0 if all requests finished."""
     backlog: float = 0.0
-    """The requests by which the queue grew in each second of traffic, if not all finished."""
+    """Requests by which the queue grew per second of traffic; 0 if all requests finished."""
 
 
 _LEAST_DRAIN = 3600.0
 
 
 def simulate(traffic: Traffic, setup: Setup) -> Outcome:
-    """Run the traffic through the fleet. Raises ValueError for a fleet or traffic of nothing, or an unknown policy."""
+    """Run the traffic through the fleet.
+
+    Raises ValueError for a fleet without servers, traffic without requests, and an unknown routing policy.
+    """
     if setup.fleet.replicas < 1:
         raise ValueError(f"a fleet of {setup.fleet.replicas} replicas serves nobody: take at least 1")
     if not traffic.arrivals:
@@ -83,6 +88,8 @@ def simulate(traffic: Traffic, setup: Setup) -> Outcome:
 
 
 class _Simulation:
+    """One run: a heap of events, each with its time and the function that handles it."""
+
     def __init__(self, traffic: Traffic, setup: Setup) -> None:
         self._traffic, self._setup = traffic, setup
         self._router = ROUTERS[setup.fleet.routing](setup.seed)
@@ -92,10 +99,10 @@ class _Simulation:
         self._numbers = itertools.count()
         self._up: dict[int, Replica] = {}
         self._existing: dict[int, tuple[Replica, float]] = {}
-        """The servers that are paid for, and the time since when."""
+        """The servers that are paid for, each with the time from which it is, by number."""
         self._draining: set[int] = set()
         self._lives: dict[int, int] = {}
-        """How often each server has started: an event for an earlier life of a killed server is ignored."""
+        """How often each server has started. A failure that was drawn before its last start is ignored."""
         self._homeless: deque[Job] = deque()
         """Requests that arrived while no server was up."""
         self._under_way = 0
@@ -126,8 +133,8 @@ class _Simulation:
         heapq.heappush(self._events, (seconds, next(self._order), event))
 
     def _until(self, seconds: float) -> None:
-        """Run all events before a time. Steps that end or begin at that very time are left: a request arriving then
-        takes part in them."""
+        """Handle all events before a time. Events at exactly that time stay, so that a request that arrives then is in
+        the steps that begin then."""
         events = self._events
         while events and events[0][0] < seconds:
             now, _, event = heapq.heappop(events)
@@ -151,7 +158,7 @@ class _Simulation:
 
     def _finish(self, replica: Replica, version: int, now: float) -> None:
         if replica.version != version:
-            return  # its steps were cut short, or it died
+            return  # the event is obsolete: the server's steps were cut short, or it died
         done = replica.finish()
         for job in done:
             self._count(job)
@@ -183,7 +190,7 @@ class _Simulation:
             self._at(now + seconds, self._kill_busiest)
 
     def _open(self, now: float, up: float) -> None:
-        """Pay for a server from now on; it takes requests from ``up`` on."""
+        """Start a server, which is paid for from ``now`` on and takes requests from ``up`` on."""
         setup = self._setup
         replica = Replica(next(self._numbers), setup.cost, setup.drafting, setup.limits, setup.seed)
         self._existing[replica.number] = replica, now
@@ -253,7 +260,7 @@ class _Simulation:
         self._at(now + failures.detect_delay, lambda now: self._route(job, now))
 
     def _scale(self, now: float) -> None:
-        """Look at the number of requests under way, and start or drain servers."""
+        """Compare the wanted number of servers with the present one, and start or drain servers if they differ."""
         scaling = self._setup.fleet.autoscaling
         assert scaling is not None
         have = len(self._existing) - len(self._draining)

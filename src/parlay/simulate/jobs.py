@@ -1,4 +1,4 @@
-"""A request on its way through servers, and what a server can do at once."""
+"""The state of a request while servers decode it, and the limits of a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parlay.simulate.traffic import Arrival
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLimits(Options):
-    """Limits of one server: sequences at once, rows of a step, rows of drafts on top, and cached tokens in all.
+    """Limits of one server: sequences and rows of a step, rows of drafts besides these, and tokens of the KV cache.
 
     Raises UsageError for a value out of range.
     """
@@ -35,10 +35,11 @@ USUAL_LIMITS = ReplicaLimits()
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request on its way. ``written`` tokens of its answer exist already when a server takes it.
+    """A request that a server decodes. ``written`` tokens of its answer existed when the server took it.
 
-    ``rank`` is its place on the server, ``text`` the tokens to be read there, ``fed`` those that are. ``tries`` counts
-    starts, ``failures`` servers that it lost; ``first`` and ``last`` are times of tokens, below 0 before there are any.
+    ``rank`` is the order in which the server took it. The server must read ``text`` tokens (prompt and written answer),
+    and has read ``fed`` of them. ``tries`` counts how often the request started on a server, and ``failures`` how many
+    of its servers died. ``first`` and ``last`` are the times of its first and last token, below 0 before there are any.
     """
 
     request: Arrival
@@ -51,12 +52,13 @@ class Job:
     first: float = -1.0
     last: float = -1.0
     lane: Lane | None = None
-    """Where it decodes; it ``began`` at that progress with ``entered`` tokens, and ends ``span`` later."""
+    """The lane in which the request decodes, if it does. It entered with ``entered`` tokens at the lane's progress
+    ``began``, and ends at the progress ``began + span``."""
     began: float = 0.0
     span: float = 0.0
     entered: float = 0.0
 
     @property
     def left(self) -> int:
-        """The tokens still to write."""
+        """Number of answer tokens that are not yet written."""
         return self.request.output - self.written

@@ -1,8 +1,8 @@
-"""Traffic made by rule, in the shape that ServeGen found in production (Xiang et al. 2025, arXiv 2505.09999).
+"""Makes random traffic with the distributions that ServeGen found in production (Xiang et al. 2025, arXiv:2505.09999).
 
-A few clients send most of the requests, each in bursts of its own: times between requests are gamma-distributed.
-Prompts are log-normal with a tail like Pareto's, and answers are exponential. The sizes are our own choice of what
-such requests have; nothing here was measured.
+A few clients send most of the requests, each in bursts of its own: times between a client's requests are
+gamma-distributed. Prompt lengths are log-normal with a Pareto tail, and answer lengths are exponential. We chose the
+lengths of each kind of work; none of them were measured.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from parlay.simulate.traffic import Arrival, Traffic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Requests of one kind of work, ``name`` as acceptance is measured by.
+    """The requests of one kind of work. Measured acceptance rates are listed under the same ``name``.
 
-    Prompts are log-normal around ``prompt`` tokens, and some, the ``tail``, follow Pareto's law from there on; answers
-    have ``output`` tokens in the mean. A client's times between requests have the coefficient of variation ``bursts``.
-    The first ``common`` tokens of all prompts are alike. A session has ``turns`` requests in the mean, each ``think``
-    seconds after the last one; its prompt is the whole text so far and a new question.
+    Prompt lengths are log-normal with the median ``prompt`` tokens and the standard deviation ``spread`` of their
+    logarithm. A share ``tail`` of them has a Pareto distribution that begins at ``prompt`` instead. Answers have
+    ``output`` tokens on average. The times between a client's requests have the coefficient of variation ``bursts``.
+    All prompts begin with the same ``common`` tokens. A session has ``turns`` requests on average. Each later one
+    arrives on average ``think`` seconds after the last answer, and its prompt is the whole text so far and a question.
     """
 
     name: str
@@ -52,20 +53,21 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "translation": Kind(name="translation", prompt=250, spread=0.8, output=250),
     }
 )
-"""Kinds of work by the word that names them in a mixture."""
+"""Kinds of work, by the word that stands for each in a mixture."""
 
 _CLIENTS = 8
-"""Of each kind; the i-th sends 1 / i of what the first does."""
+"""Number of clients of each kind. The i-th client sends 1 / i times as many requests as the first."""
 _PARETO = 1.5  # exponent of the tail
 _LONGEST = 1 << 17  # tokens of a prompt
 _DAY = 86_400.0
 _EARLIER = 5.0
-"""Sessions begin so many times their mean length before the traffic does, so that some are under way then."""
-_SPEED = 20.0  # tokens per second of an answer, after which the user thinks
+"""The first sessions begin this many times their mean length before the traffic, so that it begins with some running.
+"""
+_SPEED = 20.0  # assumed tokens per second of answers: a user reads the answer, then thinks
 
 
 def read_mixture(text: str) -> dict[str, float]:
-    """Reads shares by kind, as in ``chat=3,code=1``; a word alone has 1. Raises ValueError for any other text."""
+    """Read shares by kind, as in ``chat=3,code=1``. A word alone has the share 1. Raises ValueError for other texts."""
     shares: dict[str, float] = {}
     for part in text.split(","):
         word, equals, share = (each.strip() for each in part.partition("="))
@@ -83,8 +85,8 @@ def read_mixture(text: str) -> dict[str, float]:
 def mixture(shares: Mapping[str, float], *, rate: float, seconds: float, seed: int, daily: float = 0.0) -> Traffic:
     """Requests for so many seconds, ``rate`` in each in the mean, shared out among kinds.
 
-    ``daily`` is the swing of the rate around its mean over a day, from 0 (none) to 1: lowest at the beginning, highest
-    twelve hours later. Raises ValueError for a rate or a time that is not above 0.
+    ``daily``, from 0 to 1, is the amplitude of the rate around its mean, as a share of the mean. The rate is lowest at
+    the beginning of a day and highest twelve hours later. Raises ValueError if the rate or the time is not above 0.
     """
     if not (0 < rate < math.inf and 0 < seconds < math.inf and 0 <= daily <= 1):
         raise ValueError(
@@ -105,7 +107,10 @@ def mixture(shares: Mapping[str, float], *, rate: float, seconds: float, seed: i
 
 
 def _client(kind: Kind, rate: float, seconds: float, daily: float, seed: str) -> Iterator[Arrival]:
-    """One client's requests in order. Later ones of a session wait in a heap for their time."""
+    """Yield one client's requests in the order of their times. Later requests of a session wait in a heap until then.
+
+    ``rate`` is the client's mean number of requests per second; sessions begin ``kind.turns`` times less often.
+    """
     draw = random.Random(seed)
     shape = 1 / kind.bursts**2
     scale = kind.turns / (rate * shape)
@@ -124,6 +129,7 @@ def _client(kind: Kind, rate: float, seconds: float, daily: float, seed: str) ->
 
 
 def _session(kind: Kind, when: float, draw: random.Random, name: str) -> Iterator[Arrival]:
+    """Yield the requests of one session, which begins at the time ``when``."""
     history = 0
     while True:
         prompt = min(_LONGEST, history + (0 if history else kind.common) + _prompt(kind, draw))
@@ -143,9 +149,10 @@ def _prompt(kind: Kind, draw: random.Random) -> int:
 
 
 def _of_day(even: float, daily: float) -> float:
-    """The time by which as many requests have come as would have come evenly by ``even`` seconds.
+    """Return the time at which traffic with a daily rhythm has as many requests as even traffic at ``even`` seconds.
 
-    The rate at t is 1 - daily * cos(2 pi t / day), so by t there are t - daily * sin(2 pi t / day) * day / 2 pi.
+    The rate at the time t, relative to its mean, is 1 - daily * cos(2 pi t / day). Its integral up to t is
+    t - daily * sin(2 pi t / day) * day / (2 pi), which is inverted here.
     """
     if not daily:
         return even
@@ -156,11 +163,15 @@ def _of_day(even: float, daily: float) -> float:
 
 
 def _come(seconds: float, daily: float) -> float:
+    """Return the integral of the relative rate from 0 to ``seconds``; see `_of_day`."""
     return seconds - daily * math.sin(2 * math.pi * seconds / _DAY) * _DAY / (2 * math.pi)
 
 
 def timed(lengths: Traffic, rate: float, seed: int) -> Traffic:
-    """Requests without times, at random ones (a Poisson process): ``rate`` a second in the mean."""
+    """Return the requests with random arrival times: a Poisson process of ``rate`` requests per second.
+
+    Raises ValueError if the rate is not above 0.
+    """
     if not 0 < rate < math.inf:
         raise ValueError(f"a rate of {rate:g} requests/s must be above 0")
     draw = random.Random(f"{seed} arrivals")

@@ -1,4 +1,4 @@
-"""How a fleet grows and shrinks, and how its servers fail."""
+"""Options of a simulated fleet: how it grows and shrinks, how its servers fail, and how requests are routed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Autoscaling(Options):
-    """The number of servers by requests in flight, as Ray Serve counts them.
+    """Sets the number of servers by the number of unfinished requests, as Ray Serve does.
 
-    The wanted number is computed every ``scale_interval`` seconds. If it has been higher for ``up_delay`` seconds,
-    servers start, which are up ``start_delay`` later; if it has been lower for ``down_delay``, servers take no new
-    requests, and stop when they have finished theirs. Raises UsageError for a value out of range.
+    The wanted number of servers is computed every ``scale_interval`` seconds. If it has been higher than the present
+    number for ``up_delay`` seconds, servers start; they take requests ``start_delay`` seconds later. If it has been
+    lower for ``down_delay`` seconds, some servers take no new requests, and stop once they have finished their last.
+    Raises UsageError for a value out of range.
     """
 
     min_replicas: int = option(1, "fewest replicas", low=1)
@@ -34,7 +35,7 @@ class Autoscaling(Options):
 
 
 def read_range(text: str) -> tuple[int, int]:
-    """Reads fewest and most replicas, as in ``1:8``. Raises UsageError for any other text."""
+    """Read the fewest and the most replicas from a text such as ``1:8``. Raises UsageError for any other text."""
     low, colon, high = (part.strip() for part in text.partition(":"))
     if not (colon and low.isdecimal() and high.isdecimal()):
         raise UsageError(f"--autoscale {text}: give the fewest and the most replicas, as in 1:8")
@@ -43,10 +44,11 @@ def read_range(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures(Options):
-    """Servers that die, and come back with nothing cached.
+    """Says which servers die and when. A dead server comes back after ``down_time`` seconds with an empty cache.
 
-    ``detect_delay`` seconds after its death a server's requests go to others: as a whole, or so that what was written
-    is read there and the answer goes on. Raises UsageError for a value out of range.
+    A server's requests go to other servers ``detect_delay`` seconds after its death. With ``on_failure=retry`` these
+    write the answers anew. With ``on_failure=continue`` they read the tokens that were already written and continue
+    them. Raises UsageError for a value out of range.
     """
 
     mtbf: float | None = option(None, "mean seconds until a replica dies", low=1, high=1e12, metavar="SECONDS")
@@ -63,7 +65,7 @@ class Failures(Options):
 
     @property
     def kills(self) -> tuple[float, ...]:
-        """The times of ``kill``."""
+        """The times in ``kill``, in seconds from the beginning of the traffic."""
         try:
             times = tuple(float(part) for part in self.kill.split(",") if part.strip())
         except ValueError:
@@ -80,9 +82,10 @@ class Failures(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """The number of servers, the routing of requests, and the failures.
+    """A fleet: the number of servers, the routing of requests, and the failures.
 
-    With ``autoscaling`` their number is its own. ``routing`` is a name of `parlay.simulate.routing.ROUTERS`.
+    ``autoscaling``, if there is any, sets the number of servers in place of ``replicas``. ``routing`` is a name in
+    `parlay.simulate.routing.ROUTERS`.
     """
 
     replicas: int = 1

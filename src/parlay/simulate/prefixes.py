@@ -1,4 +1,4 @@
-"""Texts that a server has cached, so that requests which begin alike need not be read anew."""
+"""Simulates a server's prefix cache, from which a request gets the keys and values of a beginning that it shares."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ from parlay.simulate.traffic import Arrival
 
 
 class Prefixes:
-    """Tokens that are found again, by session and by kind. The least recently used text is evicted first."""
+    """The cached prefixes of a server: how many tokens of each session and each kind it holds.
+
+    The least recently used prefix is evicted first.
+    """
 
     def __init__(self) -> None:
         self._tokens: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._num_tokens = 0
 
     def find(self, request: Arrival) -> int:
-        """How many of the prompt's first tokens are cached."""
+        """Return how many of the prompt's first tokens are cached."""
         common = self._look(("kind", request.kind)) if request.common else 0
         history = self._look(("session", request.session)) if request.history else 0
         return max(min(common, request.common), min(history, request.history))
 
     def read(self, request: Arrival) -> None:
-        """Keep the beginning that all requests of the kind share; until then the sequence itself holds it."""
+        """Cache the tokens that all requests of the kind share. This is called once the prompt has been read."""
         if request.common:
             known = self._tokens.get(("kind", request.kind), 0)
             self._keep(("kind", request.kind), max(known, request.common))
 
     def write(self, request: Arrival, free: int) -> None:
-        """Keep the text of a request that has ended, and evict what exceeds ``free`` tokens."""
+        """Cache the text of a request that has ended, and evict prefixes until at most ``free`` tokens are held."""
         if request.session:
             self._keep(("session", request.session), request.prompt + request.output)
         while self._num_tokens > free and self._tokens:

@@ -1,8 +1,8 @@
-"""One server as events: its steps are those of the engine's scheduler, many at once while nothing changes.
+"""Simulates one server. Its steps follow the engine's scheduler; equal steps in a row are simulated as one event.
 
-As `parlay.engine.scheduler` does, a step takes the sequences that decode first, a row each and their drafts, then
-prompts in chunks by arrival, under one budget of rows; waiting requests start in order, if there is a place and memory
-for the whole text. If memory runs out, the sequence that came last gives up its cache and waits.
+As in `parlay.engine.scheduler`, a step has a limit on rows. Sequences that decode come first, with a row each and their
+drafts, then chunks of prompts in the order of arrival. Waiting requests start in order, if a sequence more is allowed
+and its whole text fits into memory. If memory runs out, the sequence that came last loses its cache and waits again.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from parlay.simulate.jobs import Job, ReplicaLimits
 from parlay.simulate.prefixes import Prefixes
 
 _MOST_STEPS = 256
-"""Steps that are taken at once: the cost is taken to grow evenly over them."""
+"""Limit on the steps that are simulated as one event. Over them, the seconds of a step are assumed to grow linearly."""
 _MOST_CHOICES = 1 << 14
-_SLACK = 1e-7  # of progress, which is a sum of many numbers
+_SLACK = 1e-7  # tolerance for rounding errors of a lane's progress, which is a sum of many numbers
 _HEADROOM, _PAGE = 16, 16
-"""Tokens that are free for each running sequence before another one starts; tokens of a page. As in the engine."""
+"""As in the engine: tokens that must be free for each running sequence before another one starts; tokens of a page."""
 
 
 class Replica:
-    """One server. `submit` gives it a request; at `wake` its next step (or steps) end, and `finish` says who is done.
+    """One server. `submit` gives it a request. At the time `wake` its next event ends; then the caller calls `finish`.
 
-    Counters: ``busy`` seconds, ``rows`` and ``steps`` of forwards, ``preemptions``, tokens of prompts that were
-    ``asked`` for and those ``found`` cached.
+    Counters: ``busy`` seconds, ``rows`` and ``steps`` of forwards, ``preemptions``, and the numbers of prompt tokens
+    that requests had (``asked``) and that were cached (``found``). ``version`` changes whenever `wake` may have.
     """
 
     def __init__(self, number: int, cost: StepCost, drafting: Drafting, limits: ReplicaLimits, seed: int) -> None:
@@ -45,7 +45,7 @@ class Replica:
         self._cost, self._drafting = cost, drafting
         self._draw = random.Random(f"{seed} replica {number}")
         self._choices: dict[tuple[object, ...], list[int]] = {}
-        """Numbers of nodes by kind, by what they were chosen for."""
+        """Best numbers of nodes for each kind, by the numbers of sequences and the mean context; a cache."""
         self._ranks = 0
         self._clear()
 
@@ -56,32 +56,32 @@ class Replica:
         self._ends: dict[str, list[tuple[float, int, Job]]] = {}
         self._decoding = 0
         self._context = 0.0
-        """Tokens of all sequences that decode."""
+        """Number of cached tokens of all sequences that decode."""
         self._fed = 0
-        """The tokens of the sequences in prefill."""
+        """Number of tokens of all sequences in prefill."""
         self._prefixes = Prefixes()
         self._chunks: list[tuple[Job, int]] = []
         self._start = 0.0
         self._planned, self._first, self._rise = 0, 0.0, 0.0
         self._refused: Job | None = None
-        """The request that was refused for lack of room, when ``_refused_free`` tokens were free."""
+        """The request that last had no room to start, when ``_refused_free`` tokens were free."""
         self._refused_free = 0
         self._step_rows: float = 0
 
     @property
     def load(self) -> int:
-        """Requests that wait or run."""
+        """Number of requests that wait or run."""
         return len(self.waiting) + len(self._feeding) + self._decoding
 
     # ------------------------------------------------------------------------------------------------ from outside
 
     def submit(self, job: Job, now: float) -> None:
-        """Take a request; it starts with the next step that begins at that time or later."""
+        """Take a request. It may start in the next step that begins at the time ``now`` or later."""
         self._ranks += 1
         job.rank, job.lane = self._ranks, None
         job.text, job.fed = job.request.prompt + job.written, 0
         self.waiting.append(job)
-        if self.wake == math.inf:  # others may come at the same time
+        if self.wake == math.inf:  # begins at once, but after other requests that come at the same time
             self.wake, self._start, self._planned = now, now, 0
             self.version += 1
         elif self._planned > 1 and not self._chunks and len(self.waiting) == 1:
@@ -90,7 +90,7 @@ class Replica:
                 self._cut(steps)
 
     def finish(self) -> list[Job]:
-        """End the step or steps at `wake`, and begin the next; returns the requests that are done."""
+        """End the planned steps at the time `wake`, and begin the next ones. Returns the requests that are done."""
         now = self.wake
         self._advance(self._planned)
         done = self._reap(now)
@@ -104,7 +104,7 @@ class Replica:
         return done
 
     def kill(self, now: float) -> list[Job]:
-        """Lose everything; returns the requests in flight, each with the tokens that it had written by then."""
+        """Lose all requests and the cache. Returns the requests, each with the tokens that it had written by then."""
         if self.wake < math.inf and self._planned:
             steps = self._steps_before(now, whole=True)
             self.busy -= max(0.0, self.wake - now)
@@ -121,7 +121,7 @@ class Replica:
     # --------------------------------------------------------------------------------------------------- a segment
 
     def _begin(self, now: float) -> None:
-        """Plan the next step, or the steps until something changes."""
+        """Plan the next step, or the equal steps until something changes."""
         self.version += 1
         self._start = now
         self._choose_nodes()
@@ -140,11 +140,11 @@ class Replica:
         self.busy += taken
 
     def _taken(self, steps: int) -> float:
-        """Seconds of the first planned steps."""
+        """Return the seconds of the first ``steps`` planned steps, each ``_rise`` longer than the one before."""
         return steps * self._first + self._rise * steps * (steps - 1) / 2
 
     def _steps_before(self, now: float, *, whole: bool = False) -> int:
-        """How many of the planned steps begin before a time, at least one; or end by then."""
+        """Return how many planned steps, at least 1, begin before a time or, if ``whole``, how many end by then."""
         seconds, half = now - self._start, self._rise / 2
         slope = self._first - half
         steps = seconds / slope if half <= 0 else (math.sqrt(slope * slope + 4 * half * seconds) - slope) / (2 * half)
@@ -153,7 +153,7 @@ class Replica:
         return min(self._planned, max(1, math.ceil(steps - 1e-9)))
 
     def _cut(self, steps: int) -> None:
-        """Let the planned steps end after so many, so that a new request starts with the first step after it came."""
+        """Plan only ``steps`` steps, so that a new request can start in the first step after its arrival."""
         if steps < self._planned:
             self.busy -= self._taken(self._planned) - self._taken(steps)
             self._planned = steps
@@ -169,7 +169,7 @@ class Replica:
         self.rows += steps * self._step_rows
 
     def _steps_to_change(self) -> int:
-        """How many steps are alike: until the first sequence ends, or memory runs out."""
+        """Return the number of equal steps until the first sequence ends or memory runs out."""
         steps = _MOST_STEPS
         for kind, ends in self._ends.items():
             lane = self._lanes[kind]
@@ -180,7 +180,7 @@ class Replica:
         return max(1, bisect.bisect_left(range(1, steps), True, key=lambda more: not self._fits(0, more)) + 1)
 
     def _seconds(self, context: float) -> tuple[float, float]:
-        """Seconds and rows of a step whose decoding sequences have so many tokens together."""
+        """Return the seconds and rows of a step whose decoding sequences have ``context`` tokens together."""
         count, nodes, pairs = self._decoding, 0, 0.0
         rows: float = 0
         mean = context / count if count else 0.0
@@ -205,7 +205,7 @@ class Replica:
     # ----------------------------------------------------------------------------------------------- the scheduler
 
     def _take_chunks(self, *, admit: bool) -> list[tuple[Job, int]]:
-        """Divide the rows that decoding leaves among prompts: those that have begun, then those that start now."""
+        """Divide the rows that decoding leaves among prompts: first those already begun, then newly started ones."""
         room, chunks = self.limits.max_num_batched_tokens - self._decoding, []
         for job in self._feeding:
             if room:
@@ -218,8 +218,7 @@ class Replica:
         return chunks
 
     def _may_admit(self, job: Job, steps: int = 0) -> bool:
-        """Whether the request may start after the given number of further steps. A refused request waits until there is
-        more room."""
+        """Whether the request may start after ``steps`` further steps. Without room it waits until there is more."""
         running = len(self._feeding) + self._decoding
         if running >= self.limits.max_num_seqs:
             return False
@@ -235,7 +234,7 @@ class Replica:
     def _admit(self) -> Job:
         job = self.waiting.popleft()
         found = min(self._prefixes.find(job.request), job.text - 1)
-        if not job.tries:  # what a preempted one finds of itself is not counted
+        if not job.tries:  # a preempted request may find its own tokens, which do not count
             self.asked += job.request.prompt
             self.found += found
         job.tries += 1
@@ -245,7 +244,7 @@ class Replica:
         return job
 
     def _enter(self, job: Job, now: float) -> list[Job]:
-        """The prompt is read, and the step has committed the first token, or more with a draft."""
+        """Begin to decode a request whose prompt is read. The step that read it committed its first tokens."""
         self._prefixes.read(job.request)
         lane, job.lane = self._lane(job), None
         if job.first < 0:
@@ -293,7 +292,7 @@ class Replica:
         return 1 / max(job.left, self._drafting.nodes + 1)
 
     def _make_room(self) -> bool:
-        """Preempt the last in rank until the next step's tokens fit; returns whether any was."""
+        """Preempt the latest sequences until the next step's tokens fit. Returns whether any was preempted."""
         before = self.preemptions
         while self._decoding and not self._fits(0):
             running = [*self._feeding, *self._running()]
@@ -315,9 +314,9 @@ class Replica:
         return self.preemptions > before
 
     def _fits(self, more: float, steps: int = 0) -> bool:
-        """Whether the cache holds all sequences after so many further steps, in pages, and ``more`` tokens.
+        """Whether the cache can hold all sequences after ``steps`` further steps, and ``more`` tokens.
 
-        Pages are only counted where it is close.
+        Pages, which take longer to count, are counted only if tokens alone do not decide.
         """
         grown = self._context + steps * sum(lane.count * lane.each for lane in self._lanes.values()) + self._fed + more
         if grown + _PAGE * (self._decoding + len(self._feeding)) <= self.limits.cache_tokens:
@@ -325,7 +324,7 @@ class Replica:
         return grown <= self.limits.cache_tokens and more <= self._free(steps)
 
     def _free(self, steps: int) -> int:
-        """Tokens of the pages that no sequence has after so many further steps."""
+        """Return the tokens that fit into the pages that are free after ``steps`` further steps."""
         used = sum(_paged(job.text) for job in self._feeding)
         for job in self._running():
             assert job.lane is not None
@@ -351,7 +350,7 @@ class Replica:
         return lane
 
     def _choose_nodes(self) -> None:
-        """Draft as many nodes as pay now, for each kind: those likeliest to be reached, while the rate grows."""
+        """Set each kind's number of drafted nodes: the one with the most tokens per second if the strategy adapts."""
         if not self._drafting.nodes or not self._decoding:
             return
         active = {kind: lane for kind, lane in self._lanes.items() if lane.count}
@@ -372,7 +371,7 @@ class Replica:
             lane.draft(nodes)
 
     def _best_nodes(self, lanes: Sequence[Lane], most: int) -> list[int]:
-        """The numbers of nodes with the most tokens per second."""
+        """Return the numbers of nodes with the most tokens per second, found by adding the likeliest node each time."""
         reaches = sorted(
             ((lane.table[size] - lane.table[size - 1], -size, place))
             for place, lane in enumerate(lanes)

@@ -1,4 +1,4 @@
-"""The figures of a simulated fleet: throughput, latencies, utilisation, money and energy."""
+"""Computes the figures of a simulated fleet: throughput, latencies, utilisation, money and energy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """The time that half, nine tenths, and 99 percent of the requests stayed within, in seconds."""
+    """Percentiles of the requests' times, and their mean, in seconds."""
 
     p50: float
     p90: float
@@ -23,19 +23,23 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """Seconds that a request may take to its first token, and for each later one; None: as long as it takes."""
+    """Limits in seconds: until a request's ``first`` token, and ``per_token`` for each later token. None: no limit."""
 
     first: float | None = None
     per_token: float | None = None
 
     @property
     def any(self) -> bool:
+        """Whether there is a limit."""
         return self.first is not None or self.per_token is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """Dollars of a replica for an hour; its power while it decodes, and watts while it does not. None: not known."""
+    """Prices of one replica: dollars per ``hour``, ``power`` while it decodes, and ``idle_watts`` while it does not.
+
+    None means that a price is not known.
+    """
 
     hour: float | None = None
     power: PowerModel | None = None
@@ -44,10 +48,12 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """A fleet's figures. ``utilisation`` is the share of paid time in which servers computed.
+    """A fleet's figures.
 
-    ``batch_rows`` are rows of a step in the mean. ``in_time`` is the share of all requests that met the goals, and
-    ``found`` that of prompt tokens which were cached. ``joules`` are modelled. None: not known, or nothing to say.
+    ``first_token``, ``per_token`` and ``whole`` are requests' times until the first token, for each later token, and
+    until the last. ``utilisation`` is the share of paid time in which servers computed. ``batch_rows`` is the mean
+    number of rows of a step. ``in_time`` is the share of all requests that met the goals, and ``found`` the share of
+    prompt tokens that were cached. ``joules`` are modelled, not measured. None means that a figure is not known.
     """
 
     requests: int
@@ -77,7 +83,7 @@ class Figures:
 
 
 def percentiles(values: Sequence[float]) -> Percentiles | None:
-    """Percentiles by the nearest rank; None without values."""
+    """Return the percentiles of the values, by the nearest-rank method; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -86,7 +92,7 @@ def percentiles(values: Sequence[float]) -> Percentiles | None:
 
 
 def figures(outcome: Outcome, goals: Goals = Goals(), prices: Prices = Prices()) -> Figures:
-    """The figures of an outcome."""
+    """Return the figures of a simulation's outcome."""
     span = max(outcome.span, 1e-9)
     dollars = None if prices.hour is None else prices.hour * outcome.paid / HOUR
     joules = _joules(outcome, prices)
@@ -119,7 +125,7 @@ def figures(outcome: Outcome, goals: Goals = Goals(), prices: Prices = Prices())
 
 
 def _in_time(outcome: Outcome, goals: Goals) -> float:
-    """The share of all requests, those that never finished among them, that met the goals."""
+    """Return the share of all requests that met the goals. Requests that never finished did not meet them."""
     first = goals.first if goals.first is not None else float("inf")
     later = goals.per_token if goals.per_token is not None else float("inf")
     met = sum(a <= first and b <= later for a, b in zip(outcome.first, outcome.per_token, strict=True))

@@ -1,4 +1,4 @@
-"""Which server takes a request. All policies see the servers that are up, and the number of requests of each."""
+"""Routing policies, which choose a server for each request by the number of requests that each server has."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from parlay.simulate.traffic import Arrival
 
 
 class Router(Protocol):
-    """Chooses among the servers that were added and not removed; there is at least one."""
+    """Chooses a server for each request, among the servers that were added and not removed. There is at least one."""
 
     def add(self, replica: Replica) -> None: ...
     def remove(self, replica: Replica) -> None: ...
     def changed(self, replica: Replica) -> None:
-        """The load of a server that was added has changed."""
+        """Note that the load of a server may have changed."""
         ...
 
     def pick(self, request: Arrival) -> Replica: ...
 
 
 class RoundRobin:
-    """One server after the other."""
+    """Picks one server after the other."""
 
     def __init__(self, seed: int) -> None:
         self._replicas: list[Replica] = []
@@ -49,12 +49,13 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The server with the fewest requests; among equals the one chosen longest ago."""
+    """Picks the server with the fewest requests. Among equals it picks the one that was chosen longest ago."""
 
     def __init__(self, seed: int) -> None:
         self._heap: list[tuple[int, int, int, Replica]] = []
         self._valid: dict[int, int] = {}
-        """By server: the sequence number of its one valid heap entry."""
+        """Stamp of the one valid heap entry of each server, by the server's number. Older entries stay in the heap
+        until they come up or the heap is too large."""
         self._chosen: dict[int, int] = {}
         self._stamp = 0
 
@@ -88,7 +89,7 @@ class LeastLoaded:
 
 
 class TwoChoices:
-    """The one with fewer requests of two servers drawn at random."""
+    """Draws two servers at random and picks the one with fewer requests (Mitzenmacher 2001)."""
 
     def __init__(self, seed: int) -> None:
         self._replicas: list[Replica] = []
@@ -110,11 +111,11 @@ class TwoChoices:
 
 
 class PrefixAffinity:
-    """Picks the server that had the session, or the kind's common beginning, unless it is overloaded.
+    """Picks the server that took earlier requests of the session, or else of the kind, unless it is overloaded.
 
-    Consistent hashing with bounded loads (Mirrokni et al. 2018): servers lie on a ring at hashed points, and a request
-    goes to the first one behind the hash of its session, or of its kind, that has no more than `BOUND` times its share
-    of all requests under way.
+    This is consistent hashing with bounded loads (Mirrokni et al. 2018). Servers have hashed points on a ring. A
+    request starts at the hash of its session, or of its kind if it has no session. It takes the first server from there
+    that has at most `BOUND` times its share of all unfinished requests.
     """
 
     BOUND = 1.25
@@ -165,4 +166,4 @@ ROUTERS: Mapping[str, Callable[[int], Router]] = MappingProxyType(
         "prefix-affinity": PrefixAffinity,
     }
 )
-"""Policies by name; each is made with the simulation's seed."""
+"""Policies by name. A policy is constructed with the simulation's seed."""

@@ -1,9 +1,15 @@
 """A model over several devices: the memory that each split needs, and the cost of its steps.
 
-Devices are alike. Tensor parallelism divides matrices and heads among ranks, which exchange rows twice in a layer and
-add them in rank order; pipeline parallelism divides layers, and as many groups of sequences as there are stages are
-under way; context parallelism divides cached keys and prompts' rows, and goes with tensor parallelism; replicas divide
-requests. A drafter on a device of its own drafts for one half of the sequences while the other half is verified.
+All devices are equal. Four kinds of parallelism divide the work:
+
+- Tensor parallelism divides matrices and heads among ranks. They exchange rows twice in a layer and add them up in the
+  order of ranks.
+- Pipeline parallelism divides layers into stages. Sequences form as many groups as there are stages, and each stage
+  computes another group.
+- Context parallelism divides cached keys and values, and the rows of prompts. It combines with tensor parallelism.
+- Replicas divide requests.
+
+A drafter on a device of its own drafts for one half of the sequences while the target verifies the other half.
 """
 
 from __future__ import annotations
@@ -18,29 +24,33 @@ from parlay.simulate.costs import RooflineSteps, StepCost
 from parlay.simulate.drafting import DraftSeconds
 
 _ROW_BYTES = 4
-"""Bytes of a number that ranks exchange: sums are in float32."""
+"""Bytes of a number that ranks exchange. Partial sums are in float32."""
 _SPAN = 1024
-"""Keys that lie together where ranks share texts, as in `parlay.cache`: their sums are exchanged."""
+"""Keys of a span, the part of a text that lies on one rank, as in `parlay.cache`. Ranks exchange sums over spans."""
 _DIVIDED = 32
-"""Rows for each of these ranks, from which on each computes a share of them, as the compiled decoder does."""
+"""If a step has at least this many rows for each of these ranks, each rank computes only its share of the rows, as in
+the compiled decoder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Between two devices: bytes per second, seconds until the first byte, and how that is known."""
+    """A link between two devices: bytes per second, seconds until the first byte, and the source of both numbers."""
 
     bandwidth: float
     latency: float
     source: str
 
     def seconds(self, count: float) -> float:
-        """Time to send so many bytes."""
+        """Return the seconds to send ``count`` bytes."""
         return self.latency + count / self.bandwidth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """How devices are used: ``replicas`` of ``tensor * pipeline * context`` ranks each, and maybe a drafter's."""
+    """A division of work among devices: ``replicas`` of ``tensor * pipeline * context`` ranks each.
+
+    With ``drafter``, each replica has one more device for its drafter.
+    """
 
     replicas: int = 1
     tensor: int = 1
@@ -65,7 +75,11 @@ class Split:
 
 
 def splits(devices: int, shape: ModelShape, *, drafter: bool = False) -> Iterator[Split]:
-    """The splits of at most so many devices that leave none idle which could be one more replica."""
+    """Yield the splits that make sense for a model on at most ``devices`` devices.
+
+    Each has as many replicas as fit. Sizes are powers of two, or all devices. With ``drafter``, splits with a device
+    for the drafter come as well.
+    """
     sizes = [size for size in range(1, devices + 1) if size & (size - 1) == 0 or size == devices]
     apart = (False, True) if drafter else (False,)
     for tensor, pipeline, context, own in itertools.product(sizes, sizes, sizes, apart):
@@ -73,14 +87,14 @@ def splits(devices: int, shape: ModelShape, *, drafter: bool = False) -> Iterato
         if ranks > devices or tensor > shape.num_kv_heads or pipeline > shape.num_layers:
             continue
         if context > 1 and pipeline > 1:
-            continue  # ranks that share texts have all layers
+            continue  # context parallelism needs all layers on each rank
         if shape.sums is not None and tensor * pipeline * context > 1:
-            continue  # layers that differ are not shared out
+            continue  # layers that differ can't be divided
         yield Split(replicas=devices // ranks, tensor=tensor, pipeline=pipeline, context=context, drafter=own)
 
 
 def shard(shape: ModelShape, split: Split) -> ModelShape:
-    """The part of the model on one device: heads, columns and layers, the larger part where they don't divide."""
+    """Return the part of the model on one device. Heads, columns and layers that don't divide evenly are rounded up."""
     return replace(
         shape,
         vocab_size=math.ceil(shape.vocab_size / split.tensor),
@@ -89,12 +103,12 @@ def shard(shape: ModelShape, split: Split) -> ModelShape:
         num_kv_heads=math.ceil(shape.num_kv_heads / split.tensor),
         num_layers=math.ceil(shape.num_layers / split.pipeline),
         tie_embeddings=shape.tie_embeddings
-        or split.pipeline > 1,  # the first stage has one of the two, the last the other
+        or split.pipeline > 1,  # the first stage has only the embedding, the last only the LM head
     )
 
 
 def share_of(machine: Machine, count: int) -> Machine:
-    """Give the share that one of ``count`` processes gets of a machine on which all of them work at once."""
+    """Return one process's share of a machine on which ``count`` processes work at once."""
     return replace(
         machine,
         bandwidth=machine.bandwidth / count,
@@ -112,7 +126,7 @@ def share_of(machine: Machine, count: int) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class SplitMemory:
-    """Bytes of weights on one device, what a device has, and tokens that a replica's ranks cache together."""
+    """The memory of a split: bytes of weights on a device, usable bytes of a device, and cached tokens of a replica."""
 
     weights: float
     device: float | None
@@ -120,9 +134,10 @@ class SplitMemory:
 
 
 def memory_of(shape: ModelShape, split: Split, usable: float | None, drafter: ModelShape | None) -> SplitMemory:
-    """``usable`` bytes of a device are for weights and cache; None: not known, and then without a limit.
+    """Return the memory of a split if weights and cache may take ``usable`` bytes of each device.
 
-    A drafter that has no device of its own is on each device that has the first stage.
+    None means that this number is not known; then there is no limit. A drafter without a device of its own takes memory
+    beside the weights.
     """
     part = shard(shape, split)
     weights = part.stored_bytes + (drafter.stored_bytes if drafter is not None and not split.drafter else 0.0)
@@ -134,7 +149,7 @@ def memory_of(shape: ModelShape, split: Split, usable: float | None, drafter: Mo
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Seconds of a step: computing on devices, and waiting for links."""
+    """Seconds of a step: computing on devices, and waiting for links between them."""
 
     compute: float
     link: float
@@ -145,7 +160,7 @@ class StepParts:
 
 
 class SplitSteps:
-    """The steps of one replica; a `StepCost`."""
+    """A `StepCost` for the steps of one replica of a split."""
 
     def __init__(self, machine: Machine, shape: ModelShape, split: Split, link: Link) -> None:
         self._shape, self._split, self._link = shape, split, link
@@ -158,7 +173,7 @@ class SplitSteps:
         return self.parts(sequences, rows, head_rows, keys, pairs).seconds
 
     def parts(self, sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> StepParts:
-        """The step's seconds, computing and waiting apart."""
+        """Return the seconds of a step, separately for computing and for waiting."""
         split = self._split
         if split.context > 1:
             return self._by_context(sequences, rows, head_rows, keys, pairs)
@@ -173,7 +188,7 @@ class SplitSteps:
         return StepParts(compute, split.pipeline * self._exchanges(own, heads))
 
     def _exchanges(self, rows: float, head_rows: float) -> float:
-        """Seconds that one stage spends on links for a group."""
+        """Return the seconds that one stage waits for links while it computes one group of sequences."""
         split, shape, link = self._split, self._shape, self._link
         row, seconds = rows * shape.hidden_size * _ROW_BYTES, 0.0
         if split.tensor > 1:
@@ -186,16 +201,17 @@ class SplitSteps:
         return seconds
 
     def _by_context(self, sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> StepParts:
-        """Cached keys are divided, and each rank gives the others each row's sums over its spans of keys.
+        """Return the seconds of a step in which ranks divide cached keys.
 
-        Many rows are divided, too, and their queries, keys and values given; few are computed by all ranks.
+        Each rank sends the others its rows' sums over its spans of keys. If there are many rows, ranks divide them,
+        too, and send each other their queries, keys and values. If there are few, every rank computes all of them.
         """
         ranks, shape, link, tensor = self._split.context, self._shape, self._link, self._split.tensor
         heads, key_heads = math.ceil(shape.num_heads / tensor), math.ceil(shape.num_kv_heads / tensor)
         divides = rows >= _DIVIDED * ranks
         own = math.ceil(rows / ranks) if divides else rows
         compute = self._part(sequences, own, min(head_rows, own), keys / ranks, pairs / ranks)
-        spans = math.ceil(pairs / max(rows, 1) / _SPAN)  # that a row sees
+        spans = math.ceil(pairs / max(rows, 1) / _SPAN)  # that a row attends to
         given = rows * math.ceil(spans / ranks) * heads * (shape.head_dim + 2)
         given += own * (heads + 2 * key_heads) * shape.head_dim if divides else 0
         seconds = shape.num_layers * link.seconds(given * _ROW_BYTES * (ranks - 1))
@@ -203,10 +219,11 @@ class SplitSteps:
 
 
 def beside(draft: DraftSeconds, verify: StepCost, link: Link) -> DraftSeconds:
-    """Seconds that drafting adds to a step if another device drafts.
+    """Return the seconds that drafting adds to a step if another device drafts.
 
-    Either it drafts and the target waits; or it drafts for one half of the sequences while the other is verified, and
-    then weights are read twice. The quicker way is taken. Tokens go over the link and back.
+    There are two ways, and the quicker one is taken. The target may wait while the other device drafts. Or the other
+    device drafts for one half of the sequences while the target verifies the other half; then the target reads its
+    weights twice. Either way, tokens go over the link and back.
     """
 
     def verified(sequences: int, nodes: int, context: float) -> float:

@@ -1,4 +1,4 @@
-"""Reads recorded traffic: tables of times and lengths, as Azure publishes them, and the log of `parlay serve`."""
+"""Reads recorded traffic: tables of times and lengths, as Azure publishes them, and logs of `parlay serve`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _FRACTION = re.compile(r"(\.\d{6})\d+")
 
 
 def read_trace(path: Path, most: int | None = None) -> Traffic:
-    """The requests of a file, the first ``most`` of them.
+    """Read the first ``most`` requests of a file, or all of them.
 
-    A table may have the columns ``kind`` and ``session`` too. Times are seconds, or dates as ISO 8601 writes them.
-    Raises ValueError for a file that can't be read, lacks a column, has times that are negative or go back, or lengths
+    A table may also have the columns ``kind`` and ``session``. Times are seconds, or dates in ISO 8601. Raises
+    ValueError if the file can't be read or lacks a column, if times are negative or not in order, and for lengths
     below 1.
     """
     try:
@@ -92,7 +92,7 @@ def _field(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> Any:
 
 
 def _seconds(value: Any, where: str) -> float:
-    """A time in seconds: a number, or a date."""
+    """Return a time in seconds, given as a number or a date."""
     try:
         seconds = float(value)
     except (TypeError, ValueError):
@@ -129,7 +129,7 @@ def _count(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> int:
 
 
 def _from_json(path: Path, text: str, most: int | None) -> Traffic:
-    """A table in JSON lines, or a server's log, which has an object for each finished request."""
+    """Read a table in JSON lines, or the log of a server, which has an object for each finished request."""
     records = _records(path, text)
     first = next(records, None)
     if first is None:
@@ -158,7 +158,7 @@ def _records(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _log(path: Path, records: list[tuple[str, Mapping[str, Any]]], most: int | None) -> Traffic:
-    """The log holds a request when it ends, so its arrival is that many seconds earlier."""
+    """Read a server's log. A record has the time when its request ended, so the request arrived ``seconds`` earlier."""
     found = []
     empty = 0
     for place, record in records:

@@ -1,4 +1,4 @@
-"""Requests as a simulation sees them: when each comes, and how long its prompt and its answer are."""
+"""Simulated requests: when each one arrives, and how long its prompt and its answer are."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ TooLong = Literal["refuse", "drop", "cut"]
 
 
 class Arrival(NamedTuple):
-    """One request. ``seconds`` are since the beginning; ``prompt`` and ``output`` are tokens.
+    """One request. ``seconds`` count from the beginning of the traffic; ``prompt`` and ``output`` are in tokens.
 
-    The first ``common`` tokens are those of all requests of the ``kind``, and the first ``history`` tokens are the text
-    of the last request of the ``session``, prompt and answer: a server that has served them finds them cached.
+    All requests of a ``kind`` begin with the same ``common`` tokens. The first ``history`` tokens repeat the prompt and
+    answer of the last request of the ``session``. A server that served these tokens before may have them cached.
     """
 
     seconds: float
@@ -46,38 +46,40 @@ class Traffic:
 
     @property
     def mean_prompt(self) -> float:
-        """The number of prompt tokens."""
+        """Mean number of prompt tokens."""
         return fmean(each.prompt for each in self.arrivals)
 
     @property
     def mean_output(self) -> float:
-        """The number of answer tokens."""
+        """Mean number of answer tokens."""
         return fmean(each.output for each in self.arrivals)
 
     def faster(self, times: float) -> Traffic:
-        """The same requests in less time."""
+        """Return the same requests, arriving ``times`` times as fast."""
         arrivals = [each._replace(seconds=each.seconds / times) for each in self.arrivals]
         return Traffic(self.name, arrivals, (*self.notes, f"Requests come {times:g} times as fast."))
 
     def first(self, most: int) -> Traffic:
+        """Return the traffic with only the first ``most`` requests."""
         return replace_arrivals(self, self.arrivals[:most])
 
 
 def replace_arrivals(traffic: Traffic, arrivals: Sequence[Arrival], *notes: str) -> Traffic:
-    """The traffic with other requests and further notes."""
+    """Return the traffic with other requests and additional notes."""
     return replace(traffic, arrivals=arrivals, notes=(*traffic.notes, *notes))
 
 
 def within(traffic: Traffic, context: int, cache: int, too_long: TooLong) -> Traffic:
-    """The traffic whose requests a server can take: ``context`` tokens at most, which ``cache`` tokens hold.
+    """Return the traffic with only requests that a server can take, or versions of them that it can.
 
-    Longer requests are refused, dropped or cut, the prompt first. Raises ValueError for a refused one, and where none
-    is left.
+    A request may have at most ``context`` tokens, and they must fit into a cache of ``cache`` tokens. ``too_long`` says
+    whether a longer request is refused, dropped or cut, its prompt first. Raises ValueError for a refused request, and
+    if no request is left.
     """
     most = min(context, cache)
     limit = f"context is {context:,}" if context <= cache else f"cache of a replica holds {cache:,}"
     kept: list[Arrival] = []
-    if most < 2:  # a token of a prompt and one of an answer
+    if most < 2:  # a prompt and an answer have at least one token each
         raise ValueError(f"{traffic.name} has no request that fits: the {limit} tokens")
     long = 0
     for number, each in enumerate(traffic.arrivals, start=1):
@@ -109,7 +111,10 @@ def _cut(each: Arrival, most: int) -> Arrival:
 
 
 def with_histories(arrivals: Iterable[Arrival]) -> list[Arrival]:
-    """The requests, each with the text of its session's last one as its beginning, if the prompt is as long."""
+    """Return the requests with their ``history``: all tokens of the last request of the same session.
+
+    A prompt that is shorter than these tokens gets no history.
+    """
     texts: dict[str, int] = {}
     found = []
     for each in arrivals:
