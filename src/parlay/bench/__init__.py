@@ -1,1 +1,1 @@
-"""Measuring speed: the parts that `parlay bench`, the benchmarks and the demo share."""
+"""Measures speed: the parts that `parlay bench`, the benchmarks and the demo share."""

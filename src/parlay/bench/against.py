@@ -1,4 +1,4 @@
-"""`transformers` on the same checkpoint, as a decoder beside Parlay's own."""
+"""Runs `transformers` on the same checkpoint, as a `Decoder` that is compared with Parlay."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ATTENTIONS = ("sdpa", "eager")
 AS_IT_COMES, COMPILED, LOOKUP, ASSISTED = "plain", "compiled", "prompt lookup", "assisted"
 MODES = tuple(System(NAME, way) for way in (AS_IT_COMES, COMPILED, LOOKUP))
-"""The modes measured by default: plain; with a static cache and compiled decoding; with its prompt lookup."""
+"""The modes measured by default: plain, with a static cache and compiled decoding, and with its prompt lookup."""
 
 
 class Mode(NamedTuple):
-    """How to run the model. ``dtype`` None: the default of `Transformers`; ``attention`` None: the checkpoint's."""
+    """A way to run the model. None means the ``dtype`` of `Transformers` and the checkpoint's ``attention``."""
 
     way: str
     dtype: str | None = None
@@ -33,7 +33,10 @@ class Mode(NamedTuple):
 
     @staticmethod
     def parse(strategy: str) -> Mode:
-        """``[DTYPE] [ATTENTION] WAY``, as in ``compiled`` or ``bf16 eager prompt lookup``."""
+        """Parse ``[DTYPE] [ATTENTION] WAY``, as in ``compiled`` or ``bf16 eager prompt lookup``.
+
+        Raises ParlayError for an unknown way.
+        """
         dtype, _, rest = strategy.partition(" ") if strategy.split()[0] in DTYPES else (None, "", strategy)
         attention, _, way = rest.partition(" ") if rest.split()[0] in ATTENTIONS else (None, "", rest)
         if way not in (AS_IT_COMES, COMPILED, LOOKUP, ASSISTED):
@@ -42,9 +45,9 @@ class Mode(NamedTuple):
 
 
 class Transformers:
-    """Implements `Decoder`: greedy, one request at a time. Models are loaded when first requested.
+    """A `Decoder` that decodes greedily, one request at a time. It loads a model when a mode first needs it.
 
-    A static cache holds at least ``longest`` tokens of prompt and answer; its size doubles where that is too few.
+    A static cache has room for ``longest`` tokens of prompt and answer. If a request needs more, the size is doubled.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class Transformers:
         self._compiled: set[tuple[Mode, int]] = set()
 
     def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
-        """See `Decoder`. Raises ParlayError for more than one request, a temperature, or an unknown mode."""
+        """Decode one request. Raises ParlayError for several requests, a temperature, or an unknown mode."""
         if len(asks) != 1 or temperature:
             raise ParlayError(f"{NAME} is measured greedily, with one request at a time")
         (ask,) = asks
@@ -97,7 +100,7 @@ class Transformers:
         return {}
 
     def _static_cache(self, mode: Mode, ask: Ask) -> dict[str, Any]:
-        """Options for compiled decoding. The model is compiled here, before the clock runs."""
+        """Return the options for compiled decoding. The model is compiled here, before the time is measured."""
         longest = self._longest
         while longest < len(ask.ids) + ask.most:
             longest *= 2

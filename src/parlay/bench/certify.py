@@ -1,4 +1,4 @@
-"""Calibrates lossy strategies: decodes held-out prompts exactly and with each strategy, and certifies the result."""
+"""Calibrates lossy strategies: decodes held-out prompts exactly and with each strategy, and certifies good ones."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ from parlay.system.progress import Progress, bar
 from parlay.types import Exactness, Metrics, SamplingParams
 
 _TOGETHER = 16
-"""Canvases of this many prompts are filled together."""
+"""If strategies fill canvases, this many prompts are decoded together."""
 _ALONE = 16
-"""Where prompts are decoded together, this many are decoded alone, to measure the speed."""
+"""If prompts are decoded together, this many are decoded alone, to measure the speed."""
 
 Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The result of one strategy's answers. ``bound``: the Clopper-Pearson bound of this strategy on its own.
+    """The result of calibrating one strategy.
 
-    ``escaped`` counts answers that fell back to exact decoding; the function `speed` defines ``speed``.
+    ``good`` of its ``answers`` were good. ``bound`` is the Clopper-Pearson bound on the share of good answers for this
+    strategy on its own. ``escaped`` counts answers that fell back to exact decoding. ``speed`` is a multiple of exact
+    decoding's, as the function `speed` defines it.
     """
 
     strategy: StrategySpec
@@ -47,7 +49,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The strategies in the order in which they were tested; the certificate is None where none is certified."""
+    """The results of the strategies in the order of their tests. ``certificate`` is None if none is certified."""
 
     shown: tuple[Shown, ...]
     certificate: Certificate | None
@@ -62,14 +64,17 @@ def calibrate(
     *,
     progress: Progress = None,
 ) -> Calibration:
-    """Test strategies in the given order, which must be fixed before their answers are seen: safest first.
+    """Test strategies in the given order, safest first, and certify those before the first one that fails.
 
-    The strategies before the first one that fails are certified. Over independent draws of the prompts, the probability
-    is at most 1 - ``floor.confidence`` that any of them is certified though fewer than ``floor.floor`` of its answers
-    are good. Equal prompts count once. Both answers to a prompt have the same seed. Each prompt is decoded alone:
-    policies draft most then, so lossy accept rules have most to accept. Canvases are filled several at once, which
-    changes no text, except for the last prompts, which measure the speed. A diffusion model is compared with itself at
-    one place per forward.
+    The order must be fixed before any answers are seen. Let a strategy be wrongly certified if its share of good
+    answers is below ``floor.floor``. The probability that any strategy is wrongly certified, over independent draws of
+    the prompts, is at most 1 - ``floor.confidence``. Equal prompts count once. All answers to a prompt have the same
+    seed.
+
+    Each prompt is decoded alone, because policies draft most then, and lossy accept rules accept most. Prompts are
+    decoded together only if all strategies fill canvases, whose texts do not depend on other prompts; the last prompts
+    are still decoded alone, to measure the speed. A diffusion model's answers are compared with its own answers at one
+    position per forward.
 
     Raises ValueError for a strategy that is not lossy, parameters that no certificate covers, and too few prompts.
     """
@@ -90,13 +95,13 @@ def calibrate(
 def calibrate_cascade(
     small: LLM, large: LLM, prompts: Sequence[tuple[Ids, Ids]], floor: Floor, params: SamplingParams
 ) -> RequestCascade | None:
-    """Find the least `sureness` at which the small model may answer for the large one; None: no useful one.
+    """Find the lowest `sureness` at which the small model may answer for the large one.
 
-    ``prompts`` are pairs: each prompt as the small model reads it, and as the large one does. Thresholds are tested
-    from the safest on (Learn then Test with a fixed sequence): the probability is at most 1 - ``floor.confidence`` that
-    fewer than ``floor.floor`` of the answers are good. Both models decode greedily and exactly. An answer is good if
-    its agreement with the large model's, in that model's tokens, is at least ``floor.agreement``. Raises ValueError as
-    `calibrate`.
+    Returns None if the small model would answer nothing. ``prompts`` are pairs: each prompt in the small model's
+    tokens, and in the large model's. Thresholds are tested from the safest on (Learn then Test with a fixed sequence).
+    The probability that the share of good answers is below ``floor.floor`` is at most 1 - ``floor.confidence``. Both
+    models decode greedily and exactly. An answer is good if its agreement with the large model's answer, in that
+    model's tokens, is at least ``floor.agreement``. Raises ValueError as `calibrate` does.
     """
     unique = list(dict.fromkeys(prompts))
     check_request(floor, params, len(unique))
@@ -118,7 +123,10 @@ def calibrate_cascade(
 
 
 def _threshold(sure: Sequence[float], good: Sequence[bool], floor: Floor) -> CascadeThreshold | None:
-    """The least threshold shown to keep the floor; None if no answer exceeds any threshold."""
+    """Return the lowest threshold that is proved to keep the floor; None if the small model would answer nothing.
+
+    At a threshold, answers below it come from the large model and so are good.
+    """
     rows = list(zip(sure, good, strict=True))
     goods = [sum(fine or one < least for one, fine in rows) for least in THRESHOLDS]
     shown = fixed_sequence([at_least(count, len(rows), floor.floor) for count in goods], floor.confidence)
@@ -127,7 +135,10 @@ def _threshold(sure: Sequence[float], good: Sequence[bool], floor: Floor) -> Cas
 
 
 def fewest(floor: Floor) -> int:
-    """How many answers it takes to show the floor if all of them are good: ``floor ** n <= 1 - confidence``."""
+    """Return how many answers prove the floor if all of them are good: the least n with floor^n <= 1 - confidence.
+
+    Raises ValueError for a floor of 1, which no number of answers proves.
+    """
     if floor.floor >= 1:
         raise ValueError("floor must be below 1: no sample can prove 100 %; an exact strategy needs no certificate")
     return max(1, math.ceil(math.log(1 - floor.confidence) / math.log(floor.floor))) if floor.floor > 0 else 1
@@ -143,7 +154,7 @@ def _check(strategies: Sequence[StrategySpec], floor: Floor, params: SamplingPar
 
 
 def check_request(floor: Floor, params: SamplingParams, prompts: int) -> None:
-    """Raises ValueError for parameters that no certificate covers, and for too few prompts."""
+    """Raise ValueError for parameters that no certificate covers, and for too few prompts."""
     if prompts < fewest(floor):
         raise ValueError(
             f"a floor of {floor.floor:g} with confidence {floor.confidence:g} takes at least {fewest(floor)} different "
@@ -166,8 +177,11 @@ def _decoded(
     *,
     alone: int,
 ) -> list[list[RequestOutput]]:
-    """The answers decoded exactly, and then those of each strategy; the last ones ``alone``. Strategies take turns, so
-    that load affects all alike; a first turn warms up, and its answers are dropped."""
+    """Return the exact answers to all prompts, then each strategy's. The last ``alone`` prompts are decoded alone.
+
+    Strategies take turns, so that other load of the machine affects all of them alike. The first turn warms up, and its
+    answers are dropped.
+    """
     ways: list[StrategySpec | None] = [None, *strategies]
     reference = llm.gate.reference
     found: list[list[RequestOutput]] = [[] for _ in ways]
@@ -188,9 +202,10 @@ def _decoded(
 
 
 def _alone(strategies: Iterable[StrategySpec], prompts: int) -> int:
-    """How many of the prompts, the last ones, are decoded alone: few, only if all strategies fill canvases.
+    """Return how many of the last prompts are decoded alone: all of them, or few if all strategies fill canvases.
 
-    With several sequences fewer drafts pay, so fewer tokens are accepted that plain decoding would not write.
+    With several sequences at once, policies draft less, so lossy rules would accept fewer tokens that plain decoding
+    would not write.
     """
     return min(_ALONE, prompts) if all(find(strategy.name).selects for strategy in strategies) else prompts
 
@@ -214,15 +229,15 @@ def _shown(
 
 
 def counts(outputs: Sequence[RequestOutput]) -> list[Metrics]:
-    """List the seconds of each strategy's first sample."""
+    """Return the engine's counts for the first sample of each output."""
     return [output.outputs[0].metrics for output in outputs]
 
 
 def speed(lossy: Sequence[Metrics], exact: Sequence[Metrics]) -> float:
-    """Compute the speedup of lossy answers: by tokens per second after the first step.
+    """Return the tokens per second of lossy answers as a multiple of the exact answers', without first steps.
 
-    Where a step brings several tokens, as on a canvas that is filled at once, whole answers are compared, prefill
-    included.
+    If first steps commit several tokens, as on a canvas that is filled at once, whole answers are compared, prefill
+    included. If either speed is unknown, returns 1.
     """
     whole = any(sum(one.first_step_tokens for one in each) > len(each) for each in (lossy, exact))
     mine, theirs = (_rate(each, whole=whole) for each in (lossy, exact))
@@ -230,7 +245,7 @@ def speed(lossy: Sequence[Metrics], exact: Sequence[Metrics]) -> float:
 
 
 def _rate(each: Sequence[Metrics], *, whole: bool) -> float:
-    """Count tokens per second; 0 if there are none."""
+    """Return tokens per second, of ``whole`` answers or after the first step; 0 without any."""
     seconds = sum(one.seconds - (0.0 if whole else one.prefill_seconds) for one in each)
     tokens = sum(one.completion_tokens - (0 if whole else one.first_step_tokens) for one in each)
     return tokens / seconds if seconds > 0 else 0.0

@@ -1,4 +1,4 @@
-"""The base of runners without keys and values: for each sequence it keeps a number of tokens, without a limit."""
+"""The base of runners that compute no keys and values and only count the cached tokens of each sequence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from parlay.types import Exactness, Runner, RunnerSpec, Segment, trees
 
 
 class CountingRunner(Runner):
-    """A `Runner` without `forward`: a subclass gives the logits of each row by its position."""
+    """A `Runner` without `forward` and without a memory limit. A subclass computes a row's logits from its position."""
 
     def __init__(self, name: str, vocab_size: int, *, kernels: str, max_context: int = 1 << 20) -> None:
         self._spec = RunnerSpec(
@@ -31,7 +31,7 @@ class CountingRunner(Runner):
         return self._spec
 
     def places(self, segment: Segment) -> list[int]:
-        """The positions of the rows that want logits; these rows are fed now."""
+        """Feed the segment's rows, and return the positions of the rows that want logits."""
         cached = self._cached[segment.sequence]
         self._fed[segment.sequence] = len(segment.pending)
         root = cached + len(segment.pending) - 1
@@ -66,4 +66,4 @@ class CountingRunner(Runner):
         return 1 << 30
 
     def check(self) -> None:
-        """Counted tokens can't be inconsistent."""
+        """Check nothing: counts can't be inconsistent."""

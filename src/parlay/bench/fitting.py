@@ -1,7 +1,8 @@
 """Learns the thresholds of a strategy that rolls back (big-little decoding) from examples, for each kind of text.
 
-Thresholds are tried from the safest on. Each kind gets the fastest pair with which enough of the answers to its
-examples were good. A certificate, from other prompts, tells what that promises (`parlay.bench.certify`).
+Thresholds are tried from the safest on. Each kind gets the fastest pair of thresholds with which enough of the answers
+to its examples were good. This proves nothing about other prompts: `parlay.bench.certify` does, with prompts of its
+own.
 """
 
 from __future__ import annotations
@@ -22,21 +23,23 @@ from parlay.text.prompt_kind import PromptClassifier
 from parlay.types import Exactness, SamplingParams
 
 NATS = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
-"""Tried in this order, until too many answers are no longer good. 0 is exact match for greedy requests."""
+"""Rollback thresholds, tried in this order after 0 until too few answers are good. For greedy requests, 0 accepts only
+tokens that the target would write."""
 FALLBACKS = (0.8, 0.6, 0.4, 0.2)
 LEAST_EXAMPLES = 8
-"""A kind with fewer examples gets the thresholds of all examples together."""
+"""A kind with fewer examples than this gets the thresholds that all examples together gave."""
 ALL = "all"
 
 Ids = tuple[int, ...]
 IsGood = Callable[[RequestOutput, RequestOutput], bool]
-"""Tells whether an answer is good enough, given the exact one."""
+"""Tells whether an answer (the first argument) is good enough, given the exact answer (the second)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """The thresholds for a kind of text: with them ``good`` of its ``examples`` had good answers, at so many times the
-    speed of exact decoding. ``fallback`` None: the strategy has none.
+    """The thresholds learned for a kind of text. With them, ``good`` of its ``examples`` had good answers.
+
+    ``speed`` is a multiple of exact decoding's. ``fallback`` is None if the strategy has no such threshold.
     """
 
     kind: str
@@ -47,8 +50,7 @@ class Learned:
     speed: float
 
     def told(self, model: str) -> str:
-        """Describe it in one line, and tell whether ``model``, which verifies the small one's text, is quicker
-        alone."""
+        """Describe the thresholds in one line. It says so if the verifying ``model`` alone is faster."""
         fallback = "" if self.fallback is None else f"fallback {self.fallback:g}, "
         slower = f": slower than {model} alone" if self.speed < 1 else ""
         return (
@@ -58,7 +60,7 @@ class Learned:
 
 
 def good_by_agreement(floor: Floor) -> IsGood:
-    """An answer is good if it has that many tokens in common with the exact one."""
+    """Return the test that an answer's agreement with the exact answer is at least ``floor.agreement``."""
 
     def is_good(answer: RequestOutput, exact: RequestOutput) -> bool:
         return agreement(answer.chosen.token_ids, exact.chosen.token_ids) >= floor.agreement
@@ -67,9 +69,10 @@ def good_by_agreement(floor: Floor) -> IsGood:
 
 
 def good_by_answer(rule: str) -> IsGood:
-    """An answer is good if its result equals the exact one's; ``rule`` finds results as in a vote, whatever the words.
+    """Return the test that an answer's result equals the exact answer's result, whatever their other words.
 
-    Raises ValueError for a pattern that takes too much.
+    ``rule`` finds the result in a text, as in a vote. The test raises ValueError if the rule's pattern takes too much
+    time.
     """
 
     def is_good(answer: RequestOutput, exact: RequestOutput) -> bool:
@@ -91,11 +94,11 @@ def fit(
     is_good: IsGood | None = None,
     progress: Progress = None,
 ) -> tuple[StrategySpec, tuple[Learned, ...]]:
-    """Return the strategy with the learned thresholds, and the results for all examples, then for each kind that has
-    enough.
+    """Learn a strategy's thresholds.
 
-    A share ``floor.floor`` of the answers must be good. Raises ValueError for a strategy with another rule, and for too
-    few examples.
+    Returns the strategy with its thresholds, and the results: first for all examples, then for each kind that has
+    enough examples. At least a share ``floor.floor`` of the answers must be good. Raises ValueError for a strategy
+    without the accept rule ``rollback``, and for too few examples.
     """
     if strategy.settings.get(RULE) != "rollback":
         raise ValueError(f"strategy {strategy} has no thresholds to learn: name big-little, or rule=rollback")
@@ -116,7 +119,7 @@ def _spelled(learned: Sequence[Learned], name: str) -> tuple[str, ...]:
 
 
 class _Trials:
-    """Answers to the examples under each requested setting, each decoded beside the exact one."""
+    """Decodes the examples with each strategy that is tried, in turns with exact decoding, and keeps the answers."""
 
     def __init__(
         self, llm: LLM, prompts: Sequence[Ids], params: SamplingParams, is_good: IsGood, progress: Progress
@@ -129,13 +132,12 @@ class _Trials:
         self._found: dict[tuple[str, int], tuple[RequestOutput, RequestOutput]] = {}
 
     def kinds(self) -> list[str]:
-        """All examples, and each kind that has enough of them."""
+        """Return `ALL`, and each kind that has enough examples."""
         counts: Mapping[str, int] = {kind: self._kinds.count(kind) for kind in sorted(set(self._kinds))}
         return [ALL, *(kind for kind, count in counts.items() if kind and count >= LEAST_EXAMPLES)]
 
     def of(self, kind: str, strategy: StrategySpec) -> tuple[int, int, float]:
-        """The number of good answers of a kind, the number of its answers, and the speed as a multiple of exact
-        decoding's."""
+        """Return a kind's number of good answers, of all its answers, and the speed over exact decoding's."""
         places = [place for place, own in enumerate(self._kinds) if kind in (ALL, own)]
         self._decode([place for place in places if (str(strategy), place) not in self._found], strategy)
         pairs = [self._found[str(strategy), place] for place in places]
@@ -143,8 +145,10 @@ class _Trials:
         return good, len(places), speed(counts([lossy for lossy, _ in pairs]), counts([exact for _, exact in pairs]))
 
     def _decode(self, places: Sequence[int], strategy: StrategySpec) -> None:
-        """Decode the examples with and without drafts, in turns, so that load affects both alike; an earlier turn warms
-        up."""
+        """Decode the examples with the strategy and exactly, in turns, so that load of the machine affects both alike.
+
+        The first example is decoded once more before, to warm up.
+        """
         with bar(2 * len(places[:1]) + 2 * len(places), f"Decoding {strategy}", "answer", self._progress) as shown:
             for turn, place in enumerate((*places[:1], *places)):
                 step = -1 if turn % 2 else 1
@@ -153,7 +157,7 @@ class _Trials:
                 shown.update(2)
 
     def _answer(self, place: int, strategy: StrategySpec | None) -> RequestOutput:
-        """Each is decoded alone, as for a certificate. The exact answers are decoded without drafts."""
+        """Decode one example alone, as for a certificate. ``strategy`` None decodes exactly, without drafts."""
         self._llm.reset_prefix_cache()
         prompt, own = list(self._prompts[place]), self._params[place]
         exactness = Exactness.SEED if strategy is None else None
@@ -162,7 +166,10 @@ class _Trials:
 
 
 def _learned(tried: _Trials, kind: str, strategy: StrategySpec, floor: float) -> Learned:
-    """The fastest thresholds that keep the share of good answers: nats first, then the fallback with these."""
+    """Find the fastest thresholds for a kind with which at least a share ``floor`` of the answers are good.
+
+    The rollback threshold is found first, then the fallback threshold for it.
+    """
     fallback = strategy.settings.get("fallback")
     usual = float(fallback) if isinstance(fallback, int | float) else None
     plain = strategy.changed(**{"rollback.by_kind": ()}, **({} if usual is None else {"by_kind": ()}))

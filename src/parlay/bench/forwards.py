@@ -1,6 +1,6 @@
-"""Seconds of one forward by its rows and the text before them: measured, kept as rows of results, read back as prices.
+"""Times forwards by rows and context, stores the times as rows of results, and makes tables of prices from them.
 
-A row of results holds one timed forward: one step, whose tokens are the forward's rows.
+A row of results holds one timed forward. It counts as one step; its number of tokens is the forward's number of rows.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from parlay.system import threads
 from parlay.types import Runner
 
 FORWARD = "forward"
-"""The strategy's name in cells of timed forwards."""
+"""The name in place of a strategy in cells of timed forwards."""
 ROWS = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (64, 512, 2048)
 PASSES = 7
 
 WEIGHTS = "weights"
-"""The workload's name in cells that time reading as many bytes as a model's weights have."""
+"""The name in place of a workload in cells that time reading as many bytes as a model's weights have."""
 
 EMBEDDING = "model.embed_tokens.weight"
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
@@ -45,8 +45,8 @@ Points = Sequence[tuple[float, float]]
 class ForwardPrices:
     """Seconds of forwards of one model, interpolated from a table; implements `Cost`.
 
-    ``curves`` are pairs (rows, seconds) in ascending order, by context. Values between and beyond the points lie on
-    straight lines.
+    ``curves`` has pairs (rows, seconds) in ascending order for each context. Values between the points lie on straight
+    lines. So do values beyond the last point; values before the first one equal it.
     """
 
     model: str
@@ -54,18 +54,19 @@ class ForwardPrices:
 
     @property
     def revision(self) -> int:
-        """Nothing: a table does not change."""
+        """0, because a table does not change."""
         return 0
 
     def forward(self, rows: int, context: int) -> float:
+        """Return the seconds of a forward of ``rows`` rows after ``context`` cached tokens."""
         return _along([(known, _along(self.curves[known], rows)) for known in sorted(self.curves)], context)
 
     def record(self, rows: int, context: int, seconds: float) -> None:
-        """Nothing: a table learns nothing."""
+        """Do nothing: a table learns nothing."""
 
 
 def _along(points: Points, x: float) -> float:
-    """The value at ``x`` on straight lines: constant before the first point, never falling after the last."""
+    """Interpolate at ``x`` on straight lines, constant before the first point and not falling after the last."""
     if len(points) == 1 or x <= points[0][0]:
         return points[0][1]
     high = min(bisect_left(points, (x, 0.0)), len(points) - 1)
@@ -76,9 +77,10 @@ def _along(points: Points, x: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TimedModel:
-    """A model whose forwards are timed. ``threads`` None: as many as decoding uses.
+    """A model whose forwards are timed with ``threads`` threads; None means as many as decoding uses.
 
-    ``weights``: bytes of the weights that each row uses; reading so many bytes is timed too.
+    ``weights`` is the size in bytes of the weights that each row uses. Reading as many bytes is timed, too, unless it
+    is 0.
     """
 
     runner: Runner
@@ -87,7 +89,7 @@ class TimedModel:
 
 
 def add_missing(runner: Runner, model: str, results: Results, weights: int) -> None:
-    """Time forwards of the model and the reading of ``weights`` bytes, unless ``results`` hold these times."""
+    """Time forwards of the model and reading of ``weights`` bytes, unless ``results`` already holds these times."""
     if not any(is_forward(row) and row.cell.model == model for row in results.rows):
         results.add(list(measure({model: TimedModel(runner, weights)}, ROWS, CONTEXTS, PASSES)))
 
@@ -100,10 +102,10 @@ def is_forward(row: Row) -> bool:
 def measure(
     models: Mapping[str, TimedModel], rows: Sequence[int], contexts: Sequence[int], passes: int
 ) -> Iterator[Row]:
-    """Time forwards that verify chains of the given numbers of rows after the given contexts, all models and row counts
-    in turn in each pass, so that ratios compare the same seconds.
+    """Time forwards that verify chains of the given numbers of rows after the given contexts.
 
-    A context for which a runner has no room gives a row that says so.
+    In each pass, all models and row counts take turns, so that a slow moment affects all of them alike. If a runner has
+    no room for a context, a row says so.
     """
     places = {model: -1 - index for index, model in enumerate(models)}  # requests have no negative numbers
     for context in contexts:
@@ -140,9 +142,9 @@ def _readings(models: Mapping[str, TimedModel], context: int, turn: int) -> Iter
 
 
 def weight_bytes(model: Path, stored: str) -> int:
-    """Bytes of all the weights that each row of the native decoder goes through; 0 for a model it can't run.
+    """Return the bytes of the weights that each row is multiplied by; 0 if Parlay's own decoder can't run the model.
 
-    ``stored`` is their dtype, or ``int8``, whose few scales are left out; a GGUF file's stay as they are.
+    ``stored`` is the weights' dtype, or ``int8``, whose few scales are left out. A GGUF file has types of its own.
     """
     try:
         config = read_config(model)
@@ -161,7 +163,7 @@ def _cell(model: str, rows: int, context: int) -> Cell:
 
 
 def time_reading(size: int, device: str) -> float:
-    """Seconds to read so many bytes with hardly any arithmetic."""
+    """Return the seconds to read ``size`` bytes with almost no arithmetic."""
     block = torch.zeros(size // 4, device=device)
     began = time.perf_counter()
     block.sum().item()
@@ -169,9 +171,9 @@ def time_reading(size: int, device: str) -> float:
 
 
 def curves(rows: Iterable[Row], model: str) -> dict[int, Points]:
-    """The median timing for each number of rows, by context.
+    """Return the median seconds for each number of rows, by context.
 
-    No median exceeds that of a larger forward: delays only add time.
+    A median that exceeds the median of a forward with more rows is lowered to it, because only a delay can explain it.
     """
     seconds: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -188,20 +190,23 @@ def _rising(seconds: Mapping[int, Sequence[float]]) -> Points:
 
 @dataclass(frozen=True, slots=True)
 class ForwardReading:
-    """The bytes, and the shortest time in which they were read, because delays only add time."""
+    """A number of bytes, and the shortest measured time in which they were read; delays can only make it longer."""
 
     bytes: int
     seconds: float
 
 
 def reading(rows: Iterable[Row], model: str) -> ForwardReading | None:
-    """The reading of the model's weights, if it was timed."""
+    """Return the reading of the model's weights; None if it was not timed."""
     own = [row for row in rows if row.cell.workload == WEIGHTS and row.cell.model == model and row.seconds > 0]
     return ForwardReading(own[0].peak_memory_bytes, min(row.seconds for row in own)) if own else None
 
 
 def prices(rows: Sequence[Row], where: str) -> ForwardPrices:
-    """The table of the one model whose forwards these rows time. Raises ValueError for none, or for several."""
+    """Make a table of prices from rows that time forwards of one model. Raises ValueError unless it is exactly one.
+
+    ``where`` names the rows' file in the error.
+    """
     models = list(dict.fromkeys(row.cell.model for row in rows if is_forward(row) and row.steps))
     if len(models) != 1:
         found = f"forwards of {', '.join(models)}" if models else "no timed forwards"
@@ -210,5 +215,5 @@ def prices(rows: Sequence[Row], where: str) -> ForwardPrices:
 
 
 def read_prices(path: Path) -> ForwardPrices:
-    """The prices in a file of results. Raises ValueError for a file without such rows."""
+    """Read the table of prices in a file of results. Raises ValueError for a file without timed forwards."""
     return prices(read(path)[1], str(path))

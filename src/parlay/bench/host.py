@@ -1,4 +1,4 @@
-"""The machine that measures: memory of this process, how busy the cores are, and processes that keep them busy."""
+"""Reads this process's memory and how busy the machine's cores are, and runs processes that keep cores busy."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _PEAK = "5"
-"""Writing this to the file makes Linux reset the peak of the resident memory."""
+"""If this is written to `_CLEAR`, Linux resets the process's peak of resident memory."""
 
 
 def forget_peak(device: str) -> None:
-    """Reset the peak. Where the system can't, the peak is that of the whole process so far."""
+    """Reset the peak of `peak_bytes`. If the system can't, the peak stays the highest value since the process began."""
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -30,7 +30,7 @@ def forget_peak(device: str) -> None:
 
 
 def peak_bytes(device: str) -> int:
-    """Peak memory on a CUDA device, or else of the process's resident memory; 0 if the system does not say."""
+    """Return the peak memory on a CUDA device, or else the process's peak resident memory; 0 if it is not known."""
     if device.startswith("cuda"):
         return int(torch.cuda.max_memory_allocated(device))
     if _STATUS.exists():
@@ -41,7 +41,7 @@ def peak_bytes(device: str) -> int:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process now, on Linux."""
+    """Return this process's present resident memory in bytes. Works on Linux only."""
     return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -69,7 +69,7 @@ while os.getppid() == parent:  # nobody ends it when the parent was killed
 
 @contextmanager
 def burning(count: int) -> Iterator[None]:
-    """While the body runs, ``count`` processes spin in a loop; they are ended however the body ends."""
+    """Keep ``count`` cores busy with processes that run a loop, until the body ends or fails."""
     with ExitStack() as stack:
         for burner in [_start(stack) for _ in range(count)]:
             assert burner.stdout is not None
@@ -85,7 +85,7 @@ def _start(stack: ExitStack) -> subprocess.Popen[bytes]:
 
 
 def busy_cores() -> float:
-    """How many cores are busy, measured over a quarter of a second; outside Linux the load of the last minute."""
+    """Return how many cores are busy, measured over a quarter of a second; outside Linux the last minute's load."""
     if not _TIMES.exists():
         return os.getloadavg()[0]
     before = _times()
@@ -99,13 +99,13 @@ BUSY_CORES = 0.3
 
 
 def busy_note(cores: float) -> str:
-    """Tell what the busy cores mean for the figures; empty if nothing."""
+    """Say what the busy cores mean for the figures; an empty text if there are too few to matter."""
     if cores <= BUSY_CORES:
         return ""
     return f"Other processes keep {cores:.1f} cores busy: speeds are lower, ratios hold."
 
 
 def _times() -> tuple[int, int]:
-    """Busy and idle ticks of all cores together."""
+    """Return the busy and the idle clock ticks of all cores together, since the system started."""
     user, nice, system, idle, waiting, *interrupts = map(int, _TIMES.read_text().split("\n")[0].split()[1:9])
     return user + nice + system + sum(interrupts), idle + waiting

@@ -1,7 +1,7 @@
-"""Prepares a workload: each item as ids, with the answer that plain decoding gives, untimed.
+"""Prepares a workload: turns each item into token ids and decodes it plainly, without measuring the time.
 
-Small models repeat themselves, and copying from a loop is easy. So an answer ends where plain decoding's first loop
-begins, and a prompt whose answer loops almost at once is left out; a note says so.
+Small models repeat themselves, and drafters copy loops easily. So an answer ends where plain decoding's first loop
+begins. A prompt whose answer loops almost at once is left out, and a note says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Talk:
-    """A conversation under way: its number, the messages so far, and the questions that follow."""
+    """A conversation that is being prepared: its number, the messages so far, and the questions to come."""
 
     number: int
     item: Item
@@ -46,7 +46,10 @@ class _Talk:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """Prepares workloads. ``most`` None: each item's own length. Answers are cut at loops unless ``keep_loops``."""
+    """Prepares workloads. Answers have at most ``most`` tokens; None means each item's own limit.
+
+    Answers are cut at loops unless ``keep_loops`` is set.
+    """
 
     llm: LLM
     waves: Waves
@@ -54,7 +57,7 @@ class Preparation:
     keep_loops: bool = False
 
     def prepare(self, workload: Workload, temperature: float, context: int) -> Prepared:
-        """Decode every item plainly. An exception raised here becomes the error of the workload's rows."""
+        """Decode every item plainly, turn by turn. Callers turn exceptions into the error of the workload's rows."""
         left_out: Counter[str] = Counter()
         found: list[tuple[Ask, Answer]] = []
         talks = [
@@ -72,8 +75,8 @@ class Preparation:
         return self._cut(found, left_out)
 
     def _ask(self, talk: _Talk, context: int) -> Ask | None:
-        """None where the model has no room for prompt and answer."""
-        if context > self.llm.engine.longest:  # before so much filler is made
+        """Return the next request of a conversation; None if the model has no room for prompt and answer."""
+        if context > self.llm.engine.longest:  # return early, because making so much filler takes long
             return None
         item = talk.item
         ids = text_ids(self.llm, item.prompt) if item.prompt else conversation_ids(self.llm, talk.messages)
@@ -106,9 +109,9 @@ class Preparation:
 
 
 def lasting(llm: LLM, workload: Workload, count: int, most: int) -> Workload:
-    """The workload with ``count`` items, preferably those whose answer of ``most`` tokens does not loop at once.
+    """Return the workload with ``count`` items, preferably items whose answer of ``most`` tokens does not loop at once.
 
-    Little is left to time of the others. Items for which the model has no room come last.
+    Answers that loop at once have too few tokens to time. Items that do not fit into the model's context come last.
     """
     ids = [first_ids(llm, item) for item in workload.items]
     fitting = [place for place, own in enumerate(ids) if len(own) + most <= llm.engine.longest]
@@ -121,19 +124,19 @@ def lasting(llm: LLM, workload: Workload, count: int, most: int) -> Workload:
 
 
 def first_ids(llm: LLM, item: Item) -> Ids:
-    """The ids that the model reads before its first answer."""
+    """Return the ids that the model reads before its first answer to an item."""
     return text_ids(llm, item.prompt) if item.prompt else conversation_ids(llm, item.messages)
 
 
 def in_groups(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """The items, so many at a time."""
+    """Yield the items in groups of ``size``; the last group may be smaller."""
     rest = iter(items)
     while group := list(islice(rest, size)):
         yield group
 
 
 def _share(found: Sequence[tuple[Ask, Answer]]) -> float | None:
-    """The looped share of all answers before they are cut."""
+    """Return the share of looped tokens in all answers before they are cut; None without tokens."""
     total = sum(len(answer.tokens) for _, answer in found)
     inside = sum(looped(answer.tokens) * len(answer.tokens) for _, answer in found)
     return inside / total if total else None
@@ -145,12 +148,15 @@ def _note(left_out: Counter[str], kept: int) -> str:
 
 
 _LETTERS_PER_TOKEN = 8
-"""More than any tokenizer has for such text, so that the filler is long enough."""
+"""More letters per token than any tokenizer has for such text, so that the filler is long enough."""
 _FILLER_SEED = 5
 
 
 def conversation_ids(llm: LLM, messages: Sequence[Message]) -> Ids:
-    """A conversation up to the next answer. Raises ParlayError where the model's template refuses it in any form."""
+    """Return the ids of a conversation up to the next answer.
+
+    Raises ParlayError if the model's chat template refuses the messages and their `simplified` form.
+    """
     if llm.tokenizer is None or not llm.tokenizer.chat_template:
         return text_ids(llm, "\n\n".join(message.content for message in messages) + "\n\n")
     try:
@@ -160,12 +166,12 @@ def conversation_ids(llm: LLM, messages: Sequence[Message]) -> Ids:
 
 
 def text_ids(llm: LLM, text: str) -> Ids:
-    """The ids of a text to continue."""
+    """Return the ids of a text to continue."""
     return llm.job(text).samples[0].request.prompt
 
 
 def simplified(messages: Sequence[Message]) -> list[Message]:
-    """The messages for templates that allow only users and assistants in turns: all others become the user's."""
+    """Return the messages for templates in which users and assistants alternate. Other roles become the user's."""
     turns: list[Message] = []
     for message in messages:
         role = "assistant" if message.role == "assistant" else "user"
@@ -177,7 +183,7 @@ def simplified(messages: Sequence[Message]) -> list[Message]:
 
 
 def padded(llm: LLM, ids: Ids, context: int) -> Ids:
-    """The prompt lengthened to ``context`` tokens by filler, placed after the token that begins every text."""
+    """Lengthen the prompt to ``context`` tokens by filler before it, but after the token that begins every text."""
     missing = context - len(ids)
     if missing <= 0 or llm.tokenizer is None:
         return ids

@@ -1,4 +1,4 @@
-"""Presets of `parlay bench`: settings by name, and the default."""
+"""Presets of `parlay bench`: named settings, and strategies as its flag spells them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.strategies.spelling import parse
 
 ALL = "all"
-"""The name for all strategies that need no files or models of the user's."""
+"""Stands for all strategies that need no files or models from the user."""
 _OWN = {"file", "models"}
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Settings, each of which a flag can change."""
+    """Settings of a bench. A flag can change each of them."""
 
     workloads: tuple[str, ...] = BUILT_IN
     strategies: tuple[str, ...] = (PLAIN, DEFAULT_STRATEGY)
@@ -26,7 +26,7 @@ class Preset:
     rounds: int = 3
     most_rounds: int = 9
     against: bool = False
-    """Whether `transformers` is measured too."""
+    """Whether `transformers` is measured, too."""
 
 
 PRESETS = {
@@ -37,13 +37,14 @@ PRESETS = {
     SPEED_BENCH: Preset((SPEED_BENCH,)),
     "published": Preset(tuple(name for name in DATA_SETS if name != SPEED_BENCH), prompts=8),
 }
-"""By name; ``standard`` is the default. ``spec-bench``, ``speed-bench`` and ``published`` need a folder of sets."""
+"""Presets by name; ``standard`` is the default. ``spec-bench``, ``speed-bench`` and ``published`` need a folder of
+published sets."""
 
 
 def strategies(text: str) -> tuple[str, ...]:
-    """Strategies joined by commas; a piece ``key=value`` belongs to the strategy before it.
+    """Parse strategies joined by commas. A piece ``key=value`` is an option of the strategy before it.
 
-    Raises ValueError for one that does not exist, and where none is named.
+    Raises ValueError for a strategy that does not exist, and if none is named.
     """
     names: list[str] = []
     if not text.strip(" ,"):

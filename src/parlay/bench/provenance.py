@@ -1,4 +1,4 @@
-"""Where numbers come from: machine, versions, commit. One such record heads every file of results."""
+"""Makes the provenance record, the first record of every file of results: machine, versions, commit, command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from parlay.system import threads
 from parlay.system.machine import cpu_model
 
 ROOT = Path(__file__).parents[3]
-"""The checkout that the package runs from, if it does."""
+"""The repository that the package runs from, unless it is installed."""
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PARLAY_COMPILED")
 MAY_DIFFER = ("command", "date", "busy_cores")
@@ -28,7 +28,10 @@ MAY_DIFFER = ("command", "date", "busy_cores")
 
 
 def provenance(command: str, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The record, without names of people, hosts or folders. ``more``: fields that runs in one file must share."""
+    """Return the record, without names of people, hosts or folders.
+
+    Runs in one file must have the same record, except for `MAY_DIFFER`. ``more`` adds fields.
+    """
     versions = {"python": platform.python_version(), "parlay": parlay.__version__}
     return {
         "machine": machine(),
@@ -43,7 +46,10 @@ def provenance(command: str, more: Mapping[str, Any] | None = None) -> dict[str,
 
 
 def loading(load: LoadOptions, draft_model: str | None = None) -> dict[str, Any]:
-    """How models are loaded where that is not as usual, without folders. Threads are in every record."""
+    """Return the loading options that are not the defaults, with file names instead of paths.
+
+    The number of threads is left out, because every record has it.
+    """
     usual = {**asdict(LoadOptions()), "threads": load.threads, "draft_model": None}
     given = {**asdict(load), "draft_model": draft_model}
     return {name: _without_folders(value) for name, value in given.items() if value != usual[name]}
@@ -54,7 +60,7 @@ def _without_folders(value: Any) -> Any:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, what torch uses of it, memory, kernel, and an accelerator where there is one."""
+    """Describe the machine: processor, the instruction set that torch uses, memory, kernel, and accelerator if any."""
     found: dict[str, Any] = {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
@@ -68,9 +74,9 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that ran, marked where the sources that were measured differ from it; else ``unknown``.
+    """Return the commit of the repository, marked if its sources were changed, or ``unknown`` outside the repository.
 
-    An installed copy may lie within somebody else's repository, whose commit says nothing of it.
+    An installed package may lie inside another repository, whose commit would be wrong, so parents are not searched.
     """
     if not (ROOT / ".git").exists():
         return "unknown"

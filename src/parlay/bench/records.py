@@ -1,6 +1,7 @@
-"""The rows of results: a cell (which engine and strategy decoded what, and how), a round, and what was measured.
+"""Reads and writes the rows of results. A row has a cell (who decoded which texts how), a round, and its measurements.
 
-One row per cell and round. Rows are stored flat, the cell's fields beside the others, defaults left out.
+There is one row for each cell and round. A row is stored as one flat record: the cell's fields are among the others,
+and fields that have their defaults are left out.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from parlay.bench.provenance import MAY_DIFFER
 from parlay.types import tokens_per_step
 
 PLAIN = "none"
-"""The strategy that all others are compared with."""
+"""Name of plain decoding, the strategy that all others are compared with."""
 MEASURED, MODELLED = "measured", "modelled"
-"""The origin of a row's joules."""
+"""Whether a row's joules come from counters or from a power model."""
 OURS = "parlay"
 
 
@@ -30,17 +31,17 @@ class System(NamedTuple):
     strategy: str
 
     def __str__(self) -> str:
-        """A strategy of ours by its name alone, others with their engine's."""
+        """Return the name: the strategy's alone for Parlay, and the engine's before it for others."""
         return self.strategy if self.engine == OURS else f"{self.engine} {self.strategy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The conditions of a measurement. ``engine`` is ``parlay``, or a peer's name, whose mode is then the ``strategy``.
+    """The conditions of a measurement. ``engine`` is ``parlay``, or another engine, whose mode is then ``strategy``.
 
-    ``part`` names the measurement where a file holds several that must not be mixed. ``context`` 0 leaves prompts as
-    they are; else each was padded with leading filler text to ``context`` tokens. ``busy`` processes burned a core each
-    meanwhile.
+    ``part`` names the measurement if a file holds several that must not be mixed. Each prompt was padded with leading
+    filler text to ``context`` tokens; 0 means that prompts were left as they are. Meanwhile ``busy`` other processes
+    kept one core each busy.
     """
 
     part: str = ""
@@ -60,9 +61,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One round of a cell. A row with an ``error`` has no numbers; one without requests says why in ``note``.
+    """One round of a cell. A row with an ``error`` has no numbers. A row without requests says why in ``note``.
 
-    Sums are over the requests of the round. Seconds are wall time, unless the row is ``modelled``.
+    Counts and seconds are summed over the requests of the round. Seconds are wall time, unless the row is ``modelled``.
     """
 
     cell: Cell
@@ -70,51 +71,52 @@ class Row:
     requests: int = 0
     tokens: int = 0
     fresh_tokens: int = 0
-    """Tokens before each output's first loop: see `loops`."""
+    """Number of tokens before the first loop of each output; see `loops`."""
     decode_tokens: int = 0
-    """Tokens that came after the first emission; the time they took is ``decode_seconds``."""
+    """Number of tokens after the first emission. They took ``decode_seconds``."""
     decode_seconds: float = 0.0
     seconds: float = 0.0
-    """From the first request's start to the last one's end, pauses between requests left out."""
+    """Seconds from the start of the first request to the end of the last one, without pauses between requests."""
     ttft: tuple[float, ...] = ()
     """Seconds to the first token, per request; a request without output has none."""
     itl: tuple[float, ...] = ()
     """Mean seconds between tokens, per request; a request that emitted once has none."""
     talks: tuple[int, ...] = ()
-    """The number of each request's conversation; empty where all requests belong to different ones, or it is not
-    known."""
+    """For each number in ``itl``, the number of the request's conversation. Empty if no two requests belong to the same
+    conversation, or if it is not known."""
     steps: int = 0
     proposed_by_position: tuple[int, ...] = ()
-    """Nodes proposed at depth 1, 2, ... of the draft; probes are not proposals."""
+    """Numbers of nodes proposed at depth 1, 2, ... of drafts. Probes do not count."""
     accepted_by_position: tuple[int, ...] = ()
     proposed_by_source: Mapping[str, int] = field(default_factory=dict)
     accepted_by_source: Mapping[str, int] = field(default_factory=dict)
     prefill_seconds: float = 0.0
-    """These four fields: the breakdown of the time, if the engine reports it."""
+    """This and the next three fields divide the time into phases, if the engine reports them."""
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     overhead_seconds: float = 0.0
     peak_memory_bytes: int = 0
     looped: float | None = None
-    """Share of the tokens, before anything was cut, that lie in a verbatim repeat of the request's own output."""
+    """Share of the tokens that lie in verbatim repeats of the request's own output, before outputs were cut."""
     same: int = 0
-    """Requests whose tokens equal plain decoding's, out of ``of`` compared; 0 of 0 where no equality is promised."""
+    """Number of requests whose tokens equal plain decoding's, out of ``of`` that were compared. None are compared if
+    the strategy does not promise equality."""
     of: int = 0
     exactness: str = ""
     joules: float | None = None
     energy: str = ""
-    """How ``joules`` are known: measured or modelled."""
+    """`MEASURED` or `MODELLED`: where ``joules`` come from."""
     modelled: bool = False
     values: Mapping[str, float] = field(default_factory=dict)
-    """Numbers that only one kind of measurement has, by name."""
+    """Further numbers of special measurements, by name."""
     note: str = ""
     error: str = ""
     texts: str = ""
-    """The `fingerprint` of the prompts, so that those of another file of the same name are told apart."""
+    """The `fingerprint` of the prompts, which tells them from another file's prompts of the same name."""
 
     @property
     def tokens_per_second(self) -> float:
-        """Decoding speed; 0 where nothing was timed."""
+        """Decoding speed in tokens per second; 0 if nothing was timed."""
         return self.decode_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
     @property
@@ -131,7 +133,7 @@ class Row:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted over proposed nodes; 0 where nothing was proposed."""
+        """Accepted nodes over proposed nodes; 0 if nothing was proposed."""
         return self.accepted / self.proposed if self.proposed else 0.0
 
 
@@ -139,18 +141,18 @@ Record = dict[str, Any]
 
 
 class Results:
-    """A file of results: JSON lines, a provenance record first, then rows. A later run continues it.
+    """A file of results in JSON lines: first a provenance record, then rows. A later run may continue the file.
 
-    Rows that are added together are written in one call, all or none.
+    `add` writes all its rows in one write, so that an interruption does not leave a part of a round.
     """
 
     def __init__(
         self, path: Path, header: Record, *, fresh: bool = False, texts: Mapping[str, str] | None = None
     ) -> None:
-        """Opens ``path`` to append to it; ``fresh`` starts it anew. ``texts``: the fingerprints of workloads.
+        """Open ``path`` to append rows; ``fresh`` starts it anew. ``texts`` are the workloads' fingerprints, by name.
 
-        Raises ValueError when its rows come from another machine, version or commit, from other texts of the same name,
-        or are no rows, and when it can't be written: now, and not when the first round is over.
+        Raises ValueError if the file's rows come from another machine, version or commit, or from other texts of the
+        same name, if its lines are not rows, and if it can't be written. So errors come before anything is measured.
         """
         self.path = path
         self.header = header
@@ -167,7 +169,7 @@ class Results:
             _begin(path, header)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Append rows in one write. Raises ValueError where the file can't be written."""
+        """Append rows in one write. Raises ValueError if the file can't be written."""
         rows = [replace(row, texts=self._texts.get(row.cell.workload, row.texts)) for row in rows]
         lines = [json.dumps(dump(row), ensure_ascii=False) + "\n" for row in rows]
         with _writing(self.path), self.path.open("a", encoding="utf-8") as file:
@@ -180,7 +182,7 @@ class Results:
         return self._by_cell.keys()
 
     def of(self, cell: Cell) -> Sequence[Row]:
-        """The rows of one cell, in the order in which they were measured."""
+        """Return the rows of one cell, in the order in which they were measured."""
         return self._by_cell.get(cell, ())
 
     def _sort(self, rows: Iterable[Row]) -> None:
@@ -190,9 +192,9 @@ class Results:
 
 
 def read(path: Path) -> tuple[Record, list[Row]]:
-    """Header and rows of a file, without a last line that an interruption cut short.
+    """Read the header and the rows of a file. A last line that an interruption cut short is left out.
 
-    Raises ValueError when there is no such file, or when a line is no row, with its number.
+    Raises ValueError if the file can't be read, and for a line that is not a row, with its number.
     """
     try:
         whole, _, _ = path.read_bytes().rpartition(b"\n")
@@ -237,7 +239,7 @@ def _check_same_texts(path: Path, rows: Sequence[Row], texts: Mapping[str, str])
 
 
 def fingerprint(texts: Iterable[object]) -> str:
-    """A short hash of texts, by all that their ``repr`` says."""
+    """Return a short hash of the ``repr`` of each of the texts."""
     whole = hashlib.sha256()
     for each in texts:
         whole.update(f"{each!r}\n".encode(errors="surrogatepass"))
@@ -246,7 +248,7 @@ def fingerprint(texts: Iterable[object]) -> str:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Raise ValueError in place of the system's error for a file that can't be written."""
+    """Turn the system's error about a file that can't be written into a ValueError."""
     try:
         yield
     except OSError as error:
@@ -267,7 +269,7 @@ def _drop_cut_line(path: Path) -> None:
 
 
 def dump(row: Row) -> Record:
-    """The row as flat plain data: defaults left out, seconds to the microsecond."""
+    """Return the row as a flat record without fields that have their defaults. Seconds are rounded to microseconds."""
     values = asdict(row)
     flat = {**values.pop("cell"), **values}
     return {name: _rounded(value) for name, value in flat.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
@@ -280,7 +282,7 @@ def _rounded(value: Any) -> Any:
 
 
 def parse(record: Record) -> Row:
-    """The row of flat plain data. Raises TypeError or ValueError for anything else."""
+    """Make a row from a record that `dump` made. Raises TypeError or ValueError for any other value."""
     if not isinstance(record, dict):
         raise TypeError("not an object")
     for name, value in record.items():
@@ -295,7 +297,7 @@ _CELL = frozenset(each.name for each in fields(Cell))
 
 
 def _defaults() -> dict[str, Any]:
-    """Defaults by the name of the field."""
+    """Return the default of each field that has one, by the field's name."""
     found: dict[str, Any] = {}
     for each in (*fields(Cell), *fields(Row)):
         if each.default is not MISSING:
@@ -309,8 +311,8 @@ _DEFAULTS = _defaults()
 
 
 def _check(name: str, value: object) -> None:
-    """Raise TypeError if the value is not of its field's kind."""
-    known = _DEFAULTS.get(name, "")  # those without a default are text; a name that is no field is found later
+    """Raise TypeError if the value does not have its field's type."""
+    known = _DEFAULTS.get(name, "")  # fields without a default are texts; `Row` refuses unknown names later
     if isinstance(known, bool) or isinstance(value, bool):
         right = isinstance(known, bool) and isinstance(value, bool)
     elif known is None or isinstance(known, float):

@@ -1,6 +1,6 @@
-"""The loop of every comparison: systems decode the same requests in turns, wave by wave, round after round.
+"""Runs the rounds of every comparison: systems take turns to decode the same requests, wave by wave.
 
-The order of the systems changes from wave to wave. A ratio of two systems is taken within a round, so that a slow
+The order of the systems changes from wave to wave. Ratios of two systems are taken within a round, so that a slow
 minute of the machine affects both alike.
 """
 
@@ -21,10 +21,10 @@ from parlay.types import ParlayError
 
 
 class Rounds:
-    """Measures rounds of systems that ``decoders`` run, by engine. A failure becomes a row with its error.
+    """Measures rounds. ``decoders`` run the systems, by engine. If a system fails, its row holds the error.
 
-    In a round every system decodes all requests once, and then again until ``seconds`` have passed. A system is warmed
-    up before its first round, unless ``warm_up`` is False.
+    In a round every system decodes all requests once, and again until ``seconds`` have passed. A system is warmed up
+    before its first round, unless ``warm_up`` is False.
     """
 
     def __init__(self, decoders: Mapping[str, Decoder], seconds: float = 0.0, *, warm_up: bool = True) -> None:
@@ -32,7 +32,7 @@ class Rounds:
         self._seconds = seconds
         self._warms_up = warm_up
         self._warm: dict[tuple[System, int], str] = {}
-        """The error that warming up a system at a concurrency raised; empty without an error."""
+        """The error of warming up each system at each concurrency; empty if there was none."""
 
     def measure(self, cells: Sequence[Cell], prepared: Prepared, number: int) -> list[Row]:
         """Measure round ``number`` of cells that differ only in the system."""
@@ -53,7 +53,7 @@ class Rounds:
     def _take_turns(
         self, cells: Sequence[Cell], waves: Sequence[Sequence[Ask]], number: int, failed: dict[System, str]
     ) -> dict[System, list[Wave]]:
-        """Decode every wave with every system, again while there is time. A system that raises joins ``failed``."""
+        """Decode every wave with every system, and again while there is time. A system that fails joins ``failed``."""
         found: dict[System, list[Wave]] = {cell.system: [] for cell in cells}
         with burning(cells[0].busy if cells else 0):
             ends = time.monotonic() + self._seconds
@@ -75,9 +75,10 @@ class Rounds:
             failed[cell.system] = one_line(error)
 
     def _warm_up(self, cell: Cell, asks: Sequence[Ask]) -> str:
-        """Before a system's first round at a concurrency, run a wave, a little of it and then all. Returns its error.
+        """Warm up a system before its first round at a concurrency. Returns its error, or an empty text.
 
-        Compiled systems compile in the first run and may compile again in the second.
+        One wave is decoded twice, first with short answers. Compiled systems compile in the first run and may compile
+        again in the second.
         """
         key = (cell.system, cell.concurrency)
         if self._warms_up and key not in self._warm:
@@ -91,12 +92,12 @@ class Rounds:
 
 
 def rotated(cells: Sequence[Cell], by: int) -> Sequence[Cell]:
-    """The cells in the same order, rotated to begin with another one."""
+    """Return the cells in the same cyclic order, but beginning ``by`` places later."""
     shift = by % max(len(cells), 1)
     return [*cells[shift:], *cells[:shift]]
 
 
 def one_line(error: Exception) -> str:
-    """The beginning of an error's message, with its type unless the message was written for users."""
+    """Return the beginning of an error's message. The error's type comes first unless it is a ParlayError."""
     message = " ".join(str(error).split())
     return (message if isinstance(error, ParlayError) else f"{type(error).__name__}: {message}")[:300]

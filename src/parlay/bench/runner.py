@@ -1,6 +1,6 @@
-"""Plans and runs a measurement: which systems on which workloads, how often, always beside plain decoding.
+"""Plans and runs a measurement: which systems decode which workloads how often, always together with plain decoding.
 
-Measurements are stored round by round, so that a run that was stopped continues where it ended.
+Each round is stored when it is over, so that a run that was stopped can be continued.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from parlay.bench.workloads import Workload
 from parlay.llm.llm import LLM
 
 CERTAIN = 0.02
-"""Relative standard error of a ratio below which no further round is measured."""
+"""No further rounds are measured once a ratio's relative standard error is at most this."""
 
 logger = logging.getLogger(__name__)
 
 
 class BenchSetting(NamedTuple):
-    """The conditions under which systems are compared."""
+    """The conditions of a comparison, the same for all its systems."""
 
     workload: str
     concurrency: int
@@ -40,15 +40,15 @@ class BenchSetting(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
-    """A measurement to make. Plain decoding is measured in any case.
+    """A measurement to make. Plain decoding is always measured, and ``against`` besides Parlay's strategies.
 
-    Each cell has ``rounds``, and up to ``most_rounds`` while its ratio to plain decoding is uncertain by more than
-    `CERTAIN`.
+    Each cell gets ``rounds`` rounds. It gets more, up to ``most_rounds``, while its ratio to plain decoding has a
+    relative standard error above `CERTAIN`. In a round every system decodes all requests once, and again until
+    ``seconds`` have passed.
 
-    ``part`` names the measurement where several go into one file. ``against`` is measured beside Parlay's strategies.
-    In a round everyone goes through the requests once, or again and again until ``seconds`` have passed. While a cell
-    is measured, ``busy`` other processes burn a core each. ``max_tokens`` None takes what each item asks for.
-    ``keep_loops``: answers go on where they repeat themselves.
+    ``part`` names the measurement if a file holds several. While a cell is measured, ``busy`` other processes keep one
+    core each busy. ``max_tokens`` limits all answers; None means each item's own limit. With ``keep_loops``, answers
+    are not cut where they begin to repeat themselves.
     """
 
     part: str = ""
@@ -68,40 +68,41 @@ class BenchPlan:
 
     @property
     def systems(self) -> tuple[System, ...]:
-        """Plain decoding first, then the strategies, then what is measured beside them, each once."""
+        """All systems, each once: plain decoding, then the strategies, then ``against``."""
         ours = (System(OURS, strategy) for strategy in (PLAIN, *self.strategies))
         return tuple(dict.fromkeys((*ours, *self.against)))
 
     def settings(self) -> Iterator[BenchSetting]:
+        """Yield all combinations of conditions."""
         names = [workload.name for workload in self.workloads]
         for values in product(names, self.concurrency, self.temperatures, self.contexts, self.busy):
             yield BenchSetting(*values)
 
     def cells_of(self, setting: BenchSetting) -> list[Cell]:
-        """The cells of one setting: one for each system."""
+        """Return the cells of one setting, one for each system."""
         return [
             Cell(part=self.part, engine=engine, model=self.model, strategy=strategy, **setting._asdict())
             for engine, strategy in self.systems
         ]
 
     def cells(self) -> Iterator[Cell]:
-        """All cells, in the order of the tables."""
+        """Yield all cells, in the order of the tables."""
         for setting in self.settings():
             yield from self.cells_of(setting)
 
 
 def lacks(results: Results, plan: BenchPlan) -> bool:
-    """Whether some cell has fewer rounds than planned."""
+    """Whether some cell has fewer rounds than the plan wants."""
     return any(len(results.of(cell)) < plan.rounds for cell in plan.cells())
 
 
 class Bench:
-    """Measures what a plan still lacks in the results; each round of a setting is stored at once."""
+    """Measures the rounds of a plan that are not yet in ``results``. It stores each round of a setting at once."""
 
     def __init__(
         self, llm: LLM, plan: BenchPlan, results: Results, decoders: Mapping[str, Decoder] | None = None
     ) -> None:
-        """``decoders`` by engine; Parlay's own is made if there is none among them."""
+        """Prepare to measure. ``decoders`` are by engine; Parlay's is made if it is not among them."""
         self._plan = plan
         self._results = results
         self.waves = Waves(llm)
@@ -110,21 +111,24 @@ class Bench:
         self._prepared: dict[tuple[str, float, int], Prepared | Exception] = {}
 
     def narrow(self, strategies: tuple[str, ...], rounds: int) -> None:
-        """Go on with these strategies alone, until each has so many rounds."""
+        """Measure only these strategies from now on, until each of them has ``rounds`` rounds."""
         self._plan = replace(self._plan, strategies=strategies, rounds=rounds)
 
     @cached_property
     def left(self) -> int:
-        """Rows that were certain to be measured when this was first read; rounds for certainty are not counted."""
+        """Number of rows that were certain to be measured when this was first read.
+
+        Rounds that only make ratios more certain do not count.
+        """
         return sum(
             len(self._lacking(setting, turn)) for setting in self._plan.settings() for turn in range(self._plan.rounds)
         )
 
     def run(self, tell: Callable[[int], object] = bool, *, ends: float = math.inf) -> None:
-        """Measure round by round over all settings; ``tell`` is called with the number of new rows.
+        """Measure round by round over all settings. After each, ``tell`` gets the number of new rows.
 
-        Rounds that only make ratios more certain come last. After the first, no round begins that would end after
-        ``ends`` (of `time.monotonic`) if it took as long as the last one.
+        Rounds that only make ratios more certain come last. No round after the first begins if it would end after
+        ``ends`` (a time of `time.monotonic`) and takes as long as the last one.
         """
         took = 0.0
         for number in range(max(self._plan.rounds, self._plan.most_rounds)):
@@ -136,12 +140,12 @@ class Bench:
             took = time.monotonic() - began
 
     def run_round(self, tell: Callable[[int], object] = bool) -> None:
-        """Measure one round more of each setting that lacks some."""
+        """Measure one more round of each setting that lacks rounds."""
         for setting in self._plan.settings():
             self.run_setting(setting, tell)
 
     def run_setting(self, setting: BenchSetting, tell: Callable[[int], object] = bool) -> None:
-        """Measure one round more of this setting, if it lacks some."""
+        """Measure one more round of this setting, if it lacks rounds."""
         cells = self._lacking(setting)
         if cells:
             rows = self._measure(setting, self._next_round(cells[0]), cells)
@@ -149,7 +153,7 @@ class Bench:
             tell(len(rows))
 
     def _lacking(self, setting: BenchSetting, turns: int = 0) -> list[Cell]:
-        """The cells that still lack rounds after so many more turns, with plain decoding first."""
+        """Return the cells that still lack rounds after ``turns`` more; if any do, plain decoding comes first."""
         plain, *others = self._plan.cells_of(setting)
         lacking = [cell for cell in others if self._lacks(cell, turns)]
         return [plain, *lacking] if lacking or self._lacks(plain, turns) else []
@@ -162,7 +166,7 @@ class Bench:
         return ratio is not None and ratio.error > CERTAIN * ratio.median
 
     def _next_round(self, plain: Cell) -> int:
-        """The number after all rounds of the setting, so that a system that joins later has rounds of its own."""
+        """Return the number after all rounds of the setting, so that systems that join later have their own rounds."""
         beside = [cell for cell in self._results.cells if plain_of(cell) == plain]
         return max((row.round for cell in beside for row in self._results.of(cell)), default=-1) + 1
 
@@ -174,7 +178,7 @@ class Bench:
         return self._rounds.measure(cells, prepared, number)
 
     def _ready(self, setting: BenchSetting) -> Prepared | Exception:
-        """The workload, decoded plainly once for all rounds and concurrencies, or the error of doing so."""
+        """Return the prepared workload, or the error of preparing it. All rounds and concurrencies share it."""
         key = (setting.workload, setting.temperature, setting.context)
         if key not in self._prepared:
             workload = next(each for each in self._plan.workloads if each.name == setting.workload)

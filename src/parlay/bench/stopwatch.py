@@ -1,6 +1,7 @@
-"""The stopwatch of all measurements: when tokens were emitted. Decoding lasts from the first emission to the last.
+"""The stopwatch of all measurements, which records when tokens were emitted.
 
-It also times other engines, in environments without Parlay's dependencies, so this module imports nothing of Parlay.
+Decoding lasts from the first emission to the last. The stopwatch also times other engines, in environments without
+Parlay's dependencies, so this module imports nothing of Parlay.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The tokens of one answer and when they came, in seconds from the start; None where nothing was emitted.
+    """The tokens of one answer, and the seconds from the start to the first and last emission; None without any.
 
-    ``first_tokens`` came with the first emission. ``steps`` are the forwards that committed tokens, where known.
+    The first emission had ``first_tokens`` tokens. ``steps`` counts the forwards that committed tokens; 0 if it is not
+    known.
     """
 
     tokens: tuple[int, ...]
@@ -26,7 +28,7 @@ class Reading:
 
     @property
     def between_seconds(self) -> float | None:
-        """Mean time between tokens; None where all came at once."""
+        """Mean seconds between tokens; None if all tokens came in one emission."""
         later = len(self.tokens) - self.first_tokens
         if not later or self.first_seconds is None or self.last_seconds is None:
             return None
@@ -35,19 +37,19 @@ class Reading:
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Notes when the tokens of each request are emitted. It runs from when it is made."""
+    """Records when the tokens of each request are emitted, in seconds from ``began``."""
 
     began: float = field(default_factory=time.perf_counter)
     tokens: dict[str, list[int]] = field(default_factory=dict)
     first: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """When the first tokens of a request came, and how many."""
+    """The time of each request's first emission, and its number of tokens."""
     last: dict[str, float] = field(default_factory=dict)
     emissions: int = 0
     at_once: int = 0
-    """Tokens of the first emission of all: no decoding time precedes them."""
+    """Number of tokens in the first emission of any request. Decoding time begins with it, so they do not count."""
 
     def emit(self, tokens: Sequence[int], request: str = "") -> None:
-        """Note that these tokens are emitted now."""
+        """Record that these tokens are emitted now."""
         if not tokens:
             return
         now = time.perf_counter() - self.began
@@ -60,15 +62,15 @@ class Stopwatch:
 
     @property
     def decode_tokens(self) -> int:
-        """Tokens of all requests after the first emission."""
+        """Number of tokens of all requests after the first emission of any."""
         return sum(map(len, self.tokens.values())) - self.at_once
 
     @property
     def decode_seconds(self) -> float:
-        """From the first emission of any request to the last."""
+        """Seconds from the first emission of any request to the last emission of any."""
         return max(self.last.values()) - min(at for at, _ in self.first.values()) if self.last else 0.0
 
     def read(self, request: str = "", *, steps: int = 0, note: str = "") -> Reading:
-        """One request's answer and its times."""
+        """Return one request's answer and its times."""
         at, count = self.first.get(request, (None, 0))
         return Reading(tuple(self.tokens.get(request, ())), count, at, self.last.get(request), steps, note)

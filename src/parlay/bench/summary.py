@@ -1,4 +1,4 @@
-"""Summaries of the rounds of each cell: medians with their spread, and ratios to plain decoding of the same round."""
+"""Summarises the rounds of each cell: medians with their spread, and ratios to plain decoding in the same round."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from parlay.types import tokens_per_step
 T = TypeVar("T")
 
 _ERROR = math.sqrt(math.pi / 2) * 1.4826
-"""Of normally distributed values: the median's standard error over the mean's, and the deviation over the median
-distance."""
+"""A product of two factors, both for normally distributed values: the median's standard error over the mean's, and the
+standard deviation over the median absolute deviation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of some values, and the lowest and highest of them. ``error`` is the standard error of the median,
-    from the median distance to it, so that a single stray value counts for little."""
+    """The median of some values, and the lowest and highest of them.
+
+    ``error`` is the standard error of the median. It is estimated from the median absolute deviation, on which a single
+    outlier has little influence.
+    """
 
     median: float
     low: float
@@ -31,7 +34,7 @@ class Spread:
 
     @staticmethod
     def of(values: Iterable[float]) -> Spread | None:
-        """None where there are no values."""
+        """Summarise the values; None if there are none."""
         known = sorted(values)
         if not known:
             return None
@@ -42,11 +45,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A geometric mean of ratios over ``count`` prompts, and its 95 % interval: Student's t on their logarithms.
+    """A geometric mean of ratios over ``count`` prompts, and its 95 % interval, from Student's t on the logarithms.
 
-    A conversation counts as one prompt, because its turns are alike.
-
-    It is about other prompts of the same kind, not about this machine on another day.
+    A conversation counts as one prompt, because its turns are similar. The interval says what to expect of other
+    prompts of the same kind, not of this machine on another day.
     """
 
     mean: float
@@ -56,9 +58,9 @@ class Interval:
 
     @staticmethod
     def of(ratios: Iterable[float], among: int = 1) -> Interval | None:
-        """Wide enough to hold for so many intervals together, by Bonferroni's correction.
+        """Compute the interval of the ratios; None for fewer than two, which have no spread.
 
-        None for fewer than two prompts, which show no spread.
+        By Bonferroni's correction, ``among`` such intervals all hold together with a probability of 95 %.
         """
         logs = [math.log(ratio) for ratio in ratios if ratio > 0]
         if len(logs) < 2:
@@ -69,8 +71,11 @@ class Interval:
 
 
 def student_t(freedom: int, among: int = 1) -> float:
-    """Student's t beyond which, on either side, lie 5 % over ``among`` so many intervals."""
-    low, high = 0.0, math.pi / 2  # of the angle whose tangent is t over the root of the degrees of freedom
+    """Return the t at which Student's distribution has P(abs(T) > t) = 0.05 / ``among``.
+
+    ``freedom`` is the number of degrees of freedom. The t is found by bisection.
+    """
+    low, high = 0.0, math.pi / 2  # bounds of the angle whose tangent is t / sqrt(degrees of freedom)
     for _ in range(60):
         angle = (low + high) / 2
         low, high = (angle, high) if 1 - _within(angle, freedom) > 0.05 / among else (low, angle)
@@ -78,7 +83,10 @@ def student_t(freedom: int, among: int = 1) -> float:
 
 
 def _within(angle: float, freedom: int) -> float:
-    """How likely Student's t lies within this angle: the closed form for whole degrees of freedom."""
+    """Return P(abs(T) <= t) for the t of this angle, by the closed form for whole degrees of freedom.
+
+    The angle is atan(t / sqrt(``freedom``)) (Abramowitz & Stegun 1964, 26.7.3 and 26.7.4).
+    """
     odd = freedom % 2
     term, total = math.sin(angle) * math.cos(angle) ** odd, 0.0
     for power in range(2 + odd, freedom + 1, 2):
@@ -89,9 +97,10 @@ def _within(angle: float, freedom: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CellSummary:
-    """All rounds of one cell. ``rows`` are those that measured something; without any, ``note`` or ``error`` says why.
+    """The summary of all rounds of one cell. ``rows`` are the rows that measured something.
 
-    ``ratio`` is decoding speed over that of plain decoding in the same round, ``interval`` the same over prompts.
+    If there are none, ``note`` or ``error`` says why. ``ratio`` is the decoding speed over plain decoding's in the same
+    round; ``interval`` is its mean over prompts.
     """
 
     cell: Cell
@@ -104,12 +113,12 @@ class CellSummary:
 
     @property
     def ttft(self) -> float | None:
-        """Median seconds to the first token."""
+        """Median, over requests, of the seconds to the first token."""
         return _median(value for row in self.rows for value in row.ttft)
 
     @property
     def itl(self) -> float | None:
-        """Median, over requests, of the mean seconds between tokens."""
+        """Median, over requests, of a request's mean seconds between tokens."""
         return _median(value for row in self.rows for value in row.itl)
 
     @property
@@ -122,7 +131,7 @@ class CellSummary:
 
     @property
     def shares(self) -> tuple[float, float, float] | None:
-        """Shares of the time after prefill: drafting, verifying, the rest; None where no forward was timed."""
+        """Shares of drafting, verifying and the rest in the time after prefill; None if no forward was timed."""
         draft = sum(row.draft_seconds for row in self.rows)
         verify = sum(row.verify_seconds for row in self.rows)
         overhead = sum(row.overhead_seconds for row in self.rows)
@@ -139,13 +148,13 @@ class CellSummary:
 
     @property
     def same(self) -> tuple[int, int] | None:
-        """Requests with the text of plain decoding, and how many were compared; None if no text is promised."""
+        """Number of requests with plain decoding's text, and how many were compared; None if none were."""
         compared = sum(row.of for row in self.rows)
         return (sum(row.same for row in self.rows), compared) if compared else None
 
     @property
     def joules_per_token(self) -> float | None:
-        """Measured ones."""
+        """Measured joules per token; None without measurements."""
         return self._joules_per_token(modelled=False)
 
     @property
@@ -157,13 +166,13 @@ class CellSummary:
         return _over(sum(row.joules or 0.0 for row in metered), sum(row.tokens for row in metered))
 
     def tokens_per_unit(self, price_per_hour: float) -> float | None:
-        """Tokens per unit of currency at this price of an hour of the machine, the prompts' time included."""
+        """Return tokens per unit of currency if an hour of the machine costs this much. Prompts' time is included."""
         rate = _over(sum(row.tokens for row in self.rows), sum(row.seconds for row in self.rows))
         return None if rate is None else 3600 * rate / price_per_hour
 
 
 class Measurements:
-    """Rows by cell, for pages that are made of them."""
+    """Rows by cell, from which results pages are made."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows = tuple(rows)
@@ -180,30 +189,30 @@ class Measurements:
         return self._by_cell.get(cell, ())
 
     def only(self, wanted: Callable[[Cell], bool]) -> Measurements:
-        """The measurements of the wanted cells."""
+        """Return the measurements of the wanted cells."""
         return Measurements(row for row in self.rows if wanted(row.cell))
 
     def each(self, value: Callable[[Cell], T]) -> list[T]:
-        """A value of each cell, without repetitions, in order."""
+        """Return the distinct values of a function of the cells, in order."""
         return list(dict.fromkeys(map(value, self._by_cell)))
 
     def summary(self, cell: Cell) -> CellSummary | None:
-        """None where the cell has no rows."""
+        """Return the summary of a cell; None if it has no rows."""
         rows = self.of(cell)
         return summary(rows, self.of(plain_of(cell))) if rows else None
 
     def ratio(self, cell: Cell, base: Cell) -> Spread | None:
-        """Decoding speed of a cell over that of another in the same rounds."""
+        """Return the decoding speed of a cell over the speed of ``base`` in the same rounds."""
         return ratio(self.of(cell), self.of(base))
 
 
 def plain_of(cell: Cell) -> Cell:
-    """The cell of Parlay's plain decoding with which a cell is compared."""
+    """Return the cell of Parlay's plain decoding that a cell is compared with."""
     return replace(cell, engine=OURS, strategy=PLAIN)
 
 
 def summarise(rows: Sequence[Row], cells: Iterable[Cell] | None = None) -> list[CellSummary]:
-    """A summary for each cell that has rows, of those named, or else of all in the order of their first rows."""
+    """Return a summary for each of ``cells`` that has rows. Without ``cells``, all cells of the rows are summarised."""
     own: dict[Cell, list[Row]] = {}
     for row in rows:
         own.setdefault(row.cell, []).append(row)
@@ -211,7 +220,7 @@ def summarise(rows: Sequence[Row], cells: Iterable[Cell] | None = None) -> list[
 
 
 def summary(rows: Sequence[Row], base: Sequence[Row]) -> CellSummary:
-    """The summary of one cell's rows, compared with the rows ``base``."""
+    """Summarise one cell's rows, compared with the rows ``base`` of plain decoding."""
     own = measured(rows)
     return CellSummary(
         rows[0].cell,
@@ -225,12 +234,15 @@ def summary(rows: Sequence[Row], base: Sequence[Row]) -> CellSummary:
 
 
 def measured(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """The rows in which something was decoded."""
+    """Return the rows in which something was decoded."""
     return tuple(row for row in rows if row.requests and not row.error)
 
 
 def ratio(rows: Iterable[Row], base: Iterable[Row], rate: Callable[[Row], float] | None = None) -> Spread | None:
-    """How many times as fast as ``base``, from the rounds in which both were measured; None without one."""
+    """Return how many times as fast as ``base`` the rows are, by rounds that have both; None without such a round.
+
+    ``rate`` gives the speed of a row, by default `decode_rate`.
+    """
     rate = rate or decode_rate
     below = {row.round: rate(row) for row in measured(base)}
     rates = [(rate(row), below.get(row.round, 0.0)) for row in measured(rows)]
@@ -238,9 +250,9 @@ def ratio(rows: Iterable[Row], base: Iterable[Row], rate: Callable[[Row], float]
 
 
 def _by_talk(rows: Iterable[Row], base: Iterable[Row]) -> list[float]:
-    """For each prompt or conversation the geometric mean, over its turns and the rounds of both, of its speed-up.
+    """Return the speedup of each prompt or conversation: the geometric mean over its turns and over rounds.
 
-    None where requests ran together, or where nobody knows which of them had no time between tokens.
+    The result is empty if requests ran together, or if the rows do not tell which request each time belongs to.
     """
     below = {row.round: row for row in measured(base)}
     rounds = [
@@ -261,27 +273,31 @@ def _by_talk(rows: Iterable[Row], base: Iterable[Row]) -> list[float]:
 
 
 def _talks(row: Row) -> Sequence[int]:
-    """The number of the conversation of each time between tokens."""
+    """Return the number of the conversation for each of the row's times between tokens."""
     return row.talks or range(len(row.itl))
 
 
 def _paired(row: Row, base: Row) -> bool:
-    """Whether the times between tokens of both are of the same prompts: of all, or of those with equal texts."""
+    """Whether the times between tokens of both rows belong to the same prompts in the same order.
+
+    A request that emitted once has no such time. If no request of the row is missing, or all texts are equal, the same
+    requests are missing in both.
+    """
     return len(row.itl) == len(base.itl) > 1 and row.requests in (row.same, len(row.itl))
 
 
 def decode_rate(row: Row) -> float:
-    """Tokens per second after the first."""
+    """Return tokens per second after the first emission."""
     return row.tokens_per_second
 
 
 def whole_rate(row: Row) -> float:
-    """Tokens per second of whole requests, prompts included."""
+    """Return tokens per second of whole requests, with the time for their prompts."""
     return row.tokens / row.seconds if row.seconds > 0 else 0.0
 
 
 def geometric_means(summaries: Iterable[CellSummary]) -> dict[str, tuple[float, int]]:
-    """By the name of each system but plain decoding: the geometric mean of its ratios, and how many there are."""
+    """Return the geometric mean of each system's ratios, and their number, by name. Plain decoding has none."""
     ratios: dict[str, list[float]] = {}
     for each in summaries:
         if each.cell != plain_of(each.cell) and each.ratio is not None and each.ratio.median > 0:

@@ -1,4 +1,4 @@
-"""The summary as a table of text."""
+"""Prints summaries as a table of text, or as Markdown for the README."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parlay.system.terminal import aligned, counted
 
 ABSENT = "-"
 HEAD = ("workload", "strategy", "against plain", "against `transformers` at its best", "tokens per step", "same text")
-"""Of the table of the preset ``readme``."""
+"""The head of `readme_table`."""
 
 
 class Column(NamedTuple):
@@ -25,7 +25,10 @@ class Column(NamedTuple):
 
 
 def table(summaries: Sequence[CellSummary], price_per_hour: float | None = None) -> str:
-    """A line for each summary, then notes and errors, then geometric means of the ratios."""
+    """Return a line for each summary, then notes and errors, then geometric means of the ratios.
+
+    With the machine's ``price_per_hour``, a column has the tokens per unit of currency.
+    """
     columns = [*_what(summaries), *_measures(summaries, price_per_hour)]
     rows = [[column.head for column in columns]]
     rows += [[column.text(each) or ABSENT for column in columns] for each in summaries]
@@ -38,7 +41,7 @@ def table(summaries: Sequence[CellSummary], price_per_hour: float | None = None)
 
 
 def _what(summaries: Sequence[CellSummary]) -> list[Column]:
-    """Columns that identify the cells; those with one value everywhere are left out."""
+    """Return the columns that identify the cells. Columns with the same value for all cells are left out."""
     columns = [
         Column("model", lambda each: each.cell.model),
         Column("workload", lambda each: each.cell.workload),
@@ -76,7 +79,7 @@ def _measures(summaries: Sequence[CellSummary], price_per_hour: float | None) ->
 
 
 def _remarks(summaries: Sequence[CellSummary]) -> list[str]:
-    """Errors and notes, each once, with the workloads that it applies to."""
+    """Return errors and notes. Each comes once, with all workloads that it is about."""
     workloads: dict[tuple[str, str], list[str]] = {}
     for each in summaries:
         remark = (str(each.cell.system), each.error) if each.error else ("", each.note)
@@ -97,9 +100,10 @@ def _where(strategy: str, own: Iterable[str], everywhere: Set[str]) -> str:
 
 
 def readme_table(summaries: Sequence[CellSummary]) -> str:
-    """Markdown, a line for each strategy and workload. `transformers` counts with its fastest measured mode.
+    """Return a Markdown table with a line for each strategy and workload.
 
-    Cells in which it can't be measured are left out: it decodes greedily, one request at a time.
+    The ratio to `transformers` is to its fastest measured mode. `transformers` is measured greedily, with one request
+    at a time, so cells with a temperature or several requests are left out.
     """
     others = [each for each in summaries if each.cell.engine == NAME]
     own = [each for each in summaries if each.cell.engine == OURS and each.cell.strategy != PLAIN and each.rows]
@@ -121,7 +125,10 @@ def _line(each: CellSummary, others: Iterable[CellSummary]) -> tuple[str, ...]:
 
 
 def _against_best(each: CellSummary, others: Iterable[CellSummary]) -> float | None:
-    """Median over rounds of its speed over the highest of theirs in the same round; None where there are none."""
+    """Return the median, over rounds, of a cell's speed divided by the highest speed of ``others`` in the same round.
+
+    Returns None if no round has both.
+    """
     best: dict[int, float] = {}
     for other in others:
         for row in other.rows:

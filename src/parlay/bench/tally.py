@@ -1,4 +1,4 @@
-"""Turns the waves of one cell in one round into its row."""
+"""Makes the row of one cell in one round from the waves that were decoded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from parlay.types import Exactness, Metrics
 Number = TypeVar("Number", int, float)
 
 COMPARED = frozenset({Exactness.BITS, Exactness.SEED})
-"""The levels at which the tokens of plain decoding are promised."""
+"""The levels of exactness that promise the tokens of plain decoding."""
 
 
 class Times(TypedDict):
-    """Fields of a row: tokens and the time that they took."""
+    """The fields of a row about tokens and times."""
 
     tokens: int
     fresh_tokens: int
@@ -31,7 +31,7 @@ class Times(TypedDict):
 
 
 class Drafts(TypedDict):
-    """Fields of a row: steps, and outcomes of drafts."""
+    """The fields of a row about steps and drafts."""
 
     steps: int
     proposed_by_position: tuple[int, ...]
@@ -41,7 +41,7 @@ class Drafts(TypedDict):
 
 
 class Phases(TypedDict):
-    """Fields of a row: how the time was spent."""
+    """The fields of a row that divide the time into phases."""
 
     prefill_seconds: float
     draft_seconds: float
@@ -50,7 +50,7 @@ class Phases(TypedDict):
 
 
 class Sameness(TypedDict):
-    """Fields of a row: how many texts are those of plain decoding."""
+    """The fields of a row that compare texts with plain decoding's."""
 
     same: int
     of: int
@@ -58,7 +58,7 @@ class Sameness(TypedDict):
 
 
 def row_of(cell: Cell, number: int, waves: Sequence[Wave], prepared: Prepared) -> Row:
-    """The row of waves that went through the prepared requests in order, once or several times."""
+    """Return the row of a cell. The waves decoded the prepared requests in order, once or several times."""
     answers = [answer for wave in waves for answer in wave.answers]
     metrics = [answer.metrics for answer in answers]
     notes = dict.fromkeys(answer.reading.note for answer in answers)
@@ -80,6 +80,7 @@ def row_of(cell: Cell, number: int, waves: Sequence[Wave], prepared: Prepared) -
 
 
 def times(waves: Sequence[Wave], answers: Sequence[Answer], prepared: Prepared) -> Times:
+    """Return the fields about tokens and times."""
     readings = [answer.reading for answer in answers]
     asked = zip(readings, cycle(prepared.asks), strict=False)
     talks = [ask.talk for reading, ask in asked if reading.between_seconds is not None]
@@ -97,6 +98,7 @@ def times(waves: Sequence[Wave], answers: Sequence[Answer], prepared: Prepared) 
 
 
 def drafts(metrics: Sequence[Metrics]) -> Drafts:
+    """Return the fields about steps and drafts, summed over requests."""
     return {
         "steps": sum(each.steps for each in metrics),
         "proposed_by_position": _added(each.drafted_by_depth for each in metrics),
@@ -107,7 +109,8 @@ def drafts(metrics: Sequence[Metrics]) -> Drafts:
 
 
 def phases(waves: Sequence[Wave], metrics: Sequence[Metrics]) -> Phases:
-    """The time by phase. A step counts in full for each request in it, so times are scaled to the time that passed."""
+    """Return the time of each phase. Each request counts the whole time of its steps, although it shares them with
+    others. So the sums are scaled down to the time that passed."""
     counted = sum(each.seconds for each in metrics)
     passed = sum(wave.seconds for wave in waves)
     scale = min(1.0, passed / counted) if counted else 1.0
@@ -120,7 +123,7 @@ def phases(waves: Sequence[Wave], metrics: Sequence[Metrics]) -> Phases:
 
 
 def sameness(answers: Sequence[Answer], prepared: Prepared) -> Sameness:
-    """How many texts equal plain decoding's; nothing is compared if that text is not promised."""
+    """Count the texts that equal plain decoding's. If some answer does not promise that, none is compared."""
     exactness = Exactness.weakest(*(answer.metrics.exactness for answer in answers))
     if exactness not in COMPARED:
         return {"same": 0, "of": 0, "exactness": str(exactness)}

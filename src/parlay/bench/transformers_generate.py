@@ -1,6 +1,6 @@
-"""Runs `generate` of `transformers`, greedy, and reports each emission: all measurements of it use this.
+"""Runs `generate` of `transformers` greedily and reports each emission. All measurements of transformers use this.
 
-Peers are measured in environments without Parlay, so this module imports nothing of Parlay.
+Some measurements run in environments without Parlay's dependencies, so this module imports nothing of Parlay.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ Emit = Callable[[list[int]], None]
 """Called with the tokens of each emission."""
 
 PROMPT_LOOKUP: dict[str, Any] = {"prompt_lookup_num_tokens": 10}
-"""Options for its own prompt lookup, at the setting that its documentation shows."""
+"""Options for the prompt lookup of `transformers`, with the setting that its documentation shows."""
 
 
 def compiled(longest: int) -> dict[str, Any]:
-    """Options for a static cache of so many tokens, and a decoding forward compiled for it."""
+    """Return options for a static cache of ``longest`` tokens and a decoding forward that is compiled for it."""
     config = CompileConfig()
     config._compile_all_devices = True  # by default `generate` compiles on GPUs only
     return {"cache_implementation": "static", "max_cache_len": longest, "compile_config": config}
 
 
 def load(folder: Path, **options: Any) -> PreTrainedModel:
-    """The checkpoint, ready for inference; ``options`` are those of `from_pretrained`."""
+    """Load the checkpoint for inference; `from_pretrained` gets the ``options``."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder, local_files_only=True, use_safetensors=True, **options
     )
@@ -37,7 +37,7 @@ def load(folder: Path, **options: Any) -> PreTrainedModel:
 
 
 def generate(model: PreTrainedModel, ids: Sequence[int], most: int, options: dict[str, Any], emit: Emit) -> None:
-    """At most ``most`` tokens after ``ids``; ``options`` are those of `generate`."""
+    """Generate at most ``most`` tokens after ``ids``; `generate` gets the ``options``."""
     ids_NT = torch.tensor([ids], device=model.device)
     model.generate(
         input_ids=ids_NT,
@@ -50,17 +50,17 @@ def generate(model: PreTrainedModel, ids: Sequence[int], most: int, options: dic
 
 
 class _Streamer(BaseStreamer):  # type: ignore[misc]
-    """Passes on what `generate` emits, without the prompt, which comes first."""
+    """Passes on the tokens that `generate` emits, except the prompt, which comes first."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._prompt_seen = False
 
     def put(self, value: Tensor) -> None:
-        """``value`` is ``[1, L]``, the prompt, or ``[1]``, one more token."""
+        """Take the prompt, if ``value`` is ``[1, L]``, or one more token, if it is ``[1]``."""
         if self._prompt_seen:
             self._emit(value.flatten().tolist())
         self._prompt_seen = True
 
     def end(self) -> None:
-        """Nothing waits for the end."""
+        """Do nothing: nothing waits for the end."""

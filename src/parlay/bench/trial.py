@@ -1,8 +1,8 @@
-"""Finds the quickest strategy for a user's own prompts: a race in which plain decoding runs beside all others.
+"""Finds the fastest strategy for a user's own prompts, by a race of strategies with plain decoding.
 
-Each prompt is a workload of its own, so every strategy is compared with plain decoding of the same prompt in the same
-seconds. A strategy whose interval lies below the best one's leaves the race. All ends when time is over; answers are
-so short that the first prompt with two strategies ends before that, if they have the fewest tokens at the least.
+Each prompt is a workload of its own, so every strategy is compared with plain decoding of the same prompt at about the
+same time. A strategy leaves the race when its interval lies below the best strategy's. The race ends when its time is
+over. Answers are limited so that there should be time for two strategies on the first prompt.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ from parlay.system.terminal import counted
 from parlay.types import Exactness
 
 FINALISTS = 4
-"""So many strategies are measured again after the first round."""
+"""Number of strategies that are measured again after the first round."""
 FEWEST = 3
-"""Prompts after which the first strategies may leave the race."""
+"""Number of prompts after which strategies may leave the race."""
 ENOUGH = 5
-"""Prompts without which nothing is recommended."""
+"""Number of prompts that a recommendation needs."""
 EQUAL = 1.02
-"""A strategy less than so many times as fast as another counts as equal to it."""
+"""If a strategy is at most this many times as fast as the default strategy, the default is recommended."""
 _FIRST_SHARE = 0.4
-"""The first prompt, which warms every strategy up, may take this share of the time."""
+"""Share of the time that the first prompt may take; on it, every strategy is also warmed up."""
 _FIRST_RUNS = 2.3
-"""What the first prompt costs a strategy, in runs: a little, the whole answer, and the whole answer timed."""
+"""Runs that a strategy makes on the first prompt: a short one and a whole one to warm up, and a timed one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """A race to run: ``strategies``, the most promising first, on ``prompts``, until ``minutes`` after ``began``.
 
-    ``began`` is of `time.monotonic`, so that what the caller did before, such as to load the model, counts too.
-    The first round goes through all prompts, while there is time; further ones, up to ``rounds``, are for the best.
+    ``began`` is a time of `time.monotonic`, so that the caller can count earlier work, such as loading the model. The
+    first round goes through all prompts while there is time. Further rounds, up to ``rounds``, are only for the best
+    strategies.
     """
 
     strategies: tuple[str, ...]
@@ -60,12 +61,12 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A strategy as it was measured on so many ``prompts``, in at most so many ``rounds``.
+    """A strategy and its measurements on ``prompts`` prompts, in at most ``rounds`` rounds.
 
-    ``speed`` is how many times as fast as plain decoding, the geometric mean over prompts; None where nothing was
-    timed. ``low`` and ``high`` bound its 95 % interval, in a result that for all strategies together; None for a single
-    prompt. ``whole`` is the speed with the time before the first token, in which a model that drafts reads the prompt
-    too. ``same`` texts of ``of`` were those of plain decoding.
+    ``speed`` is a multiple of plain decoding's, the geometric mean over prompts; None if nothing was timed. ``low`` and
+    ``high`` bound its 95 % interval; None for a single prompt. In a `TrialResult` the intervals of all strategies hold
+    together. ``whole`` is the speed of whole requests, which includes the time in which a draft model reads the prompt.
+    Of ``of`` compared texts, ``same`` were equal to plain decoding's.
     """
 
     strategy: str
@@ -84,15 +85,15 @@ class Candidate:
 
     @property
     def sound(self) -> bool:
-        """Whether it was timed and gave the very texts of plain decoding."""
+        """Whether it was timed without an error, and all its texts were equal to plain decoding's."""
         return self.speed is not None and not self.error and 0 < self.of == self.same
 
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """All candidates, the best first; ``plain`` in tokens per second; what there was no time for at all.
+    """All candidates, the best first. ``plain`` is plain decoding's speed in tokens per second.
 
-    ``unreached`` prompts are those that came too late to be decoded.
+    There was no time to try the strategies ``left_out``, nor the last ``unreached`` prompts.
     """
 
     plain: float
@@ -102,22 +103,22 @@ class TrialResult:
 
     @property
     def best(self) -> Candidate | None:
-        """The recommended candidate; None where none is surely quicker than plain decoding."""
+        """The recommended candidate; None if no candidate is proved to be faster than plain decoding."""
         return next((each for each in self.candidates if each.recommended), None)
 
     @property
     def lacking(self) -> int:
-        """How many prompts more a recommendation needs."""
+        """Number of further prompts that a recommendation needs."""
         return max(0, ENOUGH - max((each.prompts for each in self.candidates if each.sound), default=0))
 
 
 def without_training(llm: LLM) -> tuple[str, ...]:
-    """The exact strategies that work for the model by their name alone and were not trained, those of `auto` first."""
+    """Return the exact strategies that work with the model without options or training; members of `auto` first."""
     return _exact(llm, "none")
 
 
 def usual_strategies(llm: LLM, own: Sequence[str] = ()) -> tuple[str, ...]:
-    """All that is worth a try: the default, a draft model where there is one, the user's ``own``, and all the rest."""
+    """Return the strategies to try, in order: the default, a draft model if any, the user's ``own``, and the others."""
     drafting = _exact(llm, "a small model")
     return tuple(dict.fromkeys((DEFAULT_STRATEGY, *drafting[:1], *own, *without_training(llm), *drafting[1:])))
 
@@ -135,15 +136,15 @@ def _exact(llm: LLM, training: str) -> tuple[str, ...]:
 def run(
     llm: LLM, trial: Trial, results: Results, say: Callable[[str], object], step: Callable[[str], object]
 ) -> TrialResult:
-    """Race the strategies. ``say`` gets what is announced, ``step`` a note after each prompt.
+    """Race the strategies. ``say`` gets announcements, and ``step`` gets a note after each prompt.
 
-    Raises ValueError where no prompt leaves anything to time.
+    Raises ValueError if no prompt has an answer that can be timed.
     """
     return _Race(llm, trial, results).run(say, step)
 
 
 class _Race:
-    """One trial under way."""
+    """The state of one trial."""
 
     def __init__(self, llm: LLM, trial: Trial, results: Results) -> None:
         self._trial = trial
@@ -162,9 +163,9 @@ class _Race:
         self._bench = Bench(llm, self._plan, results)
 
     def _longest(self, llm: LLM, plan: BenchPlan) -> int:
-        """The most tokens of an answer for which there is time, by the pace of a short plain answer."""
+        """Return the limit on an answer's tokens for which there is time, by the speed of a short plain answer."""
         began = time.monotonic()
-        with suppress(Exception):  # what is wrong with the first prompt its rows say
+        with suppress(Exception):  # if the first prompt fails, its row will hold the error
             Preparation(llm, Waves(llm), FEWEST_TOKENS, keep_loops=True).prepare(
                 plan.workloads[0], self._trial.temperature, 0
             )
@@ -186,12 +187,12 @@ class _Race:
             f"most {self._trial.minutes:g} minute{'s' * (self._trial.minutes != 1)}, of which "
             f"{time.monotonic() - self._trial.began:.0f} s are over"
         )
-        with suppress(KeyboardInterrupt, OutOfTime):  # what was measured until then is shown
+        with suppress(KeyboardInterrupt, OutOfTime):  # show what was measured until then
             self._rounds(field, step)
         return self._result(left_out)
 
     def _rounds(self, field: tuple[str, ...], step: Callable[[str], object]) -> None:
-        """All prompts once with the field, then again with the best, until time is over."""
+        """Measure all prompts once with the strategies ``field``, then again with the best, until time is over."""
         took = 0.0
         for number in range(self._trial.rounds):
             field = field if number == 0 else tuple(each.strategy for each in self._standing(field)[:FINALISTS])
@@ -207,7 +208,7 @@ class _Race:
                 took = (time.monotonic() - began) / (1 if took else _FIRST_RUNS)
 
     def _time_plain(self) -> float:
-        """Seconds that plain decoding takes for the first prompt that can be timed, at which the race begins."""
+        """Return plain decoding's seconds for the first prompt that can be timed. The race begins with this prompt."""
         self._bench.narrow((), 1)
         for place, setting in enumerate(self._settings):
             self._bench.run_setting(setting)
@@ -219,12 +220,12 @@ class _Race:
         raise ValueError(f"no prompt leaves anything to time: {why}")
 
     def _affordable(self, seconds: float) -> tuple[str, ...]:
-        """The first strategies, as many as there is time to warm up and try on a prompt; at least two."""
+        """Return the first strategies: as many as there is time to warm up and try on one prompt, and at least two."""
         most = _FIRST_SHARE * (self._ends - time.monotonic()) / (_FIRST_RUNS * seconds)
         return self._trial.strategies[: max(2, int(most))]
 
     def _left(self, field: Sequence[str]) -> tuple[str, ...]:
-        """The strategies of the field that worked and may still be the best."""
+        """Return the strategies of ``field`` that have not failed and may still be the best."""
         found = [each for each in map(self._candidate, field) if each.sound or not (each.error or each.of)]
         known = [each for each in found if each.speed is not None and each.low is not None]
         best = max(known, key=_speed, default=None)
@@ -233,7 +234,7 @@ class _Race:
         return tuple(each.strategy for each in found if each.high is None or each.high >= best.low)
 
     def _standing(self, field: Sequence[str]) -> list[Candidate]:
-        """The sound ones, the quickest first."""
+        """Return the sound candidates of ``field``, the fastest first."""
         return sorted((each for each in map(self._candidate, field) if each.sound), key=_speed, reverse=True)
 
     def _note(self, field: Sequence[str]) -> str:
@@ -242,7 +243,7 @@ class _Race:
         return f"{best}{len(field)} strategies left, {max(0.0, self._ends - time.monotonic()):.0f} s at most"
 
     def _candidate(self, strategy: str, among: int = 1) -> Candidate:
-        """The strategy as far as it was measured; its interval is one of so many that hold together."""
+        """Return a strategy's measurements so far. Its interval is one of ``among`` that hold together."""
         rows: list[Row] = []
         ratios: list[float] = []
         wholes: list[float] = []
@@ -284,9 +285,11 @@ class _Race:
 
 
 def choose(ranked: Sequence[Candidate]) -> Candidate | None:
-    """The quickest of those that were measured longest, the default if it equals it; None if no gain is sure.
+    """Return the candidate to recommend; None if no candidate is proved to be faster than plain decoding.
 
-    One that takes longer with the prompt than plain decoding is no gain. On fewer than `ENOUGH` prompts none is sure.
+    Only candidates with the most rounds and prompts compete. Their intervals must lie above 1, they must have at least
+    `ENOUGH` prompts, and whole requests must be faster, too. The fastest is returned, or the default strategy if it is
+    about as fast; see `EQUAL`.
     """
     longest = [each for each in ranked if each.sound and (each.rounds, each.prompts) == _length(ranked[0])]
     sure = [
@@ -308,7 +311,7 @@ def _place(candidate: Candidate) -> tuple[bool, tuple[int, int], float]:
 
 
 def _rate(rows: Sequence[Row]) -> float:
-    """Tokens per second of all rows together."""
+    """Return tokens per second of all rows together."""
     own = measured(rows)
     seconds = sum(row.decode_seconds for row in own)
     return sum(row.decode_tokens for row in own) / seconds if seconds else 0.0

@@ -1,7 +1,7 @@
-"""Requests that are sent together (a wave), and the decoder that is Parlay; other engines implement it elsewhere.
+"""Sends requests together, as a wave, to a `Decoder`. `Waves` is Parlay's; other modules implement other engines'.
 
-Requests share only the models. Each has a cache salt of its own, so every prompt is computed in full, and no store
-learns from any of them.
+Requests to Parlay share only the models. Each has a cache salt of its own, so every prompt is computed in full. No
+drafter's store learns from a request.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ UNMETERED = EnergyMeter((), "nobody asked")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A request as every system gets it; ``most`` limits the answer's tokens.
+    """A request as every system gets it. Its answer has at most ``most`` tokens.
 
-    ``talk`` numbers the conversation whose turn it is; None: it is one of its own.
+    ``talk`` is the number of its conversation; None means that it belongs to no conversation.
     """
 
     ids: Ids
@@ -45,7 +45,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to an ask: tokens and their times from the start of the wave, and the engine's counts."""
+    """The answer to an ask: its tokens, their times from the start of the wave, and the engine's counts."""
 
     reading: Reading
     metrics: Metrics
@@ -57,10 +57,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """The answers, in the order of the asks. Decoding lasts from the first emission of any to the last.
+    """The answers of a wave, in the order of the asks. Decoding lasts from the first emission of any to the last.
 
-    ``energy`` says how ``joules`` are known, as in a `Row`. ``values`` are numbers that only one kind of measurement
-    has, by name; rows hold their sums.
+    ``energy`` says where ``joules`` come from, as in a `Row`. ``values`` are further numbers of special measurements,
+    by name; rows hold their sums.
     """
 
     answers: tuple[Answer, ...]
@@ -75,7 +75,7 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Asks that are ready to be sent, plain decoding's answer to each, and a note on prompts that were left out."""
+    """Asks that are ready to be sent, the ``goals`` (plain decoding's answers), and a note on prompts left out."""
 
     asks: tuple[Ask, ...]
     goals: tuple[Ids, ...]
@@ -83,22 +83,22 @@ class Prepared:
     note: str
 
     def filled(self, size: int) -> Prepared:
-        """The same in whole waves of ``size``: the last wave is filled up with the first asks."""
+        """Return the same asks in whole waves of ``size``. The first asks are repeated to fill the last wave."""
         count = -(-len(self.asks) // size) * size
         pairs = list(islice(cycle(zip(self.asks, self.goals, strict=True)), count))
         return replace(self, asks=tuple(ask for ask, _ in pairs), goals=tuple(goal for _, goal in pairs))
 
 
 class Decoder(Protocol):
-    """An engine under test, with strategies or modes by name."""
+    """An engine that is measured, with strategies or modes by name."""
 
     def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
-        """Send the asks at once and wait for every answer. Raises on failure, and then leaves no request running."""
+        """Send the asks at once and wait for every answer. If it raises an error, it leaves no request running."""
         ...
 
 
 def lone_wave(ask: Ask, strategy: str, reading: Reading) -> Wave:
-    """A wave of one request of which only the reading is known. Its exactness counts as `seed`."""
+    """Make a wave of one request from its reading, for engines that report nothing else. Its exactness is `seed`."""
     metrics = Metrics(
         strategy,
         Exactness.SEED,
@@ -112,14 +112,14 @@ def lone_wave(ask: Ask, strategy: str, reading: Reading) -> Wave:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """Measures a run's time, peak memory and joules; ``power`` stands for joules where the meter has no counters."""
+    """Measures a run's time, peak memory and joules. If the meter has no counters, ``power`` models the joules."""
 
     device: str
     meter: EnergyMeter = UNMETERED
     power: PowerModel | None = None
 
     def measure(self, run: Callable[[Stopwatch], object], answers: Callable[[Stopwatch], Sequence[Answer]]) -> Wave:
-        """``run`` tells the stopwatch what it emits; ``answers`` are made afterwards, when no time counts."""
+        """Measure ``run``, which reports its emissions to the stopwatch. ``answers`` runs later and is not timed."""
         forget_peak(self.device)
         window = self.meter.begin()
         watch = Stopwatch()
@@ -140,16 +140,16 @@ class Gauges:
 
 
 def _rows(metrics: Metrics) -> int:
-    """Rows of the target's forwards: of the prompt, of steps, and of drafts."""
+    """Return the rows of the target's forwards: one for each new prompt token, each step and each drafted token."""
     return metrics.prompt_tokens - metrics.cached_tokens + metrics.steps + metrics.draft_tokens
 
 
 class OutOfTime(BaseException):
-    """A run's time is over. No Exception, for those become rows that report a failure."""
+    """Raised when a run's time is over. It is not an Exception, because `Rounds` turns these into rows with errors."""
 
 
 class Waves:
-    """Parlay as a `Decoder`. After ``ends`` (of `time.monotonic`), which may be changed, it raises OutOfTime."""
+    """Parlay as a `Decoder`. It raises OutOfTime once `time.monotonic` is past ``ends``, which callers may set."""
 
     def __init__(self, llm: LLM, meter: EnergyMeter = UNMETERED, power: PowerModel | None = None) -> None:
         self.ends = math.inf
@@ -158,7 +158,7 @@ class Waves:
         self._tenants = (f"bench {secrets.token_hex(8)} {number}" for number in itertools.count())
 
     def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
-        """See `Decoder`."""
+        """Decode as `Decoder.decode` says."""
         jobs = [self._job(strategy, ask, temperature) for ask in asks]
         self._llm.reset_prefix_cache()  # so that the peak of memory does not include earlier waves
         return self._gauges.measure(
