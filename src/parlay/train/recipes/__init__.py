@@ -1,1 +1,1 @@
-"""Recipes: what a trained drafter learns from and its loss. One loop runs every recipe."""
+"""Recipes: what each drafter learns from, and its loss. The same training loop runs all of them."""

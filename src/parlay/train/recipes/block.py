@@ -1,4 +1,7 @@
-"""A head that drafts a block at once (Hui et al. 2026, P-EAGLE): every row of a text begins a block in each batch."""
+"""Train a head that drafts a block of tokens in one forward (Hui et al. 2026, P-EAGLE).
+
+In each batch a block begins at every row of a text.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ from parlay.train.recipes.target import Target, common_tokens
 
 
 class BlockRecipe(LayerHeads):
-    """Loss: sum of 0.8^j times the cross-entropy of the block's token j with the target's own distribution.
+    """The loss is the sum over the block's tokens j of 0.8^j times the cross-entropy with the target's distribution
+    there.
 
-    The LM head stays the target's. The head reads features divided by ``scale_F``, as with EAGLE-3.
+    The LM head is the target's and is not trained. As with EAGLE-3, the head reads features divided by ``scale_F``.
     """
 
     def __init__(self, head: BlockHead, target: Target, scale_F: Tensor) -> None:
@@ -38,7 +42,7 @@ class BlockRecipe(LayerHeads):
         return {"taps": list(config.taps), "draft_vocab_size": config.draft_vocab_size, **sizes}
 
     def tensors(self) -> dict[str, Tensor]:
-        """A head that reads unscaled features; without the LM head, if that is the target's embedding."""
+        """Return weights that read unscaled features. The LM head is left out if it is the target's embedding."""
         found = {**self._scaled.tensors(), "mask_hidden": self._head.mask_hidden.detach() * self._scaled.scale_F}
         if self._target.tied:
             del found["lm_head.weight"]
@@ -56,7 +60,8 @@ class BlockRecipe(LayerHeads):
 
 
 def start(options: BlockTrainOptions, target: Target, texts: Sequence[Featured]) -> BlockRecipe:
-    """The first layer guesses as EAGLE-3's does at the start; the others add nothing yet."""
+    """Make a recipe whose head guesses as EAGLE-3's does at the start: its first layer does so, and the others add
+    nothing yet."""
     draft_ids_D, taps = common_tokens(texts, options.draft_vocab, target.config.vocab_size), target.usual_taps()
     sizes = (options.layers, options.length, rarest_token(texts, target.config.vocab_size))
     head = BlockHead(BlockConfig(target.config, len(draft_ids_D), taps, *sizes))
@@ -72,7 +77,8 @@ def start(options: BlockTrainOptions, target: Target, texts: Sequence[Featured])
 
 
 def rarest_token(texts: Iterable[Featured], vocab_size: int) -> int:
-    """The token that the texts contain least often, the last of several: tokenizers number rare tokens last."""
+    """Return the token that occurs least often in the texts. Of several, take the last, as tokenizers number rare
+    tokens last."""
     counts_V = torch.zeros(vocab_size, dtype=torch.int64)
     for text in texts:
         counts_V += torch.bincount(text.ids_T.long(), minlength=vocab_size).to(counts_V.device)

@@ -1,4 +1,7 @@
-"""Base of recipes whose modules guess one token per depth: their weights, and how often each rank is right."""
+"""Base of recipes whose module predicts one token at each depth of a draft.
+
+It loads the weights and measures how often the guess of each rank is right.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,15 @@ from parlay.train.recipes.recipe import Teacher, counted, right_tokens, soft_los
 from parlay.train.recipes.target import Target
 
 DECAY = 0.8
-"""The weight of a depth's loss, relative to the depth before."""
+"""The factor by which each depth's loss counts less than that of the depth before."""
 _NONE = -100
 RANKS = 10
-"""The static tree of a drafter tells this many candidates of each depth apart."""
+"""A drafter's static tree ranks this many candidates at each depth."""
 
 
 class ByDepth(ABC):
-    """``module`` is the module to train; it is or holds ``vocab``. ``output`` are the matrices of LM heads."""
+    """Trains ``module``, which has the draft vocabulary: it is ``vocab`` or contains it. ``output`` are its LM
+    heads' matrices."""
 
     def __init__(
         self, module: nn.Module, vocab: DraftVocab, target: Target, output: Iterable[nn.Parameter] = ()
@@ -34,54 +38,56 @@ class ByDepth(ABC):
 
     @abstractmethod
     def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
-        """Logits ``[B, R, D]`` for each depth: row i of depth d predicts token i + 2 + d."""
+        """Yield logits ``[B, R, D]`` for each depth: row i of depth d predicts token i + 2 + d."""
 
     @cached_property
     def teacher(self) -> Teacher:
-        """Built when first used, since a checkpoint may bring another draft vocabulary."""
+        """The target's distribution over the draft vocabulary. It is made at the first use, as a checkpoint may
+        bring another vocabulary."""
         return Teacher(self._target, self._vocab.draft_ids)
 
     @cached_property
     def _head_DH(self) -> Tensor:
-        """Rows of the target's LM head for the tokens that can be drafted."""
+        """The target's LM head, only the rows of tokens that can be drafted."""
         with torch.inference_mode(False):  # a loss needs it too, if a measurement is the first to use it
             return self._target.head_VH[self._vocab.draft_ids].float()
 
     def _read(self, hidden_BRH: Tensor) -> Tensor:
-        """Logits ``[B, R, D]`` of a step's states, by the target's LM head."""
+        """Return the logits ``[B, R, D]`` that the target's LM head computes from a step's states."""
         return F.linear(hidden_BRH, self._head_DH.to(hidden_BRH.dtype))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The module's weights, with the target's LM head unless that is its embedding, which drafters read
-        themselves."""
+        """Return the module's weights and the target's LM head. The latter is left out if it is the target's
+        embedding, which drafters read from the target."""
         own = {} if self._target.tied else {"lm_head.weight": self._head_DH}
         return {**self.module.state_dict(), **own}
 
     def soft_losses(self, batch: TrainingBatch, depths: Iterable[Tensor]) -> Tensor:
-        """The sum of 0.8^d times `soft_loss` of depth d, for the logits ``[B, R, D]`` of each depth."""
+        """Return the sum of 0.8^d times `soft_loss` over depths d, from the logits ``[B, R, D]`` of each depth."""
         probs_BRD, total = self.teacher.probs(batch), torch.zeros(())
         for depth, logits_BRD in enumerate(depths):
             total = total + DECAY**depth * self.soft_loss(batch, probs_BRD, depth, logits_BRD)
         return total
 
     def soft_loss(self, batch: TrainingBatch, probs_BRD: Tensor, depth: int, logits_BRD: Tensor) -> Tensor:
-        """Cross-entropy of one depth with the target's own distributions ``probs_BRD`` after each row.
+        """Return one depth's cross-entropy with the target's distributions ``probs_BRD`` after each row.
 
-        The mean covers rows whose next token can be drafted and is in the batch.
+        It is averaged over the rows whose next token is in the batch and in the draft vocabulary.
         """
         rows = batch.rows - depth - 1
         usable_BR = self.teacher.usable(batch, depth + 2)[:, :rows]
         return soft_loss(logits_BRD[:, :rows], probs_BRD[:, depth + 1 :], usable_BR)
 
     def hard_losses(self, batch: TrainingBatch) -> Tensor:
-        """The sum of 0.8^d times `hard_loss` of depth d."""
+        """Return the sum of 0.8^d times `hard_loss` over depths d."""
         total = torch.zeros(())
         for depth, logits_BRD in enumerate(self.logits(batch)):
             total = total + DECAY**depth * self.hard_loss(batch, depth + 2, logits_BRD)
         return total
 
     def hard_loss(self, batch: TrainingBatch, ahead: int, logits_BRD: Tensor) -> Tensor:
-        """Cross-entropy with the token so many places after each row, where it can be drafted."""
+        """Return the cross-entropy with the token ``ahead`` positions after each row, over tokens that can be
+        drafted."""
         ids_BR = batch.tokens_ahead(ahead)
         labels_BR = torch.where(batch.known_BR & (ids_BR >= 0), self._draft_of_V[ids_BR.clamp(min=0)], _NONE)
         rows_BR = labels_BR != _NONE
@@ -90,7 +96,7 @@ class ByDepth(ABC):
 
     @cached_property
     def _draft_of_V(self) -> Tensor:
-        """The draft id of each token; made when first used, as `teacher` is."""
+        """Each token's id in the draft vocabulary. Like `teacher`, it is made at the first use."""
         draft_of_V = torch.full((len(self._vocab.t2d),), _NONE)
         draft_of_V[self._vocab.draft_ids] = torch.arange(len(self._vocab.d2t))
         return draft_of_V
@@ -110,8 +116,10 @@ class ByDepth(ABC):
 
     @torch.inference_mode()
     def acceptance(self, heldout: Iterable[TrainingBatch]) -> list[list[float]]:
-        """How often each rank of each depth is right after the text's own tokens; each at most as often as the one
-        before."""
+        """Measure how often the guess of each rank is right at each depth, after the text's own tokens.
+
+        No rank is counted as right more often than the rank before.
+        """
         ranks = min(RANKS, len(self._vocab.d2t))
         right: list[Tensor] = []
         rows: list[int] = []

@@ -1,8 +1,8 @@
-"""A small draft model is trained from a target, or an existing draft model is trained further.
+"""Distill a target into a small draft model: a new one, or one that exists and is trained further.
 
-A new student begins with the target's embedding in fewer dimensions: its best approximation of that rank, by SVD.
-Alternatively it is cut out of a model: some of its layers between its embedding and its LM head, which both stay
-unchanged. The target's distributions are read from its stored states, so no teacher runs beside the student.
+A new student's embedding begins as the best low-rank approximation of the target's, by SVD. A student may also be cut
+out of another model: some of its layers, with its embedding and LM head, which are not trained. The target's
+distributions are computed from its stored states, so the target does not run during training.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from parlay.train.recipes.torch_decoder import TorchModel
 from parlay.types import ParlayError
 
 _MEASURED = 3
-"""Acceptance is measured up to this depth."""
+"""Acceptance is measured up to this depth of a draft."""
 _ROWS = 128
-"""Logits over the whole vocabulary are held for this many rows at once."""
+"""Logits over the whole vocabulary are computed for this many rows at a time."""
 _SEEN = 256
-"""A new student's logits are measured after this many tokens of the vocabulary."""
+"""The scale of a new student's logits is measured on this many tokens of the vocabulary."""
 _ARCHITECTURE = "LlamaForCausalLM"
 
 
 class DistillRecipe(ModelRecipe):
-    """Loss: mean divergence from the target's distributions, plus ``text_share`` times the cross-entropy with the
-    text."""
+    """The loss is the mean divergence from the target's distributions plus ``text_share`` times the cross-entropy
+    with the text."""
 
     def __init__(
         self, options: DistillTrainOptions, target: Target, student: TorchModel, config: DecoderConfig
@@ -75,7 +75,7 @@ class DistillRecipe(ModelRecipe):
         return total / max(len(text_N), 1)
 
     def _apart(self, batch: TrainingBatch, known_BR: Tensor) -> Callable[[Tensor, slice], Tensor]:
-        """The summed divergence of some rows from the target's distributions."""
+        """Return the divergence from the target's distributions, summed over some rows."""
         states_NH = final_states(batch, self._target.config.hidden_size)[known_BR]
         head_VH = self._target.head_VH.to(product_type())
 
@@ -87,7 +87,7 @@ class DistillRecipe(ModelRecipe):
         return summed
 
     def right(self, batch: TrainingBatch) -> Tensor:
-        """See `Recipe`: the student's drafts after the text's own tokens."""
+        """Count the student's right drafts after the text's own tokens; see `Recipe`."""
         states_BRH = self._states(batch)
         parts = torch.split(states_BRH.flatten(0, 1), _ROWS)
         likely_N = torch.cat([F.linear(part_NH, self._student.head_VH).argmax(-1) for part_NH in parts])
@@ -95,22 +95,22 @@ class DistillRecipe(ModelRecipe):
         return counted([right_tokens(drafted_BR.roll(-depth - 1, 1), batch, depth + 2) for depth in range(_MEASURED)])
 
     def save(self, folder: Path, card: str) -> None:
-        """Writes a whole model, in the format of the files that it began as, or of the target's: see `save_student`."""
+        """Write a whole model in the file format that it was loaded from, or the target's; see `save_student`."""
         tensors = {name: weight.detach().cpu() for name, weight in self.module.state_dict().items()}
         begun, embedding = _begun(self._options), self._options.embedding or USUAL
         like = resolve(begun or self._options.model)
         save_student(folder, self._config, tensors, like=like, card=card, embedding=embedding, same_family=bool(begun))
 
     def _states(self, batch: TrainingBatch) -> Tensor:
-        """States ``[B, R, h]`` that the student's LM head reads, of the last R rows."""
+        """Return the states ``[B, R, h]`` of the last R rows that the student's LM head reads."""
         decoder = self._student.model
         return decoder.step(decoder.embed_tokens(batch.ids_BT), decoder.begin(batch.padding_B, batch.rows))
 
 
 def start(options: DistillTrainOptions, target: Target, texts: Sequence[Featured]) -> DistillRecipe:
-    """A new student, or the named model.
+    """Make a recipe for a new student or for the named model.
 
-    Raises ParlayError for a model with another vocabulary, and for a block format where no GGUF file is written.
+    Raises ParlayError for a model with another vocabulary, and for a block format if no GGUF file is written.
     """
     del texts
     like = _begun(options) or options.model
@@ -127,12 +127,12 @@ def start(options: DistillTrainOptions, target: Target, texts: Sequence[Featured
 
 
 def _begun(options: DistillTrainOptions) -> str:
-    """The model whose weights the student begins with; empty: random ones."""
+    """Return the model whose weights the student begins with; empty if they are random."""
     return options.cut_from or options.student
 
 
 def _same_vocabulary(model: str, target: Target) -> Target:
-    """The model, if its vocabulary has the size of the target's. Raises ParlayError otherwise."""
+    """Open the model. Raises ParlayError unless its vocabulary is as large as the target's."""
     named = Target.named(model, target.device)
     if named.config.vocab_size != target.config.vocab_size:
         raise ParlayError(
@@ -143,7 +143,7 @@ def _same_vocabulary(model: str, target: Target) -> Target:
 
 
 def cut_out(model: Target, options: DistillTrainOptions) -> Target:
-    """The model with only some of its layers, in their order. Raises UsageError for layers that it does not have."""
+    """Return the model with only the chosen layers, in their order. Raises UsageError for layers that it lacks."""
     layers = model.config.num_layers
     if options.keep_layers:
         kept = read_layers("keep_layers", options.keep_layers, layers)
@@ -155,7 +155,7 @@ def cut_out(model: Target, options: DistillTrainOptions) -> Target:
 
 
 def _partly_frozen(cut: Target, learning: int) -> TorchModel:
-    """A model whose last ``learning`` layers, or all, are trained, and its final norm."""
+    """Return a model of which only the last ``learning`` layers (0: all) and the final norm are trained."""
     made = TorchModel.of(cut)
     for weight in made.parameters():
         weight.requires_grad_(False)
@@ -166,7 +166,7 @@ def _partly_frozen(cut: Target, learning: int) -> TorchModel:
 
 
 def student_config(options: DistillTrainOptions, target: DecoderConfig) -> DecoderConfig:
-    """The requested shape, with the target's vocabulary and context."""
+    """Return the requested shape with the target's vocabulary and context length."""
     return replace(
         target.plain,
         architecture=_ARCHITECTURE,
@@ -186,9 +186,9 @@ def student_config(options: DistillTrainOptions, target: DecoderConfig) -> Decod
 
 
 def _new(config: DecoderConfig, target: Target) -> TorchModel:
-    """Make a student whose layers add little at the start; its embedding is the target's LM head in fewer dimensions.
+    """Make a student whose layers add little at the start. Its embedding is the target's LM head in fewer dimensions.
 
-    Its final norm gives logits a standard deviation of 1 at the start: with larger ones the loss would begin far above
+    Its final norm scales the logits to a standard deviation of 1. With larger logits the loss would begin far above
     that of a uniform guess.
     """
     made = TorchModel(config)

@@ -1,7 +1,6 @@
-"""EAGLE (Li et al. 2024, arXiv:2401.15077): a layer learns the target's next feature, and the tokens that the target's
-LM head predicts from it.
+"""Train EAGLE's head (Li et al. 2024, arXiv:2401.15077): one layer that predicts the target's next feature.
 
-EAGLE-2 drafts with the same head.
+It also learns the tokens that the target's LM head predicts from that feature. EAGLE-2 drafts with the same head.
 """
 
 from __future__ import annotations
@@ -26,16 +25,17 @@ from parlay.train.recipes.target import Target, common_tokens
 DEPTHS = 5
 """Levels of the static tree."""
 _DISTRIBUTION = 0.1
-"""The weight of the cross-entropy, beside the regression of features."""
+"""The weight of the cross-entropy; the regression of features has weight 1."""
 _NOISE = 0.1
-"""Features are read with noise of up to this fraction of their usual size, because at depth they are predictions."""
+"""Training adds noise of up to this fraction of the features' usual size, as features deeper in a draft are
+predictions."""
 
 
 class EagleRecipe(RepeatedLayer):
-    """Loss: smooth L1 between guessed and true features, in units of ``size``, plus 0.1 times the cross-entropy.
+    """The loss is smooth L1 between predicted and true features, in units of ``size``, plus 0.1 times a cross-entropy.
 
-    The cross-entropy is that of the target's LM head on the predicted feature with the same on the true one. One step
-    is trained, on the target's features.
+    The cross-entropy compares the LM head's distribution on the predicted feature with that on the true one. Only the
+    first step of a draft is trained, on the target's features.
     """
 
     def __init__(self, head: EagleHead, target: Target, size: float) -> None:
@@ -68,7 +68,7 @@ class EagleRecipe(RepeatedLayer):
 
 
 def start(options: EagleTrainOptions, target: Target, texts: Sequence[Featured]) -> EagleRecipe:
-    """The head starts at the best linear guess."""
+    """Make a recipe whose head begins as the best linear guess."""
     head = EagleHead(target.config, min(options.draft_vocab, target.config.vocab_size))
     head.set_draft_vocab(common_tokens(texts, options.draft_vocab, target.config.vocab_size))
     guess = linear_guess(target, texts, slice(-target.config.hidden_size, None), normed=False)

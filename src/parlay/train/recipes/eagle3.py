@@ -1,4 +1,5 @@
-"""EAGLE-3 (Li et al. 2025): training-time test over several steps, with the target's own distribution as labels."""
+"""Train EAGLE-3's head (Li et al. 2025): training-time test over several steps, with the target's distribution as
+labels."""
 
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ from parlay.train.recipes.target import Target, common_tokens
 
 
 class Eagle3Recipe(RepeatedLayer):
-    """Loss: sum of 0.8^j times the cross-entropy of step j, over rows whose next token can be drafted.
+    """The loss is the sum over steps j of 0.8^j times the cross-entropy, over rows whose next token can be drafted.
 
     The head runs ``steps`` times, each time on its own outputs. Some features are hundreds of times larger than others,
-    so the head reads them divided by ``scale_F`` in training. Without ``own_vocabulary`` the LM head stays as it is,
+    so in training the head reads them divided by ``scale_F``. Without ``own_vocabulary`` the LM head is not trained,
     which takes a sixth less time.
     """
 
@@ -42,7 +43,7 @@ class Eagle3Recipe(RepeatedLayer):
         return {"taps": list(config.taps), "draft_vocab_size": config.draft_vocab_size}
 
     def tensors(self) -> dict[str, Tensor]:
-        """A head that reads unscaled features; without the LM head, if that is still the target's embedding."""
+        """Return weights that read unscaled features. The LM head is left out if it is still the target's embedding."""
         found = self._scaled.tensors()
         if self._target.tied and not self._head.lm_head.weight.requires_grad:
             del found["lm_head.weight"]
@@ -59,7 +60,7 @@ class Eagle3Recipe(RepeatedLayer):
 
 
 def start(options: Eagle3TrainOptions, target: Target, texts: Sequence[Featured]) -> Eagle3Recipe:
-    """The head starts at the best linear guess, or with the weights of another head."""
+    """Make a recipe whose head begins as the best linear guess, or with the weights of another head."""
     if options.head:
         head = _trained(options.head, target)
     else:
@@ -70,9 +71,9 @@ def start(options: Eagle3TrainOptions, target: Target, texts: Sequence[Featured]
 
 
 def _trained(name: str, target: Target) -> Eagle3Head:
-    """A head that was trained for this target, by folder or name; see `Eagle3TrainOptions`.
+    """Open a head that was trained for this target, by folder or name; see `Eagle3TrainOptions`.
 
-    Raises UsageError where there is none or it reads layers that are not stored, BadHead for another target's head.
+    Raises UsageError if there is none or if it reads layers that are not stored, and BadHead for another target's head.
     """
     trained = artefact.load(store.folder_of(EAGLE3, name))
     vocab_size = target.config.vocab_size

@@ -1,7 +1,6 @@
-"""LayerSkip (Elhoushi et al. 2024, arXiv:2404.16710): the target itself is trained further, so that early layers
-predict tokens.
+"""Train the target itself so that its early layers predict tokens (LayerSkip, Elhoushi et al. 2024, arXiv:2404.16710).
 
-Later layers are dropped more often, and exits at all layers learn the text through one norm and one LM head.
+The deeper a layer, the more often it is dropped. Exits at all layers learn the text through one norm and one LM head.
 """
 
 from __future__ import annotations
@@ -25,14 +24,15 @@ from parlay.train.recipes.torch_decoder import TorchModel
 from parlay.types import ParlayError
 
 _MEASURED = 3
-"""Depths of which acceptance is measured."""
+"""Acceptance is measured up to this depth of a draft."""
 _NONE = -100
 
 
 class EarlyExitRecipe(ModelRecipe):
-    """Loss: cross-entropy of the text at the last layer and at one in ``apart`` of the others, by turns.
+    """The loss is the cross-entropy with the text at the last layer and at one in ``apart`` of the other layers, in
+    turns.
 
-    The weight of an exit grows with the square of its depth. Layer l of L is dropped, for whole texts, with probability
+    An exit's weight grows with the square of its depth. Layer l of L is dropped, for whole texts, with probability
     ``dropout`` (2^(l / (L - 1)) - 1).
     """
 
@@ -47,7 +47,7 @@ class EarlyExitRecipe(ModelRecipe):
 
     @property
     def matrices(self) -> Sequence[nn.Parameter]:
-        """None: the trained model already takes small steps in every number."""
+        """No parameters: Muon's updates are too large for a model that is trained already."""
         return []
 
     @property
@@ -69,20 +69,20 @@ class EarlyExitRecipe(ModelRecipe):
         return total
 
     def right(self, batch: TrainingBatch) -> Tensor:
-        """See `Recipe`: the exit's drafts after the text's own tokens."""
+        """Count the exit's right drafts after the text's own tokens; see `Recipe`."""
         *_, hidden_BTH = self._run(batch, self._exit)
         drafted_BR = self._exiting.logits(hidden_BTH[:, -batch.rows :]).argmax(-1)
         return counted([right_tokens(drafted_BR.roll(-depth - 1, 1), batch, depth + 2) for depth in range(_MEASURED)])
 
     def save(self, folder: Path, card: str) -> None:
-        """A checkpoint in the target's format, with its tokenizer."""
+        """Write a checkpoint in the target's format, with its tokenizer."""
         tensors = {name: weight.detach() for name, weight in self.module.state_dict().items()}
         save_student(folder, self._config, tensors, like=resolve(self._options.model), card=card, same_family=True)
 
     def _weights(self) -> dict[int, float]:
-        """The weight of each exit in this update, by the number of layers that have run; they add up to 1.
+        """Return the weight of each exit in this update, by the number of layers that have run. The weights sum to 1.
 
-        The paper counts layers from 0, which leaves the first exit out: here it learns, too.
+        The paper counts layers from 0, so its first exit has weight 0. Here the first exit is trained too.
         """
         last = self._layers
         on = [layer for layer in range(1, last) if layer % self._options.apart == self._turn % self._options.apart]
@@ -92,7 +92,7 @@ class EarlyExitRecipe(ModelRecipe):
         return {layer: count / sum(counts.values()) for layer, count in counts.items()}
 
     def _run(self, batch: TrainingBatch, until: int = 0) -> Iterable[Tensor]:
-        """The output states ``[B, T, H]`` of each layer, up to one."""
+        """Yield the output states ``[B, T, H]`` of each layer before layer ``until`` (0: all)."""
         hidden_BTH = self._exiting.model.embed_tokens(batch.ids_BT)
         steps = self._exiting.model.begin(batch.padding_B)
         for place, layer in enumerate(self._exiting.model.layers[: until or None]):
@@ -104,12 +104,12 @@ class EarlyExitRecipe(ModelRecipe):
             yield hidden_BTH
 
     def _dropped(self, place: int) -> float:
-        """The probability that a layer is dropped."""
+        """Return the probability with which a layer is dropped."""
         return self._options.dropout * math.expm1(place * math.log(2) / max(self._layers - 1, 1))
 
 
 def start(options: EarlyExitTrainOptions, target: Target, texts: Sequence[Featured]) -> EarlyExitRecipe:
-    """The unchanged target. Raises ParlayError for one that is no folder."""
+    """Make a recipe for the target as it is. Raises ParlayError unless the target is a folder."""
     del texts
     if not resolve(options.model).is_dir():
         raise ParlayError("early-exit trains the target itself, so it needs a folder of weights, not a GGUF file")

@@ -1,4 +1,4 @@
-"""Base of recipes whose heads are decoder layers on the target's states."""
+"""Base of recipes whose heads are decoder layers that read the target's states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parlay.train.recipes.target import Target
 
 
 class LayerHeads(ByDepth):
-    """Row i of step j predicts token i + 2 + j. ``steps`` are run for logits; a loss may run fewer."""
+    """Row i of step j predicts token i + 2 + j. ``steps`` steps are run for logits; a loss may run fewer."""
 
     def __init__(
         self, module: nn.Module, vocab: DraftVocab, target: Target, steps: int, output: Iterable[nn.Parameter] = ()
@@ -29,18 +29,18 @@ class LayerHeads(ByDepth):
 
     @abstractmethod
     def unrolled(self, batch: TrainingBatch, count: int) -> Iterator[Tensor]:
-        """The states ``[B, R, H]`` after each of ``count`` steps."""
+        """Yield the states ``[B, R, H]`` after each of ``count`` steps."""
 
     def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
         yield from map(self._read, self.unrolled(batch, self._steps))
 
     def loss(self, batch: TrainingBatch) -> Tensor:
-        """The sum of 0.8^d times the cross-entropy of depth d with the target's own distribution."""
+        """Return the sum over depths d of 0.8^d times the cross-entropy with the target's distribution."""
         return self.soft_losses(batch, self.logits(batch))
 
 
 class ScaledHead(nn.Module):
-    """Contents of a checkpoint: a head that fuses features and reads them divided by ``scale_F``."""
+    """What a training checkpoint contains: a head that fuses features, and ``scale_F``, by which they are divided."""
 
     scale_F: Tensor
 
@@ -51,16 +51,16 @@ class ScaledHead(nn.Module):
         head.fc.weight.data *= scale_F
 
     def fused(self, batch: TrainingBatch) -> Tensor:
-        """Hidden states ``[B, T, H]`` of the features of a batch."""
+        """Return the hidden states ``[B, T, H]`` that the head makes of a batch's features."""
         return self.head.fuse(batch.states_BTF[..., : len(self.scale_F)] / self.scale_F)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The head's weights, rescaled so that it reads unscaled features."""
+        """Return the head's weights, rescaled so that it reads unscaled features."""
         return {**self.head.state_dict(), "fc.weight": self.head.fc.weight.detach() / self.scale_F}
 
 
 class RepeatedLayer(LayerHeads):
-    """One layer that runs on the target's states, then on its own."""
+    """One layer that reads the target's states in the first step, and its own output in later ones."""
 
     @cached_property
     def _embedding_VH(self) -> Tensor:
@@ -68,14 +68,14 @@ class RepeatedLayer(LayerHeads):
 
     @abstractmethod
     def _first(self, batch: TrainingBatch) -> Tensor:
-        """The states ``[B, T, H]`` that the first step reads."""
+        """Return the states ``[B, T, H]`` that the first step reads."""
 
     @abstractmethod
     def _step(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
-        """One step: states ``[B, R, H]``."""
+        """Run one step; return its states ``[B, R, H]``."""
 
     def _again(self, hidden_BRH: Tensor) -> Tensor:
-        """Makes the input of a step from the output of the one before."""
+        """Return the input of the next step, from the output of the step before."""
         return hidden_BRH
 
     def unrolled(self, batch: TrainingBatch, count: int) -> Iterator[Tensor]:

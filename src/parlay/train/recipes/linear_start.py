@@ -1,10 +1,10 @@
-"""Where the training of layers on the target's states starts: at the best linear guess.
+"""Initialise layers that read the target's states as the best linear guess.
 
-From a target's features of token i and the embedding of token i + 1, a ridge regression guesses the state that the LM
-head will read at token i + 1. At the start, layers and MLPs add nothing to that guess.
+From the target's features of token i and the embedding of token i + 1, a ridge regression predicts the state that the
+LM head will read at token i + 1. Layers and MLPs add nothing to that prediction at the start.
 
-EAGLE-3's projection reads the features alone. The embedding's part of the guess goes through attention, whose first
-query head of each group sees its own row alone at the start.
+EAGLE-3's projection reads features only, so the embedding's part of the prediction goes through attention. There the
+first query head of each group attends only to its own row at the start.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ from parlay.train.recipes.target import Target
 
 _ROWS = 40_000
 _SCALED = 64
-"""The size of features is measured on this many texts."""
+"""The scale of features is measured on this many texts."""
 _RIDGE = 1e-3
-"""Relative to the mean square of each input."""
+"""The ridge penalty, relative to the mean square of each input."""
 _OWN = 1.2
-"""The size of queries and keys by which a row sees itself: scores of some 11, while others are near 0."""
+"""The size of the queries and keys with which a row attends to itself: the score is about 11, and all others are
+near 0."""
 _SMALL = 0.02
 
 
 def feature_scale(texts: Sequence[Featured], features: int) -> Tensor:
-    """The root of the mean square of each feature, ``[F]``."""
+    """Return the root mean square of each feature, ``[F]``."""
     states_NF = torch.cat([text.states_TF[text.answer - 1 :, :features].float() for text in texts[:_SCALED]])
     states_NF = states_NF.to(torch.get_default_device())
     return states_NF.square().mean(0).sqrt().clamp(min=1e-6)
 
 
 def start_eagle3(target: Target, draft_ids_D: Tensor, taps: tuple[int, ...], texts: Sequence[Featured]) -> Eagle3Head:
-    """A head for the features of ``taps``, which are the first that ``texts`` hold; see the module."""
+    """Make a head for the features of ``taps``, which must be the first features stored with ``texts``; see the
+    module."""
     config = target.config
     head = Eagle3Head(Eagle3Config(config, len(draft_ids_D), taps))
     head.set_draft_vocab(draft_ids_D)
@@ -55,10 +57,8 @@ def start_eagle3(target: Target, draft_ids_D: Tensor, taps: tuple[int, ...], tex
 
 @dataclass(frozen=True, slots=True)
 class LinearGuess:
-    """Matrices by which features and embeddings guess the state that the LM head reads.
-
-    ``size`` is the root mean square of that state.
-    """
+    """Matrices that predict, from features and embeddings, the state that the LM head reads. ``size`` is the root
+    mean square of that state."""
 
     from_features_HF: Tensor
     from_embedding_HH: Tensor
@@ -66,9 +66,10 @@ class LinearGuess:
 
 
 def states_ahead(size: int, texts: Sequence[Featured], count: int) -> list[Tensor]:
-    """For 1 to ``count`` tokens ahead the matrix ``[H, H]`` that best guesses the state there from a token's state.
+    """Return for 1 to ``count`` tokens ahead the matrix ``[H, H]`` that best predicts the state there from a token's
+    state.
 
-    States are those that the LM head reads: the last ``size`` numbers stored.
+    States are the ones that the LM head reads: the last ``size`` numbers stored for each token.
     """
     states: list[Tensor] = []
     for text in texts:
@@ -82,7 +83,8 @@ def states_ahead(size: int, texts: Sequence[Featured], count: int) -> list[Tenso
 
 
 def linear_guess(target: Target, texts: Sequence[Featured], columns: slice, *, normed: bool) -> LinearGuess:
-    """From these columns of the stored states. ``normed``: embeddings are read with a root mean square of 1."""
+    """Fit the guess to these columns of the stored states. ``normed``: embeddings are scaled to a root mean square
+    of 1."""
     inputs_NF, embedded_NH, wanted_NH = _rows(target, texts, columns, normed)
     found_XH = _ridge(torch.cat((inputs_NF, embedded_NH), -1), wanted_NH)
     features = inputs_NF.shape[1]
@@ -90,9 +92,10 @@ def linear_guess(target: Target, texts: Sequence[Featured], columns: slice, *, n
 
 
 def _ridge(x_NX: Tensor, wanted_NH: Tensor) -> Tensor:
-    """The matrix ``[X, H]`` by which ``x_NX`` guesses ``wanted_NH`` best, by ridge regression on scaled inputs.
+    """Return the matrix ``[X, H]`` that best predicts ``wanted_NH`` from ``x_NX``, by ridge regression on scaled
+    inputs.
 
-    The matrix is zero where there are no rows: all answers may be shorter than the distance.
+    It is zero if there are no rows, as when all answers are shorter than the distance.
     """
     if not len(x_NX):
         return torch.zeros(x_NX.shape[1], wanted_NH.shape[1])
@@ -105,7 +108,7 @@ def _ridge(x_NX: Tensor, wanted_NH: Tensor) -> Tensor:
 
 
 def _rows(target: Target, texts: Sequence[Featured], columns: slice, normed: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of answers: features, the next token's embedding, and the state after that token."""
+    """Return the rows of answers: features, the next token's embedding, and the state after that token."""
     size, count = target.config.hidden_size, 0
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     for text in texts:
@@ -122,7 +125,10 @@ def _rows(target: Target, texts: Sequence[Featured], columns: slice, normed: boo
 
 
 def _see_own_row(attention: Attention, wanted_HH: Tensor, heads: int, groups: int) -> None:
-    """Attention that adds ``wanted_HH`` times the normed embedding of its own row, as far as the values' rank goes."""
+    """Set the attention's weights so that it adds ``wanted_HH`` times the normed embedding of its own row.
+
+    The rank of the values limits how exactly it can.
+    """
     size, dim = len(wanted_HH), attention.k_proj.out_features // groups
     left_HS, strength_S, right_SH = torch.linalg.svd(wanted_HH, full_matrices=False)
     rank = min(groups * dim, size)

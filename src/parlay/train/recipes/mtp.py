@@ -1,6 +1,6 @@
-"""Multi-token prediction on a frozen target: a block that learns one token further, or parallel heads.
+"""Train multi-token prediction on a frozen target: a block that predicts one token further, or parallel heads.
 
-The block is that of DeepSeek-V3 (DeepSeek-AI 2024, arXiv:2412.19437). DynaMo has parallel heads, too.
+The block is DeepSeek-V3's (DeepSeek-AI 2024, arXiv:2412.19437). DynaMo has parallel heads, too.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from parlay.train.recipes.linear_start import linear_guess
 from parlay.train.recipes.target import Target, common_tokens
 
 _MEASURED = 3
-"""Acceptance is measured at least up to this depth."""
+"""Acceptance is measured at least up to this depth of a draft."""
 _TEXTS = 64
-"""The size of states is measured on this many texts."""
+"""The scale of states is measured on this many texts."""
 
 
 class MtpRecipe(RepeatedLayer):
-    """Loss: the cross-entropy with the target's own distribution of one token further than the target's.
+    """The loss is the cross-entropy with the target's distribution of the token after the next one.
 
-    Where the module is trained for ``steps`` depths, it runs on its own states from the second on, and each depth
-    counts 0.8 times the one before.
+    If the module is trained for ``steps`` depths, it reads its own states from the second depth on. Each depth counts
+    0.8 times the depth before.
     """
 
     def __init__(self, module: MtpModule, target: Target, steps: int) -> None:
@@ -61,14 +61,14 @@ class MtpRecipe(RepeatedLayer):
 
 
 def start(options: MtpTrainOptions, target: Target, texts: Sequence[Featured]) -> MtpRecipe | ParallelMtpRecipe:
-    """The requested form of the module."""
+    """Make a recipe for the requested form of the module."""
     if options.form == "parallel":
         return ParallelMtpRecipe(first_parallel(options.draft_vocab, options.steps, target, texts), target)
     return _start_sequential(options, target, texts)
 
 
 def _start_sequential(options: MtpTrainOptions, target: Target, texts: Sequence[Featured]) -> MtpRecipe:
-    """The module starts at the best linear guess."""
+    """Make a recipe whose module begins as the best linear guess."""
     size = target.config.hidden_size
     module = MtpModule(target.config, min(options.draft_vocab, target.config.vocab_size), normed=True)
     module.set_draft_vocab(common_tokens(texts, options.draft_vocab, target.config.vocab_size))
@@ -82,7 +82,10 @@ def _start_sequential(options: MtpTrainOptions, target: Target, texts: Sequence[
 
 
 class ParallelMtpRecipe(LayerHeads):
-    """Heads of Gloeckle et al. 2024. Loss: sum of 0.8^k times that of head k, by the target's own distribution."""
+    """Trains the parallel heads of Gloeckle et al. 2024.
+
+    The loss is the sum over heads k of 0.8^k times the cross-entropy with the target's distribution.
+    """
 
     def __init__(self, heads: ParallelHeads, target: Target) -> None:
         super().__init__(heads, heads, target, len(heads.blocks))
@@ -100,7 +103,7 @@ class ParallelMtpRecipe(LayerHeads):
 
 
 def first_parallel(draft_vocab: int, heads: int, target: Target, texts: Sequence[Featured]) -> ParallelHeads:
-    """Heads that guess like the target's LM head."""
+    """Make heads that begin by guessing as the target's LM head does."""
     size = target.config.hidden_size
     draft_ids_D = common_tokens(texts, draft_vocab, target.config.vocab_size)
     module = ParallelHeads(target.config, len(draft_ids_D), heads)
@@ -114,7 +117,8 @@ def first_parallel(draft_vocab: int, heads: int, target: Target, texts: Sequence
 
 
 class DynamoRecipe(ParallelMtpRecipe):
-    """DynaMo (Tuli et al. 2024); see `ParallelMtpRecipe`. ``counted`` are n-grams that stand in the texts."""
+    """Trains DynaMo's heads (Tuli et al. 2024); see `ParallelMtpRecipe`. ``counted`` are the n-grams that the texts
+    contain."""
 
     def __init__(self, heads: ParallelHeads, target: Target, counted: Mapping[str, Tensor]) -> None:
         super().__init__(heads, target)
@@ -125,6 +129,6 @@ class DynamoRecipe(ParallelMtpRecipe):
 
 
 def start_dynamo(options: DynamoTrainOptions, target: Target, texts: Sequence[Featured]) -> DynamoRecipe:
-    """Heads that guess like the target's LM head, and the counts of all n-grams."""
+    """Make heads that begin by guessing as the target's LM head does, and count all n-grams."""
     counted = ngrams.count(text.ids_T[text.answer - 1 :].tolist() for text in texts)
     return DynamoRecipe(first_parallel(options.draft_vocab, options.heads, target, texts), target, counted)

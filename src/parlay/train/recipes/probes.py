@@ -1,5 +1,5 @@
-"""Trained inputs of the target (PaSS, PPD, BiTA, Speculative Streaming): they learn through its layers, which are
-frozen."""
+"""Train extra inputs of the target (PaSS, PPD, BiTA, Speculative Streaming). Gradients pass through its frozen
+layers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from parlay.train.recipes.torch_decoder import TorchTarget
 from parlay.types import ParlayError
 
 _DEEP = 3
-"""Streams run in this many last layers, unless the options say otherwise."""
+"""By default, streams run in this many last layers."""
 
 
 class ProbeRecipe(ByDepth):
-    """Every row of a text is followed by all probes in each batch; no group of probes sees another.
+    """In each batch all probes follow every row of a text, and no group of probes attends to another group.
 
-    Loss: sum of 0.8^m times the cross-entropy of probe m, with the target's own distribution (PPD) or, if ``hard``,
-    with the text (PaSS, BiTA, Speculative Streaming).
+    The loss is the sum over probes m of 0.8^m times a cross-entropy: with the target's distribution (PPD) or, if
+    ``hard``, with the text (PaSS, BiTA, Speculative Streaming).
     """
 
     def __init__(self, probes: ProbeEmbeddings, target: Target, *, hard: bool) -> None:
@@ -44,7 +44,7 @@ class ProbeRecipe(ByDepth):
         yield from map(self._read, self._states(batch))
 
     def _states(self, batch: TrainingBatch) -> Iterator[Tensor]:
-        """The state ``[B, R, H]`` of each probe that the LM head reads."""
+        """Yield each probe's state ``[B, R, H]`` that the LM head reads."""
         steps = self._begin(batch)
         with torch.no_grad():
             self._decoder.step(self._embedded(batch), steps)
@@ -58,7 +58,8 @@ class ProbeRecipe(ByDepth):
         return F.embedding(batch.ids_BT, self._embedding_VH).float()
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
-        """The settings, with how often each rank of each probe's guess is right, which gives the drafter's tree."""
+        """Return the settings, and how often the guess of each rank is right for each probe, from which the drafter
+        makes its tree."""
         return {"draft_vocab_size": len(self._head_DH), "acceptance": self.acceptance(heldout)}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -66,7 +67,7 @@ class ProbeRecipe(ByDepth):
 
 
 class BitaRecipe(ProbeRecipe):
-    """The probes see the prefix in every layer."""
+    """Trains BiTA's probes and the prefix that they attend to in every layer."""
 
     def __init__(self, probes: PrefixedProbes, target: Target) -> None:
         super().__init__(probes, target, hard=True)
@@ -79,12 +80,12 @@ class BitaRecipe(ProbeRecipe):
         return steps
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
-        """The weights, with the rows of the prefix."""
+        """Return the weights, including the prefix's rows."""
         return {**super().settings(heldout), "prefix": self._prefix.shape[3]}
 
 
 class StreamRecipe(ProbeRecipe):
-    """Streams begin at the input of layer ``join``; the layers before it run once, without gradients."""
+    """Trains streams that begin at the input of layer ``join``. The layers before it run once, without gradients."""
 
     def __init__(self, streams: Streams, target: Target, join: int) -> None:
         super().__init__(streams, target, hard=True)
@@ -101,22 +102,22 @@ class StreamRecipe(ProbeRecipe):
             yield decoder.step(begun_BRH + input_H, steps, self._join)
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
-        """The settings, with the layer at which streams begin."""
+        """Return the settings, and the layer at which streams begin."""
         return {**super().settings(heldout), "join": self._join, "rank": len(self._streams.up_RH)}
 
 
 def start_ppd(options: ProbeTrainOptions, target: Target, texts: Sequence[Featured]) -> ProbeRecipe:
-    """See `ProbeRecipe`."""
+    """Make PPD's recipe; see `ProbeRecipe`."""
     return ProbeRecipe(_plain(options, target, texts), target, hard=False)
 
 
 def start_pass(options: ProbeTrainOptions, target: Target, texts: Sequence[Featured]) -> ProbeRecipe:
-    """See `ProbeRecipe`."""
+    """Make PaSS's recipe; see `ProbeRecipe`."""
     return ProbeRecipe(_plain(options, target, texts), target, hard=True)
 
 
 def start_bita(options: BitaTrainOptions, target: Target, texts: Sequence[Featured]) -> BitaRecipe:
-    """Keys and values of the prefix begin near zero."""
+    """Make BiTA's recipe, with keys and values of the prefix that begin near zero."""
     config, ids_D = target.config, _vocab(options, target, texts)
     shape = config.num_layers, 2, config.num_kv_heads, options.prefix, config.head_dim
     probes = PrefixedProbes(_first(options, target, texts), 0.02 * torch.randn(shape), len(ids_D), config.vocab_size)
@@ -125,7 +126,8 @@ def start_bita(options: BitaTrainOptions, target: Target, texts: Sequence[Featur
 
 
 def start_streaming(options: StreamTrainOptions, target: Target, texts: Sequence[Featured]) -> StreamRecipe:
-    """Streams begin as the text's own states. Raises ParlayError for more layers than the target has."""
+    """Make the recipe of streams, which begin as copies of the text's states. Raises ParlayError for more layers
+    than the target has."""
     layers, ids_D = target.config.num_layers, _vocab(options, target, texts)
     deep = options.layers or max(1, layers // _DEEP)
     if deep > layers:
@@ -148,5 +150,5 @@ def _vocab(options: ProbeTrainOptions, target: Target, texts: Sequence[Featured]
 
 
 def _first(options: ProbeTrainOptions, target: Target, texts: Sequence[Featured]) -> Tensor:
-    """Probes ``[M, H]`` begin as the embeddings of the commonest tokens."""
+    """Return the initial probes ``[M, H]``: the embeddings of the most frequent tokens."""
     return target.embedding_VH[common_tokens(texts, options.probes, target.config.vocab_size)].float()

@@ -1,4 +1,4 @@
-"""Recipes whose heads guess one token each, on a frozen target: Medusa, Hydra and the like."""
+"""Recipes of heads that predict one token each on a frozen target: Medusa, Hydra and the like."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from parlay.train.recipes.target import Target, common_tokens
 
 
 class SeveralHeads(ByDepth):
-    """Loss: sum of 0.8^k times the cross-entropy of head k with the text, over tokens that can be drafted."""
+    """The loss is the sum over heads k of 0.8^k times the cross-entropy with the text, over tokens that can be
+    drafted."""
 
     def __init__(self, module: SeveralHeadsModule, target: Target, embedding: Iterable[nn.Parameter] = ()) -> None:
         """``embedding``: the module's own embedding, if it has one."""
@@ -44,7 +45,7 @@ class SeveralHeads(ByDepth):
         return self.hard_losses(batch)
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
-        """The settings, with the acceptance of each head's ranks, which gives the drafter's tree."""
+        """Return the settings, and the acceptance of each head's ranks, from which the drafter makes its tree."""
         return {
             "taps": [self._target.config.num_layers],
             "draft_vocab_size": self._config.draft_vocab_size,
@@ -62,9 +63,9 @@ Heads = TypeVar("Heads", bound=SeveralHeadsModule)
 def first_heads(
     make: Callable[[SeveralHeadsConfig], Heads], target: Target, texts: Sequence[Featured], vocab: int, count: int
 ) -> Heads:
-    """``count`` heads over the ``vocab`` commonest tokens of the texts.
+    """Make ``count`` heads over the ``vocab`` most frequent tokens of the texts.
 
-    Each begins as the target's LM head on the best linear guess of the state that it has to read.
+    Each head begins as the target's LM head applied to the best linear guess of the state that it must read.
     """
     draft_ids_D = common_tokens(texts, vocab, target.config.vocab_size)
     config = SeveralHeadsConfig(target.config.hidden_size, target.config.vocab_size, len(draft_ids_D), count)
@@ -78,7 +79,7 @@ def first_heads(
 
 
 class MedusaRecipe(SeveralHeads):
-    """Medusa-1 (Cai et al. 2024); see `SeveralHeads`. Each head reads the state alone."""
+    """Trains Medusa-1's heads (Cai et al. 2024), each of which reads only the state; see `SeveralHeads`."""
 
     def __init__(self, heads: MedusaHeads, target: Target) -> None:
         super().__init__(heads, target)
@@ -89,14 +90,14 @@ class MedusaRecipe(SeveralHeads):
 
 
 def start_medusa(options: MedusaTrainOptions, target: Target, texts: Sequence[Featured]) -> MedusaRecipe:
-    """From the best linear guess on."""
+    """Make Medusa's recipe, whose heads begin as the best linear guess."""
     return MedusaRecipe(first_heads(MedusaHeads, target, texts, options.draft_vocab, options.heads), target)
 
 
 class HydraRecipe(SeveralHeads):
-    """Hydra (Ankner et al. 2024); see `SeveralHeads`. While training, heads read the text's own tokens.
+    """Trains Hydra's heads (Ankner et al. 2024), which read the text's own tokens in training; see `SeveralHeads`.
 
-    Hydra++ learns the target's own distribution in place of the text, weighted alike.
+    Hydra++ learns the target's distribution instead of the text, with the same weights.
     """
 
     def __init__(self, heads: HydraHeads, target: Target) -> None:
@@ -122,15 +123,16 @@ class HydraRecipe(SeveralHeads):
 
 
 def start_hydra(options: HydraTrainOptions, target: Target, texts: Sequence[Featured]) -> HydraRecipe:
-    """From the best linear guess on."""
+    """Make Hydra's recipe, whose heads begin as the best linear guess."""
     make = partial(HydraHeads, plus=target.config if options.plus else None)
     return HydraRecipe(first_heads(make, target, texts, options.draft_vocab, options.heads), target)
 
 
 class MlpSpeculatorRecipe(SeveralHeads):
-    """The MLP speculator (Wertheimer et al. 2024); see `SeveralHeads`. Steps carry a state along the text's own tokens.
+    """Trains the MLP speculator (Wertheimer et al. 2024); see `SeveralHeads`. Its steps carry a state along the text's
+    tokens.
 
-    The texts are the target's own, as in the second stage of the paper.
+    As in the second stage of the paper, the target wrote the texts.
     """
 
     def __init__(self, speculator: MlpSpeculator, target: Target) -> None:
@@ -148,7 +150,7 @@ class MlpSpeculatorRecipe(SeveralHeads):
 def start_mlp_speculator(
     options: MlpSpeculatorTrainOptions, target: Target, texts: Sequence[Featured]
 ) -> MlpSpeculatorRecipe:
-    """With the target's embedding; see `first_heads`."""
+    """Make the MLP speculator's recipe, with the target's embedding; see `first_heads`."""
     speculator = first_heads(MlpSpeculator, target, texts, options.draft_vocab, options.heads)
     with torch.no_grad():
         speculator.emb.weight.copy_(target.embedding_VH.float())
@@ -156,7 +158,7 @@ def start_mlp_speculator(
 
 
 class ReDrafterRecipe(SeveralHeads):
-    """ReDrafter (Zhang et al. 2024); see `SeveralHeads`. One network is run as often as there would be heads."""
+    """Trains ReDrafter (Zhang et al. 2024); see `SeveralHeads`. One recurrent network stands for all heads."""
 
     def __init__(self, head: ReDrafterHead, target: Target) -> None:
         super().__init__(head, target)
@@ -173,7 +175,7 @@ class ReDrafterRecipe(SeveralHeads):
 
 
 def start_redrafter(options: ReDrafterTrainOptions, target: Target, texts: Sequence[Featured]) -> ReDrafterRecipe:
-    """A head that guesses like the target's LM head."""
+    """Make ReDrafter's recipe, whose head begins by guessing as the target's LM head does."""
     size, vocab_size = target.config.hidden_size, target.config.vocab_size
     draft_ids_D = common_tokens(texts, options.draft_vocab, vocab_size)
     head = ReDrafterHead(SeveralHeadsConfig(size, vocab_size, len(draft_ids_D), options.length))
@@ -186,10 +188,10 @@ def start_redrafter(options: ReDrafterTrainOptions, target: Target, texts: Seque
 
 
 class BlockwiseRecipe(SeveralHeads):
-    """Blockwise decoding (Stern et al. 2018); see `SeveralHeads`. The heads share the target's LM head.
+    """Trains the heads of blockwise decoding (Stern et al. 2018), which share the target's LM head; see `SeveralHeads`.
 
-    The model that rescores (Kim et al. 2024) learns beside them, by the cross-entropy of each next token. ``counted``
-    are n-grams.
+    The model that rescores drafts (Kim et al. 2024) is trained with them, by the cross-entropy of each next token.
+    ``counted`` are n-grams.
     """
 
     def __init__(self, heads: BlockwiseHeads, target: Target, counted: Mapping[str, Tensor]) -> None:
@@ -213,7 +215,7 @@ class BlockwiseRecipe(SeveralHeads):
 
 
 def start_blockwise(options: BlockwiseTrainOptions, target: Target, texts: Sequence[Featured]) -> BlockwiseRecipe:
-    """Heads that guess like the target's LM head, and the counts of all n-grams."""
+    """Make heads that begin by guessing as the target's LM head does, and count all n-grams."""
     draft_ids_D = common_tokens(texts, options.draft_vocab, target.config.vocab_size)
     sizes = (target.config.hidden_size, target.config.vocab_size, len(draft_ids_D), options.heads)
     heads = BlockwiseHeads(SeveralHeadsConfig(*sizes), target.config.intermediate_size)

@@ -1,4 +1,4 @@
-"""Facts that recipes take from a target: its shape, its embedding and head, and which layers to tap."""
+"""What recipes read from a target: its shape, its embedding and LM head, and the layers to tap."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from parlay.train.data.features import Featured
 
 @dataclass(frozen=True)
 class Target:
-    """A decoder of the Llama lineage, opened from its checkpoint. ``device`` is where its tensors are used."""
+    """A decoder of the Llama lineage, opened from its checkpoint. Its tensors are used on ``device``."""
 
     config: DecoderConfig
     weights: dict[str, Weight]
@@ -28,19 +28,19 @@ class Target:
 
     @classmethod
     def named(cls, model: str, device: torch.device | None = None) -> Target:
-        """By name, folder or GGUF file. Raises ParlayError for one that the native decoder can't run."""
+        """Open a target by name, folder or GGUF file. Raises ParlayError if the native decoder can't run it."""
         found = resolve(model)
         config = read_config(found)
         return cls(config, load_weights(found, config), device or torch.device("cpu"))
 
     @cached_property
     def embedding_VH(self) -> Tensor:
-        """bfloat16."""
+        """The embedding, in bfloat16."""
         return self.tensor("model.embed_tokens.weight").to(torch.bfloat16)
 
     @cached_property
     def tied(self) -> bool:
-        """Whether the LM head is the embedding; GGUF files may hold both, rounded to different formats."""
+        """Whether the LM head is the embedding. A GGUF file may hold both, rounded to different formats."""
         if "lm_head.weight" not in self.weights:
             return True
         some = witness_ids(self.config.vocab_size)
@@ -48,34 +48,35 @@ class Target:
 
     @cached_property
     def head_VH(self) -> Tensor:
-        """The LM head's weight, bfloat16."""
+        """The LM head's weight, in bfloat16."""
         has_own = "lm_head.weight" in self.weights
         return self.tensor("lm_head.weight").to(torch.bfloat16) if has_own else self.embedding_VH
 
     def logits(self, read: Tensor) -> Tensor:
-        """The target's logits where its LM head reads ``read``, of any shape: some targets scale and cap them."""
+        """Return the target's logits for inputs ``read`` of the LM head, of any shape. Some targets scale and cap
+        them."""
         scaled, cap = read * self.config.logit_scale, self.config.logit_cap
         return cap * (scaled / cap).tanh() if cap else scaled
 
     def tensor(self, name: str) -> Tensor:
-        """A weight as numbers, float32."""
+        """Return a weight as float32 numbers."""
         with torch.device("cpu"):  # where the file's blocks are
             return as_tensor(self.weights[name], torch.float32).to(self.device)
 
     def usual_taps(self) -> tuple[int, ...]:
-        """EAGLE-3's: the inputs of layers 2, L / 2 and L - 3; of shallow targets those of them that differ."""
+        """EAGLE-3's layers: the inputs of layers 2, L / 2 and L - 3. In a shallow target some of them are the same."""
         layers = self.config.num_layers
         return tuple(sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)}))
 
     def stored_layers(self) -> tuple[int, ...]:
-        """The usual taps, then the states that the LM head reads."""
+        """The usual taps, then the layer whose states the LM head reads."""
         return (*self.usual_taps(), self.config.num_layers)
 
 
 def common_tokens(texts: Iterable[Featured], size: int, vocab_size: int) -> Tensor:
-    """The ``size`` tokens that the target wrote most often in these texts, int64, ascending.
+    """Return the ``size`` tokens that the target wrote most often in these texts, int64, ascending.
 
-    Where there are fewer, low ids follow: tokenizers number common tokens first.
+    If the texts have fewer different tokens, low ids fill up: tokenizers number frequent tokens first.
     """
     counts_V = torch.zeros(vocab_size, dtype=torch.float64)
     for text in texts:

@@ -16,9 +16,10 @@ from parlay.types import ParlayError
 
 
 class TorchDecoder(nn.Module):
-    """Layers and last norm, float32. Raises ParlayError for layers that are not Llama's, with windows say.
+    """Layers and the final norm, in float32. Raises ParlayError for layers that differ from Llama's, as with windows.
 
-    Rows of later steps attend to the text up to their own place, and to the rows of earlier steps there; see `Steps`.
+    A row of a later step attends to the text up to its own position, and to the rows of earlier steps at that position;
+    see `Steps`.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -32,11 +33,12 @@ class TorchDecoder(nn.Module):
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
     def begin(self, padding_B: Tensor, rows: int | None = None) -> list[Steps]:
-        """The steps at the start: none. The last layer computes only the last ``rows`` rows, or all."""
+        """Return the list of steps, which is empty at first. The last layer computes only the last ``rows`` rows, or
+        all."""
         return [Steps(padding_B) for _ in self.layers[1:]] + [Steps(padding_B, rows)]
 
     def step(self, x_BTH: Tensor, steps: list[Steps], first: int = 0) -> Tensor:
-        """Input of the LM head from the rows ``x_BTH``, ``[B, T, H]``, which enter layer ``first``."""
+        """Return the LM head's input, from the rows ``x_BTH`` ``[B, T, H]`` that enter layer ``first``."""
         out: Tensor = self.norm(self.through(x_BTH, steps, first, len(self.layers)))
         return out
 
@@ -48,7 +50,7 @@ class TorchDecoder(nn.Module):
 
 
 class TorchTarget(TorchDecoder):
-    """With the weights of a target."""
+    """A decoder with the weights of a target."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target.config)
@@ -56,7 +58,7 @@ class TorchTarget(TorchDecoder):
 
 
 class _Embedded(TorchDecoder):
-    """With its embedding."""
+    """A decoder with the target's weights and its embedding."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)
@@ -75,7 +77,7 @@ class TorchModel(nn.Module):
 
     @classmethod
     def of(cls, target: Target) -> TorchModel:
-        """With the weights of a target."""
+        """Make a model with the weights of a target."""
         made = cls(target.config)
         _fill(made.model, target)
         if made.lm_head is not None:
@@ -90,7 +92,7 @@ class TorchModel(nn.Module):
         return head.weight
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits ``[..., V]`` of the output states ``hidden`` ``[..., H]`` of any layer."""
+        """Return logits ``[..., V]`` of the output states ``hidden`` ``[..., H]`` of any layer."""
         return F.linear(self.model.norm(hidden), self.head_VH)
 
 
