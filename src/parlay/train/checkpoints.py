@@ -1,4 +1,4 @@
-"""Writes a model that was trained in the form of the target's files, so that what opens one opens the other."""
+"""Writes a trained model in the form of the target's files, so that the same programs open both."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from parlay.system.user_cache import saved_whole
 
 GGUF_NAME = "model.gguf"
 _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id")
-"""The keys that a student's config.json takes over from the target's."""
+"""The keys of the target's config.json that a student's config.json takes over."""
 
 
 def save_student(
@@ -37,10 +37,11 @@ def save_student(
     embedding: str = USUAL,
     same_family: bool = False,
 ) -> None:
-    """A student of the model at ``like``: for a GGUF file one in 8 bits, for a folder a folder in bfloat16.
+    """Write a student of the model at ``like``: in 8 bits if that is a GGUF file, in a bfloat16 folder if it is a
+    folder.
 
-    Both carry that model's tokenizer. ``embedding`` is the format of the embedding matrix in a GGUF file. A student of
-    the ``same_family`` has the config of that model but for the number of layers; others are Llamas.
+    The student has that model's tokenizer. ``embedding`` is the format of the embedding matrix in a GGUF file. A
+    student of the ``same_family`` has that model's config, except for the number of layers; any other is a Llama.
     """
     if like.is_dir():
         _save_folder(folder, tensors, like=like, card=card)
@@ -59,7 +60,7 @@ def save_student(
 def _write_file(
     path: Path, config: DecoderConfig, tensors: Mapping[str, Tensor], like: Path, embedding: Format
 ) -> None:
-    """A GGUF file with the tokenizer of the one at ``like``. Rows that are no whole blocks stay float32."""
+    """Write a GGUF file with the tokenizer of the file at ``like``. Rows that do not fill whole blocks stay float32."""
     header = read_parts(like)[0]
     records = [record(key, value) for key, value in shape_keys(config).items()]
     records += copied_records(header, [key for key in header.keys if key.startswith("tokenizer.")])
@@ -74,7 +75,7 @@ def _write_file(
 
 
 def _save_folder(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, card: str) -> None:
-    """The tensors in bfloat16, beside config and tokenizer of the folder ``like``."""
+    """Write the tensors in bfloat16, with the config and tokenizer of the folder ``like``."""
     if not (folder.exists() and folder.samefile(like)):  # a student that learns further may be written in its place
         copy_texts(like, folder)
     (folder / "README.md").write_text(card, encoding="utf-8")
@@ -84,7 +85,7 @@ def _save_folder(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, car
 
 
 def _described(config: DecoderConfig) -> dict[str, object]:
-    """The keys of config.json that give a Llama's shape."""
+    """Return the keys of config.json that describe a Llama's shape."""
     return {
         "architectures": [config.architecture],
         "model_type": "llama",

@@ -1,8 +1,8 @@
-"""`parlay train defer`: Co-LLM's deferral head, trained by marginal likelihood (Shen et al. 2024, arXiv:2403.03870).
+"""`parlay train defer`: trains Co-LLM's deferral head by marginal likelihood (Shen et al. 2024, arXiv:2403.03870).
 
 The head reads the base model's final hidden state h and gives s = sigmoid(w . h + b), the probability that the
-assistant writes the next token x. It learns to minimise -log[(1 - s) p_base(x) + s p_assistant(x)] over texts, so
-nobody has to say which model should write what. Both models stay as they are; in the paper the base model learns too.
+assistant writes the next token x. It minimises -log[(1 - s) p_base(x) + s p_assistant(x)] over texts, so no labels are
+needed of which model should write what. Neither model is trained; in the paper the base model is trained too.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from parlay.train.watching import counted
 from parlay.types import ParlayError, Runner, Segment, Tokenizer
 
 _CHUNK, _LOGIT_ROWS = 512, 128
-"""Rows of a forward without logits, and with them, which for large vocabularies take much memory."""
+"""The rows of a forward without logits, and of one with logits, which take much memory for large vocabularies."""
 _PARTS = 10
-"""One part of so many chooses the threshold, and one measures it."""
+"""The texts are divided into this many parts: one chooses the threshold, one measures it."""
 _LEAST_TEXTS = 6
 _ROUNDS, _DECAY = 40, 1e-3
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -42,7 +42,7 @@ _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeferTrainOptions(Options):
-    """Which two models write together, and on what texts the head learns who is to write."""
+    """The two models that write together, and the texts from which the head learns who writes."""
 
     model: str = option("smollm2-135m", "the base model, by name, folder or GGUF file; the head reads its states")
     assistant: str = option(help="the model to which it defers, of the same tokenizer")
@@ -70,9 +70,10 @@ class DeferTrainOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Facts of N tokens of texts. ``states_NH`` are the base model's before each, float32.
+    """Values of N tokens of texts. ``states_NH``: the base model's state before each token, float32.
 
-    ``logprobs_N2`` is each token's log-probability by base and assistant, ``right_N2`` whether it is their likeliest.
+    ``logprobs_N2``: each token's log-probability by base and assistant. ``right_N2``: whether it is their likeliest
+    token.
     """
 
     states_NH: Tensor
@@ -81,7 +82,7 @@ class Rows:
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
-        """All rows of several texts."""
+        """Join the rows of several texts."""
         return cls(
             torch.cat([part.states_NH for part in parts]),
             torch.cat([part.logprobs_N2 for part in parts]),
@@ -91,7 +92,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How good a text is where the assistant writes a ``share`` of it: nats per token, and how many are likeliest."""
+    """The quality of a text if the assistant writes a ``share`` of it: nats per token, and the share of likeliest
+    tokens."""
 
     share: float
     nats: float
@@ -99,7 +101,7 @@ class Quality:
 
     @classmethod
     def of(cls, rows: Rows, deferred_N: Tensor) -> Quality:
-        """Where the assistant writes the tokens of a mask."""
+        """Compute the quality if the assistant writes the tokens of a mask."""
         choice_N1 = deferred_N.long()[:, None]
         nats, right = -rows.logprobs_N2.gather(1, choice_N1).mean(), rows.right_N2.gather(1, choice_N1).double().mean()
         return cls(float(deferred_N.double().mean()), float(nats), float(right))
@@ -109,7 +111,8 @@ class Quality:
 
 
 def train(options: DeferTrainOptions) -> str:
-    """Read the texts with both models, train the head, choose its threshold and save it; returns what was reached."""
+    """Read the texts with both models, train the head, choose its threshold and save it. Return the result in one
+    line."""
     threads.settle(options.threads)
     make_folder(options.out)
     check_vocabulary(options.model, options.assistant)
@@ -151,7 +154,8 @@ def train(options: DeferTrainOptions) -> str:
 
 
 def known_to_both(texts: Sequence[TrainingText], tokens: int) -> list[TrainingText]:
-    """The texts whose ids are below ``tokens``, which both models have. Raises ParlayError where there are too few."""
+    """Return the texts whose ids are below ``tokens``, so that both models have them. Raises ParlayError if too few
+    are left."""
     known = [text for text in texts if max(text.ids) < tokens]
     if len(known) < _LEAST_TEXTS:
         raise ParlayError(
@@ -161,8 +165,11 @@ def known_to_both(texts: Sequence[TrainingText], tokens: int) -> list[TrainingTe
 
 
 def parts_of(texts: Sequence[TrainingText]) -> list[int]:
-    """The part of each text, from 0 to 9. A document is in one part, so that nothing is measured on what was learned
-    from. Of few documents the parts lie behind one another, so that at most a text at their ends has both sides.
+    """Return the part of each text, from 0 to 9.
+
+    A document lies in one part, so that no text is measured whose document was learned from. If there are few
+    documents, the parts follow one another within them, and at most the texts at the borders are close to texts of
+    another part.
     """
     documents = {number: place for place, number in enumerate(dict.fromkeys(text.document for text in texts))}
     if len(documents) >= _LEAST_TEXTS:
@@ -171,7 +178,7 @@ def parts_of(texts: Sequence[TrainingText]) -> list[int]:
 
 
 def rows_of(pair: tuple[Runner, Runner], text: TrainingText) -> Rows:
-    """Read one text with base and assistant."""
+    """Read one text with the base model and the assistant."""
     size = min(runner.spec.vocab_size for runner in pair)
     targets_N1 = torch.tensor(text.ids[text.answer :])[:, None]
     states: list[Tensor] = []
@@ -195,9 +202,11 @@ def rows_of(pair: tuple[Runner, Runner], text: TrainingText) -> Rows:
 
 
 def fit(rows: Rows, chosen: Rows) -> tuple[Tensor, float]:
-    """The weight ``[H]``, float64, and the bias of the head that is best on ``chosen``, rounded as they are saved.
+    """Return the weight ``[H]``, float64, and the bias of the head that is best on ``chosen``, rounded as they are
+    saved.
 
-    It begins as a classifier of the tokens that the assistant has right and the base model wrong, as in the paper.
+    As in the paper, the head begins as a classifier of the tokens that the assistant predicts and the base model does
+    not.
     """
     mean_H, scale_H = rows.states_NH.mean(0), rows.states_NH.std(0).clamp(min=1e-6)
     normed_NH = (rows.states_NH - mean_H) / scale_H
@@ -229,19 +238,19 @@ def fit(rows: Rows, chosen: Rows) -> tuple[Tensor, float]:
 
 
 def marginal(score_N: Tensor, logprobs_N2: Tensor) -> Tensor:
-    """log[(1 - s) p_base(x) + s p_assistant(x)] for s = sigmoid(score)."""
+    """Compute log[(1 - s) p_base(x) + s p_assistant(x)] for s = sigmoid(score)."""
     return torch.logaddexp(F.logsigmoid(-score_N) + logprobs_N2[:, 0], F.logsigmoid(score_N) + logprobs_N2[:, 1])
 
 
 def deferring(rows: Rows, weight_H: Tensor, bias: float) -> Tensor:
-    """The head's probability ``[N]`` of deferring, float64."""
+    """Return the head's probabilities ``[N]`` of deferring, float64."""
     return torch.sigmoid(rows.states_NH.double() @ weight_H + bias)
 
 
 def threshold_of(deferring_N: Tensor, logprobs_N2: Tensor, share: float | None) -> float:
-    """The threshold above which this share of the probabilities lies; None: under which the tokens are likeliest.
+    """Return the threshold that this share of the probabilities exceeds. None: the one that makes the tokens likeliest.
 
-    Equal probabilities are on one side of it, so that a share may only be come near to.
+    Equal probabilities lie on one side of it, so the share may be met only approximately.
     """
     order_N = deferring_N.argsort(descending=True)
     sorted_N = deferring_N[order_N]
@@ -256,7 +265,7 @@ def threshold_of(deferring_N: Tensor, logprobs_N2: Tensor, share: float | None) 
 
 
 def _texts(options: DeferTrainOptions, tokenizer: Tokenizer) -> list[TrainingText]:
-    """Raises ParlayError where there are too few."""
+    """Read and tokenize the texts. Raises ParlayError if there are too few."""
     cut = Cut(options.longest // 2, options.longest, options.longest, options.document_tokens)
     found = encode_answers(read_user_texts(options.texts, skip_broken=options.skip_broken), tokenizer, cut)
     end = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
@@ -272,7 +281,8 @@ def _texts(options: DeferTrainOptions, tokenizer: Tokenizer) -> list[TrainingTex
 
 
 def _read(runner: Runner, text: TrainingText, layers: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Logits ``[R, V]`` and tapped states ``[R, H]`` of the rows that predict the answer, a few at a time."""
+    """Yield logits ``[R, V]`` and tapped states ``[R, H]`` of the rows that predict the answer, a few rows at a
+    time."""
     first, ids = text.answer - 1, text.ids[:-1]
     runner.open(0, (), salt="defer")
     try:

@@ -1,6 +1,6 @@
-"""How far a student's distribution is from its teacher's, for each row: what distillation makes small.
+"""Divergences of a student's distribution from its teacher's, for each row: the losses of distillation.
 
-p is the teacher's distribution, q the student's, both given by their logarithms ``[N, V]``. Results are in nats, but
+p is the teacher's distribution and q the student's, both given as logarithms ``[N, V]``. Results are in nats, except
 for total variation.
 """
 
@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
-"""Of the teacher's and the student's log-probabilities the divergence ``[N]``. Gradients flow to the student's."""
+"""Computes the divergence ``[N]`` from the teacher's and the student's log-probabilities. Gradients reach the
+student's."""
 
 
 def forward_kl(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
@@ -52,15 +53,15 @@ DIVERGENCES: Mapping[str, Divergence] = MappingProxyType(
 
 
 def product_type() -> torch.dtype:
-    """The type in which products run here: a weight that is used many times is brought to it once."""
+    """Return the number type of products here. A weight that is used many times is converted to it once."""
     kind = torch.get_default_device().type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
 
 
 class SummedInParts(torch.autograd.Function):
-    """The sum of a loss over rows of logits too wide to hold for all rows at once: it sees a few rows at a time.
+    """Sums a loss over rows whose logits are too wide to hold all at once: it computes a few rows at a time.
 
-    Gradients are worked out with the loss, so no logits are kept; none of a head that does not learn.
+    It computes gradients together with the loss, so no logits are kept. A frozen head gets no gradients.
     """
 
     @staticmethod
@@ -71,7 +72,8 @@ class SummedInParts(torch.autograd.Function):
         loss: Callable[[Tensor, slice], Tensor],
         rows: int,
     ) -> Tensor:
-        """``loss`` is called with logits ``[rows, V]`` and which rows they are, and gives their sum."""
+        """Sum the loss. ``loss`` is called with logits ``[rows, V]`` and the slice of rows they belong to, and
+        returns their sum."""
         learns: bool = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
         total, head_grad_VH = torch.zeros(()), torch.zeros_like(head_VH) if learns else torch.zeros(0)
         grads: list[Tensor] = []
@@ -91,6 +93,6 @@ class SummedInParts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, scale: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        """``scale`` ``[]``: the gradient of the sum."""
+        """Scale the gradients by ``scale`` ``[]``, the gradient of the sum."""
         hidden_NH, head_VH = ctx.saved_tensors  # type: ignore[attr-defined]
         return scale * hidden_NH, scale * head_VH if len(head_VH) else None, None, None

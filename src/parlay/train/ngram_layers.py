@@ -1,7 +1,7 @@
-"""`parlay train ngram-layers`: a small language model whose first layers see so few tokens that their output can be
-looked up.
+"""`parlay train ngram-layers`: trains a small language model whose first layers can be looked up.
 
-`parlay train ngram-states` precomputes their output for the frequent n-grams of a corpus.
+These layers see so few tokens that their output depends on an n-gram. `parlay train ngram-states` precomputes their
+output for the frequent n-grams of a corpus.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramLayersOptions(lm.TrainOptions):
-    """Options of a run; those of `parlay train lm`, and which layers come before the shape's own."""
+    """Options of a run: those of `parlay train lm`, and which layers come before the shape's own."""
 
     first_layers: int = option(2, "layers before the shape's own, which are looked up", low=1, high=LONGEST_NGRAM - 1)
     window: int = option(2, "tokens that each of these layers sees, its own included", low=2, high=LONGEST_NGRAM)
@@ -48,7 +48,7 @@ class NgramLayersOptions(lm.TrainOptions):
 
     @property
     def tokens_seen(self) -> int:
-        """How many of the last tokens the first layers see together."""
+        """The number of last tokens that the first layers see together."""
         return 1 + self.first_layers * (self.window - 1)
 
 
@@ -72,7 +72,7 @@ class NgramLayersTrainer(lm.Trainer):
         return super().make_model(Qwen3Config.from_dict({**config.to_dict(), **changed}))
 
     def write(self, record: dict[str, Any]) -> None:
-        """Writes the checkpoint, which transformers reads as a Qwen3, and says which layers can be looked up."""
+        """Write the checkpoint, which transformers reads as a Qwen3, and record which layers can be looked up."""
         super().write(record)
         mark(self.options.out, self.options.first_layers)
 
@@ -85,13 +85,13 @@ def mark(folder: Path, layers: int) -> None:
 
 
 def train(options: NgramLayersOptions) -> Path:
-    """Trains a model whose first layers are looked up, and returns the directory of its checkpoint."""
+    """Train a model whose first layers can be looked up; return the folder of its checkpoint."""
     return lm.train(options, lambda _: NgramLayersTrainer(options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramStatesOptions(Options):
-    """The states to precompute, and how: they differ where the model runs in another number type."""
+    """Options of the states to precompute. They depend on the number type in which the model runs."""
 
     model: str = option(help="folder of a model of parlay train ngram-layers; the table is written into it")
     data: Path = option(help="folder of text files and .jsonl files with texts under text, output or content")
@@ -101,9 +101,9 @@ class NgramStatesOptions(Options):
 
 
 def compute_states(options: NgramStatesOptions) -> Path:
-    """Writes the table of a corpus' frequent n-grams beside a model, and returns its path.
+    """Write the table of a corpus' frequent n-grams into the model's folder; return its path.
 
-    Raises UnsupportedModel for a model without such layers, ValueError for a corpus without n-grams.
+    Raises UnsupportedModel for a model without such layers, and ValueError for a corpus without n-grams.
     """
     threads.settle(options.threads)
     folder = resolve(options.model)

@@ -1,4 +1,5 @@
-"""Optimizers of training (AdamW, and Muon for matrices), the precision of its steps, their rates, and its clock."""
+"""Optimizers (AdamW, and Muon for matrices), the precision of training steps, learning rates, and the training
+clock."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ WEIGHT_DECAY = 0.03
 
 
 def adam(parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
-    """AdamW without decay."""
+    """Make AdamW without weight decay."""
     return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 
 
 def muon(matrices: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
-    """Muon (Jordan et al. 2024) with a little decay."""
+    """Make Muon (Jordan et al. 2024) with a little weight decay."""
     return Muon(matrices, lr=rate, weight_decay=WEIGHT_DECAY)
 
 
@@ -43,7 +44,7 @@ class Optimizers:
         ]
 
     def step(self, factor: float) -> None:
-        """One update at ``factor`` times the peak rates; clears the gradients."""
+        """Update all weights at ``factor`` times the peak rates, and clear the gradients."""
         for optimizer, peak in self.parts:
             for group in optimizer.param_groups:
                 group["lr"] = factor * peak
@@ -51,11 +52,11 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> list[dict[str, object]]:
-        """The states of all optimizers."""
+        """Return the states of all optimizers."""
         return [optimizer.state_dict() for optimizer, _ in self.parts]
 
     def load_state_dict(self, states: list[dict[str, object]]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restore the states that `state_dict` returned."""
         for (optimizer, _), state in zip(self.parts, states, strict=True):
             optimizer.load_state_dict(state)
 
@@ -66,7 +67,7 @@ _MOMENTUM = 0.95
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon, for matrices. Each step moves every singular direction by ``lr``, more for tall matrices, and decays the
+    """Muon, for matrices. Each step moves every singular direction by ``lr``, tall matrices further, and decays the
     weights."""
 
     def __init__(self, matrices: Iterable[nn.Parameter], lr: float, weight_decay: float) -> None:
@@ -74,7 +75,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update of the matrices that have gradients."""
+        """Update the matrices that have gradients."""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
@@ -94,7 +95,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix_NM: Tensor) -> Tensor:
-    """The matrix with singular values near 1, by Newton and Schulz's iteration."""
+    """Return the matrix with all singular values near 1, by the Newton-Schulz iteration."""
     tall = matrix_NM.shape[0] > matrix_NM.shape[1]
     found: Tensor = (matrix_NM.T if tall else matrix_NM) / matrix_NM.norm().clamp(min=1e-7)
     found = found.bfloat16() if half_pays(matrix_NM.device.type) else found
@@ -111,13 +112,13 @@ _SIZE, _CALLS = 512, 5
 
 @cache
 def half_pays(device: str) -> bool:
-    """Whether products in bfloat16 are faster than in float32; they are far slower on CPUs without instructions for
-    them."""
+    """Whether products are faster in bfloat16 than in float32. On CPUs without instructions for them they are far
+    slower."""
     return device == "cuda" or _seconds(torch.bfloat16) < _seconds(torch.float32)
 
 
 def mixed(precision: str = AUTO) -> torch.autocast:
-    """A context that computes products in bfloat16 where that is requested or, under ``auto``, faster."""
+    """Return a context that computes products in bfloat16 if that is requested or, with ``auto``, if it is faster."""
     return torch.autocast(torch.get_default_device().type, torch.bfloat16, enabled=halves(precision))
 
 
@@ -142,14 +143,14 @@ LENGTHS = ((0.8, 512), (1.0, 2048))
 
 
 def learning_rate(share: float) -> float:
-    """Factor on the peak rate: linear warm-up, constant, linear decay to zero at share 1."""
+    """Return the factor on the peak rate: linear warm-up, then constant, then linear decay to zero at share 1."""
     if share < WARM_UP:
         return max(share / WARM_UP, 0.02)
     return min(1.0, max(0.0, (1 - share) / (1 - DECAY_FROM)))
 
 
 def row_length(share: float, longest: int) -> int:
-    """Tokens per row, at most ``longest``."""
+    """Return the number of tokens per row, at most ``longest``."""
     return next(min(length, longest) for until, length in LENGTHS if share <= until or until == 1.0)
 
 
@@ -157,8 +158,8 @@ GAP = 4.0
 
 
 class TrainingClock:
-    """Counts the seconds of training. A lap counts for at most ``GAP`` times the median lap; `uncapped` counts in
-    full."""
+    """Counts the seconds of training. A lap counts as at most ``GAP`` times the median lap; work in `uncapped`
+    counts in full."""
 
     def __init__(self, elapsed: float = 0.0) -> None:
         self.elapsed = elapsed
@@ -166,7 +167,7 @@ class TrainingClock:
         self._last = time.monotonic()
 
     def lap(self) -> float:
-        """Ends a lap; returns the seconds counted for it."""
+        """End a lap; return the seconds counted for it."""
         now = time.monotonic()
         seconds, self._last = now - self._last, now
         if len(self._laps) >= 5:
@@ -177,7 +178,8 @@ class TrainingClock:
 
     @contextmanager
     def uncapped(self) -> Iterator[None]:
-        """Work that is known to be long (compiling, checking, saving) counts in full and is no lap."""
+        """Count the work inside in full, and not as a lap: work that is known to be long, such as compiling,
+        checking or saving."""
         started = time.monotonic()
         yield
         self._last = time.monotonic()

@@ -1,7 +1,7 @@
-"""Where a run computes: in this process alone, or in several that torchrun started, with one set of weights.
+"""The processes of a training run: this one alone, or several that torchrun started, which share one set of weights.
 
-Each process learns from its share of the batches. Gradients, losses and times are means over all processes, so that all
-take the same steps and stop at the same one. Only the first process writes files and prints.
+Each process learns from its share of the batches. Gradients, losses and times are averaged over all processes, so that
+all take the same steps and stop together. Only the first process writes files and prints.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ LossOf = Callable[[TrainingBatch], Tensor]
 
 
 class Processes(Protocol):
-    """Rank and world size of this process."""
+    """This process's rank, and how it works with the others."""
 
     rank: int
     count: int
 
     def loss_of(self, recipe: Recipe) -> LossOf:
-        """The recipe's loss; its backward pass gives every process the same gradients."""
+        """Return the recipe's loss. Its backward pass gives every process the same gradients."""
         ...
 
     def mean(self, value: float) -> float: ...
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
-        """The first process runs the block before the others do, so that they find what it wrote."""
+        """Let the first process run the block before the others, so that they find what it wrote."""
         ...
 
 
 class Alone:
-    """One process alone."""
+    """A run in one process."""
 
     rank, count = 0, 1
 
@@ -72,7 +72,7 @@ class _Loss(nn.Module):
 
 
 class Together:
-    """Several processes, on CPUs."""
+    """A run in several processes, on CPUs."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -92,8 +92,10 @@ class Together:
 
 
 def processes() -> Processes:
-    """The processes that torchrun started, else this one alone. Raises ParlayError where there are several without
-    accelerate."""
+    """Return the processes that torchrun started, or this one alone.
+
+    Raises ParlayError if there are several and accelerate is not installed.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Alone()
     try:

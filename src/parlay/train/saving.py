@@ -1,4 +1,4 @@
-"""Saves a trained head: its origin, the proof that it computes alike elsewhere, and its card."""
+"""Saves a trained head with its origin, its card, and a proof that it computes the same elsewhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from parlay.types import Exactness, ParlayError, RunnerSpec
 
 
 def make_folder(folder: Path) -> None:
-    """Check the output folder before anything is computed. Raises ParlayError where nothing can be written there."""
+    """Check the output folder before anything is computed. Raises ParlayError if nothing can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -39,7 +39,8 @@ def make_folder(folder: Path) -> None:
 
 
 def origin_of(options: DrafterTrainOptions) -> Origin:
-    """The origin of a head that is trained with these options. Its licence is the target's unless they name another."""
+    """Return the origin of a head that is trained with these options. Its licence is the target's unless they name
+    another."""
     model = options.model
     return Origin(public_name(model), weights_sha256(model), options.domain, options.licence or licence(model))
 
@@ -54,7 +55,7 @@ def save_head(
     expected: float,
     card: str,
 ) -> None:
-    """Writes the folder. ``expected`` is the share of held-out first guesses that are right."""
+    """Write the folder. ``expected`` is the share of first guesses that were right on held-out texts."""
     with target.device:
         settings = recipe.settings(in_order(heldout, options.batch_tokens, options.longest))
     witness_WH = target.embedding_VH.cpu()[artefact.witness_ids(target.config.vocab_size)]
@@ -75,7 +76,7 @@ def save_head(
 def written_card(
     method: str, options: DrafterTrainOptions, reached: Progress, trained: Sequence[Featured], origin: Origin
 ) -> str:
-    """The card of a drafter that was trained on ``trained``."""
+    """Write the card of a drafter that was trained on ``trained``."""
     asked = f"{options.prompts.name} and prompts of its own" if options.prompts else "prompts of its own"
     read = f"; it read those of {options.texts.name}" if options.texts else ""
     shares = ", ".join(f"{100 * share:.1f} %" for share in reached.acceptance)
@@ -97,7 +98,8 @@ def written_card(
 
 
 def with_proof(made: HeadArtefact, target: Target, ids: Sequence[int], states: Mapping[int, Tensor]) -> HeadArtefact:
-    """The head with what its drafter guesses now in a text. ``states`` ``[T, H]`` are the target's, by layer."""
+    """Return the head with the guesses that its drafter makes now in a text. ``states`` ``[T, H]`` are the target's,
+    by layer."""
     stored = artefact.as_stored(made)
     resources = Resources(
         vocab_size=target.config.vocab_size,
@@ -111,7 +113,7 @@ def with_proof(made: HeadArtefact, target: Target, ids: Sequence[int], states: M
 
 
 def _spec(target: Target) -> RunnerSpec:
-    """A runner with everything that drafters require; it computes nothing."""
+    """Describe a runner that has everything that drafters require; it computes nothing."""
     config = target.config
     return RunnerSpec(
         name="target",

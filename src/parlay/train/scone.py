@@ -1,7 +1,8 @@
-"""`parlay train scone`: a small language model that adds embeddings of frequent n-grams at its input (Yu et al. 2025).
+"""`parlay train scone`: trains a small language model that adds embeddings of frequent n-grams to its input (Yu et al.
+2025).
 
-A small transformer reads each n-gram and makes its embedding. It learns with the model. Afterwards its results are
-written to a table, so a forward looks them up, and computes no more than it would without them.
+A small transformer, trained together with the model, computes each n-gram's embedding. After training its results are
+written to a table. A forward looks them up, so it computes no more than without n-grams.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from parlay.train.lm_data import TRAINING, load_stream
 from parlay.train.lm_model import export
 
 _PART = 4096
-"""N-grams whose embeddings are computed together."""
+"""The embeddings of this many n-grams are computed together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class SconeOptions(lm.TrainOptions):
 
 
 class NgramEmbedding(nn.Module):
-    """The embeddings of tokens, to which those of the longest frequent n-grams that end there are added."""
+    """Token embeddings. At each token the embedding of the longest frequent n-gram that ends there is added."""
 
     def __init__(self, plain: nn.Embedding, index: NgramIndex, encoder: Qwen3Model) -> None:
         super().__init__()
@@ -49,13 +50,13 @@ class NgramEmbedding(nn.Module):
         nn.init.zeros_(encoder.norm.weight)  # at first n-grams add nothing
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """``[B, T, H]`` of texts' ids."""
+        """Return the embeddings ``[B, T, H]`` of texts."""
         embedded: Tensor = F.embedding(ids_BT, self.weight) + self.added(ids_BT)
         return embedded
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # how many n-grams a batch has differs
     def added(self, ids_BT: Tensor) -> Tensor:
-        """Compute the n-grams' part of the input, ``[B, T, H]``; each n-gram is computed once."""
+        """Compute the n-grams' part of the input, ``[B, T, H]``. Each different n-gram is computed once."""
         found = self.index.find(grams_of(ids_BT.numpy(), self.index.longest))
         own, places = np.unique(found, return_inverse=True)
         none = int(own[0] < 0)
@@ -64,7 +65,7 @@ class NgramEmbedding(nn.Module):
         return made_UH[torch.from_numpy(places)].view(*ids_BT.shape, -1)
 
     def embeddings(self, grams_U: Tensor) -> Tensor:
-        """The embeddings ``[U, H]`` of some n-grams: what the transformer makes of the last token."""
+        """Return the embeddings ``[U, H]`` of some n-grams: the transformer's output at the last token."""
         lengths_U = self.lengths_F[grams_U]
         ids_UL = self.tokens_FL[grams_U, : int(lengths_U.max()) if len(grams_U) else 1]
         states_ULH = self.encoder(input_ids=ids_UL).last_hidden_state
@@ -94,7 +95,7 @@ class SconeTrainer(lm.Trainer):
         return model
 
     def write(self, record: dict[str, Any]) -> None:
-        """Writes the checkpoint, and the table of its n-grams."""
+        """Write the checkpoint and the table of its n-grams."""
         out, embedding = self.options.out, self.model.model.embed_tokens
         assert isinstance(embedding, NgramEmbedding)
         export(self.model, self.tokenizer, out, record)
@@ -105,5 +106,5 @@ class SconeTrainer(lm.Trainer):
 
 
 def train(options: SconeOptions) -> Path:
-    """Trains a model with embeddings of n-grams, and returns the directory of its checkpoint."""
+    """Train a model with embeddings of n-grams; return the folder of its checkpoint."""
     return lm.train(options, lambda _: SconeTrainer(options))

@@ -1,4 +1,4 @@
-"""Progress of a training run: a bar on a terminal, else a line now and then."""
+"""The progress of a training run: a bar on a terminal, otherwise a line now and then."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LAYOUT = "{desc} {percentage:3.0f}% |{bar}| {remaining} left{postfix}"
 
 @contextmanager
 def counted(what: str, shards: int) -> Iterator[Callable[[int], None]]:
-    """To be called with the number of each shard that is done."""
+    """Show progress over shards. Call the yielded function with the number of each finished shard."""
     with bar(shards, what.capitalize(), "shard") as shown:
 
         def done(number: int) -> None:
@@ -26,7 +26,7 @@ def counted(what: str, shards: int) -> Iterator[Callable[[int], None]]:
 
 
 class Watch:
-    """A bar over a run, with the time left, rate, loss and what was last measured. To be used in a `with`."""
+    """Shows a bar with the time left, the rate, the loss and the latest measurement. Use it in a `with` statement."""
 
     def __init__(self, what: str, wanted: Progress = None) -> None:
         """``wanted``: see `parlay.system.progress.bar`."""
@@ -35,11 +35,11 @@ class Watch:
 
     @property
     def shown(self) -> bool:
-        """Whether somebody sees the bar; if not, the run prints lines."""
+        """Whether the bar is shown; if not, the run prints lines."""
         return not self._bar.disable
 
     def step(self, share: float, seconds: float, tokens: int, loss: float) -> None:
-        """Report the share of the run that is over, 1 at its end, and the seconds and tokens that it trained."""
+        """Report the finished share of the run (1 at its end), and the seconds and tokens trained."""
         rate = tokens / max(seconds, 1e-9)
         self._bar.set_postfix_str(f"{rate:,.0f} tokens/s, loss {loss:.3f}{self._measured}", refresh=False)
         self._bar.update(min(share, 1.0) - self._bar.n)

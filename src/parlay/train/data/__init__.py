@@ -1,1 +1,1 @@
-"""Training data of drafters: prompts, the target's own answers to them, and the target's features of both."""
+"""Training data of drafters: prompts, the target's answers to them, and the target's features of both."""

@@ -1,4 +1,7 @@
-"""Batches of texts with features: answers of similar length together, padded in front, in an order fixed by a seed."""
+"""Batches of texts with their features.
+
+A batch has answers of similar length, padded at the front. A seed fixes the order of batches.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from torch.nn.utils.rnn import pad_sequence
 from parlay.train.data.features import Featured
 
 _POOL = 256
-"""Texts that are sorted by length before they are cut into batches."""
+"""This many texts are sorted by length before they are cut into batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """B texts, padded in front to T tokens. The last R rows of each text are trained on: the longest answer has R
-    tokens.
+    """B texts, padded at the front to T tokens. Only the last R rows of each text are trained on: the longest answer
+    has R tokens.
 
-    ``states_BTF`` float32; ``padding_B`` counts the rows in front of each text. ``known_BR``: for which of the last
-    rows the target chose the next token.
+    ``states_BTF`` is float32; ``padding_B`` counts the padding rows of each text. ``known_BR``: whether the target
+    chose the token after the row.
     """
 
     ids_BT: Tensor
@@ -35,13 +38,14 @@ class TrainingBatch:
         return self.known_BR.shape[1]
 
     def tokens_ahead(self, count: int) -> Tensor:
-        """Int64 ``[B, R]``: the token this many places after each row; -1 after the end of the text."""
+        """Return int64 ``[B, R]``: the token ``count`` positions after each row; -1 after the end of the text."""
         ended = torch.full((len(self.ids_BT), count), -1)
         return torch.cat((self.ids_BT, ended), 1)[:, self.ids_BT.shape[1] + count - self.rows :]
 
 
 def endless(texts: Sequence[Featured], tokens: int, longest: int, seed: int) -> Iterator[TrainingBatch]:
-    """Epoch after epoch, in batches of about this many rows; texts over ``longest`` tokens keep their end only."""
+    """Yield batches of about ``tokens`` rows, epoch after epoch. Only the end of a text over ``longest`` tokens is
+    used."""
     epoch = 0
     while True:
         order = random.Random(seed * 1_000_003 + epoch).sample(range(len(texts)), len(texts))
@@ -54,17 +58,17 @@ def endless(texts: Sequence[Featured], tokens: int, longest: int, seed: int) -> 
 
 
 def in_order(texts: Sequence[Featured], tokens: int, longest: int) -> Iterator[TrainingBatch]:
-    """Every text once."""
+    """Yield batches in which every text occurs once."""
     return (padded(group, longest) for group in _groups(sorted(texts, key=_answer_rows), tokens))
 
 
 def _answer_rows(text: Featured) -> int:
-    """The rows whose next token was chosen by the target."""
+    """Return the number of rows whose next token the target chose."""
     return len(text.ids_T) - text.answer + 1
 
 
 def _groups(texts: Sequence[Featured], tokens: int) -> Iterator[list[Featured]]:
-    """Groups texts, from the shortest to the longest."""
+    """Group texts of similar length, from the shortest to the longest."""
     group: list[Featured] = []
     for text in texts:
         if group and _answer_rows(text) * (len(group) + 1) > tokens:
@@ -76,7 +80,7 @@ def _groups(texts: Sequence[Featured], tokens: int) -> Iterator[list[Featured]]:
 
 
 def padded(texts: Sequence[Featured], longest: int) -> TrainingBatch:
-    """One batch of these texts, on the default device."""
+    """Make one batch of these texts, on the default device."""
     device = torch.get_default_device()
 
     def joined(parts: Sequence[Tensor]) -> Tensor:

@@ -1,6 +1,6 @@
-"""The features of texts: hidden states of some of the target's layers, kept on disk in shards.
+"""The features of texts: hidden states of some of the target's layers, stored on disk in shards.
 
-A shard of states stands beside its shard of texts, memory-mapped when read.
+Each shard of texts has a shard of states in the same folder. States are memory-mapped when they are read.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from parlay.train.data.user_texts import TrainingText, load_shard, shards
 from parlay.types import ParlayError, Runner, Segment
 
 _ROWS, _ROWS_BESIDE = 512, 4096
-"""Rows of a forward: on a CPU, and on another device, which takes as long for few."""
+"""The rows of a forward on a CPU, and on another device, where a forward of few rows takes just as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Featured:
-    """One text of T tokens, of which the target wrote those from ``answer`` on.
+    """A text of T tokens and its features. The target wrote the tokens from ``answer`` on.
 
-    ``states_TF`` bfloat16 are the hidden states of all stored layers side by side.
+    ``states_TF`` has the hidden states of all stored layers side by side, in bfloat16.
     """
 
     ids_T: Tensor
@@ -35,10 +35,10 @@ class Featured:
 
 
 class FeatureStore:
-    """States of the texts in ``folder`` that enter ``layers``; what is lacking is computed by a runner.
+    """The states that enter ``layers``, for the texts in ``folder``. A runner computes missing ones.
 
-    Recipes read the target's own distribution from the last of them, the number of layers: the states that the LM head
-    reads.
+    The last layer is the number of layers: its states are the input of the LM head, from which recipes compute the
+    target's distribution.
     """
 
     def __init__(self, folder: Path, layers: Sequence[int]) -> None:
@@ -46,7 +46,7 @@ class FeatureStore:
         self._layers = tuple(layers)
 
     def compute(self, runner: Runner, done: Callable[[int], None] = lambda _: None) -> None:
-        """Computes the shards that are not there yet; ``done`` is called with the number of each."""
+        """Compute the missing shards; ``done`` is called with the number of each."""
         for number, texts in enumerate(shards(self._folder)):
             path = self.path(texts)
             if not path.exists():
@@ -54,7 +54,7 @@ class FeatureStore:
                 done(number)
 
     def computed(self, runner: Runner, done: Callable[[int], None] = lambda _: None) -> list[Featured]:
-        """All texts with their states, read where they were kept, else computed; nothing is written."""
+        """Return all texts with their states. Stored states are read, the others are computed; nothing is written."""
         found: list[Featured] = []
         for number, texts in enumerate(shards(self._folder)):
             path = self.path(texts)
@@ -63,18 +63,18 @@ class FeatureStore:
         return found
 
     def load(self) -> list[Featured]:
-        """All texts whose states are there."""
+        """Return all texts whose states are stored."""
         found = [self.path(texts) for texts in shards(self._folder)]
         return [text for path in found if path.exists() for text in _load(path)]
 
     def path(self, texts: Path) -> Path:
-        """The path of the states that belong to a shard of texts."""
+        """Return the path of the states of a shard of texts."""
         name = "-".join(map(str, self._layers))
         return texts.with_name(texts.name.replace("texts", f"states-{name}")).with_suffix(".safetensors")
 
 
 def _featured(runner: Runner, texts: Sequence[TrainingText], layers: tuple[int, ...]) -> list[Featured]:
-    """Compute the states in forwards of many short texts at once, or of a piece of a long one."""
+    """Compute the states in forwards of many short texts together, or of one piece of a long text."""
     most = _ROWS if runner.spec.device == "cpu" else _ROWS_BESIDE
     found: list[Featured] = []
     group: list[TrainingText] = []
@@ -87,7 +87,8 @@ def _featured(runner: Runner, texts: Sequence[TrainingText], layers: tuple[int, 
 
 
 def _run(runner: Runner, texts: Sequence[TrainingText], layers: tuple[int, ...]) -> list[Featured]:
-    """Several texts of `_ROWS` tokens in all, or a longer one; they share no prefix and leave none."""
+    """Compute the states of several texts of `_ROWS` tokens in all, or of a longer one. They share no prefix and
+    leave none in the cache."""
     names = [hash((text.ids, place)) | 1 << 62 for place, text in enumerate(texts)]
     states: list[list[Tensor]] = [[] for _ in texts]
     for name, text in zip(names, texts, strict=True):
@@ -112,7 +113,7 @@ def _run(runner: Runner, texts: Sequence[TrainingText], layers: tuple[int, ...])
 
 
 def save(path: Path, texts: Sequence[Featured]) -> None:
-    """Writes the texts and their states; ``path`` is replaced in one move."""
+    """Write the texts and their states. The file at ``path`` is replaced in one move."""
     tensors = {
         "ids": torch.cat([text.ids_T for text in texts]).int(),
         "states": torch.cat([text.states_TF for text in texts]),

@@ -1,4 +1,4 @@
-"""Training data of drafters, written where it is missing: texts, and the target's states on them."""
+"""Prepares the training data of drafters: writes missing texts, and computes the target's states on them."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ _AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """How the student samples its answers for on-policy training."""
+    """How a student samples its answers for on-policy training."""
 
     tokens: int
     seed: int
 
 
 def prepare(options: DrafterTrainOptions) -> list[Featured]:
-    """Conversations that the target wrote, and those that were given; all methods read the same."""
+    """Return the conversations that the target wrote and those that the user gave. All methods learn from the same
+    ones."""
     prompts = read_prompts(options.prompts, skip_broken=options.skip_broken) if options.prompts else []
     given = read_user_texts(options.texts, skip_broken=options.skip_broken) if options.texts else None
     check_filled(options.work, _filling(options, prompts))
@@ -70,7 +71,8 @@ def prepare(options: DrafterTrainOptions) -> list[Featured]:
 
 
 def prepare_distill(options: DistillTrainOptions) -> list[Featured]:
-    """The same, with the student's own answers beside them if it writes; or a server's answers, without states."""
+    """Return the texts of `prepare`, and the student's own answers if it writes some. With a server as the teacher,
+    return the server's answers, without states."""
     if options.url:
         return _asked(options)
     found = prepare(options)
@@ -87,10 +89,10 @@ def prepare_distill(options: DistillTrainOptions) -> list[Featured]:
 def answer_as(
     student: LLM, texts: Path, folder: Path, how: Answering, done: Callable[[int], None] = lambda _: None
 ) -> None:
-    """The student's sampled answers to the prompts of the shards in ``texts``, in shards in ``folder``.
+    """Write the student's sampled answers to the prompts of the shards in ``texts``, as shards in ``folder``.
 
-    ``done`` is called with the number of each that was missing. The answers are kept as texts that the target only
-    reads: nothing is measured on them.
+    ``done`` is called with the number of each missing shard when it is written. The answers are stored as texts that
+    the target only reads, so nothing is measured on them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number, source in enumerate(shards(texts)):
@@ -123,7 +125,7 @@ def _asked(options: DistillTrainOptions) -> list[Featured]:
 
 
 def _filling(options: DrafterTrainOptions, prompts: Sequence[str]) -> dict[str, str]:
-    """All options that the written texts and the target's states depend on; see `check_filled`."""
+    """Return all options on which the written texts and the target's states depend; see `check_filled`."""
     found = {"model": weights_fingerprint(options.model)}
     if not options.written_shards:
         return found

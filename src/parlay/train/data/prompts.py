@@ -1,4 +1,4 @@
-"""Prompts to train on: read from a file, or written by the target itself."""
+"""The prompts to train on, from a file or written by the target."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ _MARK = "PARLAY"
 
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
-    """Token ids that a model's chat template puts before a user's words and between them and the answer."""
+    """The token ids that a model's chat template puts before a user's message, and between it and the answer."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
 
     @classmethod
     def of(cls, tokenizer: Tokenizer | None) -> ChatFrame:
-        """Raises ParlayError for a tokenizer without a chat template, or whose template changes a user's words."""
+        """Read the frame from the tokenizer's chat template.
+
+        Raises ParlayError if there is no template, or if it changes a user's message.
+        """
         if tokenizer is None or not tokenizer.chat_template:
             raise ParlayError("the model has no chat template: give prompts with --prompts, or texts with --texts")
         before, mark, after = render(tokenizer, [{"role": "user", "content": _MARK}]).partition(_MARK)
@@ -37,7 +40,8 @@ class ChatFrame:
 
     @classmethod
     def of_prompts(cls, tokenizer: Tokenizer | None) -> ChatFrame:
-        """The same. Without a chat template, what the tokenizer puts around every text, as a translator's separator."""
+        """Read the frame as `of` does. Without a chat template, take what the tokenizer adds to every text, as a
+        translator's separator."""
         if tokenizer is None or tokenizer.chat_template:
             return cls.of(tokenizer)
         whole, words = (tokenizer.encode(_MARK, add_special_tokens=special) for special in (True, False))
@@ -46,15 +50,15 @@ class ChatFrame:
         return cls((), ()) if first is None else cls(tuple(whole[:first]), tuple(whole[first + len(words) :]))
 
     def around(self, words: Sequence[int]) -> tuple[int, ...]:
-        """A prompt for an answer to these words."""
+        """Return the prompt that asks for an answer to these words."""
         return (*self.before, *words, *self.after)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptAndAnswer:
-    """A prompt and its answer: a user's words, and a model's reply.
+    """A prompt and its answer: a user's message and a model's reply.
 
-    ``framed``: both are what the model read and wrote, in its template, as `parlay serve --record` keeps them.
+    ``framed``: both are already in the model's chat template, as `parlay serve --record` stores them.
     """
 
     prompt: str
@@ -63,7 +67,7 @@ class PromptAndAnswer:
 
 
 def read_prompts(path: Path, *, skip_broken: bool = False) -> list[str]:
-    """The first thing that a user says in each item of a file of prompts, as `parlay.bench.workloads` reads it.
+    """Read the first user message of each item in a file of prompts; `parlay.bench.workloads` defines the formats.
 
     Raises ParlayError for a file without prompts, for recorded traffic, and for a broken line unless ``skip_broken``.
     """
@@ -101,9 +105,9 @@ def read_conversations(path: Path, *, skip_broken: bool = False) -> list[PromptA
 
 
 def refuse_broken(first: str, count: int, skip_broken: bool) -> None:
-    """Says what is wrong with the ``first`` broken line of a file, and how many there are.
+    """Warn of the broken lines of a file: the ``first`` one's fault, and their number.
 
-    Raises ParlayError unless they are to be skipped.
+    Raises ParlayError instead unless broken lines are to be skipped.
     """
     many = counted(count, "such line")
     if not skip_broken:
@@ -112,7 +116,7 @@ def refuse_broken(first: str, count: int, skip_broken: bool) -> None:
 
 
 def conversation_of(line: str) -> PromptAndAnswer | None:
-    """Read the conversation of a JSON line; None where prompt or answer is missing or empty."""
+    """Read the conversation of a JSON line; None if the prompt or the answer is missing or empty."""
     record = _record(line)
     prompt, answer = _text(record, "prompt"), _text(record, "answer")
     return PromptAndAnswer(prompt, answer, record.get("framed") is True) if prompt and answer else None
@@ -127,6 +131,6 @@ def _record(line: str) -> dict[str, Any]:
 
 
 def _text(record: dict[str, Any], key: str) -> str:
-    """Empty where there is none."""
+    """Return the text of a key; empty if there is none."""
     text = record.get(key)
     return text if isinstance(text, str) and text.strip() else ""

@@ -1,4 +1,5 @@
-"""Texts that an OpenAI-compatible server writes: its answers to given prompts, in shards as a local target's."""
+"""Texts that an OpenAI-compatible server writes: its answers to given prompts, stored in shards as a local target's
+are."""
 
 from __future__ import annotations
 
@@ -19,16 +20,16 @@ from parlay.train.data.user_texts import TrainingText, save_shard, shard_path
 from parlay.types import ParlayError, Tokenizer
 
 KEY = "OPENAI_API_KEY"
-"""The environment variable with the API key to send, if any."""
+"""The environment variable with the API key, if the server needs one."""
 SHARD = 32
-"""Conversations in a shard: fewer than a local target's, because a server may end at any time."""
+"""Conversations per shard: fewer than a local target's, because a server may stop at any time."""
 _AT_ONCE = 8
 _SECONDS = 600
 _SCHEMES = ("http://", "https://")
 
 
 class Answer(NamedTuple):
-    """A text, and whether the server's model ended it itself; a text that was cut off has no end."""
+    """A text, and whether the server's model ended it. A text that was cut off has no end token."""
 
     text: str
     ended: bool
@@ -36,7 +37,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TeacherApi:
-    """A model on a server. ``url`` ends before ``/chat/completions``, most often in ``/v1``."""
+    """A model on a server. ``url`` is the address without ``/chat/completions``, and usually ends in ``/v1``."""
 
     url: str
     model: str
@@ -44,7 +45,10 @@ class TeacherApi:
     temperature: float = 0.8
 
     def answer(self, prompt: str) -> Answer:
-        """Raises ParlayError where the server does not answer, or with something else than a chat completion."""
+        """Return the server's answer to a prompt.
+
+        Raises ParlayError if the server does not answer, or if it answers with anything but a chat completion.
+        """
         asked = {
             "model": self.model,
             "messages": [{"role": "user", "content": prompt}],
@@ -77,9 +81,9 @@ def ask(
     tokenizer: Tokenizer,
     done: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Writes the shards of answers that are missing in ``folder``; ``done`` is called with the number of each.
+    """Write the missing shards of answers in ``folder``; ``done`` is called with the number of each.
 
-    Raises ParlayError where the server fails; shards before that are kept, so the next call goes on there.
+    Raises ParlayError if the server fails. Finished shards are kept, so the next call goes on from there.
     """
     if not teacher.url.startswith(_SCHEMES):
         raise ParlayError(f"url={teacher.url}: expected an address such as http://127.0.0.1:8000/v1")

@@ -1,6 +1,6 @@
-"""Texts to train on: shards of them on disk, and those that others wrote.
+"""Texts to train on: the shards on disk, and texts that the user gives.
 
-The target reads such a text several times as fast as it writes one of its own. Nothing is measured on them, unless the
+The target reads a given text several times faster than it writes one. Nothing is measured on given texts, unless the
 target writes none.
 """
 
@@ -25,7 +25,7 @@ from parlay.types import ParlayError, Tokenizer
 
 _SHARD = 128
 _SHORTEST = 8
-"""The last rest of a document is kept if it has at least this many tokens."""
+"""The last piece of a document is kept if it has at least this many tokens."""
 _PROSE = (".txt", ".md")
 _DIGEST = "given.sha256"
 
@@ -50,9 +50,9 @@ class Cut:
 
 
 def read_user_texts(path: Path, *, skip_broken: bool = False) -> UserTexts:
-    """A file of conversations, a text file, or all the texts and JSON lines in a folder.
+    """Read a file of conversations, a text file, or all text files and JSON lines in a folder.
 
-    Raises ParlayError where there is no text, and for a broken line unless ``skip_broken``.
+    Raises ParlayError if there is no text, and for a broken line unless ``skip_broken``.
     """
     if not path.is_dir() and path.suffix not in _PROSE:
         return UserTexts(tuple(read_conversations(path, skip_broken=skip_broken)))
@@ -66,7 +66,7 @@ def read_user_texts(path: Path, *, skip_broken: bool = False) -> UserTexts:
 
 
 def _texts(source: corpus.CorpusSource, skip_broken: bool) -> Iterator[PromptAndAnswer | str]:
-    """Conversations and documents."""
+    """Yield conversations and documents."""
     if source.path.suffix != ".jsonl":
         yield from (text for text, _ in corpus.documents(source) or () if text.strip())
         return
@@ -81,18 +81,19 @@ def _texts(source: corpus.CorpusSource, skip_broken: bool) -> Iterator[PromptAnd
 
 
 def encode_user_texts(given: UserTexts, tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:
-    """Turn texts into ids: conversations in the model's frame, documents in rows, without short rests.
+    """Tokenize texts: conversations in the model's chat template, and documents in rows, without short last pieces.
 
-    Recorded conversations keep their end, as much as fits into a row. Where there are more rows than wanted, the rows
-    taken are spread over all of them. The target wrote none of them. Raises ParlayError where no row is long enough.
+    A recorded conversation keeps its end, as much as fits into a row. If there are more rows than wanted, evenly spaced
+    ones are taken. No token counts as the target's. Raises ParlayError if no row is long enough.
     """
     return [TrainingText(text.ids, len(text.ids)) for text in encode_answers(given, tokenizer, cut)]
 
 
 def encode_answers(given: UserTexts, tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:
-    """Like the above, where ``answer`` is the place at which a conversation's answer begins, and 1 in documents.
+    """Tokenize texts as `encode_user_texts` does, with ``answer`` as the place where a conversation's answer begins; 1
+    in documents.
 
-    Rows of one document have one number.
+    All rows of a document have its number.
     """
     asked = _conversations(given.conversations, tokenizer, cut)
     rows = _spread(list(_rows(given.documents, tokenizer, cut.row)), cut.documents)
@@ -114,7 +115,7 @@ def _conversations(found: Sequence[PromptAndAnswer], tokenizer: Tokenizer, cut: 
 
 
 def _rows(documents: Sequence[str], tokenizer: Tokenizer, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield rows with their document's number; each begins with the tokenizer's opening tokens."""
+    """Yield rows with their document's number. Each row begins with the tokenizer's opening tokens."""
     begin = tuple(encode(tokenizer, "", special=True))
     size = longest - len(begin)
     for document, ids in enumerate(corpus.encode(((text, len(text)) for text in documents), tokenizer)):
@@ -123,16 +124,16 @@ def _rows(documents: Sequence[str], tokenizer: Tokenizer, longest: int) -> Itera
 
 
 def _spread(rows: Sequence[tuple[int, tuple[int, ...]]], most: int) -> Sequence[tuple[int, tuple[int, ...]]]:
-    """Pick rows evenly from all of them, as many as have ``most`` tokens together."""
+    """Pick evenly spaced rows that have about ``most`` tokens together."""
     tokens = sum(len(ids) for _, ids in rows)
     count = max(1, len(rows) * most // tokens) if tokens > most else len(rows)
     return [rows[place * len(rows) // count] for place in range(count)]
 
 
 def save_user_texts(folder: Path, texts: Sequence[TrainingText]) -> None:
-    """Shards of these texts that are not there yet.
+    """Write the missing shards of these texts.
 
-    Raises ParlayError for a folder that holds the shards of other texts.
+    Raises ParlayError for a folder that has the shards of other texts.
     """
     folder.mkdir(parents=True, exist_ok=True)
     numbers = np.array([number for text in texts for number in (len(text.ids), *text.ids)], np.int32)
@@ -152,10 +153,10 @@ _FILLED = "filled.json"
 
 
 def check_filled(folder: Path, filling: Mapping[str, str]) -> None:
-    """Record which options the texts and states in a work folder come from.
+    """Record the options that a work folder's texts and states were made with.
 
-    Raises ParlayError for a folder that was filled with other options: states of another model of the same shape, say,
-    would be mistaken for this one's.
+    Raises ParlayError if the folder was filled with other options. Otherwise, for example, the states of another model
+    of the same shape would be taken for this model's.
     """
     path, known = folder / _FILLED, dict[str, str]()
     with suppress(OSError, ValueError):
@@ -176,7 +177,8 @@ _GIVEN = "texts-given-{:05d}.npz"
 
 @dataclass(frozen=True, slots=True)
 class TrainingText:
-    """One conversation as token ids; the target wrote those from ``answer`` on. ``document``: where it is from."""
+    """A conversation as token ids. The target wrote the tokens from ``answer`` on. ``document``: the document it is
+    from."""
 
     ids: tuple[int, ...]
     answer: int
@@ -184,12 +186,12 @@ class TrainingText:
 
 
 def shard_path(folder: Path, number: int) -> Path:
-    """Where shard ``number`` of ``folder`` is, or will be."""
+    """Return the path of shard ``number`` of ``folder``, whether or not it exists."""
     return folder / _PATTERN.format(number)
 
 
 def save_shard(path: Path, texts: Sequence[TrainingText]) -> None:
-    """Writes the texts; ``path`` is replaced in one move."""
+    """Write the texts. The file at ``path`` is replaced in one move."""
     ids = np.array([token for text in texts for token in text.ids], dtype=np.int32)
     lengths = np.array([len(text.ids) for text in texts], dtype=np.int32)
     answers = np.array([text.answer for text in texts], dtype=np.int32)
@@ -198,7 +200,7 @@ def save_shard(path: Path, texts: Sequence[TrainingText]) -> None:
 
 
 def load_shard(path: Path) -> list[TrainingText]:
-    """The texts of one shard. Raises ParlayError for a file that is damaged."""
+    """Read the texts of one shard. Raises ParlayError for a damaged file."""
     try:
         with np.load(path, allow_pickle=False) as saved:
             ids, lengths, answers = saved["ids"], saved["lengths"], saved["answers"]
@@ -210,12 +212,12 @@ def load_shard(path: Path) -> list[TrainingText]:
 
 
 def given_path(folder: Path, number: int) -> Path:
-    """Where shard ``number`` of the texts is that the target reads but did not write."""
+    """Return the path of shard ``number`` of the texts that the target only reads."""
     return folder / _GIVEN.format(number)
 
 
 def shards(folder: Path) -> list[Path]:
-    """The shards that are there, by number."""
+    """Return the existing shards in the order of their numbers."""
     return sorted(folder.glob("texts-*.npz"))
 
 

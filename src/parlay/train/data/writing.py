@@ -1,8 +1,8 @@
 """Texts that a target writes for its drafters: its answers to given prompts and to prompts of its own.
 
-A drafter has to follow what the target writes, so that is what it learns from. Where no prompts are given, the target
-writes these too: after the words that its chat template puts before a user's, it continues as a user would
-(Xu et al. 2024, Magpie).
+A drafter must predict what the target writes, so it learns from such texts. If no prompts are given, the target writes
+prompts too: after the opening of a user's turn in its chat template it continues as a user would (Xu et al. 2024,
+Magpie).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from parlay.train.data.user_texts import TrainingText, save_shard, shard_path
 from parlay.types import ParlayError, SamplingParams, Tokenizer
 
 _SHARD = 128
-"""Conversations in a shard: a killed run loses some minutes of work at most."""
+"""Conversations per shard: a run that is killed loses a few minutes of work at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class WritingPlan:
-    """Plan of the texts to write. Shard ``i`` is a function of the plan, the target and ``i`` alone.
+    """What to write. Shard ``i`` depends only on the plan, the target and ``i``.
 
-    ``own_share`` of the prompts are the target's own, and ``greedy_share`` of the answers are greedy; the others are
+    ``own_share`` of the prompts are written by the target. ``greedy_share`` of the answers are greedy; the others are
     sampled at ``temperature``.
     """
 
@@ -43,9 +43,9 @@ class WritingPlan:
 
 
 def short_prompts(prompts: Sequence[str], tokenizer: Tokenizer, most: int) -> list[str]:
-    """The prompts of at most so many tokens, and a line that says how many are left out.
+    """Return the prompts of at most ``most`` tokens, and print how many are left out.
 
-    Raises ParlayError where all are longer.
+    Raises ParlayError if all are longer.
     """
     short = [
         text
@@ -71,7 +71,7 @@ class Writer:
         self._tokenizer: Any = llm.tokenizer
 
     def write(self, folder: Path, count: int, done: Callable[[int], None] = lambda _: None) -> None:
-        """Writes those of the first ``count`` shards that are missing; ``done`` is called with the number of each."""
+        """Write the missing shards among the first ``count``; ``done`` is called with the number of each."""
         folder.mkdir(parents=True, exist_ok=True)
         for number in range(count):
             path = shard_path(folder, number)
@@ -80,7 +80,7 @@ class Writer:
                 done(number)
 
     def shard(self, number: int) -> list[TrainingText]:
-        """The conversations of shard ``number``."""
+        """Return the conversations of shard ``number``."""
         rng = random.Random(self._plan.seed * 1_000_003 + number)
         given = self._given(number)
         prompts = [*given, *self._own(_SHARD - len(given), rng)] if self._plan.own_share else given
@@ -95,7 +95,7 @@ class Writer:
         return [TrainingText((*prompt, *answer), len(prompt)) for prompt, answer in texts]
 
     def _given(self, number: int) -> list[tuple[int, ...]]:
-        """Deal out the given prompts in a random order, again and again, and take this shard's part."""
+        """Return this shard's part of the given prompts, which are repeated in random orders."""
         plan = self._plan
         if not plan.prompts:
             return []
@@ -106,7 +106,7 @@ class Writer:
         return [self._frame.around(words) for words in ids]
 
     def _own(self, count: int, rng: random.Random) -> list[tuple[int, ...]]:
-        """Prompts of the target's own; those that it did not end are left out."""
+        """Return prompts that the target writes. Prompts that it does not end are left out."""
         params = [
             SamplingParams(temperature=1.0, top_p=0.98, max_tokens=self._plan.own_prompt_tokens, seed=_seed(rng))
             for _ in range(count)
