@@ -1,6 +1,6 @@
-"""CDLM (Kim et al. 2025, arXiv:2511.19269): a student in blocks learns a diffusion teacher's trajectories.
+"""CDLM (Kim et al. 2025, arXiv:2511.19269): a block-wise student learns the trajectories of a diffusion teacher.
 
-Shapes: B rows, T tokens in each row, N blocks in a row, H hidden size, M chosen places.
+Shapes: B rows, T tokens in each row, N blocks in a row, H hidden size, M chosen positions.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper, divergence
 from parlay.train.canvases.rows import RowBatch
 
 _AT_ONCE = 32
-"""The number of rows that the teacher answers in one forward."""
+"""The teacher answers this many rows in one forward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectories:
-    """Texts written by a teacher, with the order in which it decided them: ``batch`` holds the texts, ``truth_BT`` the
-    data's own tokens.
+    """Texts that a teacher wrote, and the order in which it decided their tokens.
 
-    ``rank_BT`` is the place's turn within its block, from 0 on; -1 in prompts. ``states_BTH`` is the hidden state that
-    the teacher's LM head read when it decided the place.
+    ``batch`` has the texts, and ``truth_BT`` the tokens of the data. ``rank_BT`` is each position's turn within its
+    block, from 0 on; -1 in prompts. ``states_BTH`` is the hidden state that the teacher's LM head read when it decided
+    the position.
     """
 
     batch: RowBatch
@@ -46,10 +46,10 @@ class Trajectories:
 
 @torch.no_grad()
 def write(teacher: Decoder, asked: RowBatch, block: int) -> Trajectories:
-    """Let the teacher write the answers block by block, deciding in each forward the one place that it is surest of.
+    """Let the teacher write the answers block by block. Each forward decides one position, the one it is surest of.
 
-    Rows should be as long as those that the teacher learned from, so they are not filled up to whole blocks: how many
-    open places there are tells a teacher how long the answer may be, and with more of them it answers worse.
+    The rows should be as long as those that the teacher learned from, so they are not padded to whole blocks. The
+    number of open positions tells a teacher how long the answer may be, and with more of them it answers worse.
     """
     parts = [
         _write(teacher, RowBatch(*(each[start : start + _AT_ONCE] for each in asked)), block)
@@ -84,14 +84,14 @@ def _write(teacher: Decoder, asked: RowBatch, block: int) -> tuple[Tensor, Tenso
 
 
 class Cdlm(CanvasRecipe):
-    """CDLM's three losses, taken at a state that the teacher passed in each block.
+    """CDLM's three losses, each at a state that the teacher passed through in each block.
 
-    Distillation: the student learns the teacher's distribution, as it was when the teacher decided each place, at all
-    places that are open in the state. The student so predicts at once what the teacher predicted one by one.
-    Consistency: at places that are open in a later state of the block too, the student learns its own prediction there,
-    which gets no gradient. Denoising: the student learns the data's own texts under random masks. The paper's summary
-    does not say which places the consistency loss covers; here they lie within the block, because a blockwise student
-    sees nothing of later blocks.
+    Distillation: at all positions open in that state, the student learns the distribution from which the teacher later
+    decided the position. So the student learns to predict at once what the teacher predicted one by one. Consistency:
+    at positions that are still open in a later state of the block, the student learns its own prediction in the later
+    state, which gets no gradient. Denoising: the student learns the data's texts under random masks. The paper's
+    summary does not say which positions the consistency loss covers; here they lie within the block, because a
+    block-wise student does not attend to later blocks.
     """
 
     def __init__(self, options: CdlmTrainOptions, student: Decoder, teacher: Decoder, known: Trajectories) -> None:
@@ -103,17 +103,19 @@ class Cdlm(CanvasRecipe):
         return Slow(self.decoder.inner, self._options.rate)
 
     def loss(self, batch: RowBatch) -> Tensor:
-        """The batch gives the number of rows; the rows themselves are drawn from the teacher's."""
+        """Return the mean loss. ``batch`` only gives the number of rows; the rows themselves are drawn from the
+        teacher's."""
         rows = torch.randint(len(self._known.rank_BT), (len(batch.ids_BT),), generator=self.draw)
         return self.loss_of(self._known.of(rows))
 
     def measure(self, batches: Sequence[RowBatch]) -> dict[str, float]:
-        """The mean loss of what the teacher writes to held-out prompts, at the same states each time."""
+        """Return the mean loss on the teacher's answers to held-out prompts, at the same states each time."""
         self.draw.manual_seed(0)
         return {"loss": sum(float(self.loss_of(self._written(batch))) for batch in batches) / len(batches)}
 
     def _written(self, batch: RowBatch) -> Trajectories:
-        """The teacher's answers, written once: each takes as many forwards as it has places."""
+        """Return the teacher's answers. They are written once, because an answer takes as many forwards as it has
+        positions."""
         key = batch.ids_BT.numpy().tobytes()
         if key not in self._trajectories:
             asked = batch._replace(ids_BT=batch.ids_BT[:, : int(batch.length_B.max())])  # see `write`
@@ -121,7 +123,7 @@ class Cdlm(CanvasRecipe):
         return self._trajectories[key]
 
     def loss_of(self, known: Trajectories) -> Tensor:
-        """The loss on these trajectories, at drawn states."""
+        """Return the loss on these trajectories, at randomly drawn states."""
         now_BT, later_BT = self._states(known.rank_BT)
         open_BT, still_BT = known.rank_BT >= now_BT, known.rank_BT >= later_BT
         hidden_BTH = self._hidden(known.batch, open_BT)
@@ -138,7 +140,7 @@ class Cdlm(CanvasRecipe):
         return total + self._options.denoise * block_loss(self, known.batch._replace(ids_BT=known.truth_BT), rate_BT)
 
     def _states(self, rank_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """For each place, the number of places of its block that are decided: in a drawn state, and in a later one."""
+        """Return for each position how many positions of its block are decided, in a drawn state and in a later one."""
         size = self.multiple
         whole_BT = F.pad(rank_BT, (0, self._blocks(rank_BT) * size - rank_BT.shape[1]), value=-1)
         count_BN = (whole_BT >= 0).view(len(rank_BT), -1, size).sum(2)
@@ -152,11 +154,11 @@ class Cdlm(CanvasRecipe):
         return -(-like_BT.shape[1] // self.multiple)
 
     def _spread(self, each_BN: Tensor, like_BT: Tensor) -> Tensor:
-        """Give each place the value of its block."""
+        """Give each position the value of its block."""
         return each_BN.repeat_interleave(self.multiple, 1)[:, : like_BT.shape[1]]
 
     def _hidden(self, batch: RowBatch, open_BT: Tensor) -> Tensor:
-        """The states of noisy rows, in which some places are masked."""
+        """Return the hidden states of rows in which some positions are masked."""
         length = open_BT.shape[1]
         noisy_BT = torch.where(open_BT, self.decoder.mask_id, batch.ids_BT)
         seen = masks.two_streams(masks.groups_of(length, self.multiple))

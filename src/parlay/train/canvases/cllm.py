@@ -1,6 +1,7 @@
-"""Consistency tuning (CLLM, Kou et al. 2024, arXiv:2403.00835): a causal model learns to jump to its fixed point.
+"""Consistency tuning (CLLM, Kou et al. 2024, arXiv:2403.00835): a causal model learns to reach its fixed point in few
+Jacobi iterations.
 
-Shapes: B rows, T tokens of each, K tokens of a block, G blocks of a row and their M = G K rows, S = T + M; V tokens.
+Shapes: B rows of T tokens, G blocks of K tokens in each row, M = G K block rows, S = T + M; V tokens.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from parlay.train.data.user_texts import TrainingText
 from parlay.types import ParlayError, SamplingParams
 
 _MOST_ITERATIONS = 4
-"""The number of Jacobi states that are trained on: later states are hardly ever wrong."""
+"""Training uses this many Jacobi states of a block: later ones are hardly ever wrong."""
 _FADE = 0.8
-"""The weight of a place relative to the one before it, after the first wrong token of a state."""
+"""After the first wrong token of a state, each position counts this many times the position before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A prefix, and the states of the block after it under Jacobi iteration: the first is a guess, the last a fixed
-    point."""
+    """A prefix, and the states of the block after it under Jacobi iteration. The first state is a guess, the last
+    the fixed point."""
 
     prefix: tuple[int, ...]
     states: tuple[tuple[int, ...], ...]
@@ -40,7 +41,7 @@ class Trajectory:
 
 @torch.no_grad()
 def solve(decoder: Decoder, prefixes: Sequence[tuple[int, ...]], size: int, draw: torch.Generator) -> list[Trajectory]:
-    """Iterate the block after each prefix to its fixed point, all blocks at once. The first guesses are drawn from the
+    """Iterate the block after each prefix to its fixed point, all blocks together. First guesses are drawn from the
     prefix's tokens."""
     block_BK = torch.tensor(
         [[prefix[int(at)] for at in torch.randint(len(prefix), (size,), generator=draw)] for prefix in prefixes]
@@ -64,7 +65,8 @@ def _until_stable(states: list[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
 
 
 def _logits(decoder: Decoder, prefixes: Sequence[tuple[int, ...]], block_BK: Tensor, starts_B: Tensor) -> Tensor:
-    """``[B, K, V]``: what the model says of each place of the block, after the prefix and the block before it."""
+    """Return the logits ``[B, K, V]`` at each position of the block, after the prefix and the block's earlier
+    tokens."""
     size = block_BK.shape[1]
     longest = int(starts_B.max()) + size
     ids_BT = torch.tensor(
@@ -79,9 +81,10 @@ def _logits(decoder: Decoder, prefixes: Sequence[tuple[int, ...]], block_BK: Ten
 
 
 def write(model: str, rows: Sequence[TrainingText], options: CllmTrainOptions) -> list[TrainingText]:
-    """The model's own greedy answers to each prompt, or to half of a document: fixed points, for all blocks of them.
+    """Return the model's greedy answers to each prompt, or to the first half of a document. Every block of them is a
+    fixed point.
 
-    Raises ParlayError where no answer has two tokens.
+    Raises ParlayError if no answer has two tokens.
     """
     prompts = [
         row.ids[: row.answer if row.answer > 1 else max(1, len(row.ids) // 2)] for row in rows[: options.prompts]
@@ -100,19 +103,19 @@ def write(model: str, rows: Sequence[TrainingText], options: CllmTrainOptions) -
 
 
 class Cllm(CanvasRecipe):
-    """Global consistency loss: after a wrong state of a block, the model predicts at each place what it predicted on
+    """Global consistency loss: from a wrong state of a block, the model predicts at each position what it predicts on
     its own text.
 
-    A text that the model wrote greedily is the fixed point of all its blocks. Blocks begin at drawn places; their
-    states are guesses from the prompt after none to four iterations of the model as trained so far, so that it learns
-    from the states that it will meet. What is learned is what the model said as it was (``original``), there and in
-    texts of both kinds, which keeps its way of writing: in the paper the model follows itself, and may drift.
+    A text that the model wrote greedily is the fixed point of each of its blocks. Blocks begin at drawn positions.
+    Their states are guesses from the prompt after zero to four iterations of the model as trained so far, because these
+    are the states that it will meet. The labels are predictions of the model before training (``original``), on blocks
+    and on texts of both kinds, which keeps its way of writing. In the paper the model follows itself, and may drift.
     """
 
     def __init__(
         self, options: CllmTrainOptions, decoder: Decoder, original: Decoder, known: Sequence[TrainingText], end: int
     ) -> None:
-        """``known`` holds the model's own texts, which `write` writes."""
+        """``known`` are the model's own texts, from `write`."""
         super().__init__(decoder, options.seed)
         self._options, self._original, self._known, self._end = options, original, known, end
 
@@ -120,14 +123,16 @@ class Cllm(CanvasRecipe):
         return Slow(last_layers(self.decoder, self._options.layers), self._options.rate)
 
     def loss(self, batch: RowBatch) -> Tensor:
-        """Keep the batch as it is, and add as many of the model's own texts."""
+        """Return the loss of the batch, which keeps the model close to the original, and of as many of the model's
+        own texts."""
         chosen = torch.randint(len(self._known), (len(batch.ids_BT),), generator=self.draw).tolist()
         own = batch_of([self._known[place] for place in chosen], self._end, 1)
         hidden_BTH, _ = self.decoder.read(batch.ids_BT)
         return self._options.keep * self._kept(hidden_BTH, self._was(batch), batch) + self.loss_of(own)
 
     def loss_of(self, own: RowBatch) -> Tensor:
-        """Return the loss on the model's own texts: of staying close to them, and of jumping to them."""
+        """Return the loss on the model's own texts: for staying close to the original, and for reaching fixed
+        points."""
         was_BTH = self._was(own)
         place_BM = (
             anchors(own, self._options.groups, self.draw)[:, :, None] + torch.arange(self._options.block)
@@ -148,14 +153,14 @@ class Cllm(CanvasRecipe):
             return self._original.hidden(batch.ids_BT, masks.causal(batch.ids_BT.shape[1]))
 
     def _kept(self, hidden_BTH: Tensor, was_BTH: Tensor, batch: RowBatch) -> Tensor:
-        """How far the model's predictions on a text differ from those of the original."""
+        """Measure how far the model's predictions on a text differ from those of the original."""
         wanted_BT = batch.text_BT[:, 1:]
         was_PV = self._original.head(was_BTH[:, :-1][wanted_BT])
         return divergence(was_PV, self.decoder.head(hidden_BTH[:, :-1][wanted_BT]))
 
     @torch.no_grad()
     def _states(self, own: RowBatch, place_BM: Tensor) -> Tensor:
-        """Fill the blocks with tokens of the prompt, and iterate them some times."""
+        """Fill the blocks with tokens of the prompt, and run a few iterations."""
         drawn_BM = (torch.rand(place_BM.shape, generator=self.draw) * own.answer_B[:, None]).long()
         state_BM, length = own.ids_BT.gather(1, drawn_BM), own.ids_BT.shape[1]
         count = int(torch.randint(_MOST_ITERATIONS + 1, (1,), generator=self.draw))
@@ -172,7 +177,8 @@ class Cllm(CanvasRecipe):
         return state_BM
 
     def _seen(self, own: RowBatch, place_BM: Tensor) -> Tensor:
-        """A row of a block sees the text before the block, and the block's rows up to itself."""
+        """Make the attention mask: a row of a block attends to the text before the block, and to the block up to
+        itself."""
         size, length = self._options.block, own.ids_BT.shape[1]
         begin_BM, number_M = place_BM[:, ::size].repeat_interleave(size, 1), torch.arange(place_BM.shape[1])
         same_MM = (number_M[:, None] // size == number_M // size) & (number_M <= number_M[:, None])
@@ -180,7 +186,7 @@ class Cllm(CanvasRecipe):
         return torch.cat([text_BMT, same_MM.expand(len(place_BM), -1, -1)], 2)
 
     def _weights(self, own: RowBatch, place_BM: Tensor, state_BM: Tensor) -> Tensor:
-        """Weigh each row of a block: 0 before its first wrong token, and ever less after it."""
+        """Weight each row of a block: 0 before its first wrong token, and less and less after it."""
         length = own.ids_BT.shape[1]
         wrong_BM = state_BM != own.ids_BT.gather(1, place_BM.clamp(max=length - 1))
         past_BM = wrong_BM.view(len(wrong_BM), -1, self._options.block).long().cummax(2).values.cumsum(2).flatten(1)
@@ -190,10 +196,11 @@ class Cllm(CanvasRecipe):
         return {}
 
     def measure(self, batches: Sequence[RowBatch]) -> dict[str, float]:
-        """Measure the texts' perplexity, and blocks that Jacobi iterations solve after their prompts or halves.
+        """Measure the texts' perplexity, and how Jacobi iterations solve blocks after their prompts or first halves.
 
         Tokens per iteration say how fast blocks are solved. The share of distinct tokens in a solved block says whether
-        they are still texts: a model that repeats one token is solved at once, and its perplexity may hardly rise.
+        it is still a text: a model that repeats one token solves each block at once, and its perplexity may hardly
+        rise.
         """
         nats = distinct = 0.0
         tokens = iterations = 0

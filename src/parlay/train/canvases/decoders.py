@@ -1,6 +1,6 @@
-"""Decoders that are trained on canvases: transformers' own modules under masks of ours, and how they are saved.
+"""Decoders trained on canvases: transformers' modules with Parlay's attention masks, and how they are saved.
 
-Shapes: B rows, T tokens of each, H hidden, M chosen places, V tokens; S places of both streams, 2 T.
+Shapes: B rows of T tokens, H hidden, M chosen positions, V tokens; S = 2 T positions of both streams.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from parlay.system.user_cache import saved_whole
 from parlay.types import ParlayError
 
 CANVASES = "A2DQwen3LMHeadModel"
-"""The architecture under which Qwen3-shaped models that only fill canvases are saved."""
+"""The architecture name under which Qwen3-shaped models that only fill canvases are saved."""
 NO_MASK = -1
 _NEVER = -1e4
-"""A logit so low that its token is never drawn. It is finite: the divergence of two logits of minus infinity would be
+"""A logit so low that its token is never drawn. It is finite, because the divergence of two infinite logits would be
 NaN."""
 _PLAIN = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 
 
 class Decoder(nn.Module):
-    """A decoder whose attention follows a given mask.
+    """A decoder that attends as a given mask says.
 
-    ``mask_id`` is the token of an open place, which is never predicted; `NO_MASK`: the model has none.
+    ``mask_id`` is the token of an open position, and is never predicted; `NO_MASK`: the model has none.
     """
 
     def __init__(self, model: Any, mask_id: int = NO_MASK) -> None:
@@ -53,9 +53,10 @@ class Decoder(nn.Module):
         self.mask_id = mask_id
 
     def hidden(self, ids_BT: Tensor, seen_TT: Tensor, positions_T: Tensor | None = None) -> Tensor:
-        """States that the LM head reads, ``[B, T, H]``. Row t of ``seen_TT`` tells which places place t attends to.
+        """Return the states ``[B, T, H]`` that the LM head reads. Row t of ``seen_TT`` says which positions t attends
+        to.
 
-        Where the rows of a batch attend differently, it is ``[B, T, T]``.
+        If the rows of a batch attend differently, the mask is ``[B, T, T]``.
         """
         positions = torch.arange(ids_BT.shape[1]) if positions_T is None else positions_T
         mask = (seen_TT if seen_TT.ndim == 3 else seen_TT[None])[:, None].expand(len(ids_BT), 1, -1, -1)
@@ -66,7 +67,7 @@ class Decoder(nn.Module):
         return out
 
     def read(self, ids_BT: Tensor) -> tuple[Tensor, DynamicCache]:
-        """Like `hidden` for a causal text, with its keys and values, which `further` attends to."""
+        """Return the states of a causal text, as `hidden` does, and its keys and values, to which `further` attends."""
         cache, model = DynamicCache(), cast(Any, self.inner)
         seen = torch.ones(ids_BT.shape[1], ids_BT.shape[1], dtype=torch.bool).tril()
         out: Tensor = model.model(
@@ -75,10 +76,10 @@ class Decoder(nn.Module):
         return out, cache
 
     def further(self, ids_BM: Tensor, positions_BM: Tensor, seen_BMS: Tensor, text: DynamicCache) -> Tensor:
-        """States ``[B, M, H]`` of places that stand beside a text of T tokens. The mask tells which of all S = T + M
-        places each of them attends to.
+        """Return the states ``[B, M, H]`` of M positions besides those of a text of T tokens. The mask says to which of
+        all S = T + M positions each attends.
 
-        The text itself stays as it was read, and its cache now has these places as well.
+        The text's states do not change. Its cache then contains these positions as well.
         """
         model: Any = self.inner
         out: Tensor = model.model(
@@ -87,20 +88,22 @@ class Decoder(nn.Module):
         return out
 
     def head(self, hidden_MH: Tensor) -> Tensor:
-        """Logits ``[M, V]``, in which the mask token has no probability."""
+        """Return logits ``[M, V]`` in which the mask token has no probability."""
         logits = self.raw_head(hidden_MH)
         return logits if self.mask_id == NO_MASK else logits.index_fill(-1, torch.tensor([self.mask_id]), _NEVER)
 
     def raw_head(self, hidden_MH: Tensor) -> Tensor:
-        """Logits ``[M, V]`` unchanged, for programs that know no mask and write token by token."""
+        """Return unchanged logits ``[M, V]``, for programs that know no mask token and write token by token."""
         model: Any = self.inner
         logits: Tensor = model.lm_head(hidden_MH).float()
         return logits
 
     def streams(self, noisy_BT: Tensor, ids_BT: Tensor, seen_SS: Tensor, first: int = 0) -> Tensor:
-        """States ``[B, 2 T, H]`` of the noisy places, then of the same places clean; see `masks.two_streams`.
+        """Return the states ``[B, 2 T, H]`` of the noisy positions, then of the same positions clean; see
+        `masks.two_streams`.
 
-        Noisy places before ``first`` are not computed, and no other place attends to them: their states are zeros.
+        Noisy positions before ``first`` are not computed, and no other position attends to them. Their states are
+        zeros.
         """
         both_BS, positions_S = torch.cat([noisy_BT, ids_BT], 1), torch.arange(ids_BT.shape[1]).repeat(2)
         out_BSH = self.hidden(both_BS[:, first:], seen_SS[..., first:, first:], positions_S[first:])
@@ -108,9 +111,9 @@ class Decoder(nn.Module):
 
 
 def load_decoder(name: str) -> Any:
-    """Load the model of a folder or GGUF file in float32; what a file stores in blocks is spread out.
+    """Load the model of a folder or GGUF file in float32. Weights stored in blocks are expanded.
 
-    Raises ParlayError for a GGUF file that no config.json of a Llama, Qwen2 or Qwen3 describes.
+    Raises ParlayError for a GGUF file that can't be described by the config.json of a Llama, Qwen2 or Qwen3.
     """
     folder = resolve(name)
     if not folder.is_dir():
@@ -138,13 +141,14 @@ def _of_file(path: Path) -> Any:
 
 
 def new_decoder(config: Any) -> Any:
-    """A Qwen3-shaped decoder with random weights."""
+    """Make a Qwen3-shaped decoder with random weights."""
     config._attn_implementation = "sdpa"
     return Qwen3ForCausalLM(config).float()
 
 
 def mask_of(name: str) -> int:
-    """The mask of a model that fills canvases. Raises ParlayError for a file, and where config.json names none."""
+    """Return the mask token of a model that fills canvases. Raises ParlayError for a file, and if config.json names
+    no mask."""
     folder = resolve(name)
     if not folder.is_dir():
         raise ParlayError(f"{name} is a file: name the folder of a model that fills masked places")
@@ -157,7 +161,7 @@ def mask_of(name: str) -> int:
 def save_decoder(
     folder: Path, decoder: Decoder, tokenizer: PreTrainedTokenizerFast, card: str, changes: Mapping[str, Any]
 ) -> None:
-    """Write weights in bfloat16, tokenizer, card, and the model's own config.json with ``changes``."""
+    """Write bfloat16 weights, tokenizer, card, and the model's own config.json with ``changes``."""
     folder.mkdir(parents=True, exist_ok=True)
     inner: Any = decoder.inner
     own = {"architectures": [type(inner).__name__], "dtype": "bfloat16", "use_cache": True}
@@ -176,11 +180,12 @@ def save_decoder(
 
 
 def canvas_config(mask_id: int, block: int = 0) -> dict[str, Any]:
-    """Keys of config.json of a model that only fills canvases; ``block`` 0: all places see each other."""
+    """Return the config.json keys of a model that only fills canvases. ``block`` 0: all positions attend to each
+    other."""
     fields = {"architectures": [CANVASES], "model_type": "a2d-qwen3", "mask_token_id": mask_id}
     return {**fields, "block_size": block} if block else fields
 
 
 def set_block_config(mask_id: int, block: int) -> dict[str, Any]:
-    """Keys of config.json of a causal model that fills canvases, too."""
+    """Return the config.json keys of a causal model that fills canvases, too."""
     return {"mask_token_id": mask_id, SET_BLOCK_SIZE: block}

@@ -32,13 +32,13 @@ class CanvasTrainOptions(Options):
     seed: int = option(0, "seed of weights, rows and masks", low=0)
 
     def share(self, updates: int, seconds: float) -> float:
-        """The share of the run that is over after these updates and seconds; 1 at its end."""
+        """Return the finished share of the run after these updates and seconds; 1 at its end."""
         return updates / self.updates if self.updates else seconds / (60 * self.minutes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MdlmTrainOptions(CanvasTrainOptions):
-    """The model that training begins with."""
+    """The model from which training starts."""
 
     model: str = option("", "a model that fills canvases to train further, by folder; empty: a new one")
     shape: str = option("mini", "size of a new model", choices=sorted(SHAPES))
@@ -48,7 +48,7 @@ class MdlmTrainOptions(CanvasTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bd3TrainOptions(MdlmTrainOptions):
-    """The length of blocks, and the share of their places that is masked."""
+    """The length of blocks, and the share of their positions that is masked."""
 
     block: int = option(8, "places of a block", low=2, high=1024)
     low: float = option(0.0, "least share of a block that is masked", low=0, high=1)

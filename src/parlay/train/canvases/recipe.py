@@ -1,6 +1,6 @@
-"""The parts that canvas recipes share: the protocol, losses of masked places, and which weights are trained.
+"""What canvas recipes share: the protocol, losses of masked positions, and the choice of trained weights.
 
-Losses are pure functions of logits. M places, V tokens.
+Losses are pure functions of logits. Shapes: M positions, V tokens.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from parlay.train.optimizers import Optimizers, adam
 
 
 class Stepper(Protocol):
-    """Optimizers that step together, all peak rates multiplied by one factor."""
+    """Optimizers that step together. One factor multiplies all peak rates."""
 
     def step(self, factor: float) -> None:
-        """Make one update and clear the gradients."""
+        """Make one update, and clear the gradients."""
         ...
 
 
 class CanvasRecipe(ABC):
-    """One way to train a decoder. ``multiple``: the length of rows is a multiple of this."""
+    """A way to train a decoder. The length of rows is a multiple of ``multiple``."""
 
     multiple = 1
 
@@ -43,41 +43,41 @@ class CanvasRecipe(ABC):
 
     @abstractmethod
     def loss(self, batch: RowBatch) -> Tensor:
-        """The mean loss ``[]``."""
+        """Return the mean loss ``[]``."""
 
     @abstractmethod
     def config(self) -> Mapping[str, Any]:
-        """Keys of the finished model's config.json that its own does not have."""
+        """Return the config.json keys that the finished model has in addition to its own."""
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerFast, card: str) -> None:
         """Write what was trained."""
         save_decoder(folder, self.decoder, tokenizer, card, self.config())
 
     def measure(self, batches: Sequence[RowBatch]) -> dict[str, float]:
-        """Figures of held-out rows: the mean loss, of the same masks each time."""
+        """Measure held-out rows: the mean loss, with the same masks each time."""
         self.draw.manual_seed(0)
         return {"loss": sum(float(self.loss(batch)) for batch in batches) / len(batches)}
 
     def masked_loss(self, hidden_BTH: Tensor, batch: RowBatch, masked_BT: Tensor, rate_BT: Tensor) -> Tensor:
-        """Like the function `masked_loss`, from the states of the masked places themselves."""
+        """Compute the function `masked_loss` from the states of the masked positions themselves."""
         logits_MV = self.decoder.head(hidden_BTH[masked_BT])
         return masked_loss(logits_MV, batch.ids_BT[masked_BT], rate_BT[masked_BT], int(batch.learned_BT.sum()))
 
     def text_loss(self, hidden_BTH: Tensor, batch: RowBatch) -> Tensor:
-        """Cross-entropy of each learned token, from the causal state of the token before it."""
+        """Return the cross-entropy of each learned token, from the causal state of the token before it."""
         wanted_BT = batch.text_BT[:, 1:]
         logits_MV = self.decoder.raw_head(hidden_BTH[:, :-1][wanted_BT])
         return next_token_loss(logits_MV, batch.ids_BT[:, 1:][wanted_BT])
 
 
 class Scaled:
-    """The optimizers of `parlay train lm`, with ``rate`` times their rates."""
+    """The optimizers of `parlay train lm`, with ``rate`` times their learning rates."""
 
     def __init__(self, decoder: Decoder, rate: float) -> None:
         self._optimizers, self._rate = Optimizers(decoder.inner), rate
 
     def step(self, factor: float) -> None:
-        """See `Stepper`."""
+        """Make one update; see `Stepper`."""
         self._optimizers.step(factor * self._rate)
 
 
@@ -89,7 +89,7 @@ class Slow:
         self._adam = adam([weight for weight in module.parameters() if weight.requires_grad], rate)
 
     def step(self, factor: float) -> None:
-        """See `Stepper`."""
+        """Make one update; see `Stepper`."""
         for group in self._adam.param_groups:
             group["lr"] = factor * self._rate
         self._adam.step()
@@ -97,7 +97,7 @@ class Slow:
 
 
 def last_layers(decoder: Decoder, layers: int) -> nn.Module:
-    """The decoder's module, with only the last ``layers`` layers and the final norm trainable; 0: all of it."""
+    """Return the decoder's module. Only its last ``layers`` layers and the final norm are trainable; 0: all of it."""
     inner: Any = decoder.inner
     if layers:
         inner.requires_grad_(False)
@@ -108,17 +108,19 @@ def last_layers(decoder: Decoder, layers: int) -> nn.Module:
 
 
 def masked_loss(logits_MV: Tensor, labels_M: Tensor, rates_M: Tensor, places: int) -> Tensor:
-    """The bound of a text's negative log-likelihood per place, from one draw of masks.
+    """Return the bound on a text's negative log-likelihood per position, from one draw of masks.
 
-    Cross-entropy of the masked places, each divided by the rate at which it was masked, over all ``places`` that could
-    have been (LLaDA, Nie et al. 2025, arXiv:2502.09992, equation 3; MDLM, Sahoo et al. 2024, arXiv:2406.07524).
+    It is the cross-entropy of the masked positions, each divided by the rate at which it was masked, averaged over all
+    ``places`` that could have been masked (LLaDA, Nie et al. 2025, arXiv:2502.09992, equation 3; MDLM, Sahoo et al.
+    2024, arXiv:2406.07524).
     """
     each_M = F.cross_entropy(logits_MV.float(), labels_M, reduction="none")
     return (each_M / rates_M).sum() / max(places, 1)
 
 
 def divergence(teacher_MV: Tensor, student_MV: Tensor) -> Tensor:
-    """Mean Kullback-Leibler divergence of the student from the teacher, both logits; the teacher gets no gradient."""
+    """Return the mean Kullback-Leibler divergence of the student from the teacher, both as logits. The teacher gets
+    no gradient."""
     if not len(teacher_MV):
         return student_MV.sum() * 0.0
     teacher = teacher_MV.detach().float().log_softmax(-1)
@@ -126,5 +128,5 @@ def divergence(teacher_MV: Tensor, student_MV: Tensor) -> Tensor:
 
 
 def next_token_loss(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
-    """Mean cross-entropy of a text's next tokens; 0 if there are none."""
+    """Return the mean cross-entropy of a text's next tokens; 0 if there are none."""
     return F.cross_entropy(logits_MV.float(), labels_M) if len(labels_M) else torch.zeros(())

@@ -21,9 +21,12 @@ _SHORTEST = 8
 
 
 class Words(NamedTuple):
-    """How texts become ids: ``encode`` adds no special tokens, documents begin with ``begin``, and rows close with
-    ``end``. ``frame`` is the text that a model's chat template puts around a user's words. ``marks`` are special
-    tokens' spellings, which texts may not contain."""
+    """How texts become ids.
+
+    ``encode`` adds no special tokens. Documents begin with ``begin``, and rows end with ``end``. ``frame`` is the text
+    that a model's chat template puts around a user's message. ``marks`` are the spellings of special tokens, which
+    texts must not contain.
+    """
 
     encode: Callable[[str], Sequence[int]]
     begin: tuple[int, ...]
@@ -32,15 +35,15 @@ class Words(NamedTuple):
     marks: tuple[str, ...] = ()
 
     def plain(self, text: str) -> Sequence[int]:
-        """The ids of a text that somebody wrote, with a line end for each mark."""
+        """Return the ids of a text that a person wrote, with each mark replaced by a line end."""
         for mark in self.marks:
             text = text.replace(mark, "\n")
         return self.encode(text)
 
 
 class RowBatch(NamedTuple):
-    """B rows of T tokens. Places from ``length_B`` on are padding, filled with end tokens; those from ``answer_B`` on
-    are learned."""
+    """B rows of T tokens. Positions from ``length_B`` on are padding, filled with end tokens. Positions from
+    ``answer_B`` on are learned."""
 
     ids_BT: Tensor
     answer_B: Tensor
@@ -48,12 +51,12 @@ class RowBatch(NamedTuple):
 
     @property
     def learned_BT(self) -> Tensor:
-        """Bool: answers with the end tokens after them, which tell how long an answer is."""
+        """Bool: the answers and all end tokens after them, which tell how long an answer is."""
         return torch.arange(self.ids_BT.shape[1])[None] >= self.answer_B[:, None]
 
     @property
     def text_BT(self) -> Tensor:
-        """Bool: answers with one end token each."""
+        """Bool: the answers and one end token each."""
         return self.learned_BT & (torch.arange(self.ids_BT.shape[1])[None] < self.length_B[:, None])
 
 
@@ -69,7 +72,7 @@ def batch_of(rows: Sequence[TrainingText], end: int, multiple: int) -> RowBatch:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Batches of random rows: the same for the same seed and step."""
+    """Draws batches of random rows, the same for the same seed and step."""
 
     rows: Sequence[TrainingText]
     end: int
@@ -85,8 +88,8 @@ class Drawn:
 def rows_of(texts: UserTexts, words: Words, length: int) -> list[TrainingText]:
     """Turn texts into rows of at most ``length`` tokens: longer documents are cut, longer conversations left out.
 
-    Prompts stand in the model's chat template, if it has one, unless they were recorded in it.
-    Raises ParlayError where there are fewer than two.
+    Prompts are put into the model's chat template, if it has one, unless they were recorded in it. Raises ParlayError
+    if there are fewer than two rows.
     """
     rows: list[TrainingText] = []
     for each in texts.conversations:
@@ -114,9 +117,9 @@ def rows_of(texts: UserTexts, words: Words, length: int) -> list[TrainingText]:
 
 
 def parted(rows: Sequence[TrainingText]) -> tuple[list[TrainingText], list[TrainingText]]:
-    """The rows to train on, and the held-out rows. Identical rows go to the same part.
+    """Return the rows to train on, and the held-out rows. Identical rows go to the same part.
 
-    Raises ParlayError where all rows are identical.
+    Raises ParlayError if all rows are identical.
     """
     held_out = list(rows[::HELD_OUT])
     known = {row.ids for row in held_out}
@@ -127,8 +130,8 @@ def parted(rows: Sequence[TrainingText]) -> tuple[list[TrainingText], list[Train
 
 
 def common_ids(rows: Sequence[TrainingText], size: int, vocab_size: int) -> Tensor:
-    """The ``size`` tokens that occur most often in answers, int64, ascending. Where there are fewer, low ids follow:
-    tokenizers number common tokens first."""
+    """Return the ``size`` tokens that occur most often in answers, int64, ascending. If the answers have fewer, low
+    ids fill up: tokenizers number frequent tokens first."""
     counts_V = torch.zeros(vocab_size, dtype=torch.float64)
     for row in rows:
         counts_V += torch.bincount(torch.tensor(row.ids[row.answer :]), minlength=vocab_size)
@@ -137,7 +140,8 @@ def common_ids(rows: Sequence[TrainingText], size: int, vocab_size: int) -> Tens
 
 
 def anchors(batch: RowBatch, count: int, draw: torch.Generator) -> Tensor:
-    """Where ``count`` canvases or blocks begin in each row, ``[B, G]``: places all over its answer but the last."""
+    """Return where ``count`` canvases or blocks begin in each row, ``[B, G]``: anywhere in its answer but at the
+    last position."""
     share_BG = (torch.arange(count) + torch.rand(len(batch.ids_BT), count, generator=draw)) / count
     room_B1 = (batch.length_B - 1 - batch.answer_B).clamp(min=1)[:, None]
     return batch.answer_B[:, None] + (share_BG * room_B1).long()

@@ -60,7 +60,7 @@ _NO_BYTE = ("<0xFF>", "ÿ", "<0xFE>", "þ")
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A recipe with its rows and what is saved beside its model."""
+    """A recipe with its rows, and what is saved with its model."""
 
     recipe: CanvasRecipe
     tokenizer: PreTrainedTokenizerFast
@@ -71,7 +71,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Where a run ended. ``stopped``: the interrupt by which the user ended it."""
+    """How a run ended. ``stopped``: the interrupt with which the user ended it."""
 
     updates: int
     tokens: int
@@ -81,7 +81,7 @@ class Reached:
 
 
 def begin_diffusion(options: MdlmTrainOptions) -> Begun:
-    """A new model with a tokenizer of its own, or one to train further."""
+    """Make a new model with its own tokenizer, or open one to train further."""
     texts = read_user_texts(options.data)
     if options.model:
         tokenizer, mask_id = open_tokenizer(options.model), mask_of(options.model)
@@ -94,7 +94,7 @@ def begin_diffusion(options: MdlmTrainOptions) -> Begun:
 
 
 def _new(texts: UserTexts, options: MdlmTrainOptions | SetBlockTrainOptions) -> tuple[Decoder, PreTrainedTokenizerFast]:
-    """A model with random weights, and a tokenizer of its own."""
+    """Make a model with random weights and its own tokenizer."""
     tokenizer = new_tokenizer(texts, options.vocab_size)
     torch.manual_seed(options.seed)
     end = tokenizer.eos_token_id
@@ -103,7 +103,7 @@ def _new(texts: UserTexts, options: MdlmTrainOptions | SetBlockTrainOptions) -> 
 
 
 def begin_set_block(options: SetBlockTrainOptions) -> Begun:
-    """A causal model that gets a mask, or an adapter for rows that read one; or a new one with both modes."""
+    """Open a causal model, and add a mask token or an adapter for mask rows; or make a new model with both modes."""
     if not options.model:
         if options.lora or options.layers or options.mask_token:
             raise UsageError("--lora, --layers and --mask-token are for a model that is there: name it with --model")
@@ -124,7 +124,7 @@ def begin_set_block(options: SetBlockTrainOptions) -> Begun:
 
 
 def begin_cdlm(options: CdlmTrainOptions) -> Begun:
-    """A student that begins as its teacher, which answers the prompts first."""
+    """Make a student that begins as a copy of its teacher, which first answers the prompts."""
     inner, tokenizer, rows, held_out = _tuned(options.model, options)
     mask_id = mask_of(options.model)
     teacher = Decoder(load_decoder(options.model), mask_id).requires_grad_(False)
@@ -135,7 +135,7 @@ def begin_cdlm(options: CdlmTrainOptions) -> Begun:
 
 
 def begin_cllm(options: CllmTrainOptions) -> Begun:
-    """A causal model, which first writes its own texts."""
+    """Open a causal model, and let it write its own texts first."""
     inner, tokenizer, rows, held_out = _tuned(options.model, options)
     original = Decoder(load_decoder(options.model)).requires_grad_(False).eval()
     known = cllm.write(options.model, rows, options)
@@ -153,7 +153,7 @@ def _tuned(
 
 
 def open_tokenizer(model: str) -> PreTrainedTokenizerFast:
-    """The tokenizer of a folder or GGUF file. Raises ParlayError for one that names no end of text."""
+    """Open the tokenizer of a folder or GGUF file. Raises ParlayError if it names no end of text."""
     found = resolve(model)
     if found.is_dir():
         tokenizer = PreTrainedTokenizerFast.from_pretrained(found)
@@ -167,7 +167,7 @@ def open_tokenizer(model: str) -> PreTrainedTokenizerFast:
 
 
 def new_tokenizer(texts: UserTexts, size: int) -> PreTrainedTokenizerFast:
-    """Learn a vocabulary of at most ``size`` tokens, the mask among them."""
+    """Learn a vocabulary of at most ``size`` tokens, including the mask."""
     spoken = [*texts.documents, *(part for each in texts.conversations for part in (each.prompt, each.answer))]
     core = train_tokenizer((piece for text in spoken for piece in text.split("\n\n")), size - 1)
     tokenizer = wrap_tokenizer(core, CONTEXT)
@@ -176,7 +176,7 @@ def new_tokenizer(texts: UserTexts, size: int) -> PreTrainedTokenizerFast:
 
 
 def words_of(tokenizer: PreTrainedTokenizerFast, texts: UserTexts) -> Words:
-    """Read these texts as the model does. Ends of text and masks that stand in them are line ends.
+    """Say how the model reads these texts. End-of-text and mask tokens spelled in them become line ends.
 
     Raises ParlayError for prompts that the model's chat template changes.
     """
@@ -192,7 +192,7 @@ def words_of(tokenizer: PreTrainedTokenizerFast, texts: UserTexts) -> Words:
 
 
 def choose_mask(tokenizer: PreTrainedTokenizerFast, vocab_size: int, named: str) -> int:
-    """The id of the mask: the named token's, or that of a token that no text contains. Raises ParlayError where there
+    """Return the mask's id: the named token's, or that of a token that no text contains. Raises ParlayError if there
     is none."""
     known = tokenizer.get_vocab()
     if named:
@@ -213,14 +213,14 @@ METHODS: Mapping[str, Callable[[Any], Begun]] = {
     "cdlm": begin_cdlm,
     "cllm": begin_cllm,
 }
-"""By recipe, how it begins, called with options of its own class."""
+"""Each recipe's function that begins a run, called with options of its own class."""
 
 
 def train(method: str, options: CanvasTrainOptions) -> str:
-    """Train, measure and save; returns what was reached, in one line.
+    """Train, measure and save; return the result in one line.
 
-    A run that the user stops is saved too, without its last measuring. Raises ParlayError for texts or a model that
-    can't be used, and where the loss becomes NaN.
+    A run that the user stops is saved too, without the last measurement. Raises ParlayError for texts or a model that
+    can't be used, and if the loss becomes NaN.
     """
     threads.settle(options.threads)
     make_folder(options.out)
@@ -237,9 +237,9 @@ def train(method: str, options: CanvasTrainOptions) -> str:
 
 
 def fit(begun: Begun, options: CanvasTrainOptions, title: str = "Training") -> Reached:
-    """Update the weights until the run is over, or the user stops it after some updates.
+    """Update the weights until the run is over or the user stops it.
 
-    Raises ParlayError when loss or gradient is no number.
+    Raises ParlayError if the loss or a gradient is not finite.
     """
     recipe, optimizer = begun.recipe, begun.recipe.optimizer()
     drawn = Drawn(begun.rows, begun.tokenizer.eos_token_id, recipe.multiple, options.seed)
@@ -274,7 +274,7 @@ def fit(begun: Begun, options: CanvasTrainOptions, title: str = "Training") -> R
 
 
 def _update(recipe: CanvasRecipe, batch: RowBatch, options: CanvasTrainOptions, step: int) -> float:
-    """Compute one gradient. Returns the loss."""
+    """Compute the gradient of one batch; return the loss."""
     with mixed(options.precision):
         loss = recipe.loss(batch)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -286,7 +286,7 @@ def _update(recipe: CanvasRecipe, batch: RowBatch, options: CanvasTrainOptions, 
 
 
 def measured(begun: Begun, options: CanvasTrainOptions) -> dict[str, float]:
-    """Figures of rows that were held out."""
+    """Measure the held-out rows."""
     rows = begun.held_out[: max(_MEASURED_ROWS, _MEASURED_BATCHES * options.rows)]
     groups = [rows[start : start + options.rows] for start in range(0, len(rows), options.rows)]
     batches = [batch_of(group, begun.tokenizer.eos_token_id, begun.recipe.multiple) for group in groups]
@@ -305,7 +305,7 @@ def _said(figures: dict[str, float]) -> str:
 def _card(
     method: str, options: CanvasTrainOptions, begun: Begun, reached: Reached, figures: dict[str, dict[str, float]]
 ) -> str:
-    """The README of the folder."""
+    """Write the folder's README."""
     after = _said(figures["after"]) if "after" in figures else "not measured, the run was stopped"
     source = f"- Begun from: {public_name(begun.origin)}" if begun.origin else "- Begun from: random weights"
     allowed = f"; licence: {licence(begun.origin) or 'not known'}" if begun.origin else ""

@@ -1,6 +1,6 @@
-"""Adaptation of a causal model so that it fills masked places, too, and drafts for itself.
+"""Adapts a causal model so that it also fills masked positions, and drafts for itself.
 
-Shapes: B rows, T tokens of each.
+Shapes: B rows of T tokens.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from parlay.train.canvases.rows import RowBatch
 class SetBlockRecipe(CanvasRecipe):
     """Set block decoding (Gat et al. 2025, arXiv:2509.04185) with the masks of Fast-dLLM v2 (arXiv:2509.26328).
 
-    The first canvas of a row begins where its answer does, or at a drawn place after that, and others follow it; each
-    attends to the clean causal text before it and to itself. So prompts are never masked. A place is predicted by the
-    row before it, as in the text. In alternate updates all places are masked, as when the model drafts for itself, or
-    each place in one of two copies, so that all are learned.
+    The first canvas of a row begins where its answer does, or at a drawn position after that, and others follow it. So
+    prompts are never masked. Each canvas attends to the clean causal text before it and to itself. As in the text, a
+    position is predicted by the row before it. Updates alternate: in one, all positions are masked, as when the model
+    drafts for itself; in the next, each position is masked in one of two copies, so that all are learned.
 
     The same weights serve both modes. The loss keeps the causal mode: at clean rows of the same forward the model
-    learns the distributions of the model before training (``original``). Canvases learn these distributions too, where
-    the papers learn the texts: a draft is accepted if the model itself would write it. A model that is ``new`` learns
+    learns the distributions that it had before training (``original``). Canvases learn these distributions too, where
+    the papers learn the texts, because a draft is accepted if the model itself would write it. A ``new`` model learns
     the texts.
     """
 
     def __init__(
         self, options: SetBlockTrainOptions, decoder: Decoder, original: Decoder | None = None, *, new: bool = False
     ) -> None:
-        """Without an ``original`` the model learns the texts alone."""
+        """Without an ``original``, the model learns only the texts."""
         super().__init__(decoder, options.seed)
         if original is None and options.keep:
             raise UsageError(f"keep={options.keep:g} needs the model as it was; a new one has --keep 0 --text-weight 1")
@@ -61,13 +61,14 @@ class SetBlockRecipe(CanvasRecipe):
         return self._both(twice, torch.cat([masked_BT, inside_BT & ~masked_BT]), group_BT.repeat(2, 1))
 
     def _begins(self, batch: RowBatch) -> Tensor:
-        """Where the first canvas of each row begins, ``[B]``: where the answer does in half of them."""
+        """Return where the first canvas of each row begins, ``[B]``. In half of the rows it is the answer's first
+        position."""
         share_B = torch.rand(len(batch.answer_B), generator=self.draw)
         later_B = (2 * share_B - 1).clamp(min=0) * (batch.length_B - batch.answer_B).clamp(max=self._options.block)
         return batch.answer_B + later_B.long()
 
     def _both(self, batch: RowBatch, masked_BT: Tensor, group_BT: Tensor) -> Tensor:
-        """The losses of canvases and of the text; the first place of a canvas counts as text."""
+        """Return the losses of canvases and of the text. The first position of a canvas counts as text."""
         hidden_BTH, length = self._hidden(batch, masked_BT, group_BT), group_BT.shape[1]
         own_BTH = None
         if self._original is not None:
@@ -79,15 +80,15 @@ class SetBlockRecipe(CanvasRecipe):
     def guesses(
         self, hidden_BTH: Tensor, own_BTH: Tensor | None, batch: RowBatch, masked_BT: Tensor, group_BT: Tensor
     ) -> Tensor:
-        """The loss of the rows that guess masked places."""
+        """Return the loss of the rows that predict masked positions."""
         guessed_BT = guessing_rows(masked_BT, group_BT) & (group_BT >= 0)[:, :-1] & batch.text_BT[:, 1:]
         return self._loss(hidden_BTH, own_BTH, batch, guessed_BT)
 
     def _loss(self, hidden_BTH: Tensor, own_BTH: Tensor | None, batch: RowBatch, wanted_BT: Tensor) -> Tensor:
-        """The loss of the rows before each wanted token: against the token, and against the original model's
+        """Return the loss of the rows before each wanted token: against the token, and against the original model's
         distribution.
 
-        The mask is part of the vocabulary, and never right: the causal mode has to learn not to write it.
+        The mask token is in the vocabulary and never right, so the causal mode learns not to write it.
         """
         logits_MV = self.decoder.raw_head(hidden_BTH[:, :-1][wanted_BT])
         total = logits_MV.sum() * 0.0
@@ -107,7 +108,8 @@ class SetBlockRecipe(CanvasRecipe):
         return set_block_config(self.decoder.mask_id, self._options.block)
 
     def measure(self, batches: Sequence[RowBatch]) -> dict[str, float]:
-        """Perplexity of the causal mode, and the share of first guesses that are right at each depth, all masked.
+        """Measure the perplexity of the causal mode, and the share of right first guesses at each depth with all
+        positions masked.
 
         Canvases begin where answers do.
         """
@@ -129,5 +131,5 @@ class SetBlockRecipe(CanvasRecipe):
 
 
 def guessing_rows(masked_BT: Tensor, group_BT: Tensor) -> Tensor:
-    """Bool ``[B, T - 1]``: rows of canvases whose next place is masked, or lies after the canvas."""
+    """Return bool ``[B, T - 1]``: the rows of canvases whose next position is masked or lies after the canvas."""
     return masked_BT[:, 1:] | (group_BT[:, 1:] != group_BT[:, :-1])

@@ -1,7 +1,7 @@
-"""An adapter that mask rows alone run with, so that a causal model drafts for itself and stays as it is.
+"""Trains an adapter that only mask rows run with. The causal model itself does not change, and drafts for itself.
 
-Shapes: B rows, T tokens of each, G canvases, M mask rows, S = T + M; P mask rows of all rows, D depths; H hidden, O
-outputs of a product, W tokens over which is learned.
+Shapes: B rows of T tokens, G canvases, M mask rows, S = T + M; P mask rows in all, D depths; H hidden, O outputs of a
+product, W tokens that the loss covers.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from parlay.train.optimizers import halves
 from parlay.types import ParlayError
 
 _FADE = 0.8
-"""The weight of a draft relative to the one before it."""
+"""Each depth of a draft counts this many times the depth before."""
 
 
 class RowsAdapter(nn.Module):
-    """Low-rank matrices beside all products of a decoder's layers, for forwards of mask rows alone."""
+    """Low-rank matrices added to all products of a decoder's layers, for forwards of mask rows only."""
 
     def __init__(self, model: Any, rank: int, draw: torch.Generator) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class RowsAdapter(nn.Module):
             self._is_on = False
 
     def save(self, folder: Path, base: str) -> None:
-        """Write it in PEFT's layout."""
+        """Write the adapter in PEFT's layout."""
         tensors = {}
         for key in self.down:
             module = f"base_model.model.model.layers.{key.replace('/', '.')}"
@@ -88,9 +88,9 @@ class RowsAdapter(nn.Module):
 
 
 class Guessed(NamedTuple):
-    """P mask rows: their states, the states of the text that are their targets, and the place of each.
+    """P mask rows: their states, the states of the text that are their targets, and each row's position.
 
-    ``token_P`` is the text's own token there; ``depth_P`` counts places within a canvas from 0 on.
+    ``token_P`` is the text's token there; ``depth_P`` counts positions within a canvas from 0 on.
     """
 
     guess_PH: Tensor
@@ -100,19 +100,19 @@ class Guessed(NamedTuple):
 
 
 class MaskAdapterRecipe(CanvasRecipe):
-    """The target drafts with an adapter on rows of masks, and verifies without (UNO; gated LoRA, Samragh et al. 2025,
+    """The target drafts with an adapter on mask rows, and verifies without it (UNO; gated LoRA, Samragh et al. 2025,
     arXiv:2507.11851).
 
-    Each row is read once, by the unchanged model and without gradients. Then ``groups`` canvases begin at drawn places
-    of its answer, all masked as drafts are; each attends to the text before it and to itself. One reading so serves
-    many canvases, and only mask rows have gradients. They learn the model's distributions on the text, best on texts
-    that it wrote greedily itself: the token after an unknown one is then not random. Deeper drafts weigh less, since
-    they are verified only if those before them were accepted. Only the adapter is trained, so the model's own text
-    can't change.
+    The unchanged model reads each row once, without gradients. Then ``groups`` canvases begin at drawn positions of its
+    answer. All their positions are masked, as in drafts, and each canvas attends to the text before it and to itself.
+    So one reading serves many canvases, and only mask rows have gradients. They learn the model's distributions on the
+    text. Texts that the model wrote greedily are best, because the token after an unknown one is then not random.
+    Deeper drafts weigh less, since they are verified only if those before them were accepted. Only the adapter is
+    trained, so the model's own text can't change.
     """
 
     def __init__(self, options: SetBlockTrainOptions, decoder: Decoder, common_W: Tensor | None = None) -> None:
-        """``common_W``: the tokens that the loss covers; None: all."""
+        """``common_W``: the tokens that the loss covers; None: all of them."""
         decoder.requires_grad_(False)
         super().__init__(decoder, options.seed)
         self._options, self._common_W = options, common_W
@@ -149,15 +149,15 @@ class MaskAdapterRecipe(CanvasRecipe):
         return F.linear(hidden_PH.to(self._head_WH.dtype), self._head_WH).float()
 
     def _labels(self, token_P: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether the loss covers each token, and its index among those covered."""
+        """Return whether the loss covers each token, and its index among the covered ones."""
         if self._common_W is None:
             return torch.ones_like(token_P), token_P
         label_P = torch.searchsorted(self._common_W, token_P).clamp(max=len(self._common_W) - 1)
         return self._common_W[label_P] == token_P, label_P
 
     def _guessed(self, batch: RowBatch, anchors_BG: Tensor) -> Guessed:
-        """Compute the states of the rows, and of the canvases that begin there; masks after the end of a text are left
-        out."""
+        """Compute the states of the rows and of the canvases that begin there. Masks after the end of a text are
+        left out."""
         size, length = self._options.block, batch.ids_BT.shape[1]
         with torch.no_grad():
             text_BTH, cache = self.decoder.read(batch.ids_BT)
@@ -178,7 +178,8 @@ class MaskAdapterRecipe(CanvasRecipe):
         return set_block_config(self.decoder.mask_id, self._options.block)
 
     def measure(self, batches: Sequence[RowBatch]) -> dict[str, float]:
-        """Perplexity of the text, and the share of guesses that are right at each depth: the first, and of three."""
+        """Measure the text's perplexity, and how often at each depth the best guess is right, or one of the three
+        best."""
         size, nats = self._options.block, 0.0
         right_DK, counts_D = torch.zeros(size, 2), torch.zeros(size)
         self.draw.manual_seed(0)

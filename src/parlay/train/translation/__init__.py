@@ -1,1 +1,1 @@
-"""Translators: one that writes token by token, and those that fill a canvas with the whole answer."""
+"""Training of translators that write token by token, and of those that fill a canvas with the whole answer."""

@@ -1,6 +1,6 @@
-"""Find which source token each token of a translation stands for, by expectation maximisation over all pairs.
+"""Finds the source token that each token of a translation stands for, by expectation maximisation over all pairs.
 
-IBM's Model 2 in the form of fast_align (Dyer et al. 2013): words that lie about equally far into both texts are aligned
+It is IBM's Model 2 in the form of fast_align (Dyer et al. 2013): words that lie equally far into both texts are aligned
 more often. There is no empty word, so each token of a translation counts for one source token.
 """
 
@@ -17,17 +17,17 @@ from parlay.system.progress import Ticker
 from parlay.train.translation.pairs import Pair
 
 TENSION = 4.0
-"""The weight of the distance from the diagonal (fast_align's first value)."""
+"""The weight of the distance from the diagonal (fast_align's initial value)."""
 _ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Every source token beside every token of its translation.
+    """Cells, one for every source token with every token of its translation.
 
-    Of each cell the pair of words ``word_K`` (a number among those that occur), the place of the source token among
-    those of all pairs ``source_K``, that of the translation's ``target_K``, and the weight of its distance from the
-    diagonal ``near_K``. ``ids_W`` are the words' source tokens.
+    Each cell has the pair of words ``word_K`` (a number among the pairs that occur), the place of the source token
+    among those of all pairs ``source_K``, the place of the translation's token ``target_K``, and the weight of its
+    distance from the diagonal ``near_K``. ``ids_W`` are the source tokens of the pairs of words.
     """
 
     word_K: Tensor
@@ -38,7 +38,7 @@ class Cells:
 
     @staticmethod
     def of(pairs: Sequence[Pair]) -> Cells:
-        """Lay all pairs' cells out, source token by source token for each token of the translation."""
+        """Make the cells of all pairs: source token by source token for each token of the translation."""
         sources_B, targets_B = (torch.tensor([len(part) for part in each]) for each in _sides(pairs))
         sources, targets = (torch.tensor([token for part in each for token in part]) for each in _sides(pairs))
         pair_K = torch.arange(len(pairs)).repeat_interleave(sources_B * targets_B)
@@ -59,21 +59,22 @@ def _sides(pairs: Sequence[Pair]) -> tuple[list[tuple[int, ...]], list[tuple[int
 
 
 def posteriors(cells: Cells, chances_W: Tensor) -> Tensor:
-    """The probability that each cell's source token is the one that its target token stands for, ``[K]``."""
+    """Return the probability ``[K]`` that the cell's target token stands for its source token."""
     scores_K = cells.near_K * chances_W[cells.word_K]
     sums = torch.zeros(int(cells.target_K.max()) + 1, dtype=scores_K.dtype).index_add(0, cells.target_K, scores_K)
     return scores_K / sums[cells.target_K]
 
 
 def learned(cells: Cells, chances_W: Tensor) -> Tensor:
-    """The probability of each word's translation given its source token, after one round."""
+    """Return the probability of each word's translation given its source token, after one more round."""
     counts_W = torch.zeros_like(chances_W).index_add(0, cells.word_K, posteriors(cells, chances_W))
     sums_V = torch.zeros(int(cells.ids_W.max()) + 1, dtype=counts_W.dtype).index_add(0, cells.ids_W, counts_W)
     return counts_W / sums_V[cells.ids_W]
 
 
 def aligned(pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs with the ``fertilities`` of their source tokens, which add up to the tokens of the translation."""
+    """Return the pairs with the ``fertilities`` of their source tokens, which sum to the number of the translation's
+    tokens."""
     if not pairs:
         return []
     with Ticker(1 + _ROUNDS, "Aligning", "round") as shown:

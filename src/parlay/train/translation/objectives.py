@@ -1,4 +1,4 @@
-"""Losses of each kind of translator on a batch of pairs: one writes token by token, the others fill canvases."""
+"""The loss of each kind of translator on a batch of pairs. One kind writes token by token, the others fill canvases."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from parlay.train.translation.pairs import LENGTHS, Pair, Words
 from parlay.train.translation.rows import IGNORED, Laid, Network, Rows, padded
 
 _BEGINNINGS = 4
-"""In a batch a drafter learns to continue this many beginnings of each answer: they share the rows of its text."""
+"""In a batch a drafter learns to continue this many beginnings of each answer, which share the rows of its text."""
 LENGTH_WEIGHT = 0.1
-"""The weight of the length's cross-entropy beside that of the tokens (fairseq's value for these models)."""
+"""The weight of the length's cross-entropy, relative to that of the tokens (fairseq's value for these models)."""
 
 
 class Batch(NamedTuple):
-    """Pairs, and their rows. ``share`` of the run is over; ``draw`` gives the noise."""
+    """Pairs and their rows. ``share``: the finished share of the run. ``draw`` gives the noise."""
 
     pairs: Sequence[Pair]
     laid: Sequence[Laid]
@@ -33,10 +33,10 @@ class Batch(NamedTuple):
 
 
 class Objective(Protocol):
-    """How pairs are laid out, and the mean loss of a batch."""
+    """How pairs are laid out in rows, and the mean loss of a batch."""
 
     def fits(self, pair: Pair) -> bool:
-        """Whether the model can write this answer at all."""
+        """Return whether the model can write this answer at all."""
         ...
 
     def lay(self, pair: Pair, draw: torch.Generator) -> Laid: ...
@@ -46,7 +46,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenByToken:
-    """Next-token cross-entropy on the translation and its end, after source and separator."""
+    """Next-token cross-entropy on the translation and its end token, after source and separator."""
 
     words: Words
 
@@ -63,7 +63,7 @@ class TokenByToken:
 
 @dataclass(frozen=True, slots=True)
 class _Filling:
-    """Share texts of source and separator, and the loss of lengths, among objectives that fill canvases."""
+    """What objectives that fill canvases share: the text of source and separator, and the loss of lengths."""
 
     words: Words
 
@@ -71,12 +71,12 @@ class _Filling:
         return len(pair.target) < LENGTHS
 
     def laid(self, pair: Pair, canvas: Sequence[int], labels: Sequence[int], begun: Sequence[int] = ()) -> Laid:
-        """Lay a canvas after the source, the separator, and the beginning of an answer."""
+        """Lay out a canvas after the source, the separator, and the beginning of an answer."""
         text = (*pair.source, self.words.separator, *begun)
         return Laid(text, canvas, labels, len(text))
 
     def length_loss(self, network: Network, hidden_MH: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy of the answer's length, which the separator's row tells by the tokens of numbers."""
+        """Return the cross-entropy of the answer's length, which the separator's row predicts by the number tokens."""
         first, sources = self.words.first_length, torch.tensor([len(pair.source) for pair in batch.pairs])
         weight_JH = network.model.lm_head.weight[first : first + LENGTHS]
         logits_BJ = (hidden_MH[batch.rows.first_B + sources] @ weight_JH.T).float()
@@ -84,7 +84,7 @@ class _Filling:
 
 
 def spread(source: Sequence[int], places: int) -> tuple[int, ...]:
-    """A source copied evenly to so many places: place p reads token floor(p * S / places)."""
+    """Copy a source evenly to ``places`` positions: position p reads token floor(p * S / places)."""
     return tuple([source[place * len(source) // places] for place in range(places)])
 
 
@@ -92,8 +92,8 @@ def spread(source: Sequence[int], places: int) -> tuple[int, ...]:
 class MaskedTarget(_Filling):
     """CMLM (Ghazvininejad et al. 2019, arXiv:1904.09324): a random number of tokens is masked and predicted.
 
-    In a share ``drafts`` of the pairs the masks are the next ``block`` places after the beginning of an answer, which
-    is text. So the model drafts for one that writes token by token (Xia et al. 2022, arXiv:2203.16487).
+    In a share ``drafts`` of the pairs, the masks are the next ``block`` positions after the beginning of an answer,
+    which is text. So the model learns to draft for one that writes token by token (Xia et al. 2022, arXiv:2203.16487).
     """
 
     drafts: float
@@ -120,10 +120,11 @@ class MaskedTarget(_Filling):
 
 @dataclass(frozen=True, slots=True)
 class Ahead(_Filling):
-    """Next-token cross-entropy on an answer, and on ``block`` masks after some of its beginnings, which see each other.
+    """Next-token cross-entropy on an answer, and on ``block`` masks after some of its beginnings. Masks of one
+    beginning attend to each other.
 
-    The row before a place predicts it, so the last row of a beginning tells what comes next. Such a model drafts for
-    one that writes token by token (Xia et al. 2022, arXiv:2203.16487), and still writes so itself.
+    The row before a position predicts it, so the last row of a beginning predicts the next token. Such a model drafts
+    for one that writes token by token (Xia et al. 2022, arXiv:2203.16487), and still writes so itself.
     """
 
     block: int
@@ -142,7 +143,7 @@ class Ahead(_Filling):
 
 @dataclass(frozen=True, slots=True)
 class OnePass(_Filling):
-    """All tokens at once, from the source spread over the answer's places (Gu et al. 2018, arXiv:1711.02281)."""
+    """All tokens at once, from the source spread over the answer's positions (Gu et al. 2018, arXiv:1711.02281)."""
 
     def lay(self, pair: Pair, draw: torch.Generator) -> Laid:
         return self.laid(pair, spread(pair.source, len(pair.target)), pair.target)
@@ -155,10 +156,10 @@ class OnePass(_Filling):
 
 @dataclass(frozen=True, slots=True)
 class Fertile(_Filling):
-    """All tokens at once, from the source with each token as often as the answer has tokens for it: its fertility.
+    """All tokens at once. Each source token is repeated as often as the answer has tokens for it: its fertility.
 
-    Fertilities are told by the rows of another canvas, which reads the source (Gu et al. 2018, arXiv:1711.02281, whose
-    encoder tells them). In training they are those of an alignment of the pair.
+    The rows of another canvas, which reads the source, predict fertilities (Gu et al. 2018, arXiv:1711.02281, where the
+    encoder predicts them). In training they come from an alignment of the pair.
     """
 
     def fits(self, pair: Pair) -> bool:
@@ -176,11 +177,11 @@ class Fertile(_Filling):
 
 @dataclass(frozen=True, slots=True)
 class Glancing(_Filling):
-    """GLAT (Qian et al. 2021, arXiv:2008.07905): tokens are shown, the more the worse a first pass guesses; then the
-    others are guessed.
+    """GLAT (Qian et al. 2021, arXiv:2008.07905): some tokens are shown, more of them the worse a first pass guesses,
+    and the others are predicted.
 
-    The number shown is that of wrong tokens in the first pass times a ratio, which falls from ``ratio`` to 0.1 over the
-    run.
+    The number of shown tokens is the number of wrong tokens in the first pass times a ratio, which falls from ``ratio``
+    to 0.1 over the run.
     """
 
     ratio: float
@@ -204,12 +205,13 @@ class Glancing(_Filling):
 
 
 def annealed(ratio: float, share: float) -> float:
-    """The glancing ratio after this share of a run: it falls evenly to 0.1, or stays where it begins lower."""
+    """Return the glancing ratio after this share of a run. It falls linearly to 0.1, or stays if it begins lower."""
     return ratio + (min(ratio, 0.1) - ratio) * min(1.0, share)
 
 
 def glance(wrong_BC: Tensor, inside_BC: Tensor, ratio: float, draw: torch.Generator) -> Tensor:
-    """Choose which tokens ``[B, C]`` are shown: ``ratio`` times the wrong ones of each answer, at random places."""
+    """Choose which tokens ``[B, C]`` are shown, at random positions: ``ratio`` times the number of wrong ones in
+    each answer."""
     counts_B = ((wrong_BC & inside_BC).sum(1) * ratio).round()
     noise_BC = torch.rand(inside_BC.shape, generator=draw).masked_fill(~inside_BC, 2.0)
     return (noise_BC.argsort(1).argsort(1) < counts_B[:, None]) & inside_BC
@@ -219,7 +221,7 @@ def glance(wrong_BC: Tensor, inside_BC: Tensor, ratio: float, draw: torch.Genera
 class Frames(_Filling):
     """CTC (Libovicky & Helcl 2018, arXiv:1811.04719): ``scale`` frames for each token of the source, which they read.
 
-    An answer fits that has no more tokens than frames, with a frame more between equal neighbours.
+    An answer fits if it has no more tokens than frames, where each pair of equal neighbours takes one frame more.
     """
 
     scale: int
@@ -244,9 +246,9 @@ class Frames(_Filling):
 class Graph(_Filling):
     """DA-Transformer (Huang et al. 2022, arXiv:2205.07459) with glancing: ``scale`` vertices for each source token.
 
-    A vertex has a distribution of tokens, and one of the next vertex, read off the tokens of numbers: by attention of
-    ``heads`` heads between vertices, or of distances, if there are none. Answers end with the end token at the last
-    vertex, so one fits that has fewer tokens than there are vertices.
+    A vertex has a distribution of tokens and one of the next vertex. The latter is computed by attention of ``heads``
+    heads between vertices or, without heads, read off the number tokens as distances. The end token stands at the last
+    vertex, so an answer fits if it has fewer tokens than there are vertices.
     """
 
     scale: int
@@ -276,7 +278,8 @@ class Graph(_Filling):
         return dag_loss(emitted_BCT, going_BCC, rows.canvases_B, lengths_B).sum() / lengths_B.sum()
 
     def graph(self, network: Network, rows: Rows, targets_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of the vertices, log-probabilities of the answer's tokens ``[B, C, T]``, and of ways on."""
+        """Return the logits of the vertices, the log-probabilities of the answer's tokens ``[B, C, T]``, and of the
+        jumps."""
         logits_BCV = network.logits(network.hidden(rows)[rows.canvas_BC])
         first = self.words.first_length
         numbers_BCJ = logits_BCV[..., first : first + LENGTHS]
@@ -288,7 +291,7 @@ class Graph(_Filling):
 
 
 def labelled_loss(network: Network, hidden_MH: Tensor, batch: Batch) -> Tensor:
-    """Mean cross-entropy of the places that have a label; 0 if there are none."""
+    """Return the mean cross-entropy of the labelled positions; 0 if there are none."""
     numbers_L, labels_L = batch.rows.labels(batch.laid)
     logits_LV = network.logits(hidden_MH[numbers_L])
     return F.cross_entropy(logits_LV, labels_L, reduction="sum") / max(1, len(labels_L))

@@ -16,7 +16,7 @@ CONTEXT = 512
 
 
 class TranslatorShape(NamedTuple):
-    """The sizes, and the number of layers, the last ones, that an answer's tokens run through if not all."""
+    """The sizes, and how many of the last layers an answer's tokens run through; 0: all."""
 
     sizes: Shape
     shallow: int = 0
@@ -35,12 +35,12 @@ TRANSLATORS: Mapping[str, TranslatorShape] = MappingProxyType(
         "tiny-shallow": TranslatorShape(SHAPES["tiny"], shallow=1),
     }
 )
-"""Sizes."""
+"""The shapes of new translators, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatorTrainOptions(Options):
-    """Pairs that a translator learns from, or whose translations of them, and how long it does."""
+    """The pairs that a translator learns from, whose translations they are, and how long it learns."""
 
     data: Path = option(help="file of pairs: a source, a tab and its translation on each line; may be packed as .zst")
     out: Path = option(Path("translator"), "folder of the finished model")
@@ -78,12 +78,12 @@ class TranslatorTrainOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanvasTranslatorTrainOptions(TranslatorTrainOptions):
-    """Nothing more: these translators write in parallel."""
+    """Options of translators that write in parallel; there are no further ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CmlmTrainOptions(CanvasTranslatorTrainOptions):
-    """How much it learns to draft."""
+    """How often the model learns to draft."""
 
     drafts: float = option(0.3, "share of pairs that teach it to go on with an answer, as a drafter", low=0, high=1)
     block: int = option(8, "places that it then fills", low=1, high=64)
@@ -91,14 +91,14 @@ class CmlmTrainOptions(CanvasTranslatorTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AheadTrainOptions(CanvasTranslatorTrainOptions):
-    """How far it drafts."""
+    """How many tokens the model drafts."""
 
     block: int = option(8, "places that it drafts", low=1, high=64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatTrainOptions(CanvasTranslatorTrainOptions):
-    """How its places are fed."""
+    """What the positions of the answer read."""
 
     fertilities: bool = option(
         True, "guess how many of the answer's tokens stand for each of the source's; else one length, spread evenly"
@@ -107,7 +107,7 @@ class NatTrainOptions(CanvasTranslatorTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlancingTrainOptions(CanvasTranslatorTrainOptions):
-    """How much is shown."""
+    """How many tokens glancing shows."""
 
     ratio: float = option(0.5, "tokens shown at first, for each wrong one; falls to 0.1", low=0, high=1)
 

@@ -1,4 +1,4 @@
-"""Pairs of texts: read from a file, divided by their sources, tokenised, and drawn in batches."""
+"""Pairs of texts: reads them from a file, splits them by source, tokenizes them, and draws batches."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from parlay.types import ParlayError
 
 SEPARATOR, MASK, BLANK = "<|translate|>", "<|mask|>", "<|blank|>"
 LENGTHS = 128
-"""Numbers that have a token, from 0 on: lengths of answers, and distances between vertices."""
+"""Numbers from 0 to this, exclusive, have a token: lengths of answers, and distances between vertices."""
 HELDOUT_ONE_IN = 100
 _MISSES = 12
-"""Pairs that find no room in a batch before it counts as full."""
+"""A batch counts as full after this many pairs found no room in it."""
 _SAMPLE = 400_000
-"""Texts shown to the tokenizer's trainer at most."""
+"""At most this many texts train the tokenizer."""
 
 Texts = tuple[str, str]
 
 
 class Words(NamedTuple):
-    """Ids of the tokens that translators have beside those of texts."""
+    """Ids of the tokens that translators have besides the tokens of texts."""
 
     end: int
     separator: int
@@ -40,9 +40,9 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Ids of a source and of its translation, without separator and end.
+    """Ids of a source and its translation, without separator and end.
 
-    ``fertilities``: how many tokens of the translation stand for each of the source, where that was found.
+    ``fertilities``: how many tokens of the translation stand for each source token, if that was computed.
     """
 
     source: tuple[int, ...]
@@ -55,11 +55,10 @@ class Pair:
 
 
 def read_pairs(file: Path) -> list[Texts]:
-    """Read lines of two texts with a tab between them; what follows a second tab is left out, and so are empty lines.
+    """Read lines of two texts separated by a tab. Empty lines, and what follows a second tab, are left out.
 
-    ``.zst`` is unpacked.
-
-    Raises ValueError for a file that is not there, and for the first line that is no pair.
+    A ``.zst`` file is decompressed. Raises ValueError if the file is missing, and for the first line that is not a
+    pair.
     """
     if not file.is_file():
         raise ValueError(f"no file {file}: name one with a source, a tab and its translation on each line")
@@ -75,7 +74,8 @@ def read_pairs(file: Path) -> list[Texts]:
 
 
 def _text(file: Path) -> str:
-    """Read a whole text. Raises ValueError for a packed one that is cut short or damaged, and for what is not UTF-8."""
+    """Read a whole text. Raises ValueError for a compressed file that is cut short or damaged, and for text that is
+    not UTF-8."""
     data = file.read_bytes()
     if file.suffix == ".zst":
         try:
@@ -101,9 +101,10 @@ def _text(file: Path) -> str:
 
 
 def divided(pairs: Sequence[Texts]) -> tuple[list[Texts], list[Texts]]:
-    """Part pairs for training from held-out ones, one source in 100, with all its translations, by its hash.
+    """Split pairs into those for training and held-out ones: one source in 100 with all its translations, chosen by its
+    hash.
 
-    So a source is never in both.
+    So no source is in both parts.
     """
 
     def held_out(source: str) -> bool:
@@ -113,7 +114,7 @@ def divided(pairs: Sequence[Texts]) -> tuple[list[Texts], list[Texts]]:
 
 
 def make_tokenizer(pairs: Sequence[Texts], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """Learn one vocabulary for both sides. A text to translate is encoded with the separator after it."""
+    """Learn one vocabulary for both languages. The tokenizer adds the separator after a text to translate."""
     every = max(1, 2 * len(pairs) // _SAMPLE)
     specials = [SEPARATOR, MASK, BLANK, *[_number(length) for length in range(LENGTHS)]]
     core = train_tokenizer([text for pair in pairs[::every] for text in pair], vocab_size - len(specials))
@@ -135,7 +136,7 @@ def _number(length: int) -> str:
 
 
 def words_of(tokenizer: PreTrainedTokenizerFast) -> Words:
-    """Find the ids of a translator's own tokens. Raises ValueError for a tokenizer that lacks one."""
+    """Find the ids of a translator's special tokens. Raises ValueError for a tokenizer that lacks one."""
     known = tokenizer.get_vocab()
     names = (END_OF_TEXT, SEPARATOR, MASK, BLANK, _number(0))
     if absent := [name for name in (*names, _number(LENGTHS - 1)) if name not in known]:
@@ -144,7 +145,7 @@ def words_of(tokenizer: PreTrainedTokenizerFast) -> Words:
 
 
 def tokenized(pairs: Sequence[Texts], tokenizer: PreTrainedTokenizerFast, longest: int) -> list[Pair]:
-    """Encode pairs, without those of which a side has more than ``longest`` tokens."""
+    """Tokenize pairs. Pairs with a side of more than ``longest`` tokens are left out."""
     core = tokenizer.backend_tokenizer
     sides = [core.encode_batch_fast([pair[side] for pair in pairs], add_special_tokens=False) for side in (0, 1)]
     each = [Pair(tuple(source.ids), tuple(target.ids)) for source, target in zip(*sides, strict=True)]
@@ -153,7 +154,8 @@ def tokenized(pairs: Sequence[Texts], tokenizer: PreTrainedTokenizerFast, longes
 
 @dataclass(frozen=True, slots=True)
 class PairBatches:
-    """Batches of random pairs that fill ``rows`` rows of ``length`` places. A batch is a pure function of its draws."""
+    """Draws batches of random pairs that fill ``rows`` rows of ``length`` positions. A batch depends only on its
+    draws."""
 
     pairs: Sequence[Pair]
     lay: Callable[[Pair, torch.Generator], Laid]

@@ -42,14 +42,15 @@ class Laid(NamedTuple):
 
 
 class Packing:
-    """Rows of ``length`` places, at most ``count`` of them, which texts fill one after another."""
+    """Packs texts one after another into at most ``count`` rows of ``length`` positions."""
 
     def __init__(self, length: int, count: int) -> None:
         self.length, self._count = length, count
         self.used = list[int]()
 
     def place(self, size: int) -> int | None:
-        """The flat number of the first place of a text of this size, in the first row with room; None if none has."""
+        """Return the flat number of the first position of a text of this size, in the first row with room; None if
+        there is none."""
         for row, used in enumerate(self.used):
             if used + size <= self.length:
                 self.used[row] += size
@@ -62,11 +63,13 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Texts of ``texts_B`` rows, each with ``canvases_B`` places after it, from the flat places ``first_B`` on.
+    """B texts packed into R rows of N positions. Text b has ``texts_B`` rows, then the ``canvases_B`` positions of its
+    canvas.
 
-    ``ids_RN``, and of each place its number in its text ``places_RN``, whose it is ``owners_RN`` (-1: nobody's), on
-    which canvas it is ``canvas_RN`` (0: of the text), how many rows of its text it sees ``sees_RN``, and if it runs
-    through all layers ``deep_RN``. The rows of a text include those of a canvas beside.
+    It begins at the flat position ``first_B``. Each position has a token ``ids_RN``, its number in its text
+    ``places_RN``, the text it belongs to ``owners_RN`` (-1: none), the canvas it belongs to ``canvas_RN`` (0: the text
+    itself), how many rows of its text it attends to ``sees_RN``, and whether it runs through all layers ``deep_RN``. A
+    text's rows include those of a second canvas.
     """
 
     ids_RN: Tensor
@@ -81,7 +84,7 @@ class Rows:
 
     @staticmethod
     def of(laid: Sequence[Laid], length: int = 0, count: int = 0) -> Rows:
-        """Pack texts into ``count`` rows of ``length`` places; by default into a row each.
+        """Pack texts into ``count`` rows of ``length`` positions; by default, each text gets its own row.
 
         Raises ValueError if they don't fit.
         """
@@ -101,29 +104,30 @@ class Rows:
 
     @property
     def canvas_BC(self) -> Tensor:
-        """Flat numbers of the places of the canvases; of a shorter canvas the last one again and again."""
+        """The flat numbers of the canvases' positions. A shorter canvas repeats its last one."""
         place = torch.arange(int(self.canvases_B.max()))
         return (self.first_B + self.texts_B)[:, None] + place.clamp(max=self.canvases_B[:, None] - 1)
 
     @property
     def inside_BC(self) -> Tensor:
-        """Whether a canvas has such a place."""
+        """Whether the canvas has that many positions."""
         return torch.arange(int(self.canvases_B.max())) < self.canvases_B[:, None]
 
     def visible(self) -> Tensor:
-        """``[R, 1, N, N]``: a row of a text sees those before it; a place sees its text and the whole canvas."""
+        """Return the mask ``[R, 1, N, N]``: a row of a text attends to earlier rows, a canvas position to its text
+        and its canvas."""
         seen_R1N, sees_RN1 = self.canvas_RN[:, None, :], self.canvas_RN[:, :, None]
         before_RNN = (self.places_RN[:, None, :] < self.sees_RN[:, :, None]) & (seen_R1N == 0)
         own_RNN = self.owners_RN[:, :, None] == self.owners_RN[:, None, :]
         return (own_RNN & (before_RNN | ((seen_R1N == sees_RN1) & (sees_RN1 > 0))))[:, None]
 
     def filled(self, shown_M: Tensor, tokens_M: Tensor) -> Rows:
-        """The rows in which these flat places read these tokens."""
+        """Return the rows with these tokens at these flat positions."""
         ids_RN = self.ids_RN.flatten().scatter(0, shown_M, tokens_M).view_as(self.ids_RN)
         return replace(self, ids_RN=ids_RN)
 
     def labels(self, laid: Sequence[Laid]) -> tuple[Tensor, Tensor]:
-        """Flat numbers ``[M]`` of the places that have a label, and the labels."""
+        """Return the flat numbers ``[M]`` of the labelled positions, and their labels."""
         ends = (self.first_B + self.texts_B + self.canvases_B).tolist()
         numbers = itertools.chain.from_iterable(
             range(end - len(each.labels), end) for end, each in zip(ends, laid, strict=True)
@@ -134,7 +138,7 @@ class Rows:
 
 
 def _places(laid: Laid, owner: int) -> Tensor:
-    """Lay out a text and its canvases: what `Rows` says of each place, ``[6, size]``."""
+    """Return the six values that `Rows` has of each position of a text and its canvases, ``[6, size]``."""
     text, aside, blocks = len(laid.text), len(laid.aside), len(laid.begins) or 1
     begins = torch.tensor(laid.begins or [text]).repeat_interleave(len(laid.canvas) // blocks)
     within = torch.arange(len(laid.canvas) // blocks).repeat(blocks)
@@ -150,9 +154,9 @@ def _places(laid: Laid, owner: int) -> Tensor:
 
 
 class Network:
-    """A model in training, and how its rows run: compiled where that is asked for and a C++ compiler is at hand.
+    """A model in training, compiled if that is requested and a C++ compiler is there.
 
-    Rows that are not deep run through the last ``shallow`` layers alone; 0: through all.
+    Rows that are not deep run only through the last ``shallow`` layers; 0: through all.
     """
 
     def __init__(self, model: Qwen3ForCausalLM, shallow: int = 0, *, compiled: bool = False) -> None:
@@ -163,7 +167,7 @@ class Network:
         self._through = torch.compile(through, dynamic=False) if there else through
 
     def hidden(self, rows: Rows) -> Tensor:
-        """The final hidden states ``[R * N, H]`` of all places."""
+        """Return the final hidden states ``[R * N, H]`` of all positions."""
         decoder = self.model.model
         embedded_RNH = hidden_RNH = decoder.embed_tokens(rows.ids_RN)
         seen_R1NN = torch.zeros(()).masked_fill(~rows.visible(), torch.finfo(torch.bfloat16).min)
@@ -176,17 +180,17 @@ class Network:
         return final_RNH.flatten(0, 1)
 
     def logits(self, states_MH: Tensor) -> Tensor:
-        """Logits in float32."""
+        """Return logits in float32."""
         logits: Tensor = self.model.lm_head(states_MH)
         return logits.float()
 
 
 def through(layer: nn.Module, hidden_RNH: Tensor, seen_R1NN: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """Run a layer. Compiled once, as layers differ in their weights alone."""
+    """Run a layer. It is compiled once, because layers differ only in their weights."""
     left_RNH: Tensor = layer(hidden_RNH, attention_mask=seen_R1NN, position_embeddings=turns)
     return left_RNH
 
 
 def padded(rows: Sequence[Sequence[int]], value: int = IGNORED) -> Tensor:
-    """Rows of ids as one tensor ``[B, T]``."""
+    """Return rows of ids as one padded tensor ``[B, T]``."""
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)

@@ -1,4 +1,4 @@
-"""`parlay train translator|cmlm|nat|glat|ctc|da`: small translators, trained on pairs of texts."""
+"""`parlay train translator|cmlm|nat|glat|ctc|da`: trains small translators on pairs of texts."""
 
 from __future__ import annotations
 
@@ -50,17 +50,18 @@ from parlay.train.translation.rows import Laid, Network, Rows
 from parlay.train.watching import Watch
 
 _ROW = 64
-"""Rows of a batch have a multiple of so many places, and at least twice as many."""
+"""The length of a batch's rows is a multiple of this, and at least twice this."""
 MOST_GRADIENT = 1.0
 _CHECKED = 256
-"""Held-out pairs on which the loss is measured at the end."""
+"""The loss of this many held-out pairs is measured at the end."""
 _MOST_ODD = 20
-"""Updates in a row without a number for a loss, after which a run ends: one now and then is left out."""
+"""The run ends after this many updates in a row whose loss is not finite. A single one is skipped."""
 _LOG_SECONDS = 20.0
 
 
 class _Made(NamedTuple):
-    """An objective, and what config.json says besides. ``ready`` finds out what the objective has to know of pairs."""
+    """An objective, and the config.json keys of its models. ``ready`` computes what the objective must know of the
+    pairs."""
 
     objective: objectives.Objective
     says: Mapping[str, Any] = MappingProxyType({})
@@ -68,7 +69,7 @@ class _Made(NamedTuple):
 
 
 def _canvas(words: Words, own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Say of a model that fills canvases what config.json has of all such, and its ``own``."""
+    """Return the config.json keys of a model that fills canvases: those that all have, and its ``own``."""
     numbers = {"mask_token_id": words.mask, "first_number_id": words.first_length, "numbers": LENGTHS}
     return {"architectures": [CANVAS_ARCHITECTURE], "canvas": {**numbers, **own}}
 
@@ -107,14 +108,14 @@ METHODS: Mapping[str, Callable[[Any, Words], _Made]] = MappingProxyType(
         "da": _graph,
     }
 )
-"""By recipe, how to make it of options of its own class."""
+"""Each recipe's function that makes it from options of its own class."""
 CANVAS_ARCHITECTURE, SHALLOW_ARCHITECTURE = "ParlayCanvasLM", "DeepShallowForCausalLM"
 ANSWER_LAYERS = "answer_layers"
-"""The key of config.json that says through how many layers the rows of an answer run."""
+"""The config.json key for the number of layers that an answer's rows run through."""
 
 
 def train(kind: str, asked: TranslatorTrainOptions) -> Path:
-    """Train a translator and return its folder. Raises ValueError for data, or a folder to begin from, of no use."""
+    """Train a translator; return its folder. Raises ValueError if the data or the initial model can't be used."""
     make_folder(asked.out)
     torch.set_num_threads(asked.threads or torch.get_num_threads())
     torch.manual_seed(asked.seed)
@@ -135,7 +136,7 @@ def train(kind: str, asked: TranslatorTrainOptions) -> Path:
     ready = made.ready([*learned, *checked])
 
     def keep() -> None:
-        """Write the folder of the model as it is now."""
+        """Write the model's folder as the model is now."""
         record = _record(kind, asked, run, ready[len(learned) :])
         export(network.model, tokenizer, asked.out, anonymous(rounded(record)))
         _say(asked.out, {**made.says, **({"architectures": [SHALLOW_ARCHITECTURE]} if shallow else {})})
@@ -152,7 +153,7 @@ def train(kind: str, asked: TranslatorTrainOptions) -> Path:
 
 
 def _record(kind: str, asked: TranslatorTrainOptions, run: Run, heldout: Sequence[Pair]) -> dict[str, Any]:
-    """Collect what provenance.json says."""
+    """Collect the content of provenance.json."""
     return {
         **machine_record(),
         "recipe": kind,
@@ -174,9 +175,9 @@ def _tokenizer_of(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def _model(asked: TranslatorTrainOptions, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """A new model, or the one to begin from, in float32. A new one's states are as in `parlay train lm`.
+    """Make a new model, or open the initial one, in float32. A new one has the initial weights of `parlay train lm`.
 
-    Raises ValueError for one whose answers run through few layers, where they fill canvases.
+    Raises ValueError if a model that fills canvases begins from one whose answers run through few layers.
     """
     if asked.init is not None:
         model = deepened(Qwen3ForCausalLM.from_pretrained(asked.init, dtype=torch.float32), asked.deepen)
@@ -194,7 +195,8 @@ def _model(asked: TranslatorTrainOptions, tokenizer: PreTrainedTokenizerFast) ->
 
 
 def deepened(model: Qwen3ForCausalLM, more: int) -> Qwen3ForCausalLM:
-    """The model with so many new layers after each of its own, which add nothing yet: it writes what it wrote."""
+    """Return the model with ``more`` new layers after each of its own. They add nothing yet, so it writes what it
+    wrote."""
     if not more:
         return model
     layers = model.config.num_hidden_layers
@@ -212,14 +214,14 @@ def deepened(model: Qwen3ForCausalLM, more: int) -> Qwen3ForCausalLM:
 
 
 def _say(folder: Path, more: Mapping[str, Any]) -> None:
-    """Say in config.json what the model is besides."""
+    """Add keys to the model's config.json."""
     path = folder / "config.json"
     whole = json.loads(path.read_text(encoding="utf-8")) | more
     path.write_text(json.dumps(whole, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 class Run:
-    """A run under way: weights, optimizers and what was done so far."""
+    """A run in progress: its weights, optimizers, and what was done so far."""
 
     def __init__(self, asked: TranslatorTrainOptions, objective: objectives.Objective, network: Network) -> None:
         self._asked, self._objective, self.network = asked, objective, network
@@ -229,7 +231,7 @@ class Run:
         self.updates, self.tokens, self.seconds, self.losses = 0, 0, 0.0, list[float]()
 
     def loop(self, kind: str, pairs: Sequence[Pair]) -> None:
-        """Update until the time or the number of updates is used up."""
+        """Update the weights until the time or the number of updates is used up."""
         batches = self._batches(pairs)
         began = time.monotonic()
         due = _LOG_SECONDS
@@ -247,7 +249,7 @@ class Run:
                     due = self.seconds + _LOG_SECONDS
 
     def _batches(self, pairs: Sequence[Pair]) -> PairBatches:
-        """Rows in which every pair fits. Raises ValueError if no pair can be learned."""
+        """Make batches in whose rows every pair fits. Raises ValueError if no pair can be learned."""
         fitting = [pair for pair in pairs if self._objective.fits(pair)]
         if not fitting:
             raise ValueError(f"{self._asked.data}: no pair fits; raise longest, or scale")
@@ -257,7 +259,7 @@ class Run:
 
     @property
     def share(self) -> float:
-        """How much of the run is over."""
+        """The finished share of the run."""
         if self._asked.updates:
             return self.updates / self._asked.updates
         return self.seconds / (60 * self._asked.minutes)
@@ -290,7 +292,7 @@ class Run:
 
     @torch.no_grad()
     def check(self, pairs: Sequence[Pair]) -> float | None:
-        """The loss of held-out pairs at the end of the run, of those that fit; None where none does."""
+        """Return the loss of the held-out pairs that fit, at the end of the run; None if none fits."""
         fitting = [pair for pair in pairs if self._objective.fits(pair)]
         if not fitting:
             return None
