@@ -1,1 +1,1 @@
-"""Replay: a target that emits recorded answers, to measure drafts on the texts of models that are not at hand."""
+"""Replays recorded answers, to measure drafts on texts of models that need not run here."""

@@ -10,7 +10,7 @@ from typing import Any
 from parlay.bench.workloads.files import records
 
 OUTPUTS = ("output", "answer", "response", "completion")
-"""Fields that may hold the answer; the first that a record has is taken."""
+"""Fields that may hold the answer. The first of them that a record has is taken."""
 SHAPES = (
     f"an answer under {', '.join(OUTPUTS)} with its question under prompt or instruction (and input), "
     "or query, docs and result"
@@ -19,7 +19,7 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """One recorded answer, its prompt, and the texts that a request would name as references."""
+    """One recorded answer, its prompt, and its references: texts that the answer may quote."""
 
     prompt: str
     output: str
@@ -27,10 +27,10 @@ class RecordedAnswer:
 
 
 def read_answers(path: Path) -> Iterator[RecordedAnswer]:
-    """The answers of a file of JSON lines, or of one JSON array; plain, or compressed with zstd or gzip.
+    """Read the answers in a file of JSON lines or of one JSON array, plain or compressed with zstd or gzip.
 
-    Raises ValueError for a file that is not there or no text, and for the first record that is no recorded answer,
-    with its number.
+    Raises ValueError for a file that can't be read or is not text, and for the first record that is not a recorded
+    answer, with its number.
     """
     for place, record in records(path):
         where = f"{path}, {place}"
@@ -40,7 +40,7 @@ def read_answers(path: Path) -> Iterator[RecordedAnswer]:
 
 
 def _answer(record: Mapping[str, Any], where: str) -> RecordedAnswer:
-    """The recorded answer, by the first shape that fits."""
+    """Convert a record by the first shape that fits."""
     if "query" in record and "result" in record:
         return _with_documents(record, where)
     output = next((name for name in OUTPUTS if name in record), None)
@@ -55,7 +55,7 @@ def _answer(record: Mapping[str, Any], where: str) -> RecordedAnswer:
 
 
 def _with_documents(record: Mapping[str, Any], where: str) -> RecordedAnswer:
-    """LLMA's shape: documents that the query does not quote stand before it, and all of them are references."""
+    """Convert a record of LLMA. Documents that the query does not quote come before it; all of them are references."""
     query, documents = _string(record, "query", where), _strings(record, "docs", where)
     if not isinstance(record["result"], Mapping):
         raise ValueError(f"{where}: result is no object with a text")

@@ -1,5 +1,6 @@
-"""Decodes recorded answers again under a strategy: steps, drafts and acceptance are those that the model that wrote
-them would have had.
+"""Decodes recorded answers again with a strategy, to count steps, drafts and acceptance.
+
+The counts are the same as if the model that wrote the answers had decoded with this strategy.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ WHOLE, BY_COST = "fixed", "adaptive"
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One answer's tokens as they came, the engine's counts, and the cost of the forwards after the first step.
+    """One replayed answer: its tokens, the engine's counts, and the price of the forwards after the first step.
 
-    ``forward_seconds`` is by the prices given; 0 without.
+    ``forward_seconds`` is 0 if the replay has no prices.
     """
 
     tokens: Ids
@@ -33,7 +34,7 @@ class Replayed:
 
 
 class ReplayMeter:
-    """Adds up the prices of forwards; implements `Cost`. The time of a replay's own forwards does not count."""
+    """Adds up the prices of forwards; implements `Cost`. The measured time of a replay's forwards is ignored."""
 
     def __init__(self, prices: Cost | None) -> None:
         self._prices = prices
@@ -47,17 +48,18 @@ class ReplayMeter:
         return self._prices.forward(rows, context) if self._prices is not None else 0.0
 
     def record(self, rows: int, context: int, seconds: float) -> None:
+        """Add the price of a forward, whatever ``seconds`` it took."""
         self.seconds += self.forward(rows, context)
 
 
 class Replay:
-    """Decodes recorded answers one after the other under one strategy. Stores learn from earlier answers.
+    """Decodes recorded answers one after another with one strategy. Its stores learn from earlier answers.
 
     Without ``prices`` a policy can't weigh costs, so every draft is verified whole.
     """
 
     def __init__(self, text: str, tokens: RecordedTokens, prices: Cost | None = None) -> None:
-        """Raises ValueError for a strategy that can't be replayed, and says why."""
+        """Prepare the strategy ``text``. Raises ValueError, with the reason, if it can't be replayed."""
         self._meter = ReplayMeter(prices)
         self._runner = ReplayRunner(tokens.vocab_size)
         self._engine = Engine(self._runner, self._meter)
@@ -75,7 +77,7 @@ class Replay:
         refuse_sight(self.strategy)
 
     def answer(self, number: int, record: Recorded) -> Replayed:
-        """Decode one answer. Raises ValueError for an empty one, and where the engine fails."""
+        """Decode one answer. Raises ValueError for an empty answer, and if the engine fails."""
         self._runner.expect(record.prompt, record.output)
         self._engine.add(_request(number, record), self.strategy)
         output: list[int] = []
@@ -93,12 +95,12 @@ class Replay:
 
 
 def whole_drafts(spec: StrategySpec) -> StrategySpec:
-    """The strategy with every draft verified whole, where its policy would weigh what forwards cost."""
+    """Return the strategy with a policy that verifies every draft whole, if its own policy weighs costs."""
     return spec.changed(policy=WHOLE) if spec.settings.get(POLICY) == BY_COST else spec
 
 
 def refuse_sight(strategy: Strategy) -> None:
-    """Raises ValueError for a strategy that reads more of the target than the tokens that it commits."""
+    """Raise ValueError for a strategy that needs more from the target than its text, such as probabilities."""
     if strategy.rule.exactness not in (Exactness.BITS, Exactness.SEED):
         raise ValueError("its accept rule weighs the target's probabilities, which were not recorded")
     needs = [drafter.needs for drafter in strategy.drafters]
@@ -109,7 +111,7 @@ def refuse_sight(strategy: Strategy) -> None:
 
 
 def no_model(name: str) -> NoReturn:
-    """Raises ValueError: a replay has no model and no model's tokenizer."""
+    """Raise ValueError, because a replay has no model to draft with."""
     raise ValueError("needs a draft model, and a replay has nothing but recorded tokens")
 
 
@@ -126,6 +128,6 @@ def _request(number: int, record: Recorded) -> Request:
 def replay(
     text: str, records: Sequence[Recorded], tokens: RecordedTokens, prices: Cost | None = None
 ) -> list[Replayed]:
-    """All answers in order. Raises ValueError for a strategy that can't be replayed."""
+    """Replay all answers in order. Raises ValueError for a strategy that can't be replayed."""
     run = Replay(text, tokens, prices)
     return [run.answer(number, record) for number, record in enumerate(records)]

@@ -1,4 +1,4 @@
-"""Replays of files of answers under strategies, as rows of results."""
+"""Replays files of recorded answers with strategies, as rows of results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ MODEL = "recorded answers"
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Recorded answers of one file as ids, cut at their first loop; ``looped``: the share that was cut."""
+    """Recorded answers of one file as token ids, cut at their first loop.
+
+    ``looped`` is the share of tokens in loops before the answers were cut.
+    """
 
     name: str
     records: tuple[Recorded, ...]
@@ -31,7 +34,7 @@ class Texts:
 
 
 def read_texts(path: Path, tokens: RecordedTokens, limit: int | None = None) -> Texts:
-    """The first ``limit`` answers of a file that are not empty. Raises ValueError where there are none."""
+    """Read the first ``limit`` answers of a file that are not empty. Raises ValueError if there are none."""
     made = (recorded(answer, tokens) for answer in read_answers(path) if answer.prompt)
     records = list(islice((record for record in made if record.prompt and record.output), limit))
     if not records:
@@ -42,13 +45,13 @@ def read_texts(path: Path, tokens: RecordedTokens, limit: int | None = None) -> 
 
 
 def cell(strategy: str, texts: Texts, prices: ForwardPrices | None = None) -> Cell:
-    """The cell of a replay: forwards are priced as those of a model, or not at all."""
+    """Return the cell of a replay. Its model's name says which model's prices the forwards have, if any."""
     model = f"{MODEL}, priced as {prices.model}" if prices is not None else MODEL
     return Cell(model=model, strategy=strategy, workload=texts.name)
 
 
 def measure(strategy: str, texts: Texts, tokens: RecordedTokens, prices: ForwardPrices | None = None) -> Row:
-    """One strategy on one file of answers; a strategy that can't be replayed gives a row that says why."""
+    """Replay one file of answers with one strategy. If the strategy can't be replayed, the row says why."""
     where = cell(strategy, texts, prices)
     note = f"tokens of {tokens.name}" + ("" if prices is not None else "; drafts verified whole")
     try:
@@ -79,13 +82,16 @@ def _counts(row: Row, texts: Texts, done: Sequence[Replayed]) -> Row:
 
 
 def _priced(row: Row, done: Sequence[Replayed]) -> Row:
-    """The row with modelled seconds: forwards by their prices, drafting as measured; without the engine's own time."""
+    """Return the row with modelled seconds: the prices of forwards plus the measured time of drafting.
+
+    The engine's own time is left out.
+    """
     verify = sum(one.forward_seconds for one in done)
     return replace(row, decode_seconds=verify + row.draft_seconds, verify_seconds=verify, modelled=True)
 
 
 def replayable(tokens: RecordedTokens) -> list[str]:
-    """The strategies of the catalogue that need only the text, with their default options."""
+    """Return the strategies of the catalogue that can be replayed with their default options."""
     return [name for name in catalogue() if _can_replay(name, tokens)]
 
 
@@ -100,7 +106,7 @@ def _can_replay(strategy: str, tokens: RecordedTokens) -> bool:
 def lacking(
     texts: Sequence[Texts], strategies: Sequence[str], results: Results, prices: ForwardPrices | None = None
 ) -> list[tuple[Texts, str]]:
-    """The pairs of texts and strategy that ``results`` does not hold yet."""
+    """Return the pairs of texts and strategy that are not yet in ``results``."""
     return [
         (each, strategy) for each in texts for strategy in strategies if not results.of(cell(strategy, each, prices))
     ]
@@ -109,7 +115,7 @@ def lacking(
 def run(
     pairs: Sequence[tuple[Texts, str]], tokens: RecordedTokens, results: Results, prices: ForwardPrices | None = None
 ) -> Iterator[Row]:
-    """Every strategy on its texts, stored one by one. Yields each row."""
+    """Replay each pair and store its row at once. Yields each row."""
     for texts, strategy in pairs:
         row = measure(strategy, texts, tokens, prices)
         results.add([row])

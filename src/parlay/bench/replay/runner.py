@@ -1,5 +1,7 @@
-"""A target that emits recorded answers. Under the sampler's rule, the tokens per step of drafters that don't look at
-the target are exact for those texts; seconds mean nothing here, except those of drafting.
+"""A target that emits recorded answers.
+
+With the accept rule of exact strategies, tokens per step are exact for these texts if the drafter reads only the text.
+Times mean nothing here, except the time of drafting.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ _CERTAIN = 20.0
 
 
 class ReplayRunner(CountingRunner):
-    """Implements `Runner`: the logits of a row depend on its sequence and position alone.
+    """A `Runner` whose rows predict the recorded token at their position, whatever tokens come before them.
 
-    A node that is accepted stands on a path of recorded tokens, so what is asked of the rows that matter is what
-    the recorded model wrote there; rows on wrong paths say the same, and nothing may look at them. Sequences are
-    opened by their prompts: `expect` says which answer goes with the next.
+    This is right for every row whose draft path consists of recorded tokens, and only such rows decide what is
+    accepted. Rows on wrong paths predict wrongly, but no strategy that can be replayed reads them. `expect` sets the
+    answer to the prompt of the next sequence.
     """
 
     def __init__(self, vocab_size: int, name: str = "replay") -> None:
@@ -31,7 +33,7 @@ class ReplayRunner(CountingRunner):
         self._marked = (torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
 
     def expect(self, prompt: Ids, answer: Ids) -> None:
-        """Sets the answer to the next sequence with that prompt. Raises ValueError for an empty prompt or answer."""
+        """Set the answer to the next sequence, which has this prompt. Raises ValueError if either is empty."""
         if not prompt or not answer:
             raise ValueError("a recorded prompt and its answer need at least one token each")
         self._answers = {prompt: answer}
@@ -51,7 +53,7 @@ class ReplayRunner(CountingRunner):
         return Output(self._certain(tokens), tuple(starts))
 
     def _certain(self, tokens: Sequence[int]) -> torch.Tensor:
-        """A row of logits for each token in which that token is far ahead. The next forward reuses the memory."""
+        """Return a row of logits for each token that makes it nearly certain. The next forward reuses the memory."""
         self._logits_RV[self._marked] = 0.0
         if len(tokens) > len(self._logits_RV):
             self._logits_RV = torch.zeros(len(tokens), self.spec.vocab_size)

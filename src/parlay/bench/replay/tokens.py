@@ -1,6 +1,7 @@
-"""Turns recorded texts into ids by the tokenizer of the model that wrote them.
+"""Turns recorded texts into token ids with the tokenizer of the model that wrote them.
 
-The model may have cut a word in another way here and there, and the token that ended its answer is not recorded.
+The ids may differ slightly from what the model wrote: it may have divided some words into other tokens, and the token
+that ended its answer is not recorded.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One answer as ids, its prompt, and the texts that a request would name as references."""
+    """One recorded answer, its prompt and its references, as token ids."""
 
     prompt: Ids
     output: Ids
@@ -34,7 +35,7 @@ class Recorded:
 
 
 class RecordedTokens(Protocol):
-    """A tokenizer as a replay needs it. ``base`` is the model's tokenizer, for drafters that compare texts."""
+    """The tokenizer of a replay. ``base`` is the model's tokenizer, which drafters that compare texts need."""
 
     @property
     def name(self) -> str: ...
@@ -44,31 +45,31 @@ class RecordedTokens(Protocol):
     def base(self) -> Tokenizer | None: ...
 
     def asked(self, prompt: str) -> Ids:
-        """A prompt as its model sees it: inside the chat template where there is one."""
+        """Return the ids of a prompt as the model reads it: in its chat template, if there is one."""
         ...
 
     def encode(self, text: str) -> Ids:
-        """The text alone, without special tokens."""
+        """Return the ids of the text without special tokens."""
         ...
 
 
 def open_tokens(name: str) -> RecordedTokens:
-    """A tokenizer: ``mistral-common:VERSION``, a built-in model, a local folder, or a Hub id.
+    """Load a tokenizer by ``mistral-common:VERSION``, or the name of a built-in model, a local folder, or a Hub id.
 
-    Raises ParlayError where it can't be loaded.
+    Raises ParlayError or ValueError if it can't be loaded.
     """
     kind, colon, version = name.partition(":")
     return _Mistral(version) if kind == MISTRAL and colon else _HuggingFace(name)
 
 
 def recorded(answer: RecordedAnswer, tokens: RecordedTokens) -> Recorded:
-    """The answer as ids."""
+    """Return a recorded answer as token ids."""
     references = tuple(tokens.encode(text) for text in answer.references)
     return Recorded(tokens.asked(answer.prompt), tokens.encode(answer.output), references)
 
 
 class _HuggingFace:
-    """A tokenizer that goes with a model."""
+    """The tokenizer of a model in Hugging Face's format."""
 
     def __init__(self, name: str) -> None:
         self.base: Tokenizer = load_tokenizer(resolve(name))
@@ -86,7 +87,7 @@ class _HuggingFace:
 
 
 class _Mistral:
-    """A tokenizer that ships in mistral-common."""
+    """A tokenizer of the package mistral-common."""
 
     base = None
 

@@ -1,1 +1,1 @@
-"""The report: files of results as tables in Markdown, and a plot. Sections without data are left out and named."""
+"""Reports on files of results: tables in Markdown, and a plot. A report lists the sections that have no data."""

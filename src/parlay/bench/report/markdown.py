@@ -1,4 +1,4 @@
-"""Tables and sections as Markdown, and the numbers in their cells."""
+"""Formats tables, sections and numbers as Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from parlay.bench.summary import Spread
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells as text, below a head; ``title`` may be empty."""
+    """A table of texts: the head and the lines below it. ``title`` may be empty."""
 
     head: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
@@ -19,7 +19,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A few sentences, then tables. Without tables ``text`` says why there are none."""
+    """A section of a page: some sentences, then tables. If there are no tables, ``text`` says why."""
 
     title: str
     text: str
@@ -27,7 +27,7 @@ class Section:
 
 
 def page(title: str, origin: Sequence[str], sections: Sequence[Section]) -> str:
-    """The whole page; sections without tables are named at its end."""
+    """Return the whole page. Sections without tables are listed at its end."""
     parts = [f"# {title}", *origin]
     for section in sections:
         if section.tables:
@@ -41,18 +41,18 @@ def page(title: str, origin: Sequence[str], sections: Sequence[Section]) -> str:
 
 
 def markdown(table: Table) -> str:
-    """The table alone."""
+    """Return the table without its title."""
     rows = [table.head, ("---",) * len(table.head), *table.lines]
     return "\n".join("| " + " | ".join(map(escaped, row)) + " |" for row in rows)
 
 
 def escaped(text: str) -> str:
-    """Escape text for a cell of a table."""
+    """Return the text, escaped for a cell of a table and in one line."""
     return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
 
 
 def spread(value: Spread | None, form: str) -> str:
-    """The median, with lowest and highest in brackets where they differ; empty where nothing was measured."""
+    """Return the median, with the lowest and highest value in brackets if they differ; empty without a value."""
     if value is None:
         return ""
     middle, low, high = (format(number, form) for number in (value.median, value.low, value.high))
@@ -60,5 +60,5 @@ def spread(value: Spread | None, form: str) -> str:
 
 
 def number(value: float | None, form: str, times: float = 1) -> str:
-    """Empty where nothing was measured."""
+    """Return ``times`` times the value as text; empty without a value."""
     return "" if value is None else format(times * value, form)

@@ -1,4 +1,4 @@
-"""One plot of a report: how many times as fast as plain decoding each strategy is, by workload. Needs matplotlib."""
+"""Draws a report's plot: each strategy's speed as a multiple of plain decoding's, by workload. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STYLE = {"svg.hashsalt": "parlay", "font.size": 9, "axes.spines.top": False, "a
 
 
 def check() -> None:
-    """Raise ParlayError where matplotlib is missing."""
+    """Raise ParlayError if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401  # here, because it is an extra
     except ImportError as error:
@@ -19,7 +19,7 @@ def check() -> None:
 
 
 def dots(ratios: Mapping[str, Mapping[str, float]], title: str) -> str:
-    """The plot as SVG, the same for the same ratios: a line for each strategy, a dot for each workload."""
+    """Draw the plot as SVG: a line for each strategy, a dot for each workload. Equal ratios give equal SVG."""
     import matplotlib
     from matplotlib.figure import Figure
 

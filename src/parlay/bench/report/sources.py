@@ -1,4 +1,4 @@
-"""Reads files of results together: rows of one machine and one version, unless forced."""
+"""Reads several files of results for one report, and refuses files of different machines or versions unless forced."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from parlay.bench.records import Row, read
 
 ORIGIN = ("machine", "versions", "commit", "threads", "environment")
-"""The fields of provenance that files in one report must share; what was measured may differ."""
+"""The provenance fields that all files in one report must share."""
 CONDITIONS = ("dtype", "quantize", "device", "kernels", "options", "settings", "tokenizer")
-"""Further fields that files must share if they hold rounds of the same cells."""
+"""Further fields that two files must share if they hold rows of the same cells."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file: its name, where it comes from, and its rows."""
+    """One file of results: its name, its provenance record, and its rows."""
 
     name: str
     header: Mapping[str, Any]
@@ -27,14 +27,14 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class ReportSources:
-    """All files, and the differences between those that were forced together."""
+    """All files of a report, and the differences between them if they were forced together."""
 
     sources: tuple[Source, ...]
     differences: tuple[str, ...] = ()
 
     @property
     def rows(self) -> list[Row]:
-        """All rows. Rounds are numbered on from file to file, so that no ratio mixes two files."""
+        """All rows. Each file's rounds get numbers after the last file's, so that no ratio mixes two files."""
         found: list[Row] = []
         for source in self.sources:
             start = max((row.round for row in found), default=-1) + 1
@@ -43,10 +43,10 @@ class ReportSources:
 
 
 def gather(paths: Sequence[Path], *, force: bool = False) -> ReportSources:
-    """Read the files. ``force`` lets results of different machines or versions into one report.
+    """Read the files. ``force`` allows results of different machines or versions in one report.
 
-    Raises ValueError for a file that can't be read, has no rows, or is named twice, and for files that don't belong
-    together.
+    Raises ValueError for a file that can't be read, has no rows, or is named twice. Without ``force``, it also raises
+    ValueError for files of different origins.
     """
     repeated = [path for number, path in enumerate(paths) if path in paths[:number]]
     if repeated:
@@ -69,7 +69,10 @@ def _source(path: Path) -> Source:
 
 
 def _differences(sources: Sequence[Source]) -> Iterator[str]:
-    """The forbidden differences between files: from the first one, and from any that holds the same cells."""
+    """Yield the forbidden differences between files.
+
+    Each file must agree with the first one in `ORIGIN`, and with any file that has the same cells in `CONDITIONS`.
+    """
     for one, other in combinations(sources, 2):
         shared = {row.cell for row in one.rows} & {row.cell for row in other.rows}
         fields = [*(ORIGIN if one is sources[0] else ()), *(CONDITIONS if shared else ())]

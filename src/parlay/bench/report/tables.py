@@ -1,4 +1,4 @@
-"""The sections of a report: rows as tables, with ratios to plain decoding that were taken within each round."""
+"""Makes the sections of a report: tables of rows, and of ratios to plain decoding in the same round."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SPEED, STEPS = "Speed by workload and strategy", "Tokens per step on recorded an
 POSITIONS, FORWARDS = "Acceptance by position", "Cost of a forward by rows and context"
 CELLS, FAILED = "Every cell", "What failed, or was left out"
 FEWEST = 20
-"""Positions with fewer proposals are left out."""
+"""Positions with fewer proposals than this are left out."""
 SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 class Conditions(NamedTuple):
-    """Conditions under which systems are compared."""
+    """The conditions of a comparison, the same for all its systems."""
 
     part: str
     model: str
@@ -40,7 +40,7 @@ class Conditions(NamedTuple):
 
     @property
     def words(self) -> str:
-        """A heading, without conditions that have their usual value."""
+        """A heading that lists the conditions that are not the usual ones."""
         words = [
             self.part,
             self.model,
@@ -54,7 +54,7 @@ class Conditions(NamedTuple):
 
 
 def sections(rows: Sequence[Row]) -> list[Section]:
-    """All sections in order; the failures only if something failed."""
+    """Return all sections in order. Failures have a section only if something failed."""
     failed = failures(rows)
     parts = [by_workload(rows), by_position(rows), forwards(rows), every_cell(rows)]
     recorded = steps_alone(rows)
@@ -65,7 +65,7 @@ def sections(rows: Sequence[Row]) -> list[Section]:
 
 
 def by_workload(rows: Sequence[Row]) -> Section:
-    """Ratios to plain decoding of the same requests, for all conditions in which something was timed."""
+    """Return the section of ratios to plain decoding, with a table for each set of conditions that was timed."""
     tables = [_ratios(where, own) for where, own in _parts(_decoded(rows)) if any(row.tokens_per_second for row in own)]
     text = (
         "Times as fast as plain decoding of the same requests, the median of the rounds, each ratio taken within a "
@@ -75,7 +75,7 @@ def by_workload(rows: Sequence[Row]) -> Section:
 
 
 def ratios(rows: Sequence[Row], name: str) -> dict[str, float]:
-    """By workload: how many times as fast a system was as plain decoding."""
+    """Return how many times as fast as plain decoding a system was, by workload."""
     found: dict[str, float] = {}
     for kind in _workloads(rows):
         value = ratio(_only(rows, name, kind), _only(rows, PLAIN, kind))
@@ -102,7 +102,7 @@ def _ratios(where: Conditions, rows: Sequence[Row]) -> Table:
 
 
 def steps_alone(rows: Sequence[Row]) -> Section:
-    """Tokens per step of rows without a time."""
+    """Return the section of tokens per step, from rows whose speed was not measured."""
     tables = []
     for where, own in _parts([row for row in _decoded(rows) if row.steps and not row.tokens_per_second]):
         kinds = _workloads(own)
@@ -128,14 +128,14 @@ def steps_alone(rows: Sequence[Row]) -> Section:
 
 
 def _rate(rows: Sequence[Row], name: str) -> str:
-    """Tokens per second, the geometric mean over workloads, and the number of workloads unless it covers all."""
+    """Return tokens per second, as the geometric mean over workloads, and how many of them it covers if not all."""
     kinds = _workloads(rows)
     rates = {kind: Spread.of(row.tokens_per_second for row in _only(rows, name, kind)) for kind in kinds}
     return _mean({kind: rate.median for kind, rate in rates.items() if rate and rate.median}, kinds, ".1f")
 
 
 def _mean(values: Mapping[str, float], kinds: Sequence[str], form: str = ".2f") -> str:
-    """The geometric mean, and the number of workloads unless it covers all."""
+    """Return the geometric mean of the values, and how many of the workloads it covers if not all."""
     some = f" ({len(values)} of {len(kinds)})" if len(values) < len(kinds) else ""
     return f"{geometric_mean(values.values()):{form}}{some}" if values else ""
 
@@ -144,7 +144,7 @@ def _mean(values: Mapping[str, float], kinds: Sequence[str], form: str = ".2f") 
 
 
 def by_position(rows: Sequence[Row]) -> Section:
-    """Accepted over proposed nodes by depth in the draft, over everything that was decoded."""
+    """Return the section of accepted over proposed nodes by depth in the draft, over all decoded rows."""
     own = [row for row in _decoded(rows) if row.proposed]
     lines = []
     for name in _systems(own):
@@ -166,12 +166,15 @@ def by_position(rows: Sequence[Row]) -> Section:
 
 
 def _by_depth(counts: Iterable[Sequence[int]]) -> list[int]:
-    """The sums at each depth."""
+    """Return the sum of the counts at each depth."""
     return [sum(each) for each in zip_longest(*counts, fillvalue=0)]
 
 
 def forwards(rows: Sequence[Row]) -> Section:
-    """Seconds by rows and context for each model that was timed, and the share of bandwidth that one row reaches."""
+    """Return the section of forwards: for each timed model, seconds by rows and context.
+
+    One column divides the time of only reading as many bytes as the weights have by the time of a forward of one row.
+    """
     tables = []
     for part, model in dict.fromkeys((row.cell.part, row.cell.model) for row in rows if is_forward(row) and row.steps):
         timed = [row for row in rows if row.cell.part == part]
@@ -197,7 +200,7 @@ def forwards(rows: Sequence[Row]) -> Section:
 
 
 def every_cell(rows: Sequence[Row]) -> Section:
-    """All numbers of each strategy on each workload, a table for each set of conditions, without empty columns."""
+    """Return the section of all cells, with a table for each set of conditions. Empty columns are left out."""
     tables = []
     for where, own in _parts([row for row in _decoded(rows) if row.requests]):
         lines = [tuple(text(each) for text in COLUMNS.values()) for each in summarise(own)]
@@ -213,7 +216,7 @@ def every_cell(rows: Sequence[Row]) -> Section:
 
 
 def failures(rows: Sequence[Row]) -> Section:
-    """Rows with an error, each once; rows without requests that say why."""
+    """Return the section of failures: rows with an error, and rows without requests, whose notes say why."""
     lines = {
         (Conditions.of(row).words, _system(row), row.cell.workload, row.error or row.note): None
         for row in rows
@@ -224,7 +227,7 @@ def failures(rows: Sequence[Row]) -> Section:
 
 
 def _sources(each: CellSummary) -> str:
-    """Accepted of proposed, by source, where there is more than one."""
+    """Return accepted over proposed nodes for each source of drafts; empty unless there are several sources."""
     made: dict[str, int] = {}
     taken: dict[str, int] = {}
     for row in each.rows:
@@ -260,12 +263,12 @@ COLUMNS: Mapping[str, Callable[[CellSummary], str]] = {
 
 
 def _decoded(rows: Iterable[Row]) -> list[Row]:
-    """Rows of decoded text: no failures, no timed forwards."""
+    """Return the rows of decoded text, without failures and timed forwards."""
     return [row for row in rows if not is_forward(row) and not row.error]
 
 
 def _parts(rows: Sequence[Row]) -> Iterator[tuple[Conditions, list[Row]]]:
-    """The rows of each set of conditions, in order of appearance."""
+    """Yield each set of conditions with its rows, in the order of appearance."""
     for where in dict.fromkeys(map(Conditions.of, rows)):
         yield where, [row for row in rows if Conditions.of(row) == where]
 
@@ -283,24 +286,24 @@ def _workloads(rows: Iterable[Row]) -> list[str]:
 
 
 def _only(rows: Iterable[Row], name: str, workload: str | None = None) -> list[Row]:
-    """The rows of a system, of one workload if it is named."""
+    """Return the rows of a system, and of one workload if it is given."""
     return [row for row in rows if _system(row) == name and workload in (None, row.cell.workload)]
 
 
 def _tokens_per_step(rows: Sequence[Row]) -> float:
-    """Committed tokens over steps; 0 where no steps were counted."""
+    """Return committed tokens over steps; 0 if no steps were counted."""
     steps = sum(row.steps for row in rows)
     return sum(row.tokens for row in rows if row.steps) / steps if steps else 0.0
 
 
 def _same(rows: Iterable[Row], name: str) -> str:
-    """The number of texts that equal plain decoding's; empty if equality is not promised."""
+    """Return how many of the compared texts equal plain decoding's; empty if none were compared."""
     own = _only(rows, name)
     compared = sum(row.of for row in own)
     return f"{sum(row.same for row in own)}/{compared}" if compared else ""
 
 
 def _geometric(values: Iterable[float]) -> float:
-    """Geometric mean; 0 without values."""
+    """Return the geometric mean; 0 without values."""
     known = list(values)
     return geometric_mean(known) if known else 0.0

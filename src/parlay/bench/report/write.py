@@ -1,4 +1,4 @@
-"""Writes the report of files of results to a folder, as ``report.md`` and a plot."""
+"""Writes a report on files of results to a folder, as ``report.md`` and a plot."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ PAGE, PLOT = "report.md", "speed.svg"
 
 
 def write(paths: Sequence[Path], folder: Path, *, force: bool = False, plots: bool = True) -> list[Path]:
-    """The page made of these files, and a plot if something was timed. ``force`` lets different machines in.
+    """Write a page about these files, and a plot if something was timed. Returns the paths of the written files.
 
-    Rows of quality have a page of their own.
-
-    Raises ValueError for files that can't be read or don't belong together, ParlayError where plots are wanted and
-    matplotlib is missing.
+    If all rows are about quality, the page of `parlay.bench.quality` is written instead. ``force`` allows files of
+    different machines. Raises ValueError for files that can't be read or do not belong together, and if the report
+    can't be written. Raises ParlayError if ``plots`` are wanted and matplotlib is not installed.
     """
     gathered = gather(paths, force=force)
     if all(row.cell.part == PART for row in gathered.rows):
@@ -45,7 +44,7 @@ def write(paths: Sequence[Path], folder: Path, *, force: bool = False, plots: bo
 
 
 def _drawn(rows: Sequence[Row]) -> str:
-    """The plot of the first conditions in which strategies were timed beside plain decoding; empty without any."""
+    """Draw the plot of the first conditions in which strategies and plain decoding were timed; empty without any."""
     timed = [row for row in rows if row.tokens_per_second]
     for where in dict.fromkeys(map(Conditions.of, timed)):
         own = [row for row in timed if Conditions.of(row) == where]
@@ -57,7 +56,7 @@ def _drawn(rows: Sequence[Row]) -> str:
 
 
 def origin(gathered: ReportSources) -> list[str]:
-    """Where the numbers come from: once where all files agree, and each command."""
+    """Return lines about the origin of the numbers: the machine, for each file if files differ, and each command."""
     lines = [_machine(gathered.sources[0].header)]
     if gathered.differences:
         lines.append(f"*Put together by force*: {'; '.join(gathered.differences)}. Compare nothing across them.")
@@ -66,7 +65,7 @@ def origin(gathered: ReportSources) -> list[str]:
 
 
 def _file(source: Source) -> str:
-    """Describe a source: its command, its size, and how the model ran, where the header tells."""
+    """Describe a file: its command, date and number of rows, and how the model ran if the header says so."""
     known = source.header
     busy = known.get("busy_cores", 0.0)
     ran = [str(known[name]) for name in ("dtype", "quantize", "device", "kernels") if known.get(name)]
@@ -85,7 +84,7 @@ def _file(source: Source) -> str:
 
 
 def _machine(header: Mapping[str, Any]) -> str:
-    """One line on machine, versions and commit, as far as the header has them."""
+    """Describe machine, versions and commit in one line, as far as the header has them."""
     machine, versions, environment = (_mapping(header, name) for name in ("machine", "versions", "environment"))
     known = [
         machine.get("cpu"),

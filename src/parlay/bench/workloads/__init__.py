@@ -1,4 +1,4 @@
-"""Workloads: small built-in sets, published sets, and files in their shapes."""
+"""Loads workloads: small built-in sets, published sets, and users' files in the formats of published sets."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ SPEED_BENCH = sets.SPEED_BENCH
 
 
 def load(names: Sequence[str], most: int | None = None, data: Path | None = None) -> list[Workload]:
-    """Workloads by name: a built-in one, a published set, a file's path, or ``NAME=PATH``; each of ``most`` items.
+    """Load workloads by name: a built-in one, a published set, a file's path, or ``NAME=PATH``.
 
-    Published sets are read from the folder ``data``. Where records name a category, each category is a workload called
-    ``NAME/CATEGORY``, and may be asked for by that name.
-    Raises ValueError for a name that is none of these, for a file that can't be read or holds something else (with the
+    Each workload gets at most ``most`` items. Published sets are read from the folder ``data``. If records have a
+    category, each category is a workload called ``NAME/CATEGORY``, and may be loaded by that name.
+
+    Raises ValueError for an unknown name, for a file that can't be read or whose records have no known format (with the
     number of the line), and for two workloads of one name.
     """
     found: list[Workload] = []

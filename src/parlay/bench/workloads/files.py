@@ -1,6 +1,6 @@
 """Reads workload files: JSON lines or one JSON array, plain or compressed with zstd or gzip.
 
-Data are only parsed as JSON. Every error message is one line with the file and the line in it.
+Records are only parsed as JSON; nothing in them is executed. Every error is one line with the file and the line in it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from parlay.types import ParlayError
 
 COMPRESSED = (".zst", ".gz")
 _MOST_UNPACKED = 1 << 30
-"""Bytes that are unpacked: a small file may hold a thousand times as much."""
+"""Limit on the bytes of an unpacked file. Without it, a small compressed file could fill the memory."""
 
 
 def read_prompts(path: Path, broken: list[str] | None = None) -> Iterator[Item]:
-    """The prompts of a file: JSON as `read` takes it, else a text with a prompt on each line.
+    """Read the prompts of a file: JSON as `read` takes it, or a text with a prompt on each line.
 
-    A file is JSON if its name or its first line says so. Every command that takes a file of prompts reads it by this.
-    Raises ValueError as `read`, and for an empty file.
+    A file is JSON if its name ends so or its first line is a JSON object. Every command that takes a file of prompts
+    uses this function. Raises ValueError as `read` does, and for an empty file.
     """
     found = read(path, broken) if _holds_json(path) else _lines(path)
     first = next(found, None)
@@ -44,13 +44,13 @@ def _holds_json(path: Path) -> bool:
 
 
 def _lines(path: Path) -> Iterator[Item]:
-    for number, line in enumerate(_text(path).split("\n")):  # not at all that Unicode calls the end of a line
+    for number, line in enumerate(_text(path).split("\n")):  # splitlines would also split at rare characters
         if line.strip():
             yield Item(id=str(number), messages=(Message("user", line.strip()),))
 
 
 def stem(path: Path) -> str:
-    """The file's name without the endings of its format."""
+    """Return the file's name without the suffixes of its format."""
     name = path.name
     for ending in (*COMPRESSED, ".jsonl", ".json"):
         name = name.removesuffix(ending) or name
@@ -58,11 +58,11 @@ def stem(path: Path) -> str:
 
 
 def read(path: Path, broken: list[str] | None = None) -> Iterator[Item]:
-    """The items of a file, whose first record says which shape all of them have.
+    """Read the items of a file. All records must have the same shape as the first one.
 
-    With ``broken``, wrong records are left out, and what is wrong is put there. Raises ValueError for a file that can't
-    be read, and without ``broken`` for a record of no known shape, or of another one than the first; ParlayError where
-    a compressed file needs a library that is not installed.
+    If ``broken`` is given, wrong records are left out, and an error message for each is appended to it. Raises
+    ValueError for a file that can't be read and, without ``broken``, for a record with an unknown or another shape.
+    Raises ParlayError if a compressed file needs a library that is not installed.
     """
     shape, texts = None, False
     for number, (where, record) in enumerate(records(path, broken)):
@@ -88,7 +88,10 @@ def _refuse(fault: str, broken: list[str] | None) -> None:
 
 
 def records(path: Path, broken: list[str] | None = None) -> Iterator[tuple[str, Any]]:
-    """Where each record stands, and the record. With ``broken``, lines that are no JSON are left out, as in `read`."""
+    """Yield the place of each record in the file, and the record.
+
+    With ``broken``, lines that are not JSON are left out, as in `read`.
+    """
     text = _text(path)
     if text.lstrip().startswith("["):
         yield from ((f"record {number}", record) for number, record in enumerate(_parsed(path, text, 1), start=1))
@@ -109,7 +112,7 @@ def _parsed(path: Path, text: str, first_line: int) -> Any:
     except json.JSONDecodeError as error:
         place = f"{path}, line {first_line + error.lineno - 1}"
         raise ValueError(f"{place}: not JSON ({error.msg}: column {error.colno})") from None
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, or lists nested too deep
+    except (ValueError, RecursionError) as error:  # numbers with thousands of digits, or lists nested too deep
         raise ValueError(f"{path}, line {first_line}: not JSON ({error})") from None
 
 
@@ -133,7 +136,7 @@ def _content(path: Path) -> bytes:
 
 
 def _unpacked(path: Path, stream: Any) -> bytes:
-    """Read a stream whose length nobody knows. Raises ValueError where it is too long."""
+    """Read a compressed stream, whose length is not known before. Raises ValueError if it is too long."""
     content: bytes = stream.read(_MOST_UNPACKED + 1)
     if len(content) > _MOST_UNPACKED:
         raise ValueError(f"{path} holds more than {_MOST_UNPACKED:,} bytes of text: unpack it first")

@@ -1,6 +1,7 @@
-"""Sets of prompts: a few of each kind written for this project, too few to rank close results, and published ones.
+"""Sets of prompts: built-in ones, with a few prompts of each kind, and published ones.
 
-Filler text of any length that does not repeat itself is made by rule: entries of an invented carrier's book.
+The built-in prompts were written for this project. They are too few to compare strategies of about equal speed. Filler
+text of any length consists of random entries in the book of an invented carrier, which do not repeat themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from parlay.bench.workloads import files
 from parlay.bench.workloads.shapes import Item, Message, Workload
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
-"""In the plain shape; the category is the set."""
+"""The built-in prompts, in the plain shape. A prompt's category names its set."""
 LONG = "long"
 NAMES = ("edit", "copy", "code", "maths", "translation", "calls", "prose", LONG)
 
@@ -23,7 +24,7 @@ _LONG_CHARACTERS = 4500
 
 
 def load(name: str) -> Workload:
-    """One of `NAMES`."""
+    """Return the built-in workload of this name, one of `NAMES`."""
     items = list(map(_long_item, range(_LONG_ITEMS))) if name == LONG else _written()[name]
     return Workload(name, tuple(items))
 
@@ -45,7 +46,7 @@ def _long_item(number: int) -> Item:
 
 
 SPEED_BENCH = "speed-bench"
-"""Its prompts come under a licence of their own, so few folders hold it."""
+"""The prompts of this set have a licence of their own, so most folders of published sets lack it."""
 FILES: Mapping[str, str] = {
     "spec-bench": "spec-bench/question.jsonl",
     SPEED_BENCH: "speed-bench/qualitative.jsonl",
@@ -58,11 +59,11 @@ FILES: Mapping[str, str] = {
     "llma-summaries": "llma-reference/cnndm.jsonl",
     "llma-questions": "llma-reference/rag.jsonl",
 }
-"""The place of each set in that folder, by name."""
+"""The path of each published set's file in the folder of sets, by name."""
 
 
 def find(name: str, data: Path | None) -> Path:
-    """The file of a set. Raises ValueError when no folder was given, or it lacks the file."""
+    """Return the path of a published set's file. Raises ValueError if no folder is given or if it lacks the file."""
     if data is None:
         raise ValueError(f"the workload {name} needs --data DIR, a folder that holds {FILES[name]}")
     path = data / FILES[name]
@@ -89,7 +90,7 @@ _ENDS = (
 
 
 def entries(seed: int) -> Iterator[str]:
-    """An endless series of entries; the same for the same seed on every machine."""
+    """Yield entries of the book without end. The same seed gives the same entries on every machine."""
     rng = random.Random(seed)
     number = 0
     while True:
@@ -102,7 +103,7 @@ def entries(seed: int) -> Iterator[str]:
 
 
 def book(seed: int, characters: int) -> str:
-    """Whole entries, one to a line, until there are so many characters."""
+    """Return whole entries, one on each line, with at least ``characters`` characters together."""
     lines: list[str] = []
     length = 0
     for entry in entries(seed):

@@ -1,6 +1,6 @@
-"""Prompts and conversations (items), and the shapes in which sets of them are published, known by a record's fields.
+"""Items (prompts and conversations), and the shapes of records in published sets, told apart by the records' fields.
 
-Records of sets that ask for an answer become a user's message; a text that is to be continued stays a prompt.
+A record that asks a question becomes a user's message. A text to continue becomes a prompt.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 MAX_TOKENS = 128
-"""The longest answer to an item that names no length of its own."""
+"""Limit on the tokens of an answer to an item that has no limit of its own."""
 
 Record = Mapping[str, Any]
 
@@ -27,8 +27,9 @@ class Message(NamedTuple):
 class Item:
     """Either a ``prompt`` to continue, or ``messages`` to answer; ``follow_ups`` are then asked one by one.
 
-    ``references`` are texts that the answer may repeat, ``prediction`` is what it will mostly be. ``category`` parts
-    the items of one file. ``framed``: the prompt is in a model's template, as `parlay serve --record` keeps it.
+    ``references`` are texts that the answer may quote. ``prediction`` is a guess of the whole answer. Items of one file
+    are grouped by ``category``. With ``framed``, the prompt is already in a model's chat template, as
+    `parlay serve --record` stores it.
     """
 
     id: str
@@ -50,14 +51,17 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Items of one kind, under the name that tables give it."""
+    """Items of one kind, with the name that tables show."""
 
     name: str
     items: tuple[Item, ...]
 
 
 class RecordShape(NamedTuple):
-    """``item(record, number)`` makes an item; the number stands in where the record has no id."""
+    """The shape of a set's records. ``fields`` are the fields that tell it from others.
+
+    ``item(record, number)`` makes an item; the number is used as its id if the record has none.
+    """
 
     name: str
     fields: frozenset[str]
@@ -65,7 +69,7 @@ class RecordShape(NamedTuple):
 
 
 def shape_of(record: Record) -> RecordShape:
-    """The first shape all of whose fields the record has. Raises ValueError when there is none."""
+    """Return the first shape whose ``fields`` the record has. Raises ValueError if there is none."""
     for shape in SHAPES:
         if shape.fields <= record.keys():
             return shape
@@ -74,7 +78,7 @@ def shape_of(record: Record) -> RecordShape:
 
 
 def _turns(record: Record, number: str) -> Item:
-    """Spec-Bench and MT-bench: questions asked one after another."""
+    """Convert a record of Spec-Bench or MT-bench: questions that are asked one after another."""
     first, *later = _texts(record, "turns")
     return Item(
         id=_id(record, "question_id", number),
@@ -85,19 +89,19 @@ def _turns(record: Record, number: str) -> Item:
 
 
 def _human_eval(record: Record, number: str) -> Item:
-    """A function's head and docstring, to be completed."""
+    """Convert a record of HumanEval: the head and docstring of a function to complete."""
     return Item(id=_id(record, "task_id", number), prompt=_text(record, "prompt"))
 
 
 def _edit(record: Record, number: str) -> Item:
-    """EditEval: code and what to change in it; most of the code stays as it is."""
+    """Convert a record of EditEval: code, and what to change in it. Most of the code stays as it is."""
     code = _text(record, "input")
     question = f"{_text(record, 'instruction').strip()}\n\n{code}"
     return Item(id=_id(record, "task_id", number), messages=(Message("user", question),), prediction=code)
 
 
 def _mbpp(record: Record, number: str) -> Item:
-    """A small task, with the tests that its function must pass."""
+    """Convert a record of MBPP: a small task, and the tests that its function must pass."""
     task = _text(record, "text" if "text" in record else "prompt").strip()
     tests = "\n".join(_texts(record, "test_list"))
     question = f"{task}\n\nWrite it in Python. These must hold:\n\n{tests}"
@@ -105,7 +109,7 @@ def _mbpp(record: Record, number: str) -> Item:
 
 
 def _function_calls(record: Record, number: str) -> Item:
-    """BFCL: functions, and a question that calls of them answer; later conversations are follow-ups."""
+    """Convert a record of BFCL: functions, and a question that function calls answer. Later questions follow up."""
     functions = "\n".join(json.dumps(each) for each in _list(record, "function"))
     first, *later = _list(record, "question")
     system = Message("system", f"Answer with calls of these functions, as JSON.\n{functions}")
@@ -115,7 +119,7 @@ def _function_calls(record: Record, number: str) -> Item:
 
 
 def _share_gpt(record: Record, number: str) -> Item:
-    """The first question of a conversation; the recorded answers stay unused."""
+    """Convert a record of ShareGPT: the first question of a conversation. The recorded answers are not used."""
     for turn in _list(record, "conversations"):
         if not isinstance(turn, Mapping):
             raise ValueError("a turn of conversations is not an object")
@@ -125,19 +129,22 @@ def _share_gpt(record: Record, number: str) -> Item:
 
 
 def _with_documents(record: Record, number: str) -> Item:
-    """LLMA: documents, of which those that the question does not quote stand before it; the answer repeats parts."""
+    """Convert a record of LLMA: documents, and a question whose answer quotes them.
+
+    Documents that the question does not quote are put before it.
+    """
     documents, query = _texts(record, "docs"), _text(record, "query")
     question = "\n\n".join([*(document for document in documents if document not in query), query])
     return Item(id=number, messages=(Message("user", question),), references=tuple(documents))
 
 
 def _maths(record: Record, number: str) -> Item:
-    """GSM8K."""
+    """Convert a record of GSM8K: a mathematical question."""
     return Item(id=number, messages=(Message("user", _text(record, "question")),))
 
 
 def _plain(record: Record, number: str) -> Item:
-    """Our own: a prompt or messages, with whatever else an item has."""
+    """Convert a record in Parlay's own format: a prompt or messages, and any other fields of an item."""
     return Item(
         id=_id(record, "id", number),
         category=_text(record, "category") if "category" in record else "",
@@ -162,7 +169,7 @@ SHAPES = (
     RecordShape("plain", frozenset({"messages"}), _plain),
     RecordShape("plain", frozenset({"prompt"}), _plain),
 )
-"""If a record has the fields of two shapes, the first is taken."""
+"""If a record has the fields of several shapes, the first of these is taken."""
 
 
 def _id(record: Record, field: str, number: str) -> str:
