@@ -1,1 +1,1 @@
-"""Predictions for a model on a machine, as data: what `parlay plan` prints. Uses `cost`, models and the engine."""
+"""Predicts speeds of a model on a machine, as data that `parlay plan` prints. Uses `cost`, models and the engine."""

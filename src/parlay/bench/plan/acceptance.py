@@ -1,4 +1,4 @@
-"""How often drafts are right on a user's own requests: recorded answers are replayed, prompts are decoded."""
+"""Measures how often drafts are right on a user's own requests, by replaying recorded answers or decoding prompts."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from parlay.types import Metrics, ParlayError, SamplingParams
 _TOKENS = 128
 
 Rates = dict[str, tuple[float, ...]]
-"""By the text of a strategy: the probability that the next drafted token is right. A step without a draft counts as
-wrong.
+"""The probability that the next drafted token is right, by the spelling of a strategy.
 
-Drafts are as long as the strategy allows, so that the policy hides nothing.
+A step without a draft counts as a wrong token. The policy does not limit the drafts, so that the probability is the
+drafter's own.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """How often drafted tokens are right, the source of that figure, and notes for the reader."""
+    """Acceptance probabilities, their source in words, and notes for the reader."""
 
     acceptance: Acceptance
     source: str
     note: str = ""
 
     def beside(self, note: str) -> Chances:
-        """A copy with one more note."""
+        """Return a copy with one more note."""
         return replace(self, note=f"{self.note} {note}")
 
 
@@ -51,10 +51,10 @@ def measured(
     open_llm: Callable[[], LLM],
     say: Callable[[str], None],
 ) -> Chances:
-    """The probabilities on a user's requests. Recorded answers are replayed; strategies that need the target's states
-    decode the prompts.
+    """Measure acceptance probabilities on a user's requests.
 
-    ``model`` has weights and a tokenizer on this machine; it stands in for the planned model if that has none.
+    Recorded answers are replayed. Strategies that need the target's states decode the prompts instead. ``model`` has
+    weights and a tokenizer on this machine. It may be another model than the planned one, if that has none here.
     """
     rates: Rates = {}
     notes = []
@@ -73,21 +73,21 @@ def measured(
 
 
 def replayed(strategies: Sequence[StrategySpec], answers: Sequence[RecordedAnswer], tokens: RecordedTokens) -> Rates:
-    """The rates of the strategies that need only the recorded text; no model runs."""
+    """Return the rates of those strategies that need only the recorded text. No model runs."""
     texts = [text for text in (recorded(answer, tokens) for answer in answers) if text.prompt and text.output]
     rates: Rates = {}
     for spec in strategies:
         try:
             rates[str(spec)] = (_rate(one.metrics for one in replay(str(spec), texts, tokens)),)
-        except (ParlayError, ValueError):  # it looks at the target, which has to write the answers then
+        except (ParlayError, ValueError):  # needs more than the text: see `decoded`
             continue
     return rates
 
 
 def decoded(strategies: Sequence[StrategySpec], prompts: Sequence[Item], llm: LLM) -> Rates:
-    """The rates on greedy answers that this model writes, up to where they begin to repeat themselves.
+    """Return the rates on greedy answers that this model writes, cut where they begin to repeat themselves.
 
-    Copying from a loop is easy, and would make drafts of a small model look better than they are.
+    Drafters copy loops easily, so with loops the drafts for a small model would seem better than they are.
     """
     longest = SamplingParams(temperature=0, max_tokens=_TOKENS)
     requests = [TokensPrompt(prompt_token_ids=first_ids(llm, item)) for item in prompts]
@@ -107,6 +107,7 @@ def _decode(
 
 
 def _rate(metrics: Iterable[Metrics]) -> float:
+    """Return the share of right tokens among drafted tokens up to the first wrong one of each draft."""
     right = tried = 0
     for each in metrics:
         for (proposed, accepted), steps in each.outcomes.items():
@@ -116,14 +117,14 @@ def _rate(metrics: Iterable[Metrics]) -> float:
 
 
 PROMPTS = 16
-"""At most this many prompts are decoded, the first ones of a file."""
+"""Limit on the prompts of a file that are decoded; the first ones are."""
 ANSWERS = 200
-"""At most this many recorded answers are replayed, the first ones of a file. A replay runs no model."""
+"""Limit on the recorded answers of a file that are replayed; the first ones are. A replay runs no model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The first requests of a file. ``answers`` is empty where none were recorded."""
+    """The first requests of a file. ``answers`` is empty if the file has no recorded answers."""
 
     name: str
     prompts: tuple[Item, ...]
@@ -131,9 +132,9 @@ class Traffic:
 
 
 def read_traffic(path: Path) -> Traffic:
-    """Prompts as `read_prompts` takes them, or recorded answers as `read_answers` does.
+    """Read a file of prompts, as `read_prompts` does, or of recorded answers, as `read_answers` does.
 
-    Raises ValueError for a file that can't be read, holds none, or is neither.
+    Raises ValueError for a file that can't be read, has another format, or holds neither.
     """
     if not _recorded(path):
         return Traffic(str(path), tuple(islice(read_prompts(path), PROMPTS)))
@@ -145,7 +146,7 @@ def read_traffic(path: Path) -> Traffic:
 
 
 def _recorded(path: Path) -> bool:
-    """Whether the first record has an answer; all others must have one then."""
+    """Whether the file's first record has an answer. If it does, all other records must have one."""
     if not path.name.endswith((".jsonl", ".json", *COMPRESSED)):
         return False
     _, first = next(records(path), ("", None))

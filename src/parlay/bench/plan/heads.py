@@ -1,6 +1,6 @@
-"""The cost of trained heads while they draft: each method's head as the sizes of a decoder.
+"""Models the cost of trained heads while they draft: describes each method's head by the sizes of a decoder.
 
-Matrices that no decoder layer has count as a wider MLP, and heads without layers as rows of an LM head.
+Matrices that no decoder layer has are modelled as a wider MLP. Heads without layers are modelled as rows of an LM head.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from parlay.cost.roofline import ModelShape
 from parlay.drafters import options as methods
 
 DRAFT_VOCAB = 4096
-"""Tokens that a head can draft, as ``parlay train`` makes it unless told otherwise."""
+"""Number of tokens that a head can draft; the default of ``parlay train``."""
 _MEDUSA_HEADS = 4
-_FEW_HEADS = 3  # of blockwise decoding, and trained inputs of probes
-_LAYERS = 2  # of a head that guesses blocks, and of DynaMo's heads together
-_EARLY = 2  # of the target's layers, which Kangaroo runs
-_LATE = 1 / 3  # of the target's layers, through which streams run
+_FEW_HEADS = 3  # heads of blockwise decoding, and trained inputs of a group of probes
+_LAYERS = 2  # layers of a head that drafts blocks, and of DynaMo's heads together
+_EARLY = 2  # first layers of the target that Kangaroo runs to draft
+_LATE = 1 / 3  # share of the target's layers that speculative streams run through
 
 
 @dataclass(frozen=True, slots=True)
 class HeadCost:
-    """``shape`` runs for each level of a draft, or once for all levels if they are drafted ``at_once``; None: no head.
+    """The cost of drafting with a head.
 
-    ``probes`` are extra rows in the verifying forward that draft tokens.
+    A decoder of the sizes ``shape`` runs for each level of a draft or, with ``at_once``, once for all levels. None
+    means that nothing runs besides the target. ``probes`` are extra rows in the verifying forward, which draft tokens.
     """
 
     shape: ModelShape | None
@@ -33,12 +34,13 @@ class HeadCost:
 
 
 def _layer(target: ModelShape, more: int, *, layers: int = 1) -> ModelShape:
-    """Layers of the target's sizes, each with so many further weights."""
+    """Return a decoder of ``layers`` layers of the target's sizes, each with ``more`` further weights."""
     wider = target.intermediate_size + round(more / (3 * target.hidden_size))
     return _headed(target, _draft_vocab(target), layers=layers, intermediate_size=wider)
 
 
 def _headed(target: ModelShape, rows: int, *, layers: int = 0, intermediate_size: int = 0) -> ModelShape:
+    """Return a decoder of the target's sizes with other layers and an LM head of ``rows`` rows."""
     return replace(target, num_layers=layers, intermediate_size=intermediate_size, vocab_size=rows, tie_embeddings=True)
 
 
@@ -47,48 +49,51 @@ def _draft_vocab(target: ModelShape) -> int:
 
 
 def _eagle(target: ModelShape) -> HeadCost:
-    """A layer behind a product that reads a feature and an embedding."""
+    """Return the cost of EAGLE: a product of a feature and an embedding, then a layer (Li et al. 2024)."""
     return HeadCost(_layer(target, 2 * target.hidden_size**2))
 
 
 def _eagle3(target: ModelShape) -> HeadCost:
-    """Queries, keys and values read a feature and an embedding; features of three layers are fused before."""
+    """Return the cost of EAGLE-3: a product fuses the features of three layers, then a layer (Li et al. 2025).
+
+    The layer's queries, keys and values read a feature and an embedding.
+    """
     return HeadCost(_layer(target, _fused(target)))
 
 
 def _fused(target: ModelShape) -> int:
-    """Weights that EAGLE-3's layer has more than one of the target's."""
+    """Return how many more weights EAGLE-3's layer has than a layer of the target, with the fusing product."""
     return round(target.hidden_size * (target.qkv_size + 3 * target.hidden_size))
 
 
 def _medusa(target: ModelShape) -> HeadCost:
-    """A square matrix and an LM head for each level."""
+    """Return the cost of Medusa: a square matrix and an LM head for each level (Cai et al. 2024)."""
     return HeadCost(_headed(target, _MEDUSA_HEADS * (target.hidden_size + _draft_vocab(target))), at_once=True)
 
 
 def _steps(target: ModelShape) -> HeadCost:
-    """A small network that reads a state and an embedding, and an LM head."""
+    """Return the cost of recurrent heads: a small network that reads a state and an embedding, and an LM head."""
     return HeadCost(_headed(target, 2 * target.hidden_size + _draft_vocab(target)))
 
 
 def _blockwise(target: ModelShape) -> HeadCost:
-    """Two matrices and the LM head's rows for each token."""
+    """Return the cost of blockwise decoding: two matrices and an LM head for each token (Stern et al. 2018)."""
     return HeadCost(_headed(target, _FEW_HEADS * (2 * target.hidden_size + _draft_vocab(target))), at_once=True)
 
 
 def _block(target: ModelShape) -> HeadCost:
-    """Layers like EAGLE-3's, once for all tokens of a block."""
+    """Return the cost of a block drafter: layers like EAGLE-3's, which run once for all tokens of a block."""
     return HeadCost(_layer(target, _fused(target), layers=_LAYERS), at_once=True)
 
 
 def _dynamo(target: ModelShape) -> HeadCost:
-    """A layer and the LM head's rows for each token."""
+    """Return the cost of DynaMo: a layer and an LM head for each token."""
     shape = _headed(target, _LAYERS * _draft_vocab(target), layers=_LAYERS, intermediate_size=target.intermediate_size)
     return HeadCost(shape, at_once=True)
 
 
 def _kangaroo(target: ModelShape) -> HeadCost:
-    """The target's first layers, an attention behind them, and the LM head's rows."""
+    """Return the cost of Kangaroo: the target's first layers, then an attention and an LM head (Liu et al. 2024)."""
     shape = _headed(
         target, _draft_vocab(target) + 2 * target.hidden_size, layers=_EARLY, intermediate_size=target.intermediate_size
     )
@@ -96,22 +101,22 @@ def _kangaroo(target: ModelShape) -> HeadCost:
 
 
 def _pass(target: ModelShape) -> HeadCost:
-    """A forward of the target itself."""
+    """Return the cost of PaSS: a forward of the target itself."""
     return HeadCost(target, at_once=True)
 
 
 def _probes(target: ModelShape) -> HeadCost:
-    """Rows alone."""
+    """Return the cost of parallel prompt decoding: only the rows of probes."""
     return HeadCost(None, probes=methods.PpdOptions().probes)
 
 
 def _groups(target: ModelShape) -> HeadCost:
-    """All trained inputs below each of some nodes."""
+    """Return the cost of BiTA: rows for all trained inputs below each of some nodes."""
     return HeadCost(None, probes=_FEW_HEADS * methods.GroupOptions().groups)
 
 
 def _streams(target: ModelShape) -> HeadCost:
-    """The same, through the last layers alone."""
+    """Return the cost of speculative streaming: rows like BiTA's, which run only through the last layers."""
     return HeadCost(None, probes=round(_LATE * _FEW_HEADS * methods.GroupOptions().groups))
 
 
@@ -133,4 +138,4 @@ HEADS: Mapping[str, Callable[[ModelShape], HeadCost]] = {
     methods.BITA: _groups,
     methods.STREAMING: _streams,
 }
-"""By strategy: its head's cost on a target of these sizes."""
+"""For each strategy, the function that returns its head's cost on a target of the given sizes."""

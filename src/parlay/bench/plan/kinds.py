@@ -1,4 +1,4 @@
-"""Measured tokens per step, by kind of work: a plan uses them where nothing else was measured."""
+"""Measured tokens per step by kind of work, which a plan uses if the user gives and measures no acceptance."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from functools import cache
 from pathlib import Path
 
 FILE = Path(__file__).with_name("kinds.json")
-"""Made from the committed rows of `benchmarks/results` by `python -m benchmarks.plan.kinds`."""
+"""The table of measurements, which `python -m benchmarks.plan.kinds` makes from the rows in `benchmarks/results`."""
 
 
 @dataclass(frozen=True, slots=True)
 class KindRate:
-    """One measurement: ``tokens_per_step`` of a strategy on some ``texts`` of a kind, from the rows of a file.
+    """One measurement: a strategy's ``tokens_per_step`` on the set ``texts`` of a kind of work.
 
-    ``prompts``: the number of prompts decoded, the first ones of the set.
+    The first ``prompts`` prompts of the set were decoded. ``rows`` names the file of results.
     """
 
     kind: str
@@ -28,26 +28,26 @@ class KindRate:
 
     @property
     def same_texts(self) -> str:
-        """The key that comparable measurements share: as many prompts of one set, answered by one model."""
+        """A key that is equal for measurements that can be compared: on as many prompts of the same set."""
         return f"{self.prompts} of {self.texts}"
 
     @property
     def chance(self) -> float:
-        """The probability a that the next drafted token is right, from E = 1 / (1 - a) of a long chain."""
+        """The probability a that the next drafted token is right, from a long chain's tokens per step 1 / (1 - a)."""
         return 1 - 1 / max(1.0, self.tokens_per_step)
 
 
 @cache
 def kind_rates() -> tuple[KindRate, ...]:
-    """All measurements."""
+    """Return all measurements."""
     return tuple(KindRate(**each) for each in json.loads(FILE.read_text(encoding="utf-8")))
 
 
 def kinds() -> list[str]:
-    """The kinds of work, in the order of the table."""
+    """Return the kinds of work, in the order of the table."""
     return list(dict.fromkeys(each.kind for each in kind_rates()))
 
 
 def rates_of(strategy: str, kind: str) -> Sequence[KindRate]:
-    """The measurements of a strategy on texts of a kind."""
+    """Return the measurements of a strategy on a kind of work."""
     return [each for each in kind_rates() if (each.strategy, each.kind) == (strategy, kind)]

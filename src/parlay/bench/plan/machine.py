@@ -1,4 +1,4 @@
-"""The calibration of this machine, through real runners over random weights."""
+"""Calibrates this machine with real runners over random weights, and finds and checks calibration files."""
 
 from __future__ import annotations
 
@@ -38,18 +38,21 @@ from parlay.types import ParlayError, Runner
 _LEAST_CONTEXT = 128
 _HERE = ("float64", "float32", "bfloat16", "float16", "int8")
 _TOLD = ("device", "processor", "threads", "date", "weights", "weight_bytes", "kv_bytes")
-"""Facts about its origin that a calibration must hold."""
+"""The provenance fields that a calibration must have."""
 Log = Callable[[str], None]
 
 
 def calibration_path(weights: str) -> Path:
-    """Where this machine's calibration for ``weights`` of that type is kept unless told otherwise."""
+    """Return the default path of this machine's calibration for weights of the type ``weights``."""
     name = re.sub(r"\W+", "-", weights)
     return user_cache() / f"calibration-{name}.json"
 
 
 def load_here(model: str, asked: LoadOptions) -> LoadOptions:
-    """How to load random weights whose forwards cost what the model's do, as `parlay.models.load` loads it."""
+    """Return options to load random weights whose forwards cost as much as the model's.
+
+    They name the data type that `parlay.models.load` would choose for the model.
+    """
     if asked.dtype != "auto":
         return asked
     dtype, _ = choose_dtype(read_model(model), models.default_device())
@@ -57,7 +60,7 @@ def load_here(model: str, asked: LoadOptions) -> LoadOptions:
 
 
 def check_here(weights: WeightType) -> None:
-    """Raise ValueError for weights of a type that Parlay does not multiply on this machine."""
+    """Raise ValueError for a type of weights that Parlay can't compute with on this machine."""
     if weights.blocks is None and weights.name not in _HERE:
         raise ValueError(f"weights of type {weights.name} don't run here: take another type, or name a --device")
 
@@ -65,10 +68,11 @@ def check_here(weights: WeightType) -> None:
 def open_random(
     shape: ModelShape, options: LoadOptions, *, max_context: int, cache_tokens: int, blocks: Blocks | None = None
 ) -> tuple[Runner, ModelShape]:
-    """A runner over random weights, loaded as any checkpoint is, and the shape in the bytes that it keeps.
+    """Open a runner with random weights. Returns it, and the shape with the bytes per number that it really has.
 
-    With ``blocks`` every matrix is in its block format. Kernels choose the type in which keys and values are cached, so
-    it is derived from the memory that the cache takes.
+    The weights are saved as a checkpoint and loaded like any other. With ``blocks``, every matrix is in its block
+    format instead. Kernels choose the data type of cached keys and values, so their bytes are computed from the memory
+    that the cache takes.
     """
     budget = Budget(None)
     config = config_of(shape, max_context)
@@ -103,11 +107,11 @@ def calibrate_here(
     works: Sequence[ForwardShape] = WORKS,
     log: Log = lambda line: None,
 ) -> MachineCalibration:
-    """Time forwards of random decoders, and steps of the engine, on this machine; about a minute on two cores.
+    """Time forwards of random decoders, and steps of the engine, on this machine. It takes about a minute on two cores.
 
-    ``options`` tell how the models are loaded; with ``blocks`` their weights are in these formats. ``log`` gets a line
-    for each part of the work. One thread of a processor is timed by its processor time, of which other programs take
-    none.
+    ``options`` say how the models are loaded; with ``blocks``, their weights are in these formats. ``log`` gets a line
+    for each part of the work. If there is one thread on a processor, its processor time is measured, in which time for
+    other programs does not count.
     """
     shapes = shapes or (SHAPES if blocks is None else tuple(map(_in_whole_blocks, SHAPES)))
     longest = max(_LEAST_CONTEXT, *(work.context + work.rows for work in works))
@@ -126,7 +130,7 @@ def calibrate_here(
     provenance: dict[str, str | float] = {"busy_cores": round(busy_cores(), 1)}
     smallest_last = sorted(
         shapes, key=lambda shape: shape.parameters, reverse=True
-    )  # the engine's steps are timed with the last one
+    )  # the engine's steps are timed with the last model
     count = threads.count()
     clock = time.thread_time if count == 1 and options.device == "cpu" else time.perf_counter
     calibration = calibrate(
@@ -145,26 +149,26 @@ def calibrate_here(
     log("timing exchanges between two processes")
     try:
         return replace(calibration, links={name: asdict(link) for name, link in measure_links().items()})
-    except ParlayError as error:  # the rest of the calibration is good without
+    except ParlayError as error:  # the calibration is still useful without links
         log(str(error))
         return calibration
 
 
 def _in_whole_blocks(shape: ModelShape) -> ModelShape:
-    """Nearly the same shape, whose rows are whole blocks of 256 weights."""
+    """Return the shape with sizes rounded up to multiples of 256, so that matrices consist of whole blocks."""
     hidden, mlp = (-(-size // 256) * 256 for size in (shape.hidden_size, shape.intermediate_size))
     return replace(shape, hidden_size=hidden, intermediate_size=mlp, num_heads=hidden // shape.head_dim)
 
 
 def cache_bytes(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> float:
-    """Bytes of the processor's largest cache; 16 MiB if the system does not say."""
+    """Return the bytes of the processor's largest cache; 16 MiB if the system does not tell."""
     sizes = [path.read_text(encoding="utf-8").strip() for path in cpu.glob("index*/size")]
     kibibytes = [int(size[:-1]) for size in sizes if size.endswith("K") and size[:-1].isdecimal()]
     return float(max(kibibytes, default=16 << 10) << 10)
 
 
 def load_calibration(path: Path) -> MachineCalibration:
-    """A file that `calibrate_here` made. Raises ParlayError with one line for any other file."""
+    """Read a file that `calibrate_here` made. Raises ParlayError, in one line, for any other file."""
     calibration = load(path)
     missing = [name for name in _TOLD if name not in calibration.provenance]
     if missing:
@@ -190,7 +194,7 @@ def _provenance(runner: Runner, kept: ModelShape) -> dict[str, str | float]:
 
 
 def _memory_bytes(device: str) -> int:
-    """All memory of the device."""
+    """Return the whole memory of the device in bytes."""
     if device.startswith("cuda"):
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Measures the engine's time besides forwards: in plain steps, with wrong drafts, and with a model's drafts."""
+"""Measures the engine's time besides forwards, in plain steps, with wrong drafts, and with a draft model's drafts."""
 
 from __future__ import annotations
 
@@ -33,21 +33,25 @@ from parlay.types import (
 
 Clock = Callable[[], float]
 _CASES = ((1, 0), (8, 0), (1, 4), (1, 16), (8, 4))
-"""Sequences, and nodes that each drafts."""
+"""The measured cases: the number of sequences, and the number of nodes that each sequence drafts."""
 _LEVELS = 4
 _TOKENS = 40
 _PROMPT = 3
 
 
 class _Wrong(FromText):
-    """Drafts the first tokens of the vocabulary: costs nothing, and is almost never right."""
+    """Drafts the first tokens of the vocabulary, which takes no time and is almost never right."""
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         return [trees.chain(range(budget), "wrong") for budget in budgets]
 
 
 def engine_overheads(runner: Runner, clock: Clock = time.perf_counter) -> Overheads:
-    """Seconds of the engine around ``runner``, greedy. The runner also serves as its own draft model."""
+    """Measure the engine's seconds around ``runner`` in greedy decoding. The runner is also used as the draft model.
+
+    Four of the overheads are fitted to the cases by non-negative least squares of relative errors. The other two follow
+    from drafting with 1 and with 8 sequences.
+    """
     seconds = [_besides(_decode(runner, _Wrong(), batch, nodes, clock)) for batch, nodes in _CASES]
     counts = [[1, batch, batch * (nodes > 0), batch * nodes] for batch, nodes in _CASES]
     matrix = np.array(counts, dtype=float) / np.array(seconds)[:, None]
@@ -65,12 +69,12 @@ def engine_overheads(runner: Runner, clock: Clock = time.perf_counter) -> Overhe
 
 
 def _besides(metrics: Metrics) -> float:
-    """Seconds of one step besides the forward, drafting included."""
+    """Return the seconds of one step besides the target's forward, with the time of drafting."""
     return (metrics.overhead_seconds + metrics.draft_seconds) / metrics.steps
 
 
 def _level(runner: Runner, batch: int, clock: Clock) -> float:
-    """Seconds of one level of a draft besides its forward."""
+    """Return the seconds of one level of a draft besides the draft model's forward."""
     metrics = _decode(runner, _writer(runner), batch, _LEVELS, clock)
     work = ForwardShape(batch=batch, context=_PROMPT + _TOKENS // 2)
     ((_, forward),) = measure(runner, [work], clock=clock)
@@ -78,7 +82,7 @@ def _level(runner: Runner, batch: int, clock: Clock) -> float:
 
 
 def _writer(runner: Runner) -> Drafter:
-    """A drafter that has the runner as its draft model."""
+    """Make a drafter whose draft model is the runner."""
     resources = Resources(
         vocab_size=runner.spec.vocab_size, open_runner=lambda name: runner, default_draft=runner.spec.name
     )
@@ -86,7 +90,10 @@ def _writer(runner: Runner) -> Drafter:
 
 
 def _decode(runner: Runner, drafter: Drafter, batch: int, nodes: int, clock: Clock) -> Metrics:
-    """The metrics of the sample whose steps took the median time."""
+    """Decode ``batch`` sequences that draft ``nodes`` nodes each.
+
+    Returns the metrics of the sequence with the median time per step besides forwards.
+    """
     engine = Engine(runner, MeasuredCost(), clock=clock)
     strategy = Strategy("overheads", (drafter,), SharedNoise(), Fixed(nodes))
     params = SamplingParams(temperature=0.0, max_tokens=_TOKENS, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""All predictions for a model on a machine, as plain data."""
+"""Makes all predictions for a model on a machine, as plain data."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from parlay.cost.roofline import ForwardShape, Machine, ModelShape, flops, moved
 from parlay.cost.speed import DraftPlan, Setting, Speed, choose, crossover, predict
 
 USABLE = 0.9
-"""Of a device's memory, the share that weights and cache may take: programs and activations need the rest."""
+"""The share of a device's memory that weights and cache may take. Programs and activations need the rest."""
 _GAIN = 1.02
-"""Nothing is picked below this speedup over plain decoding."""
+"""A strategy is picked only at a speedup over plain decoding above this."""
 BETTER = 1.05
-"""Another strategy than the first is picked only at this speedup over it: a few prompts don't tell closer ones
-apart."""
+"""A later strategy is picked instead of an earlier one only at a speedup over it above this. A few prompts can't rank
+closer strategies."""
 _CHANCES = tuple(place / 50 for place in range(1, 50))
 
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """One forward of ``rows`` rows for each sequence. ``ratio``: its seconds divided by those of one row.
+    """One forward with ``rows`` rows for each sequence. ``ratio`` divides its seconds by a one-row forward's.
 
-    ``fetched`` bytes are of weights that memory does not hold.
+    The forward reads ``fetched`` bytes of weights from outside memory.
     """
 
     rows: int
@@ -37,10 +37,10 @@ class Verify:
 
 @dataclass(frozen=True, slots=True)
 class StrategySpeed:
-    """A strategy's speed; ``gain`` is its speedup over plain decoding. ``pays_below`` is the batch at which its drafts
-    stop paying.
+    """A strategy's predicted speed. ``gain`` is its speedup over plain decoding.
 
-    None: its drafts pay at every batch examined, or it has none.
+    Its drafts are faster than plain decoding below the batch ``pays_below``. None means at every batch examined, or
+    that the strategy drafts nothing.
     """
 
     speed: Speed
@@ -50,10 +50,11 @@ class StrategySpeed:
 
 @dataclass(frozen=True, slots=True)
 class KindSpeed:
-    """Times plain decoding on a kind of work: over the texts on which the strategy was measured, lowest and highest.
+    """A strategy's predicted speed on a kind of work, as a multiple of plain decoding's.
 
-    ``texts`` says how many tokens a step had on each. ``gains``: the speed on those texts alone on which all that the
-    strategy chooses from was measured, so that others can be compared with it there.
+    ``low`` and ``high`` are the extremes over the sets of texts on which its acceptance was measured. ``texts`` gives
+    the measured tokens per step on each set. ``gains`` gives the speed on each set on which every strategy that it
+    chooses from was measured. On these sets it can be compared with other strategies.
     """
 
     kind: str
@@ -66,10 +67,11 @@ class KindSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of all ``parameters``, of all cached keys and values, and of the device; None where that is not known.
+    """Memory that a case needs, in bytes, and the number of the model's ``parameters``.
 
-    With ``streamed`` bytes of them read in a forward of one row, from disk or ``from_host`` memory, ``weights`` are
-    those in memory. ``draft``: those of a draft model that is named, and of its keys and values.
+    ``weights`` are the weights in memory, ``cache`` all cached keys and values. ``draft`` is for a draft model's
+    weights, keys and values. ``device`` is the memory of the device; None if it is not known. A forward of one row
+    reads ``streamed`` bytes of further weights from disk or, with ``from_host``, from the host's memory.
     """
 
     parameters: int
@@ -82,16 +84,18 @@ class Memory:
 
     @property
     def fits(self) -> bool | None:
+        """Whether everything fits into the device's memory; None if that memory is not known."""
         return None if self.device is None else self.weights + self.draft + self.cache <= USABLE * self.device
 
 
 @dataclass(frozen=True, slots=True)
 class PlanCase:
-    """The predictions at one context and batch.
+    """The predictions at one context and batch, from one of two sources of acceptance probabilities.
 
-    ``offers`` stand on chances that were given or measured, and ``pick`` is the name of the fastest; ``kinds`` stand on
-    what was measured elsewhere, by kind of work, and ``picks`` names the strategy to take for each. One pair is empty.
-    ``break_even``: of strategies never measured, the least chance that a drafted token is right at which they gain.
+    If the user gives or measures them, ``offers`` are the strategies' speeds, and ``pick`` is the fastest one's name.
+    Otherwise ``kinds`` are the speeds by kind of work, from measurements on other machines, and ``picks`` names the
+    strategy to use for each kind. For strategies without measurements, ``break_even`` is the lowest acceptance
+    probability at which they are faster than plain decoding.
     """
 
     context: int
@@ -109,7 +113,7 @@ class PlanCase:
 
 
 Plans = Mapping[str, Sequence[DraftPlan]]
-"""By the name of a strategy: its plan, or those of all that it chooses from."""
+"""Plans by the name of a strategy: its own, or one for each strategy that it chooses from."""
 
 
 def case(
@@ -120,10 +124,10 @@ def case(
     from_host: bool = False,
     draft: ModelShape | None = None,
 ) -> PlanCase:
-    """Memory, prefill of the context, and verifying forwards by their number of rows. ``memory`` is the device's, in
-    bytes.
+    """Predict memory, the prefill of the context, and verifying forwards of each number of ``rows``.
 
-    ``from_host``: layers beyond it come from the host's. ``draft``: a draft model that is loaded too.
+    ``memory`` is the device's, in bytes. With ``from_host``, layers that do not fit into it are in the host's memory.
+    ``draft`` is the shape of a draft model that is loaded, too.
     """
     machine, shape, batch, context = setting.machine, setting.shape, setting.batch, setting.context
     read = round(shape.fetched_bytes(batch))
@@ -143,7 +147,7 @@ def case(
 
 
 def with_offers(found: PlanCase, setting: Setting, plans: Plans) -> PlanCase:
-    """The case with each strategy's speed at its plan's acceptance probabilities."""
+    """Return the case with each strategy's speed at its plan's acceptance probabilities."""
     offers = []
     for name, own in plans.items():
         speed = choose([replace(predict(setting, plan), name=name) for plan in own])
@@ -157,9 +161,10 @@ _EVERY = 1 << 30
 
 
 def with_kinds(found: PlanCase, setting: Setting, plans: Plans, pickable: Sequence[str]) -> PlanCase:
-    """The case with each strategy's range of speeds by kind of work, from what was measured of it.
+    """Return the case with each strategy's range of speeds by kind of work, from measured acceptance.
 
-    Picked are those that are ``pickable``: the first there, until another is clearly faster on texts of both.
+    The pick is one of the ``pickable`` strategies: the first one, unless a later one is clearly faster on the same
+    texts; see `BETTER`.
     """
     speeds = [
         speed for kind in kinds() for name, own in plans.items() if (speed := _kind_speed(setting, kind, name, own))
@@ -175,7 +180,10 @@ def with_kinds(found: PlanCase, setting: Setting, plans: Plans, pickable: Sequen
 
 
 def _pick(speeds: Sequence[KindSpeed]) -> str:
-    """The first, or what is clearly faster on the same texts; plain decoding where that gains nothing."""
+    """Return the first strategy, or a later one that is clearly faster on the same texts.
+
+    Returns plain decoding if the mean gain of that strategy is too small; see `_GAIN`.
+    """
     if not speeds:
         return "none"
     best = speeds[0]
@@ -188,7 +196,11 @@ def _pick(speeds: Sequence[KindSpeed]) -> str:
 
 
 def _kind_speed(setting: Setting, kind: str, name: str, plans: Sequence[DraftPlan]) -> KindSpeed | None:
-    """None where it was not measured on the kind. Of several plans the best value of each end counts."""
+    """Predict a strategy's speed on a kind of work; None if its acceptance was not measured on the kind.
+
+    If the strategy chooses among several, its lowest gain is the best of their lowest gains, and its highest gain the
+    best of their highest.
+    """
     plain = _plain(setting)
     rates = [(plan, rates_of(plan.name.partition(":")[0], kind)) for plan in plans if plan.nodes]
     gains = [{rate.same_texts: _rate(setting, plan, rate.chance) / plain for rate in own} for plan, own in rates]
@@ -202,7 +214,7 @@ def _kind_speed(setting: Setting, kind: str, name: str, plans: Sequence[DraftPla
 
 
 def _break_even(setting: Setting, plan: DraftPlan) -> float | None:
-    """The least acceptance probability at which drafts gain; None if they never do."""
+    """Return the lowest acceptance probability at which drafts beat plain decoding; None if they never do."""
     plain = _plain(setting)
     return next((chance for chance in _CHANCES if _rate(setting, plan, chance) > _GAIN * plain), None)
 

@@ -1,4 +1,4 @@
-"""Shapes of models for the cost model: from checkpoints, or by the names of models that many people run."""
+"""Finds the shapes of models for the cost model, from checkpoints or from a table of well-known models."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ KNOWN: Mapping[str, _Sizes] = {
     "mistral-7b": (4096, 14_336, 32, 32, 8, 128, 32_768, False),
     "phi-3-mini": (3072, 8192, 32, 32, 32, 96, 32_064, False),
 }
-"""By name: hidden size, MLP, layers, heads, key and value heads, size of a head, vocabulary, and whether embedding and
-LM head are one. From the makers' config.json."""
+"""Sizes of well-known models by name, from the makers' config.json: hidden size, MLP size, layers, heads, KV heads,
+size of a head, vocabulary, and whether embedding and LM head are tied."""
 _CONTEXTS = {
     "smollm2-": 8192,
     "qwen2.5-0.5b": 32_768,
@@ -54,8 +54,8 @@ _CONTEXTS = {
     "tinyllama-": 2048,
     "mistral-7b": 32_768,
 }
-"""Most tokens of a text by how names begin, from the makers' config.json, of the variant that holds most; of all others
-`_LONGEST`."""
+"""The longest context in tokens by the beginning of a model's name, from the makers' config.json. If variants differ,
+it is the longest one. All other models have `_LONGEST`."""
 _LONGEST = 1 << 17
 _SAME = {"llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b", "llama-3.3-70b": "llama-3-70b"}
 _MAKER = re.compile(r"^meta-")
@@ -63,7 +63,7 @@ _KIND = re.compile(r"-(instruct|chat|base|hf|it|coder|math|v0\.\d|v1\.\d|\d{4}|4
 
 
 def known_shape(model: str) -> _Sizes | None:
-    """The sizes of a model of `KNOWN`, also by its name on the Hub; None for any other."""
+    """Return the sizes of a model in `KNOWN`, by its name there or on the Hub; None for any other model."""
     if is_local(model):
         return None
     return KNOWN.get(_plain_name(model))
@@ -75,12 +75,12 @@ def _plain_name(model: str) -> str:
 
 
 def known_name(model: str) -> bool:
-    """Whether the name alone tells the model's shape."""
+    """Whether the model is in `KNOWN`, so that its name tells its shape."""
     return known_shape(model) is not None
 
 
 def stores_twice(model: str) -> bool:
-    """Whether a GGUF file has a tied embedding a second time: one matrix of the model, and two in memory."""
+    """Whether a GGUF file stores a tied embedding twice: it is one matrix of the model, but two in memory."""
     if known_name(model):
         return False
     from parlay.models.facts import ties_embeddings  # here, as it imports torch
@@ -89,11 +89,10 @@ def stores_twice(model: str) -> bool:
 
 
 def read_model(model: str) -> DecoderConfig:
-    """The decoder that a name of `KNOWN`, a built-in name, a folder or a Hub id stands for.
+    """Return the config of the decoder that a name in `KNOWN`, a built-in name, a folder or a Hub id stands for.
 
-    Of a folder only config.json is needed. A GGUF file that stores a tied embedding twice counts as tied.
-
-    Raises ParlayError (UnsupportedModel) for what the native decoder does not run.
+    A folder needs only its config.json. A GGUF file that stores a tied embedding twice counts as tied. Raises
+    ParlayError (UnsupportedModel) for models that Parlay's own decoder can't run.
     """
     sizes = known_shape(model)
     if sizes is None:
@@ -121,14 +120,14 @@ def read_model(model: str) -> DecoderConfig:
 
 
 CACHED_BYTES = {"float32": 4.0, "bfloat16": 2.0, "q8_0": Format.Q8_0.block_bytes / Format.Q8_0.block}
-"""Bytes of a number of a key or value, by the type of the cache."""
+"""Bytes of one number of a cached key or value, by the type of the cache."""
 
 
 def shape_of(config: DecoderConfig, *, weight_bytes: float, kv_bytes: float, experts: bool = False) -> ModelShape:
-    """A decoder's sizes for the cost model, with the bytes of a weight and of a number of a key or value.
+    """Return a decoder's sizes for the cost model, with the bytes of a weight and of one number in the KV cache.
 
-    Raises UnsupportedModel for a mixture of experts, whose cost hangs on which experts rows choose, without
-    ``experts``, and for one whose layers have mixtures that differ.
+    The cost of a mixture of experts depends on which experts rows choose. So it raises UnsupportedModel for mixtures
+    unless ``experts`` allows them, and for models whose layers have different mixtures.
     """
     mixed = {form.experts for form in config.forms if form.experts is not None}
     if mixed and (not experts or len(mixed) > 1):
@@ -156,14 +155,14 @@ def shape_of(config: DecoderConfig, *, weight_bytes: float, kv_bytes: float, exp
 
 
 def _mixed(config: DecoderConfig) -> MixedLayers:
-    """The layers that have experts, all alike."""
+    """Return the mixture of experts that all layers with experts have."""
     found = [form.experts for form in config.forms if form.experts is not None]
     weights = 3 * config.hidden_size * found[0].size
     return MixedLayers(layers=len(found), count=found[0].count, chosen=found[0].chosen, weights=weights)
 
 
 def _sums(config: DecoderConfig) -> LayerSums:
-    """Sum up the sizes of layers that differ."""
+    """Return the sums of the sizes of layers that differ."""
     from parlay.models.forward import LayerPages  # here, as it imports torch
     from parlay.models.weights.shapes import weight_shapes
 
@@ -188,7 +187,7 @@ def _sums(config: DecoderConfig) -> LayerSums:
 
 
 def _recent(config: DecoderConfig) -> tuple[int, int]:
-    """How many layers forget what lies behind their window, and the tokens that they keep of a text."""
+    """Return the number of sliding-window layers, and how many tokens of a text they keep."""
     if not any(form.window for form in config.layers):
         return 0, 0
     from parlay.cache.pages import BLOCK  # here, as these import torch
@@ -200,7 +199,7 @@ def _recent(config: DecoderConfig) -> tuple[int, int]:
 
 
 def config_of(shape: ModelShape, max_context: int) -> DecoderConfig:
-    """A plain Llama of that shape."""
+    """Return the config of a Llama of this shape."""
     return DecoderConfig(
         architecture="LlamaForCausalLM",
         vocab_size=shape.vocab_size,

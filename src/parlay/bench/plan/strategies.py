@@ -14,18 +14,18 @@ from parlay.strategies.entry import DEFAULT_STRATEGY, StrategyEntry
 from parlay.strategies.spelling import StrategySpec, parse
 
 ADAPTS = "adaptive"
-"""The policy that drafts as many tokens as pay off. All other policies are modelled as if they always drafted k
+"""The policy that drafts the number of tokens that is fastest. Other policies are modelled as if they always drafted k
 nodes."""
 
 _FREE = ("copy", "store", "retrieval")
 _WRITTEN, _SELF, _PLAIN, _HEADS = "model", "self", "plain", "heads"
 MODELLED = (_PLAIN, *_FREE, _WRITTEN, _SELF)
-"""Families of strategies whose costs are modelled, beside the heads of `HEADS`."""
+"""Families of strategies whose costs are modelled. The heads in `HEADS` are modelled, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Shapes of the target and of its draft model, if it has one."""
+    """The shapes of the target and of its draft model, if it has one."""
 
     target: ModelShape
     draft: ModelShape | None = None
@@ -33,22 +33,24 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Probabilities that drafted tokens are right: for all strategies, for some by name, or by exact spelling.
+    """Probabilities that drafted tokens are right: for single strategies, by spelling or name, and for all others.
 
-    Without a ``default`` the strategies that have no chance of their own are taken never to be right.
+    If there is no ``default``, strategies without probabilities of their own are assumed never to be right.
     """
 
     default: tuple[float, ...] | None = None
     by_strategy: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def of(self, spec: StrategySpec) -> tuple[float, ...]:
+        """Return the probabilities of a strategy."""
         return self.by_strategy.get(str(spec)) or self.by_strategy.get(spec.name) or self.default or (0.0,)
 
 
 def read_acceptance(texts: Sequence[str]) -> Acceptance:
-    """Reads ``0.7``, ``NAME=0.7``, and ``0.6+0.2`` for trees: best guess, second best.
+    """Read probabilities such as ``0.7`` for all strategies or ``NAME=0.7`` for one.
 
-    Raises ValueError for what is none of these.
+    ``0.6+0.2`` is for trees: the probabilities of the best guess and of the second best. Raises ValueError for any
+    other text.
     """
     default: tuple[float, ...] | None = None
     by_strategy: dict[str, tuple[float, ...]] = {}
@@ -75,9 +77,10 @@ def _ranks(text: str, chances: str) -> tuple[float, ...]:
 
 
 def compared(named: Sequence[StrategySpec], models: Models) -> list[StrategySpec]:
-    """Plain decoding first, which is always among the choices, then the named strategies.
+    """Return the strategies to compare: plain decoding, then the named ones.
 
-    Where none are: one that copies, what the default strategy would choose from, a head among it, and that strategy.
+    If none is named, the others are one that copies, the strategies that the default strategy chooses from (with a
+    trained head), and the default strategy itself.
     """
     plain, copying = (_first_of(family) for family in (_PLAIN, _FREE[0]))
     usuals = [copying, *_arms(models, heads=True), parse(DEFAULT_STRATEGY)]
@@ -89,9 +92,9 @@ def _first_of(family: str) -> StrategySpec:
 
 
 def _arms(models: Models, *, heads: bool) -> list[StrategySpec]:
-    """The strategies that the default chooses from: of each family the strategy of the highest ``arm``.
+    """Return the strategies that the default strategy chooses from: in each family, the one with the highest ``arm``.
 
-    None that drafts beside forwards: only running it tells what that takes, and until then it drafts before them.
+    Strategies that draft during forwards are left out, because only a run can tell how much that slows the forwards.
     """
     best: dict[str, StrategyEntry] = {}
     for entry in catalogue().values():
@@ -103,21 +106,24 @@ def _arms(models: Models, *, heads: bool) -> list[StrategySpec]:
 
 
 def members(spec: StrategySpec, models: Models) -> list[StrategySpec]:
-    """The strategies that it chooses from, if it chooses; otherwise itself. A head is among them if it is named."""
+    """Return the strategies that a strategy chooses from, or the strategy itself if it does not choose.
+
+    A trained head is among them only if the strategy's spelling names it.
+    """
     if not find(spec.name).routes:
         return [spec]
     return list(spec.members) or _arms(models, heads=False)
 
 
 def drafting(strategies: Sequence[StrategySpec]) -> list[StrategySpec]:
-    """The strategies with a drafter of their own: neither plain decoding nor what chooses among others."""
+    """Return the strategies with a drafter of their own: neither plain decoding, nor strategies that choose."""
     return [spec for spec in strategies if find(spec.name).factory]
 
 
 def plan(spec: StrategySpec, models: Models, acceptance: Acceptance) -> DraftPlan:
-    """The numbers of a strategy that its costs depend on.
+    """Return the numbers that a strategy's speed depends on.
 
-    Raises ValueError for one whose costs are not modelled, or whose draft model is not known.
+    Raises ValueError for a strategy whose costs are not modelled, or whose draft model is not known.
     """
     family = find(spec.name).family
     if not is_modelled(spec.name):
@@ -142,7 +148,7 @@ def plan(spec: StrategySpec, models: Models, acceptance: Acceptance) -> DraftPla
 
 
 def is_modelled(name: str) -> bool:
-    """Whether the costs of the strategy of this name are, or of those that it chooses from."""
+    """Whether the costs of this strategy, or of the strategies that it chooses from, are modelled."""
     entry = find(name)
     return (entry.family in MODELLED and not entry.fills) or name in HEADS or entry.routes
 
@@ -153,7 +159,10 @@ def _modelled() -> str:
 
 
 def _drafter(spec: StrategySpec, family: str, models: Models) -> ModelShape | None:
-    """The model whose forwards write the drafts; None where they are found by looking up."""
+    """Return the shape of the model whose forwards write the drafts; None if drafts are copied from texts.
+
+    Raises ValueError for a strategy that needs a draft model if there is none.
+    """
     if family == _WRITTEN:
         if models.draft is None:
             raise ValueError(f"strategy {spec} drafts with a model: name it with --draft-model")
@@ -166,23 +175,27 @@ def _drafter(spec: StrategySpec, family: str, models: Models) -> ModelShape | No
 
 
 def _in_cheaper_form(spec: StrategySpec, target: ModelShape) -> ModelShape:
-    """The target with weights of fewer bits, of which blocks of 32 share a scale of 16, and only its newest keys."""
+    """Return the target in the form in which it drafts: with weights of few bits, and attention to few keys.
+
+    Each block of 32 weights has a scale of 16 bits, half a bit for each weight. Only the newest keys and the first
+    ones (``sinks``) are attended to.
+    """
     bits, window, sinks = (spec.settings[name] for name in ("bits", "window", "sinks"))
     assert isinstance(bits, int)
     assert isinstance(window, int)
     assert isinstance(sinks, int)
     shape = replace(target, weight_bytes=min(target.weight_bytes, (bits + 0.5) / 8)) if bits else target
-    if not window or target.sums is not None:  # layers that differ are assumed to attend to all keys
+    if not window or target.sums is not None:  # in models whose layers differ, all keys are assumed to be attended to
         return shape
     seen = min(window + sinks, target.recent_tokens or window + sinks)
     return replace(shape, recent_layers=target.num_layers, recent_tokens=seen)
 
 
 def _layers_that_draft(spec: StrategySpec, layers: int) -> int:
-    """How many of the target's own layers write the drafts."""
+    """Return how many of the target's layers write the drafts."""
     leave, ratio = spec.settings.get("exit"), spec.settings.get("ratio")
-    if isinstance(leave, int):  # early-exit: the first ones, a quarter of them where it is 0
+    if isinstance(leave, int):  # early-exit drafts with the first layers; 0 means a quarter of them
         return min(leave, layers) or max(1, layers // 4)
     assert isinstance(ratio, float)
-    # The first and last layer stay; of the attention and MLP blocks of the others the share ``ratio`` is skipped.
+    # The first and last layer run whole. In the others, the share ``ratio`` of attention and MLP blocks is skipped.
     return max(1, round(layers - ratio * (layers - 2)))

@@ -1,4 +1,4 @@
-"""Layers that are read from disk in every forward, as `parlay plan` predicts them: bytes over the disk's bandwidth."""
+"""Finds which layers do not fit into memory, and the disk's bandwidth, to predict forwards that read them from disk."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from parlay.models.gguf.reader import read
 from parlay.types import ParlayError
 from parlay.types.layer_split import BUFFERS, least_room, split_layers
 
-_PIECE = 1 << 24  # bytes that are asked of the disk at a time
+_PIECE = 1 << 24  # bytes of one read
 _SECONDS = 1.0
 _OF_A_LAYER = re.compile(r"blk\.(\d+)\.")
-_OF_EXPERTS = "_exps."  # in names of a GGUF file
+_OF_EXPERTS = "_exps."  # part of the names of experts in a GGUF file
 
 
 class WeightSizes(NamedTuple):
-    """Bytes of what every forward reads besides the layers, of each layer, and of all layers' experts among them."""
+    """Bytes of weights: outside the layers (``around``), of each layer, and of all experts, which are in the layers."""
 
     around: int
     layers: Sequence[int]
@@ -36,7 +36,7 @@ class WeightSizes(NamedTuple):
 
 
 def sizes_of(shape: ModelShape) -> WeightSizes:
-    """Sizes by the model's shape: all layers are alike."""
+    """Return the sizes that follow from a model's shape if all layers have the same size."""
     once = shape.tie_embeddings and not shape.stored_twice
     around = shape.vocab_size * shape.hidden_size * (1 if once else 2) * shape.weight_bytes
     layers = shape.num_layers
@@ -45,7 +45,10 @@ def sizes_of(shape: ModelShape) -> WeightSizes:
 
 
 def stored_sizes(model: str) -> WeightSizes | None:
-    """Sizes as a GGUF file stores them, which may have an embedding twice; None where there is no such file."""
+    """Return the sizes as a GGUF file stores them; None if the model is not a local GGUF file.
+
+    The file may store an embedding twice, also as the LM head.
+    """
     layers, around, experts = Counter[int](), 0, 0
     for path in _files_of(model):
         if path.suffix != SUFFIX:
@@ -61,9 +64,10 @@ def stored_sizes(model: str) -> WeightSizes | None:
 
 
 def streamed(shape: ModelShape, sizes: WeightSizes, room: int) -> ModelShape:
-    """The model with ``room`` bytes of memory for its weights. Raises ParlayError where that is too little.
+    """Return the shape of a model whose weights have ``room`` bytes of memory.
 
-    Of a mixture experts are elsewhere, if the room holds all else and two of them; else layers.
+    In a mixture of experts, experts that do not fit stay on disk, if the memory holds all other weights and at least
+    `BUFFERS` experts. Otherwise whole layers stay on disk. Raises ParlayError if there is too little memory for that.
     """
     mixed = shape.mixed
     if mixed is not None:
@@ -82,9 +86,9 @@ def streamed(shape: ModelShape, sizes: WeightSizes, room: int) -> ModelShape:
 
 
 def measure_disk(model: str, clock: Callable[[], float] = time.perf_counter) -> tuple[float, Path]:
-    """Bytes per second of direct reads of a model's weights, and the file; for a second at most.
+    """Measure the bytes per second of direct reads of a model's largest file of weights, and return it with the file.
 
-    Raises ParlayError where there is no such file.
+    The measurement takes about a second at most. Raises ParlayError if the model has no files here.
     """
     path = max(_files_of(model), key=lambda file: file.stat().st_size, default=None)
     if path is None:

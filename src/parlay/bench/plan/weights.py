@@ -1,4 +1,4 @@
-"""How weights are stored, by the names that people use: numbers, and the blocks of few bits that GGUF files hold."""
+"""Types of stored weights, by the names that people use: plain numbers, and GGUF's block formats of few bits."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from parlay.models.weights.stored import StoredTensor
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """In which formats a model's matrices are: ``usual``, but for the kinds that ``others`` names.
+    """The block formats of a model's matrices: ``usual``, except for the kinds of matrices in ``others``.
 
-    ``others`` gives by kind (``down_proj``; ``lm_head`` for a tied embedding too) the formats of the layers, from the
-    first to the last. ``name`` tells mixes apart.
+    ``others`` gives the formats of a kind's layers, from the first to the last. A kind is for example ``down_proj``;
+    ``lm_head`` includes a tied embedding. ``name`` is unique to a mix of formats.
     """
 
     name: str
@@ -27,21 +27,27 @@ class Blocks:
     others: Mapping[str, tuple[Format, ...]] = field(default_factory=dict)
 
     def of(self, matrix: str, layers: int) -> Format:
-        """The format of a matrix of that name in a decoder of so many layers, which stand for all layers evenly."""
+        """Return the format of the matrix of this name in a decoder of ``layers`` layers.
+
+        The formats in ``others`` may be fewer than the layers; they are spread evenly over them.
+        """
         kind, layer = _kind_and_layer(matrix)
         formats = self.others.get(kind)
         return formats[layer * len(formats) // layers] if formats else self.usual
 
 
 def _kind_and_layer(matrix: str) -> tuple[str, int]:
-    """Kind and layer of a matrix by its Hugging Face name; what stands in no layer is in layer 0."""
+    """Return the kind and layer of a matrix by its Hugging Face name. Matrices outside the layers have layer 0."""
     parts = matrix.split(".")
     kind = "lm_head" if parts[-2] == "embed_tokens" else parts[-2]
     return kind, next((int(part) for part in parts if part.isdecimal()), 0)
 
 
 def _mixed(name: str, usual: Format) -> Blocks:
-    """The mixes of llama.cpp that end in M: two kinds of matrices in half of the layers, and the head, in six bits."""
+    """Return a mix of llama.cpp whose name ends in M.
+
+    The LM head has six bits, and so do two kinds of matrices in half of the layers.
+    """
     half = (Format.Q6_K, usual)
     return Blocks(name, usual, {"v_proj": half, "down_proj": half, "lm_head": (Format.Q6_K,)})
 
@@ -63,13 +69,18 @@ _MIXES: Mapping[str, tuple[float, Blocks | None]] = {
     "gptq": (4.25, None),
     "nf4": (4.13, None),
 }
-"""Bits of a weight, and the formats if their price is known here: llama.cpp's figures for Llama 3.1 8B,
-whose mixes keep some matrices in more bits; four bits in groups of 128 with a scale and a zero; NF4 of QLoRA."""
+"""Mean bits of a weight, and the formats if Parlay has kernels for them.
+
+The bits of mixes are llama.cpp's figures for Llama 3.1 8B; mixes keep some matrices in more bits. AWQ and GPTQ have
+four bits in groups of 128 with a scale and a zero point. NF4 is QLoRA's."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightType:
-    """A name, the mean bytes of a weight, and its blocks; None for plain numbers or formats of others."""
+    """A type of weights: its name, the mean bytes of a weight, and its block formats.
+
+    ``blocks`` is None for plain numbers, and for formats for which Parlay has no kernels.
+    """
 
     name: str
     bytes: float
@@ -77,7 +88,10 @@ class WeightType:
 
 
 def weight_type(name: str) -> WeightType:
-    """The type of that name: a number's, a format's (``q8_0``), or a mix's (``q4_k_m``). Raises ValueError."""
+    """Return the type of this name: of plain numbers, a format (``q8_0``) or a mix (``q4_k_m``).
+
+    Raises ValueError for any other name.
+    """
     lower = name.lower()
     if lower in _NUMBERS:
         return WeightType(lower, _NUMBERS[lower])
@@ -93,14 +107,14 @@ def weight_type(name: str) -> WeightType:
 
 
 def stored_type(file: Path) -> WeightType | None:
-    """How a GGUF file stores its weights, with the bytes of a weight in the mean over all that a forward reads.
+    """Return the type in which a GGUF file stores its weights; None if most are plain numbers.
 
-    None for plain numbers, if most are.
+    Its bytes of a weight are the mean over all weights that a forward reads.
     """
     config = read_config(file)
     weights = load_weights(file, config)
     stored = {name: weight for name, weight in weights.items() if isinstance(weight, StoredTensor)}
-    if "lm_head.weight" in weights:  # then no forward reads all of the embedding
+    if "lm_head.weight" in weights:  # then a forward reads only a few rows of the embedding
         stored.pop("model.embed_tokens.weight", None)
     counts: Counter[Format] = Counter()
     for weight in stored.values():
@@ -113,7 +127,10 @@ def stored_type(file: Path) -> WeightType | None:
 
 
 def _blocks(stored: Mapping[str, StoredTensor], counts: Counter[Format]) -> Blocks:
-    """The formats of all matrices, of which ``counts`` gives the bytes. Plain numbers count as the usual format."""
+    """Return the formats of all matrices. Matrices of plain numbers count as the usual format.
+
+    ``counts`` gives the bytes stored in each format. The format with the most is the usual one.
+    """
     usual = counts.most_common(1)[0][0]
     layers: dict[str, dict[int, Format]] = {}
     for name, weight in stored.items():
@@ -128,6 +145,6 @@ def _blocks(stored: Mapping[str, StoredTensor], counts: Counter[Format]) -> Bloc
 
 
 def smaller_types(bytes_each: float) -> list[WeightType]:
-    """The usual types with at most so many bytes a weight, the largest first."""
+    """Return the common types with at most ``bytes_each`` bytes per weight, the largest first."""
     usual = (weight_type(name) for name in ("int8", "q6_k", "q4_k_m", "q2_k"))
     return [each for each in usual if each.bytes <= bytes_each]
