@@ -1,1 +1,1 @@
-"""Quality under parallelism: generated tasks, their scores, and curves of accuracy against tokens per forward."""
+"""Measures quality under parallelism: generated tasks, scores, and curves of accuracy against tokens per forward."""

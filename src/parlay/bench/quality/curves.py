@@ -1,4 +1,4 @@
-"""Curves of accuracy against tokens per forward, and the numbers that sum them up."""
+"""Makes curves of accuracy against tokens per forward, and computes the numbers that summarise a curve."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from parlay.certificates.quality import Kept
 from parlay.types import Exactness, tokens_per_step
 
 KEPT = 0.99
-"""Of the best accuracy measured on a task, so much a setting has to reach to be kept."""
+"""The share of a task's best measured accuracy that a setting must reach to keep the quality."""
 _STEEP = 3.0
 _MOST_LOST = 0.05
 
 
 class Point(NamedTuple):
-    """One setting on one task, or the mean over tasks. ``accuracy`` is a share of right answers."""
+    """One setting on one task, or its mean over tasks. ``accuracy`` is the share of right answers."""
 
     tokens_per_forward: float
     accuracy: float
@@ -27,11 +27,11 @@ class Point(NamedTuple):
 
 
 Curve = Sequence[Point]
-"""Settings of one selector by tokens per forward, the fewest first."""
+"""The points of one selector in the order of tokens per forward, fewest first."""
 
 
 def points(rows: Iterable[Row]) -> dict[tuple[str, str], list[Point]]:
-    """Points by model and task, in the order of the rows."""
+    """Return the points of the rows by model and task, in the order of the rows."""
     found: dict[tuple[str, str], list[Point]] = defaultdict(list)
     for row in rows:
         if row.cell.part == PART and row.requests:
@@ -42,7 +42,7 @@ def points(rows: Iterable[Row]) -> dict[tuple[str, str], list[Point]]:
 
 
 def by_selector(own: Iterable[Point]) -> dict[str, Curve]:
-    """One task's points as a curve for each selector, or for each strategy that has none."""
+    """Group points into curves: one for each selector, and one for each strategy without a selector."""
     found: dict[str, list[Point]] = defaultdict(list)
     for point in own:
         found[selector_of(point.strategy)].append(point)
@@ -50,7 +50,7 @@ def by_selector(own: Iterable[Point]) -> dict[str, Curve]:
 
 
 def frontier(curve: Curve) -> Curve:
-    """The settings that no other of the curve beats in both."""
+    """Return the points of a curve that no other point exceeds in both accuracy and tokens per forward."""
     least, found = -1.0, []
     for point in sorted(curve, reverse=True):
         if point.accuracy > least:
@@ -60,7 +60,7 @@ def frontier(curve: Curve) -> Curve:
 
 
 def over_tasks(each: Sequence[Iterable[Point]]) -> list[Point]:
-    """The means over tasks of each setting that was measured on all of them."""
+    """Return the means over tasks of each setting that was measured on all of the tasks."""
     tables = [{point.strategy: point for point in own} for own in each]
     common = [name for name in tables[0] if all(name in table for table in tables)]
     return [
@@ -74,11 +74,11 @@ def over_tasks(each: Sequence[Iterable[Point]]) -> list[Point]:
 
 
 def accuracy_under_parallelism(curve: Curve, best: float) -> float:
-    """The area under a curve, in percent times tokens per forward (AUP, of the authors of d3LLM).
+    """Return AUP, the area under a curve in percent times tokens per forward, as the authors of d3LLM define it.
 
-    The first point counts from 0, and then each trapezoid, its accuracies weighted by min(exp(-3 (1 - accuracy /
-    ``best``)), 1). Points more than 5 points of percent below the first one are left out. Plain decoding that is always
-    right has 100.
+    The area is a rectangle from 0 to the first point, and a trapezoid between each two points. In the trapezoids an
+    accuracy is weighted by min(exp(-3 (1 - accuracy / ``best``)), 1). Points whose accuracy is more than 5 percentage
+    points below the first point's are left out. Plain decoding that is always right has an area of 100.
     """
     if not curve or best <= 0:
         return 0.0
@@ -93,19 +93,22 @@ def accuracy_under_parallelism(curve: Curve, best: float) -> float:
 
 
 def best_accuracy(own: Iterable[Point]) -> float:
-    """The best accuracy that any setting reached; 0 without points."""
+    """Return the highest accuracy of the points; 0 without points."""
     return max((point.accuracy for point in own), default=0.0)
 
 
 def kept(own: Sequence[Point]) -> dict[str, Point]:
-    """For each selector the most parallel setting that keeps `KEPT` of the task's best accuracy, if there is one."""
+    """Return, by selector, the setting with the most tokens per forward that keeps `KEPT` of a task's best accuracy.
+
+    Selectors without such a setting are left out.
+    """
     least = KEPT * best_accuracy(own)
     fine = {name: [p for p in curve if p.accuracy >= least > 0] for name, curve in by_selector(own).items()}
     return {name: max(each) for name, each in fine.items() if each}
 
 
 def kept_lossy(rows: Iterable[Row], model: str) -> list[Kept]:
-    """All lossy settings of a model that keep `KEPT` of the best accuracy of a task, for calibration to read."""
+    """Return all lossy settings of a model that keep `KEPT` of a task's best accuracy, for calibrations to read."""
     rows = [row for row in rows if row.cell.part == PART and row.cell.model == model and row.requests]
     found = []
     for task in sorted({row.cell.workload for row in rows}):
@@ -126,10 +129,13 @@ def kept_lossy(rows: Iterable[Row], model: str) -> list[Kept]:
 
 
 def most_parallel(means: Iterable[Point], least: float) -> float | None:
-    """PBx: the most tokens per forward, in the mean over tasks, at which the mean accuracy is at least this."""
+    """Return the PBx of ParallelBench: the most mean tokens per forward at a mean accuracy of at least ``least``.
+
+    Returns None if no setting is that accurate.
+    """
     return max((point.tokens_per_forward for point in means if point.accuracy >= least), default=None)
 
 
 def models_of(table: Mapping[tuple[str, str], object]) -> list[str]:
-    """The models that have points, in the order of the rows."""
+    """Return the models that have points, in the order of the rows."""
     return list(dict.fromkeys(model for model, _ in table))

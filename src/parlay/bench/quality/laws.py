@@ -1,7 +1,8 @@
-"""The distribution of a problem's right answers, each alike: what is known of a place, and how often selectors succeed.
+"""Laws: the uniform distribution over a problem's right answers, and how often selectors succeed with it.
 
-A target whose rows give these probabilities, given what is decided, is right whenever one place is decided per step.
-Places that are decided in one step are drawn without seeing each other, which is the whole loss of parallel decoding.
+Suppose that a target knows this distribution: its rows give the probabilities of the words in each place, given the
+decided words. If one place is decided per step, its answer is always right. If several are decided in one step, each is
+drawn without knowing the others, so the answer may be wrong. This is the only loss of parallel decoding here.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from parlay.types import Canvas, CanvasSpec, Decided, Guesses, NoiseKey, Request
 from parlay.types.requests import FixedText
 
 Places = tuple[int | None, ...]
-"""The index of the word in each place; None where it is open."""
+"""The index of the word in each place; None for a place that is not decided."""
 
 
 class Law:
-    """Right answers of one length, as numbers of words. Answers that differ in their words alone have equal laws."""
+    """The uniform distribution over right answers of one length.
+
+    Words are replaced by numbers, so problems whose answers differ only in their words have the same law.
+    """
 
     def __init__(self, answers: Sequence[Words]) -> None:
-        """Raises ValueError for answers of different lengths."""
+        """Make the law of these answers. Raises ValueError if their lengths differ."""
         numbers: dict[str, int] = {}
         rows = [[numbers.setdefault(word, len(numbers)) for word in answer] for answer in answers]
         if len({len(row) for row in rows}) != 1:
@@ -37,7 +41,7 @@ class Law:
         return self.answers_AP.shape[1]
 
     def consistent(self, decided: Places) -> Tensor:
-        """The answers ``[A, P]`` that have the decided words."""
+        """Return the right answers ``[A, P]`` that contain the decided words in their places."""
         fits_A = torch.ones(len(self.answers_AP), dtype=torch.bool)
         for place, word in enumerate(decided):
             if word is not None:
@@ -45,8 +49,10 @@ class Law:
         return self.answers_AP[fits_A]
 
     def logits(self, decided: Places) -> Tensor:
-        """Logits ``[P, words]`` of each place, given the decided words; unconditional where no answer contains them
-        all."""
+        """Return the logits ``[P, words]`` of each place, given the decided words.
+
+        If no right answer contains all of them, the logits ignore them.
+        """
         if decided not in self._known:
             answers_AP = self.consistent(decided)
             answers_AP = answers_AP if len(answers_AP) else self.answers_AP
@@ -57,11 +63,11 @@ class Law:
 
 
 def success(law: Law, selector: Selector, prompt_length: int, seed: int = 0) -> float:
-    """The probability that a selector fills a canvas with a right answer, by walking all right answers at once.
+    """Return the probability that a selector fills a canvas with a right answer, summed over all right answers.
 
-    Which places are decided depends on the seed and on what is decided, never on what is drawn. So each answer is
-    reached on one path, and its probability is the product of its words' where they are drawn. Raises ValueError for a
-    selector that opens places again: what it keeps depends on what it drew.
+    The places that a selector decides next depend on the seed and on the decided words. So exactly one sequence of
+    steps leads to each answer, and its probability is the product of the probabilities with which its words are drawn.
+    Raises ValueError for a selector that opens places again, because what it keeps depends on other words that it drew.
     """
     if selector.revokes:
         raise ValueError("a selector that opens places again has no such sum: simulate it")
@@ -73,7 +79,7 @@ def success(law: Law, selector: Selector, prompt_length: int, seed: int = 0) -> 
 
 
 def _walk(law: Law, selector: Selector, view: FixedText, canvas: Canvas) -> float:
-    """The probability of all right answers that have what is decided on the canvas, given that."""
+    """Return the probability that the canvas ends as a right answer, given the words that are decided on it."""
     if not canvas.open:
         return 1.0
     decided = tuple(None if each is None else each.token for each in canvas.places)

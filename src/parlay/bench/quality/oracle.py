@@ -1,4 +1,4 @@
-"""A target without weights: its rows give the true distribution of each place of a problem's right answers."""
+"""A target without weights, whose rows give the true distribution of the words in each place of right answers."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from parlay.types import (
 ORACLE = "oracle"
 """The name of the target in rows of results."""
 TOGETHER = 32
-"""Requests in one step."""
+"""Limit on the requests in one step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Text of an answer, its tokens, the forwards that it took, and the strategy's exactness."""
+    """An answer: its text, its number of tokens, the forwards that it took, and the strategy's exactness."""
 
     text: str
     tokens: int
@@ -44,9 +44,9 @@ class Answer:
 
 
 class OracleRunner(CountingRunner):
-    """Implements `Runner`: a prompt is the number of a law, and a row's logits follow from what is decided there.
+    """A `Runner` whose prompt is one token, the number of a law. A row's logits follow from the decided words it sees.
 
-    The text is causal and a canvas may follow it, so it decodes token by token too.
+    It can fill canvases, and it can also decode token by token, where each row sees only the tokens before it.
     """
 
     def __init__(self, laws: Sequence[Law]) -> None:
@@ -73,14 +73,17 @@ class OracleRunner(CountingRunner):
                 if 0 <= place < law.places:
                     logits_RV[row, : len(law.words)] = law.logits(decided)[place]
                 else:
-                    logits_RV[row] = 0  # nobody reads what follows an answer
+                    logits_RV[row] = 0  # rows after the answer are never read
         return Output(logits_RV, tuple(starts))
 
     def _law(self, segment: Segment) -> Law:
         return self._laws[(*self._texts[segment.sequence], *segment.pending)[0]]
 
     def _rows(self, segment: Segment) -> list[tuple[int, Places]]:
-        """The place that each row predicts, and the decided words that it sees: those before it, or all of a canvas."""
+        """Return, for each row, the place that it predicts and the decided words that it sees.
+
+        A row of text or of a draft sees the words before it. A row of a canvas sees all words of the canvas.
+        """
         text, pending, tree = self._texts[segment.sequence], segment.pending, segment.tree
         size, whole = self._law(segment).places, [*text, *pending]
         rows = [(end - 1, _padded(whole[1:end], size)) for end in range(len(text) + 1, len(whole) + 1)]
@@ -114,7 +117,7 @@ def _padded(tokens: Sequence[int | None], size: int) -> Places:
 
 
 class _NoCost:
-    """Implements `Cost`: nothing is priced, and no time is kept."""
+    """A `Cost` for which all forwards are free."""
 
     revision = 0
 
@@ -122,11 +125,11 @@ class _NoCost:
         return 0.0
 
     def record(self, rows: int, context: int, seconds: float) -> None:
-        """The cost of an oracle's forwards is of no interest."""
+        """Do nothing: the time of an oracle's forwards does not matter."""
 
 
 class Oracle:
-    """Decodes problems by their laws at temperature 1, so that each right answer is drawn equally often."""
+    """Decodes problems at temperature 1 with the oracle's probabilities: all right answers are equally likely."""
 
     name = ORACLE
 
@@ -138,7 +141,10 @@ class Oracle:
         self._strategies = StrategyCache(Resources(spec.vocab_size, _no_model, target=spec), cost)
 
     def write(self, strategy: str, seeds: Mapping[int, Sequence[int]]) -> list[Answer]:
-        """Answers to problems, by number, one for each of their seeds. Raises ValueError where the engine fails."""
+        """Write one answer for each seed of each problem; ``seeds`` are by the problem's number.
+
+        Raises ValueError if the engine fails.
+        """
         chosen = self._strategies.get(strategy)
         texts: dict[str, list[int]] = {}
         ends: dict[str, Metrics] = {}
@@ -165,5 +171,5 @@ class Oracle:
 
 
 def _no_model(name: str) -> NoReturn:
-    """Raises ValueError: there is no model beside an oracle."""
+    """Raise ValueError, because an oracle has no draft model."""
     raise ValueError("an oracle has no draft model: choose another strategy")

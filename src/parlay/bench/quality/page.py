@@ -1,4 +1,4 @@
-"""The page of quality: one number for each selector, what each task allows, and how laws were kept."""
+"""Writes the page on quality: numbers for each selector, what each task allows, and how well laws predict accuracy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from parlay.types import ParlayError
 TITLE = "Quality under parallelism"
 PAGE, MEANS, PANELS = "quality.md", "quality.svg", "quality-tasks.svg"
 LEVELS = (0.9, 0.8, 0.6)
-"""Mean accuracies of PB90, PB80 and PB60."""
+"""The mean accuracies that PB90, PB80 and PB60 require; see `most_parallel`."""
 _COUNTS = (1, 2, 3, ITEMS)
 
 Table2 = Mapping[tuple[str, str], list[Point]]
@@ -38,7 +38,7 @@ Table2 = Mapping[tuple[str, str], list[Point]]
 
 
 def write(rows: Sequence[Row], origin: Sequence[str], folder: Path, *, pictures: bool) -> list[Path]:
-    """Write the page and, unless that is not wanted, its plots. Raises ValueError where they can't be written."""
+    """Write the page and, with ``pictures``, its plots. Returns their paths. Raises ParlayError if it can't."""
     if pictures:
         plots.check()
     shown = [f"![{TITLE}, the mean over tasks]({MEANS})", f"![By task]({PANELS})"] if pictures else []
@@ -54,9 +54,9 @@ def write(rows: Sequence[Row], origin: Sequence[str], folder: Path, *, pictures:
 
 
 def pictures_of(rows: Sequence[Row]) -> dict[str, str]:
-    """Draw the mean over tasks and a panel for each task, as SVG by the name of the file.
+    """Draw a plot of the mean over tasks, and one with a panel for each task. Returns SVG by file name.
 
-    Settings that another one of the same selector beats in both are left out.
+    A setting is left out if another setting of the same selector has higher accuracy and more tokens per forward.
     """
     table = points(rows)
     models = models_of(table)
@@ -83,7 +83,7 @@ def _means(table: Table2, model: str) -> list[Point]:
 
 
 def sections(rows: Sequence[Row]) -> list[Section]:
-    """Sections of the page for each model."""
+    """Return the sections of the page for each model, then the failures."""
     table = points(rows)
     found: list[Section] = []
     for model in models_of(table):
@@ -95,7 +95,7 @@ def sections(rows: Sequence[Row]) -> list[Section]:
 
 
 def _numbers(model: str, own: Mapping[str, Sequence[Point]]) -> Section:
-    """One line for each selector, the best first."""
+    """Return the section with one line of numbers for each selector, the highest AUP first."""
     best = {task: best_accuracy(each) for task, each in own.items()}
     curves = {task: by_selector(each) for task, each in own.items()}
     means = by_selector(over_tasks(list(own.values())))
@@ -116,7 +116,11 @@ def _numbers(model: str, own: Mapping[str, Sequence[Point]]) -> Section:
 
 
 def _everywhere(own: Mapping[str, Sequence[Point]], name: str) -> tuple[str, str]:
-    """The most parallel setting of a selector that keeps enough on all tasks that can be done at all."""
+    """Return a selector's setting with the most tokens per forward among those that keep enough accuracy on all tasks.
+
+    Also returns its mean tokens per forward. Tasks that no setting can solve do not count. Without such a setting, both
+    are "-".
+    """
     fine = [
         {point.strategy for point in each if point.accuracy >= KEPT * best_accuracy(each)}
         for each in own.values()
@@ -128,7 +132,7 @@ def _everywhere(own: Mapping[str, Sequence[Point]], name: str) -> tuple[str, str
 
 
 def _allowed(model: str, own: Mapping[str, Sequence[Point]]) -> Section:
-    """One line for each task: the most parallel setting that keeps enough of the best accuracy."""
+    """Return the section with one line for each task: the most parallel setting that keeps enough accuracy."""
     lines = []
     for task, each in own.items():
         fine = kept(each)
@@ -142,13 +146,13 @@ def _allowed(model: str, own: Mapping[str, Sequence[Point]]) -> Section:
 
 
 def _named_setting(strategy: str) -> str:
-    """A setting with its selector, unless its first option has that name."""
+    """Return a setting with its selector before it, unless the setting's first option has the selector's name."""
     selector, setting = selector_of(strategy), setting_of(strategy)
     return setting if setting.startswith(f"{selector}=") else f"{selector} {setting}"
 
 
 def _laws(model: str, rows: Sequence[Row]) -> list[Section]:
-    """How measured accuracies lie about what the laws demand; nothing where no law is known."""
+    """Return the section that compares measured accuracies with the laws' predictions; none if no law is known."""
     known = [row for row in rows if "expected" in row.values and row.requests]
     if not known:
         return []
@@ -172,14 +176,16 @@ def _laws(model: str, rows: Sequence[Row]) -> list[Section]:
 
 
 def deviation(row: Row) -> float:
-    """The distance of the measured share from the expected one: in standard deviations, or the whole difference if
-    there is none."""
+    """Return the measured share minus the expected one, in standard deviations.
+
+    If the standard deviation is 0, the difference itself is returned.
+    """
     gap = row.values["right"] / row.requests - row.values["expected"]
     return gap / row.values["sigma"] if row.values["sigma"] > 1e-9 else gap
 
 
 def _measured(rows: Iterable[Row], k: int) -> str:
-    """The share of right answers where the surest k places are decided per step."""
+    """Return the share of right answers if the k most certain places are decided per step."""
     shares = [
         row.values["right"] / row.requests
         for row in rows
@@ -189,7 +195,7 @@ def _measured(rows: Iterable[Row], k: int) -> str:
 
 
 def _settings(model: str, rows: Sequence[Row]) -> Section:
-    """Every point: a table for each task, a line for each selector."""
+    """Return the section with every setting: a table for each task, a line for each selector."""
     tables = []
     for task in dict.fromkeys(row.cell.workload for row in rows if row.requests):
         lines: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Plots of quality: accuracy against tokens per forward, a line for each selector. They need matplotlib."""
+"""Draws plots of accuracy against tokens per forward, with a line for each selector. They need matplotlib."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parlay.bench.quality.curves import Curve
 from parlay.bench.quality.run import EXACT, SWEEP
 
 INK, GRID = "#7d8590", "#7d859040"
-"""Greys that read on white and on dark."""
+"""Greys that can be read on white and on dark pages."""
 _COLOURS = (
     *("#0f9d8f", "#4493f8", "#d29922", "#a371f7", "#e5534b", "#57ab5a"),
     *("#c96198", "#7c5cd6", "#ae7c14", "#6cb6ff", "#b35900"),
@@ -26,11 +26,11 @@ _STYLE = {
 _COLUMNS = 2
 
 Curves = Mapping[str, Curve]
-"""By the name of the line."""
+"""Curves by the name of their line."""
 
 
 def panels(each: Mapping[str, Curves]) -> str:
-    """Draw a panel for each title as SVG, the same for the same numbers. All share their legend and axes."""
+    """Draw a panel for each title, as one SVG. Panels share the legend and the axes. Equal numbers give equal SVG."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -67,7 +67,7 @@ def _panel(axes: Any, title: str, curves: Curves, names: Sequence[str]) -> None:
 
 
 def _line(axes: Any, name: str, names: Sequence[str], x: Sequence[float], y: Sequence[float]) -> Any:
-    """A line whose colour and mark are those of its selector in all plots, where it is one."""
+    """Draw a line. A selector has the same colour and mark in all plots."""
     number = list(SWEEP).index(name) if name in SWEEP else names.index(name)
     exact = name == EXACT or name.endswith(f" {EXACT}")
     look = {"color": INK, "marker": "*"} if exact else {"color": _COLOURS[number % 11], "marker": _MARKS[number % 11]}

@@ -1,4 +1,4 @@
-"""Measures strategies on tasks, as rows of results: how many answers are right, at how many tokens per forward."""
+"""Measures strategies on tasks: how many answers are right, at how many tokens per forward. Results are rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parlay.types import Exactness, ParlayError
 
 PART = "quality"
 EXACT = "exact"
-"""The curve of strategies that give the text of plain decoding, whose accuracies are therefore equal."""
+"""Name of the curve of all exact strategies. They write plain decoding's text, so their accuracies are equal."""
 
 _COUNTS = ("k=1", "k=2", "k=3", "k=4", "k=6", "k=8", "k=16")
 SWEEP: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -38,11 +38,14 @@ SWEEP: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "mask-predict": tuple(f"steps={each}" for each in (1, 2, 3, 4, 6, 8, 16)),
     }
 )
-"""Settings of each selector, from which its curve is drawn."""
+"""The settings of each selector that make its curve."""
 
 
 def sweep(selectors: Sequence[str]) -> tuple[str, ...]:
-    """Strategies that fill canvases by these selectors, in all their settings. Raises UsageError for an unknown one."""
+    """Return strategies that fill canvases by these selectors, one for each setting in `SWEEP`.
+
+    Raises UsageError for an unknown selector.
+    """
     for name in selectors:
         if name not in SWEEP:
             raise UsageError(f"there is no selector {name!r}: {nearest(name, SWEEP)}")
@@ -52,7 +55,7 @@ def sweep(selectors: Sequence[str]) -> tuple[str, ...]:
 
 @cache
 def selector_of(strategy: str) -> str:
-    """The selector of a strategy that fills canvases; `EXACT` for all that are exact, and others by their own name."""
+    """Return the name of a strategy's curve: its selector, `EXACT` for an exact strategy, or else the strategy."""
     spec = parse(strategy)
     if spec.name == DENOISE:
         return str(spec.settings["selector"])
@@ -61,7 +64,10 @@ def selector_of(strategy: str) -> str:
 
 @cache
 def setting_of(strategy: str) -> str:
-    """Spell the options of a selector: its first one, and others that are set; else the strategy itself."""
+    """Return the options of a strategy's selector: the first one, and others that are set.
+
+    A strategy without a selector is returned itself.
+    """
     spec = parse(strategy)
     if spec.name != DENOISE:
         return strategy
@@ -77,8 +83,10 @@ def measure(
     results: Results,
     step: Callable[[str], object] = str,
 ) -> None:
-    """Measure each strategy on each task, once; ``step`` gets a note after each. A strategy that fails gets a row with
-    the reason."""
+    """Measure each strategy once on each task, unless the results hold it already; ``step`` gets a note after each.
+
+    A strategy that fails gets a row with the reason.
+    """
     for task in tasks:
         for strategy in strategies:
             cell = cell_of(writer, task, strategy)
@@ -88,7 +96,7 @@ def measure(
 
 
 def cell_of(writer: Writer, task: Task, strategy: str) -> Cell:
-    """The conditions of a measurement."""
+    """Return the cell of a writer's answers to a task with a strategy."""
     return Cell(part=PART, model=writer.name, strategy=strategy, workload=task.name, temperature=writer.temperature)
 
 

@@ -1,4 +1,4 @@
-"""Scores of answers: whether one is right, how many of its places are, and how much of what it must have is there."""
+"""Scores answers: whether an answer is right, and which share of it is."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _EDGES = ".,;:!?\"'()[]"
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """``right``: the answer's first line is one of the right answers. ``loose``: any of its lines is.
+    """The score of an answer. ``right``: its first line is a right answer. ``loose``: one of its lines is.
 
-    ``places`` is the share of its words that stand where the nearest right answer has them; of a summary the share of
-    the wanted words that it has.
+    ``places`` is the share of the first line's words that equal the word in the same place of the nearest right answer.
+    For a summary, it is the share of the wanted words that the line has.
     """
 
     right: bool
@@ -29,7 +29,7 @@ def score(problem: Problem, text: str) -> Score:
 
 
 def words_of(text: str) -> Words:
-    """The words of a line, in lower case."""
+    """Return the words of a line, in lower case and without punctuation at their ends."""
     return tuple(word for each in text.lower().split() if (word := each.strip(_EDGES)))
 
 

@@ -1,7 +1,7 @@
-"""Generated tasks of ParallelBench's kinds (Kang et al. 2025, arXiv:2510.04767): questions, and the answers to them.
+"""Generates tasks like ParallelBench's (Kang et al. 2025, arXiv:2510.04767): questions and their right answers.
 
-All of it follows from a seed, and nothing is taken from the published set. Where the right answers of a problem can be
-listed, they are, and each counts alike.
+A seed determines all problems; none are taken from the published set. A problem lists all its right answers if it can,
+and each of them counts the same.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from parlay.options import UsageError, nearest
 Words = tuple[str, ...]
 
 ITEMS = 6
-"""The number of words in a list."""
+"""Number of words in a list."""
 SIDE = 4
-"""Rows and columns of a square, so 16 places."""
+"""Number of rows, and of columns, of a square, which so has 16 places."""
 EXAMPLES = 2
-"""Solved problems that stand before each question, unless another number is asked for."""
+"""Default number of solved problems before each question."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A question and its right answers as words, at least one.
+    """A question and its right answers, each as words. There is at least one.
 
-    Where those are too many to list there is one of them, ``wanted`` are the words that an answer must have, and it is
-    right with at most ``most`` words.
+    If there are too many to list, ``answers`` has only one of them. Then an answer is right if it has all words in
+    ``wanted`` and at most ``most`` words.
     """
 
     question: str
@@ -40,22 +40,21 @@ class Problem:
 
     @cached_property
     def accepted(self) -> frozenset[Words]:
-        """The listed answers in lower case."""
+        """The listed right answers in lower case."""
         return frozenset(lower(answer) for answer in self.answers)
 
 
 def lower(words: Words) -> Words:
-    """The words in lower case."""
+    """Return the words in lower case."""
     return tuple(word.lower() for word in words)
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A kind of problem. ``laws``: the number of problems given to an oracle; one, where all are alike but for their
-    words.
+    """A kind of problem. An oracle is asked ``laws`` of its problems: one, if problems differ only in their words.
 
-    ``closed`` gives, where there is a formula, the share of right answers of a target that knows the right answers'
-    distribution and decides k places in each step, whichever they are.
+    ``closed`` is a formula, if there is one, for the share of right answers of a target that decides any k places in
+    each step and knows the distribution of the right answers; see `parlay.bench.quality.laws`.
     """
 
     name: str
@@ -66,15 +65,15 @@ class Task:
 
     @property
     def listed(self) -> bool:
-        """Whether all right answers are known, so that there is an oracle."""
+        """Whether problems list all right answers, so that an oracle can be asked."""
         return not self.problems(1, 0)[0].wanted
 
     def problems(self, count: int, seed: int) -> list[Problem]:
-        """So many problems; the same for the same seed on every machine."""
+        """Make ``count`` problems. The same seed gives the same problems on every machine."""
         return [self.make(random.Random(f"{self.name} {seed} {number}")) for number in range(count)]
 
     def prompt(self, problem: Problem, examples: int = EXAMPLES) -> str:
-        """The instruction, so many solved problems that no benchmark asks, and the question."""
+        """Return the prompt: the instruction, ``examples`` solved problems that are never asked, and the question."""
         solved = self.problems(examples, -1)
         shown = [f"{each.question}\nAnswer: {' '.join(each.answers[0])}\n" for each in solved]
         return "\n".join([f"{self.instruction}\n", *shown, f"{problem.question}\nAnswer:"])
@@ -84,12 +83,16 @@ class Task:
 
 
 def certain(k: int) -> float:
-    """One right answer: every place is certain."""
+    """Return the share of right answers if there is one right answer: 1, because every place is certain."""
     return 1.0
 
 
 def permutation(k: int) -> float:
-    """Any order of n items: the product over steps, with m left, of m (m - 1) ... (m - k + 1) / m ** k."""
+    """Return the share of right answers if any order of n items is right.
+
+    A step with m items left draws k of them independently, and they are distinct with the probability
+    m (m - 1) ... (m - k + 1) / m^k. The share is the product over steps.
+    """
     chance = 1.0
     for left in range(ITEMS, 0, -k):
         for drawn in range(min(k, left)):
@@ -98,9 +101,11 @@ def permutation(k: int) -> float:
 
 
 def one_of_the_places(k: int) -> float:
-    """One place of n gets another word: with m open places and none that has it, each draws it with 1 / m.
+    """Return the share of right answers if exactly one of n places must get a new word.
 
-    So a step has none of them with (1 - 1/m) ** k, and one with k/m (1 - 1/m) ** (k - 1), after which all is certain.
+    Let m places be open, and no decided place have the word. Then each of the k places of a step draws it with the
+    probability 1/m. So none of them gets it with the probability (1 - 1/m)^k, and exactly one with the probability
+    k/m (1 - 1/m)^(k - 1). Once one has it, all other places are certain.
     """
     chance, none = 0.0, 1.0
     for left in range(ITEMS, 0, -k):
@@ -111,7 +116,10 @@ def one_of_the_places(k: int) -> float:
 
 
 def one_of(lines: int) -> Callable[[int], float]:
-    """Any of so many lines that share no word at any place: the first step decides, and its k places have to agree."""
+    """Return the share of right answers if any of ``lines`` lines is right and no two share a word in any place.
+
+    The k places of the first step must all come from the same line. After that, all other places are certain.
+    """
     return lambda k: (1 / lines) ** (min(k, ITEMS) - 1)
 
 
@@ -184,7 +192,7 @@ def _choice(draw: random.Random) -> Problem:
 
 @cache
 def latin_squares() -> tuple[Words, ...]:
-    """All 576 squares of four digits in which no row and no column has one twice, row by row."""
+    """Return all 576 squares of four digits in which no row and no column has a digit twice, each row by row."""
     rows = list(itertools.permutations("1234"))
     return tuple(
         tuple(itertools.chain(*square))
@@ -200,7 +208,7 @@ def _boxes(square: Words) -> list[Words]:
 
 @cache
 def sudokus() -> tuple[Words, ...]:
-    """The 288 latin squares whose four boxes of two by two have every digit, too."""
+    """Return the 288 latin squares whose four boxes of two by two also have every digit."""
     return tuple(square for square in latin_squares() if all(len(set(box)) == SIDE for box in _boxes(square)))
 
 
@@ -226,7 +234,7 @@ STARTS = 5
 
 
 def _arithmetic(draw: random.Random) -> Problem:
-    """A chain: each number follows from the one before it, and the first is free."""
+    """Make a chain of numbers: each follows from the number before it, and several first numbers are allowed."""
     step = draw.randint(2, 9)
     starts = draw.sample(range(1, STARTS + 1), STARTS)
     chains = [tuple(str(start * 10 + step * place) for place in range(ITEMS)) for start in starts]
@@ -242,7 +250,7 @@ THIS, THAT = ("this", "these"), ("that", "those")
 
 
 def _grammar(draw: random.Random) -> Problem:
-    """Subject and object may be one or many, and article, noun and verb have to agree."""
+    """Make a sentence whose subject and object may be singular or plural. Article, noun and verb must agree."""
     (subject, other), verb = draw.sample(ANIMALS, 2), draw.choice(VERBS)
     numbers = draw.sample(list(itertools.product((0, 1), repeat=2)), 4)
     answers = [(THIS[one], subject[one], verb[one], THAT[two], other[two]) for one, two in numbers]
@@ -254,7 +262,7 @@ COLOURS = ("tall", "young", "black", "white", "small", "big")
 
 
 def _sentence(draw: random.Random) -> Problem:
-    """Two nouns, each with its article and adjective in any combination, and a verb between them."""
+    """Make a sentence of two nouns and a verb. Articles and adjectives may go with either noun."""
     (one, _), (other, _) = draw.sample(ANIMALS, 2)
     verb, colours = draw.choice(VERBS)[0], draw.sample(COLOURS, 2)
     answers = [
@@ -274,7 +282,7 @@ WEATHER = ("It rained until noon.", "The road was bad.", "Nobody asked why.", "T
 
 
 def _summary(draw: random.Random) -> Problem:
-    """Two facts among remarks: who did it, to what, and where."""
+    """Make a text of two facts and two remarks. A summary must say of each fact who did what, to what, and where."""
     names, goods, deeds, where = (draw.sample(words, 2) for words in (NAMES, GOODS, DEEDS, WHERE))
     facts = list(zip(names, deeds, goods, where, strict=True))
     remarks = draw.sample(WEATHER, 2)
@@ -314,7 +322,7 @@ TASKS: Mapping[str, Task] = MappingProxyType(
 
 
 def find(names: Sequence[str]) -> tuple[Task, ...]:
-    """Tasks by name. Raises UsageError for one that does not exist."""
+    """Return the tasks of these names. Raises UsageError for a name that does not exist."""
     for name in names:
         if name not in TASKS:
             raise UsageError(f"there is no task {name!r}: {nearest(name, TASKS)}")

@@ -1,4 +1,4 @@
-"""Sources of answers to the tasks' problems: an oracle, or a model."""
+"""Writers, which answer the tasks' problems: an oracle, or a model."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from parlay.types import SamplingParams
 
 SEED = 0
 FEW_ANSWERS = 16
-"""Right answers up to which a random order's chance is summed for every seed."""
+"""If a problem has at most this many right answers, a random order's probability is computed for every seed."""
 
 
 class Expected(NamedTuple):
-    """Share of right answers that a law demands, and the standard deviation of a measured share."""
+    """The share of right answers that a law predicts, and the standard deviation of the measured share."""
 
     share: float
     sigma: float
 
 
 class Writer(Protocol):
-    """Answers problems. ``name`` and ``temperature`` go into the rows."""
+    """Answers problems. Rows of results get its ``name`` and ``temperature``."""
 
     @property
     def name(self) -> str: ...
@@ -41,13 +41,13 @@ class Writer(Protocol):
     def answers(self, task: Task, strategy: str) -> list[tuple[Problem, Answer]]: ...
 
     def expected(self, task: Task, strategy: str) -> Expected | None:
-        """None where nothing is known of it."""
+        """Return the predicted share of right answers; None if it is not known."""
         ...
 
 
 @dataclass(frozen=True)
 class OracleWriter:
-    """Draws ``samples`` answers to each task from the task's own law."""
+    """Draws ``samples`` answers to each task from the distribution of the problems' right answers; see `laws`."""
 
     samples: int
     name: str = ORACLE
@@ -59,9 +59,11 @@ class OracleWriter:
         return list(zip(problems, Oracle(_laws(task.name)).write(strategy, dict(enumerate(seeds))), strict=True))
 
     def expected(self, task: Task, strategy: str) -> Expected | None:
-        """None for selectors that open places again, and for random orders of what has many answers.
+        """Return the predicted share of right answers; None if it can't be computed.
 
-        A formula takes the place of the sum where places are decided k at a time. One at a time is always right.
+        Strategies that decide one place at a time are always right. If k places are decided at a time and the task has
+        a formula, the formula is used. Otherwise `success` sums over all right answers. It can't do that for selectors
+        that open places again, and takes too long for random orders if problems have many answers.
         """
         spec = parse(strategy)
         selector, k = build_selector(spec), _fixed(spec)
@@ -79,7 +81,7 @@ class OracleWriter:
         return self._of(chances)
 
     def _seeds(self, task: Task) -> list[range]:
-        """The seeds of each of the task's problems: of none where there are fewer samples than problems."""
+        """Divide the seeds evenly among the task's problems. Some get none if there are fewer samples than problems."""
         starts = [self.samples * number // task.laws for number in range(task.laws + 1)]
         return [range(start, end) for start, end in pairwise(starts)]
 
@@ -100,14 +102,17 @@ def _laws(task: str) -> tuple[Law, ...]:
 
 
 def _fixed(spec: StrategySpec) -> int | None:
-    """How many places the strategy decides per step, if that is fixed."""
+    """Return how many places the strategy decides per step; None if the number is not fixed."""
     selector = build_selector(spec)
     return selector.k if isinstance(selector, FixedCount) else None
 
 
 @dataclass(frozen=True)
 class ModelWriter:
-    """Asks a model ``count`` problems of each task, greedily, after solved ones. An answer ends with its line."""
+    """Asks a model ``count`` problems of each task, each after ``examples`` solved ones, and decodes greedily.
+
+    An answer ends with its first line.
+    """
 
     llm: LLM
     name: str
@@ -117,7 +122,7 @@ class ModelWriter:
     temperature: float = 0.0
 
     def check(self, task: Task) -> None:
-        """Raises ValueError where the problems of a task do not fit the model's context."""
+        """Raise ValueError if a task's problems do not fit into the model's context."""
         longest = max(len(self.llm.job(text).samples[0].request.prompt) for text in self._prompts(task))
         if longest + self.max_tokens > self.llm.engine.longest:
             raise ValueError(
@@ -133,7 +138,7 @@ class ModelWriter:
         return list(zip(task.problems(self.count, SEED), found, strict=True))
 
     def expected(self, task: Task, strategy: str) -> None:
-        """Nothing is known of the distribution of a model's answers."""
+        """Return None: the distribution of a model's answers is not known."""
 
     def _prompts(self, task: Task) -> list[str]:
         return [task.prompt(problem, self.examples) for problem in task.problems(self.count, SEED)]
