@@ -1,4 +1,4 @@
-"""Public path of calibration: how lossy strategies get their certificate."""
+"""Public module of calibration, which certifies lossy strategies."""
 
 from parlay.bench.certify import Calibration, Shown, calibrate, calibrate_cascade, fewest
 

@@ -1,4 +1,4 @@
-"""Public path of energy: meters of joules, and joules per token."""
+"""Public module of energy: meters that count joules, and joules per token."""
 
 from parlay.cost.energy import (
     Counter,

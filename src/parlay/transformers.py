@@ -1,9 +1,9 @@
 """Parlay inside transformers: ``model.generate(**inputs, custom_generate=parlay.transformers.generate, ...)``.
 
-Or `accelerate(model)` once: then ``model.generate`` decodes so wherever it is called. transformers prepares lengths,
-logits processors and stopping criteria; we decode and return padded ids like it does. Greedy text is that of plain
-`generate` up to numerical noise. Sampled text follows the same distribution, drawn from noise that one number of
-torch's own generator seeds.
+Or call `accelerate(model)` once: then every call of ``model.generate`` decodes with Parlay. transformers prepares
+lengths, logits processors and stopping criteria; Parlay decodes, and returns padded ids as transformers does. Greedy
+text equals that of plain `generate`, up to numerical noise. Sampled text follows the same distribution; one number
+drawn from torch's generator seeds it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.types import LogitsProcessor, NoiseKey, ParlayError, Request, Runner, SamplingParams
 
 _PREPARED = {"attention_mask", "position_ids", *CACHE_ARGUMENTS, "use_cache", "logits_to_keep"}
-"""Arguments that transformers hands to every decoding function; anything else would be an input that we don't feed."""
+"""Arguments that transformers passes to every decoding function. Any other is a model input that Parlay can't feed."""
 
 _REFUSED: dict[str, Callable[[GenerationConfig], bool]] = {
     "num_beams above 1": lambda config: (config.num_beams or 1) > 1,
@@ -80,7 +80,8 @@ _PREPARED_FIELDS = frozenset(
         *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),
     }
 )
-"""Arguments that transformers makes lengths, processors, criteria or prompts of before it calls us."""
+"""Fields that transformers turns into lengths, processors, stopping criteria or prompts before it calls `generate`
+here."""
 
 _IDLE_FIELDS = frozenset(
     {
@@ -92,13 +93,14 @@ _IDLE_FIELDS = frozenset(
         *("prefill_chunk_size", "max_cache_len", "cache_config", "transformers_version"),
     }
 )
-"""Without effect on the text: they belong to modes that are refused, or to how transformers would run the model."""
+"""Fields without effect on the text: they belong to modes that are refused, or say how transformers would run the
+model."""
 
 _KNOWN_FIELDS = _PREPARED_FIELDS | _IDLE_FIELDS | {re.split("[ =]", option)[0] for option in _REFUSED}
-"""A field of a later transformers is refused where it is set."""
+"""Any other field, such as one that a later version of transformers adds, is refused if it is set."""
 
 _STATEFUL = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
-"""Processors that remember their last call; verification calls them out of order, and not at every node."""
+"""Processors that keep state between calls. Verification calls processors out of order, and not at every node."""
 
 _ROWWISE = (
     MinLengthLogitsProcessor,
@@ -112,7 +114,7 @@ _ROWWISE = (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
-"""Processors known to do the same to a row wherever in the batch it stands. All others get a whole batch."""
+"""Processors that treat a row alike at any place in the batch, so they may get one row alone."""
 
 
 def generate(
@@ -129,13 +131,13 @@ def generate(
     parlay_compile: bool = False,
     **model_kwargs: Any,
 ) -> Tensor:
-    """Decode a batch of prompts, ``input_ids`` ``[B, L]``, and return prompts and outputs, padded at the end.
+    """Decode a batch of prompts, ``input_ids`` ``[B, L]``, and return prompts with their outputs, padded on the right.
 
-    Call it through ``model.generate(..., custom_generate=generate)``. Prompts of different lengths are padded on the
-    left, as `generate` asks. ``parlay_strategy`` is written as on the command line. ``parlay_draft`` is a draft model,
-    or its name. ``parlay_compile`` compiles both models (`LoadOptions`). ``parlay_tokenizer`` is for ``stop_strings``
-    and for strategies that read text; transformers does not pass ``tokenizer`` on. ``streamer`` is honoured. Stopping
-    criteria see one row at a time, after each token, without scores.
+    Call it through ``model.generate(..., custom_generate=generate)``. Prompts of different lengths must be padded on
+    the left, as for `generate`. ``parlay_strategy`` is written as on the command line. ``parlay_draft`` is a draft
+    model, or its name. ``parlay_compile`` compiles both models (`LoadOptions`). ``parlay_tokenizer`` is for
+    ``stop_strings`` and for strategies that read text; transformers does not pass ``tokenizer`` on. ``streamer`` is
+    honoured. Stopping criteria see one row at a time, after each token, without scores.
 
     Raises ValueError naming any option that can't be honoured, ParlayError for a model that can't be run.
     """
@@ -172,10 +174,10 @@ def accelerate(
     tokenizer: PreTrainedTokenizerBase | None = None,
     compile: bool = False,
 ) -> PreTrainedModel:
-    """Let ``model.generate`` decode with Parlay from now on, in pipelines too, until `slow_down`. Returns the model.
+    """Make ``model.generate`` decode with Parlay, in pipelines too, until `slow_down` is called. Returns the model.
 
     Pass ``streamer``, and ``stop_strings`` with ``tokenizer``, as without Parlay. A call may name another
-    ``parlay_strategy`` or ``parlay_draft``. The ``tokenizer`` given here is for calls without one.
+    ``parlay_strategy`` or ``parlay_draft``. Calls without a ``tokenizer`` use the one given here.
     """
     plain = type(model).generate
 
@@ -195,13 +197,13 @@ def accelerate(
 
 
 def slow_down(model: PreTrainedModel) -> PreTrainedModel:
-    """Give ``model.generate`` back to transformers. Returns the model."""
+    """Undo `accelerate`: ``model.generate`` decodes with transformers again. Returns the model."""
     vars(model).pop("generate", None)
     return model
 
 
 def _decode(engine: Engine, rows: int, streamer: BaseStreamer | None) -> list[list[int]]:
-    """Step until every row is over; the streamer, which has the prompt already, gets each token."""
+    """Step the engine until every row has ended. The streamer, which has the prompt already, gets each token."""
     outputs: list[list[int]] = [[] for _ in range(rows)]
     while not engine.idle:
         for event in engine.step():
@@ -220,7 +222,7 @@ def _decode(engine: Engine, rows: int, streamer: BaseStreamer | None) -> list[li
 
 
 def _prompts(ids_BL: Tensor, model_kwargs: dict[str, Any]) -> list[tuple[int, ...]]:
-    """Rows without their left padding."""
+    """Return the rows without their left padding."""
     mask = model_kwargs.get("attention_mask")
     if mask is None:
         return [tuple(row) for row in ids_BL.tolist()]
@@ -240,7 +242,7 @@ def _requests(
     processors: LogitsProcessorList,
     criteria: StoppingCriteriaList,
 ) -> list[Request]:
-    """One engine request per row. Temperature and truncation are among the processors that transformers prepared."""
+    """Make one engine request per row. The processors that transformers prepared apply temperature and truncation."""
     width, context = ids_BL.shape[1], runner.spec.max_context
     max_tokens = config.max_length - width
     longest = max(len(row) for row in rows) + max_tokens
@@ -271,7 +273,7 @@ def _requests(
 def _prepared(
     processors: LogitsProcessorList, padding: Sequence[int], row: int, rows: int
 ) -> tuple[LogitsProcessor, ...]:
-    """The prepared list as one pure function of a row's ids; it sees the row's left padding, as under `generate`."""
+    """Return the processors as one pure function of a row's ids. They see the row's left padding, as in `generate`."""
     if not processors:
         return ()
     rowwise = all(type(processor) in _ROWWISE for processor in processors)
@@ -308,7 +310,7 @@ def _resources(
     def open_runner(wanted: str) -> Runner:
         try:
             return models.load(draft if draft is not None and wanted == name else wanted, load)
-        except CompileRefused:  # a draft model of Parlay's own decoder is as quick as it gets
+        except CompileRefused:  # Parlay's own decoder runs this draft model, and has nothing to compile
             return models.load(wanted)
 
     return Resources(
@@ -351,10 +353,10 @@ class _KeptBack:
 
 
 def _kept_back() -> _KeptBack:
-    """Find what the `generate` that calls us was given and did not pass on.
+    """Find the arguments that the calling `generate` of transformers received and did not pass on.
 
-    transformers hands a callable no ``streamer`` and no ``assistant_model``. Text that a streamer never gets would be
-    lost without a word, so both are read where they are: among the variables of the call that is under way.
+    transformers passes neither ``streamer`` nor ``assistant_model`` to ``custom_generate``. Ignoring them would be a
+    silent failure, so both are read from the calling frame's local variables.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -390,7 +392,7 @@ def _refuse(
 
 
 def _refuse_inputs(model_kwargs: Mapping[str, Any]) -> None:
-    """Raise ValueError for a model input that generate does not feed, and for a cache that holds tokens."""
+    """Raise ValueError for a model input that `generate` does not feed, and for a cache that holds tokens."""
     for name, value in model_kwargs.items():
         if name not in _PREPARED and value is not None:
             raise ValueError(f"model input {name!r} is not supported by parlay.transformers.generate: leave it out")

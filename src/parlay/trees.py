@@ -1,4 +1,4 @@
-"""Public path of tree arithmetic: chains, depths, paths, merging, cutting."""
+"""Public module of draft trees: chains, depths, paths, merging, cutting."""
 
 from parlay.types.trees import (
     Value,

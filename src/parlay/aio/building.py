@@ -1,4 +1,4 @@
-"""Builds each strategy that a request names first, in a second thread, so that other requests keep decoding."""
+"""Builds a strategy when a request first names it, in a second thread, so that other requests keep decoding."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class _Asked:
 class StrategyBuilds:
     """Builds strategies one at a time, and holds the jobs that wait for them; other jobs keep decoding.
 
-    Only the engine thread calls these methods and touches what is built. ``beside`` runs a call in another thread. That
-    thread calls ``wake`` when a strategy is built, and then `take` returns it.
+    Only the engine thread calls these methods and uses the strategies. ``beside`` runs a call in another thread. That
+    thread calls ``wake`` when it has built a strategy; `take` then returns the jobs that waited for the strategy.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class StrategyBuilds:
         return False
 
     def leave(self, job: PendingJob) -> bool:
-        """Remove a job, and its strategy if no other job waits for it. Returns False if the job does not wait here."""
+        """Remove a job, and its strategy if no other job waits for that strategy. Returns False if the job was not
+        held."""
         for number, (spec, asked) in enumerate(self._asked.items()):
             if job in asked.jobs:
                 asked.jobs.remove(job)
@@ -62,12 +63,12 @@ class StrategyBuilds:
 
     @property
     def holding(self) -> bool:
-        """Whether jobs wait here."""
+        """Whether any job waits for its strategy."""
         return any(asked.jobs for asked in self._asked.values())
 
     def take(self) -> tuple[Sequence[PendingJob], BaseException | None]:
-        """Take the strategy that has been built meanwhile, if any, and start building the next. Returns the jobs that
-        waited for it, and the error if building failed."""
+        """Add the strategy that has been built, if any, to the LLM's, and start building the next. Returns the jobs
+        that waited for the strategy, and the error if building failed."""
         if self._building is None or not self._building.done():
             return (), None
         asked, error = self._asked.pop(next(iter(self._asked))), self._building.exception()
@@ -81,7 +82,8 @@ class StrategyBuilds:
         return asked.jobs, error
 
     def refuse(self, refusal: Callable[[], Closed]) -> list[PendingJob]:
-        """Build no more strategies: from now on `hold` raises what ``refusal`` makes. Returns the jobs that waited."""
+        """Build no more strategies: from now on `hold` raises the error that ``refusal`` returns. Returns the jobs that
+        waited."""
         self._refusal = refusal
         jobs = [job for asked in self._asked.values() for job in asked.jobs]
         for asked in self._asked.values():
@@ -89,7 +91,7 @@ class StrategyBuilds:
         return jobs
 
     def close(self) -> None:
-        """Wait for the build under way, and close what it built."""
+        """Wait for the build under way, and close the strategy that it built."""
         building, self._building = self._building, None
         if building is not None and building.exception() is None:
             next(iter(self._asked.values())).strategy.close()

@@ -48,8 +48,8 @@ async def embed(
 async def judge(
     llm: AsyncLLM, prompts: Sequence[tuple[int, ...]], adapter: Adapter | None = None, *, turn: Turn = nullcontext
 ) -> list[ScoringRequestOutput]:
-    """Score the prompts that `judge_prompts` has made. Raises ValueError if the model lacks one of the two words, and
-    Closed."""
+    """Score the prompts that `judge_prompts` made. Raises ValueError if the model lacks one of the judge's two words,
+    and Closed."""
     words, scores = words_of(llm.llm), list[float]()
     for group in groups(prompts):
         judged = Judged(llm.llm.runner, [prompts[place] for place in group], words, adapter)

@@ -30,13 +30,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_IDLE_SECONDS = 1.0  # without a request; then ``when_idle`` is called
+_IDLE_SECONDS = 1.0  # after this long without a request, ``when_idle`` is called
 _WAITING_SECONDS = 0.001  # pause between steps while no sequence can run
 _STALE_SECONDS = 0.05  # how old the statistics may be while the same samples decode
 
 
 class EngineThread:
-    """The thread that loads a model and runs it: torch keeps a pool of threads for each thread that computes."""
+    """The thread that loads a model and runs it. One thread does both, because torch keeps a pool of threads for each
+    thread that computes."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -82,7 +83,7 @@ class EngineThread:
 
 @contextmanager
 def _logged(message: str) -> Iterator[None]:
-    """Log an exception in work that no request asked for."""
+    """Log an exception in the block, whose work no request asked for, and go on."""
     try:
         yield
     except BaseException:
@@ -101,7 +102,7 @@ class Worker:
         self._stats = self._engine.stats()
         self._lock = threading.Lock()
         self._refusal: Callable[[], Closed] | None = None
-        """Makes the error that refuses new requests; None while they are taken."""
+        """Makes the error that refuses new requests; None while requests are accepted."""
         self._under_way = 0
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._done: Future[None] = Future()
@@ -124,12 +125,12 @@ class Worker:
 
     @property
     def stats(self) -> EngineStats:
-        """The engine's counts; jobs that wait in this inbox are counted as waiting."""
+        """The engine's counts, in which the jobs that this worker has not yet given to the engine count as waiting."""
         stats = self._stats
         return replace(stats, waiting=max(0, self._under_way - stats.running))
 
     def submit(self, pending: PendingJob) -> None:
-        """Queue a job; all later news of it goes to the job's queue. Raises Closed or Busy."""
+        """Queue a job. All its messages, such as events and errors, go to the job's queue. Raises Closed or Busy."""
         count = len(pending.job.samples)
         with self._lock:
             self.require_open()
@@ -186,10 +187,10 @@ class Worker:
         self._end(failure)
 
     def _obey(self) -> None:
-        """Make the calls that have come in; with no job under way, wait for one.
+        """Make the calls that are in the inbox. If no job is under way, wait for a call first.
 
-        Calls that come in meanwhile wait for the next step: else a caller that queues one after another would hold it
-        up.
+        Calls that arrive meanwhile wait until after the next step. Otherwise a caller that queues one call after
+        another would delay the step.
         """
         if not self._owners and self._until is None:
             self._next_call()()
@@ -201,7 +202,8 @@ class Worker:
             self._stats_due = 0.0
 
     def _next_call(self) -> Callable[[], None]:
-        """Wait for a call, and return it. In the first pause without one, ``when_idle`` is called."""
+        """Wait for a call, and return it. ``when_idle`` is called in the first pause of `_IDLE_SECONDS` without a
+        call."""
         if self._when_idle is not None:
             try:
                 return self._inbox.get(timeout=_IDLE_SECONDS)
@@ -212,8 +214,8 @@ class Worker:
         return self._inbox.get()
 
     def _count(self) -> None:
-        """Read the statistics when a sample has started or ended, and otherwise now and then: every step would be too
-        often."""
+        """Read the statistics when a sample has started or ended, and otherwise every `_STALE_SECONDS`. Reading them in
+        every step would cost too much."""
         now = time.monotonic()
         if now >= self._stats_due:
             self._stats = self._engine.stats()
@@ -236,7 +238,7 @@ class Worker:
         self._post(pending, for_future(error))
 
     def _add_held(self) -> None:
-        """Add the jobs whose strategy is now built, or tell them why it can't be built."""
+        """Add the jobs whose strategy is now built; if the build failed, refuse them with its error."""
         built, error = self._builds.take()
         for pending in built:
             if error is None:
@@ -276,7 +278,8 @@ class Worker:
             time.sleep(_WAITING_SECONDS)
 
     def _vote(self) -> None:
-        """Start the samples that votes still need, and abort those that they no longer need."""
+        """For each job with a vote: start the samples that the vote still needs, or abort the rest once the vote is
+        decided."""
         while self._voting:
             pending = self._voting.pop()
             vote = pending.job.vote
@@ -291,14 +294,14 @@ class Worker:
                 self._break(pending, for_future(error))
 
     def _give_up(self, failure: str) -> None:
-        """End the running requests with an error. If none was running, end those that wait: they would make the next
-        step fail, too."""
+        """End the running requests with an error. If none was running, end the waiting requests, because the next step
+        would fail, too."""
         running = [sequence.request.id for sequence in self._engine.scheduler.running]
         for name in running or list(self._owners):
             self._stop(name, failure)
 
     def _stop(self, name: str, failure: str | None = None) -> None:
-        """End one sample now: aborted, or with ``failure`` as its error."""
+        """End one sample now, with ``failure`` as its error, or as aborted if there is none."""
         if name not in self._owners:
             return
         reason: FinishReason = "abort" if failure is None else "error"
@@ -349,8 +352,8 @@ class Worker:
             self._under_way -= count
 
     def _post(self, pending: PendingJob, message: Message) -> None:
-        """Put a message into the job's queue; it is urgent unless it only continues a text whose first piece was
-        sent."""
+        """Put a message into the job's queue. Every message is urgent, except an event that only continues a text whose
+        first piece was sent."""
         loop = pending.queue.loop
         outputs = self._queues.get(loop)
         if outputs is None:
@@ -394,4 +397,4 @@ class Worker:
 
 
 def _go_on() -> None:
-    """Do nothing, so that a thread that waits for a call looks at its other work."""
+    """Do nothing. As a queued call, it wakes the engine thread, which then looks for other work."""

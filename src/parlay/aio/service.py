@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 
 class Background:
-    """Runs coroutines in one event loop whose results nobody awaits. Holds a reference to each task until it ends, as
-    asyncio holds none."""
+    """Runs coroutines whose results nobody awaits, in one event loop. It holds a reference to each task until the task
+    ends, because asyncio holds none."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -43,11 +43,11 @@ class Background:
 class AsyncLLM:
     """Decodes for many tasks at once: requests join and leave between the steps of one engine thread.
 
-    ``llm`` is a model's name (None: the default model of `LLM`) or an LLM. Once it is given here, other code may call
-    only `LLM.job` of it. Any thread and event loop may submit jobs. ``max_num_seqs`` samples run at once and up to
-    ``max_waiting`` more wait; further ones are refused with `Busy`. The first request for a strategy has its drafters
-    loaded in another thread: requests that name it wait, others go on. ``when_idle`` is called once, in the engine
-    thread, in the first second without a request.
+    ``llm`` is a model's name (None: the default model of `LLM`) or an LLM. Other code may then call no method of this
+    LLM but `LLM.job`. Any thread and event loop may submit jobs. ``max_num_seqs`` samples run at once and up to
+    ``max_waiting`` more wait; further ones are refused with `Busy`. The first request that names a strategy starts
+    loading the strategy's drafters in another thread. Requests that name the same strategy wait, others go on.
+    ``when_idle`` is called once, in the engine thread, in the first second without a request.
 
         async with AsyncLLM("smollm2-135m") as llm:
             async for event in llm.stream("Once upon a time", SamplingParams(max_tokens=64)):
@@ -86,11 +86,11 @@ class AsyncLLM:
     async def submit(
         self, job: Job, *, timeout: float | None = None, whole: bool = False, wake_event: asyncio.Event | None = None
     ) -> JobStream:
-        """Queue a job that `LLM.job` made, and return when the engine has taken it.
+        """Queue a job that `LLM.job` made, and return when the engine has accepted it.
 
         After ``timeout`` seconds the job ends with the text so far, and the stream's ``timed_out`` is True. With
         ``whole`` the stream has only the last event, which costs less. To read several streams at once by
-        `JobStream.take`, give them one ``wake_event``; it is set when an event is there.
+        `JobStream.take`, give them one ``wake_event``, which is set whenever one of them has an event.
 
         Raises ValueError or ParlayError for a job that can't run, `Busy`, and `Closed` (or its subclass `Lost`).
         """
@@ -145,8 +145,8 @@ class AsyncLLM:
         *,
         timeout: float | None = None,
     ) -> AsyncGenerator[StreamEvent]:
-        """Decode one prompt or conversation and iterate over what each step adds. Closing the iterator ends the
-        request."""
+        """Decode one prompt or conversation, and iterate over the events, one for each step that adds text. Closing the
+        iterator ends the request."""
         events = await self.submit(await self._job(prompt, sampling_params, options), timeout=timeout)
         try:
             async for event in events:
@@ -156,7 +156,7 @@ class AsyncLLM:
 
     @property
     def alive(self) -> bool:
-        """Whether requests are taken: False after `close` and after the engine thread has failed."""
+        """Whether requests are accepted: False after `close` and after the engine thread has failed."""
         return not self._worker.closing
 
     def require_open(self) -> None:
@@ -169,12 +169,13 @@ class AsyncLLM:
         return self._worker.capacity
 
     def stats(self) -> EngineStats:
-        """Return how many requests wait and run, and the counts since the start; they may be a moment old."""
+        """Return how many requests wait and run, and the counts since the start. The engine thread reads them between
+        steps, so they may be a moment old."""
         return replace(self._worker.stats, cache_bytes=self.llm.cache_bytes)
 
     async def between_steps(self, function: Callable[[LLM], T]) -> T:
-        """Call a function with the LLM in the engine thread, where it may use all of the LLM; no request decodes
-        meanwhile."""
+        """Call a function in the engine thread, between two steps. The function may use all of the LLM; no request
+        decodes meanwhile."""
         future: Future[T] = Future()
 
         def call() -> None:
@@ -203,7 +204,7 @@ class AsyncLLM:
         await self.close(None if error is None else 0)
 
     async def _audit(self, job: Job, audit: Audit) -> None:
-        """Decode a lossy job exactly, too, after its owner's requests, and compare the texts. Skipped if there is no
+        """Decode a lossy job a second time, exactly, and compare the texts. The audit is skipped if the engine has no
         room."""
         try:
             twin = await asyncio.to_thread(audit.twin)
@@ -217,8 +218,7 @@ class AsyncLLM:
     async def _job(
         self, prompt: Prompt | Messages, params: SamplingParams | None, options: RequestOptions | None
     ) -> Job:
-        """Make the job in another thread: encoding a long prompt takes time, and the event loop serves others
-        meanwhile."""
+        """Make the job in another thread, because encoding a long prompt takes time and would block the event loop."""
         self.require_open()
         return await asyncio.to_thread(self.llm.job, prompt, params, options)
 

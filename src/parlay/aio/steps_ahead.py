@@ -1,5 +1,5 @@
-"""Drafts steps ahead for an `AsyncLLM`: two engines decode the jobs of each round, and one stream gets the tokens that
-are certain."""
+"""Drafts reasoning steps ahead for an `AsyncLLM`: two engines decode the jobs of each round, and one stream gets the
+tokens that are certain to stay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from parlay.text.chat_template import ChatOptions
 from parlay.types import TARGET, CommittedTokens, Event, Exactness, FinishReason, Metrics, ParlayError
 
 _AGAIN_SECONDS = 0.05
-"""Seconds after which a part is submitted again that an engine had no room for."""
+"""If an engine has no room for a part, the part is submitted again after this many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class StepsDrafter:
 def check_ahead(llm: AsyncLLM, job: Job, drafter: StepsDrafter) -> Words | None:
     """Return the judge's two words if the target judges the steps, else None.
 
-    Raises ValueError for sampling that steps ahead can't honour, a drafter with other tokens, and a target that can't
-    judge.
+    Raises ValueError for sampling parameters that steps ahead can't honour, for a drafter with another vocabulary, and
+    for a target that can't judge.
     """
     steps_ahead.check_sampling(job.samples[0].request.params)
     steps_ahead.check_drafter(llm.llm, drafter.llm.llm)
@@ -55,11 +55,11 @@ async def submit_ahead(
     whole: bool = False,
     wake_event: asyncio.Event | None = None,
 ) -> JobStream:
-    """Submit a job as `AsyncLLM.submit` does; its text is written as `LLM.reason_ahead` writes it.
+    """Submit a job as `AsyncLLM.submit` does, but write its text as `LLM.reason_ahead` does.
 
-    The stream gets a token of the target as soon as it is certain to stay; where a judge decides, it gets the steps of
-    a round when the round is over. Returns when the target has taken the first part. Raises what `check_ahead` and the
-    target's `AsyncLLM.submit` raise, Busy and Closed.
+    The stream gets a token of the target as soon as the token is certain to stay. If a judge decides, the stream gets
+    the steps of a round at the end of the round. Returns when the target has accepted the first part. Raises what
+    `check_ahead` and the target's `AsyncLLM.submit` raise, Busy and Closed.
     """
     words = await asyncio.to_thread(check_ahead, llm, job, drafter)
     stats = llm.stats()
@@ -94,7 +94,7 @@ class _Writer:
         self._cached: int | None = None
         self._ended = False
         self.taken: asyncio.Future[None] = pending.queue.loop.create_future()
-        """Done when the target has taken the first part, or when the text ended before that."""
+        """Done when the target has accepted the first part, or when the text ended before that."""
         self._task = pending.queue.loop.create_task(self._run())
 
     def expire_after(self, seconds: float) -> None:
@@ -112,7 +112,8 @@ class _Writer:
         self._cancel()
 
     def _cancel(self) -> None:
-        """End the text here in case the task has not started; a task that has started then ends its jobs."""
+        """End the text here, because the task may not have started. A task that has started ends its jobs when it is
+        cancelled."""
         self._end("abort")
         self._task.cancel()
 
@@ -130,12 +131,12 @@ class _Writer:
                 self._fail(error)
 
     async def _round(self) -> Part:
-        """Draft steps, have the target write them, and keep those that are accepted; returns the last part kept."""
+        """Draft steps, let the target decode each of them, and keep the accepted ones. Returns the last part kept."""
         text = self._text
         parts = await asyncio.to_thread(text.parts, await self._drafted())
         await self._decode(parts)
         if self._cached is None and (begun := parts[-1].sample.last) is not None and begun.metrics is not None:
-            self._cached = begun.metrics.cached_tokens  # it began before the others, which read what it left
+            self._cached = begun.metrics.cached_tokens  # the first part; the others reuse its cache
         self._found += [part.sample.last.metrics for part in parts if part.sample.last and part.sample.last.metrics]
         self._steps += max((each.steps for each in self._found[-len(parts) :]), default=0)
         if self._words is None:
@@ -148,7 +149,8 @@ class _Writer:
         return last
 
     async def _drafted(self) -> Part | None:
-        """Return the drafter's next part; None if it has no room or fails, and the target goes on alone."""
+        """Return the drafter's next part. If the drafter has no room or fails, return None: the target then goes on
+        alone."""
         text, began = self._text, time.perf_counter()
         part = await asyncio.to_thread(text.draft)
         if part is None:
@@ -196,7 +198,7 @@ class _Writer:
                 await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _judged(self, parts: Sequence[Part], words: Words) -> list[bool]:
-        """Ask the target whether each drafted step that differs from its own means the same."""
+        """For each drafted step that differs from the target's own, ask the target whether both mean the same."""
         chats, own = steps_ahead.judge_chats(self._text.pairs(parts)), self._text.options
         options, chat = replace(own, strategy=None), ChatOptions(variables=steps_ahead.JUDGE_VARIABLES)
 
@@ -212,7 +214,8 @@ class _Writer:
     # ------------------------------------------------------------------------------------------------- what is sent
 
     def _tell_certain(self, parts: Sequence[Part]) -> None:
-        """Send the target's tokens that continue its own text, as far as they are known."""
+        """Send the target's new tokens, as far as they are certain: up to the first part that the target has not
+        confirmed."""
         for part in parts:
             told = len(self._sample.tokens) - len(part.base)
             if told < 0 or part.base != tuple(self._sample.tokens[: len(part.base)]):
@@ -239,7 +242,8 @@ class _Writer:
             self._fail(failure)
 
     def _fail(self, error: Exception) -> None:
-        """Give the error to the task that submitted the text or to the one that reads it."""
+        """Pass the error to the task that submitted the text, or, once that has returned, to the task that reads the
+        text."""
         self._ended = True
         if self.taken.done():
             self._pending.queue.put(error)
@@ -269,7 +273,8 @@ class _Writer:
             pending.queue.put(news)
 
     def _metrics(self) -> Metrics:
-        """Add up the counts of all parts; ``steps`` are the target's forwards, some of which several parts share."""
+        """Add up the counts of all parts. ``steps`` counts forwards of the target; parts that share a forward count it
+        once."""
         now, tokens = time.perf_counter(), self._sample.tokens
         accepted = Counter(source for source in self._sample.sources if source != TARGET)
         first = (self._first or now) - self._began

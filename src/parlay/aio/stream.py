@@ -1,4 +1,4 @@
-"""The way of a job's events from the engine thread through one event loop to the job's reader."""
+"""Carries a job's events from the engine thread, through one event loop, to the job's reader."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from parlay.llm.outputs import RequestOutput, StreamEvent, joined
 from parlay.types import ParlayError
 
 BETWEEN_SECONDS = 0.01
-"""Seconds between two deliveries of the tokens of quick steps. Waking the loop and writing to a client costs a quarter
-of a millisecond of a core that the decoder could use, and a reader does not notice 10 ms."""
+"""Seconds between two deliveries of tokens if steps are quicker than this. Waking the loop and writing to a client
+takes a quarter of a millisecond of a core that the decoder could use, and a reader does not notice a delay of 10 ms."""
 Message = StreamEvent | Exception | None
-"""An event; or the error that ended the job; or None, always first: the engine has taken the job."""
+"""An event; or the error that ended the job; or None, which comes first and says that the engine has accepted the
+job."""
 
 
 class Closed(ParlayError):
@@ -36,9 +37,9 @@ class Busy(ParlayError):
 
 
 class JobQueue:
-    """The messages of one job. All calls but those of `PendingJob` belong to the event loop in which it was made.
+    """The messages of one job. Only the event loop in which it was made calls its methods.
 
-    Every message sets ``wake_event``. Queues that one reader reads may share it.
+    Every message sets ``wake_event``. The queues of one reader may share one event.
     """
 
     def __init__(self, wake_event: asyncio.Event | None = None) -> None:
@@ -46,7 +47,8 @@ class JobQueue:
         self.wake_event = wake_event or asyncio.Event()
         self.taken: asyncio.Future[None] = self.loop.create_future()
         self.over: asyncio.Future[None] = self.loop.create_future()
-        """Wait for it under `asyncio.shield`, as other tasks wait for it, too."""
+        """Done when the job is over. Wait for it under `asyncio.shield`, because other tasks wait for the same
+        future."""
         self.error: Exception | None = None
         self.events: deque[StreamEvent] = deque()
         """Events that have not been read."""
@@ -84,21 +86,22 @@ class PendingJob:
     queue: JobQueue
     timed_out: bool = False
     fresh: bool = True
-    """Whether nothing of its text has been sent yet."""
+    """Whether none of the job's text has been sent yet."""
 
 
 class OutputQueue:
     """Messages for the jobs of one event loop, in order.
 
-    If steps are slower than `BETWEEN_SECONDS`, the engine thread wakes the loop for each of them. If they are quicker,
-    a timer of the loop delivers every `BETWEEN_SECONDS` until no message is left. Urgent messages always wake the loop.
+    If steps take longer than `BETWEEN_SECONDS`, the engine thread wakes the loop after each step. If steps are quicker,
+    a timer of the loop delivers the messages every `BETWEEN_SECONDS` until none is left. Urgent messages always wake
+    the loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._messages: deque[tuple[PendingJob, Message]] = deque()
         self._urgent = False  # used by the engine thread alone
-        self._coming = False  # the loop has been woken, or its timer is set: it will deliver
+        self._coming = False  # the loop has been woken, or its timer is set, so it will call `_deliver`
         self._timer: asyncio.TimerHandle | None = None
         self._last = -math.inf
 
@@ -108,7 +111,7 @@ class OutputQueue:
         self._urgent = self._urgent or urgent
 
     def wake(self) -> None:
-        """Wake the loop if necessary. Raises RuntimeError if it is closed while messages wait."""
+        """Wake the loop if necessary. Raises RuntimeError if the loop is closed while messages wait."""
         if self._messages and (self._urgent or not self._coming or self._loop.is_closed()):
             self._urgent, self._coming = False, True
             self._loop.call_soon_threadsafe(self._deliver, False)
@@ -119,8 +122,8 @@ class OutputQueue:
         return {job for job, _ in self._messages}
 
     def _deliver(self, timed: bool) -> None:
-        """Deliver all messages in the loop. A message that is put meanwhile is delivered here, or finds ``_coming``
-        unset and wakes the loop again."""
+        """Deliver all messages; runs in the loop. A message that the engine thread queues meanwhile is either delivered
+        in this call, or its `wake` finds ``_coming`` unset and wakes the loop again."""
         self._coming = False
         if self._timer is not None:
             self._timer.cancel()
@@ -137,7 +140,7 @@ class OutputQueue:
 
 
 class Writes(Protocol):
-    """Writes a job's text: the engine thread, or a task that has it write parts."""
+    """The writer of a job's text: the engine thread, or a task that submits the text in parts to that thread."""
 
     def abort(self, pending: PendingJob) -> None:
         """End the job within one engine step; a sample that has finished stays as it is."""
@@ -145,10 +148,10 @@ class Writes(Protocol):
 
 
 class JobStream(AsyncIterator[StreamEvent]):
-    """The events of all samples of a job, mixed, for one reader in the event loop that submitted it.
+    """The events of all samples of a job, interleaved, for one reader in the event loop that submitted the job.
 
-    The job ends within one engine step when the reading task is cancelled while it waits here, when the stream is
-    closed, and when the stream is garbage-collected.
+    The job ends within one engine step if the reading task is cancelled while it waits for an event, if the stream is
+    closed, or if the stream is garbage-collected.
     """
 
     def __init__(self, worker: Writes, pending: PendingJob) -> None:
@@ -169,7 +172,7 @@ class JobStream(AsyncIterator[StreamEvent]):
         return queue.events.popleft()
 
     def take(self) -> list[StreamEvent]:
-        """Return all events that wait to be read, joined to one for each sample."""
+        """Return the unread events, joined into one event for each sample."""
         events = self._pending.queue.events
         taken = joined(events)
         events.clear()
@@ -177,12 +180,12 @@ class JobStream(AsyncIterator[StreamEvent]):
 
     @property
     def error(self) -> Exception | None:
-        """The error that ended the job early; no event comes after it."""
+        """The error that ended the job without an output; no event follows it."""
         return self._pending.queue.error
 
     async def wait(self) -> RequestOutput:
-        """Let the job run to its end without reading its events, and return the whole output. Cancelling this ends the
-        job."""
+        """Wait until the job has ended, without reading its events, and return the whole output. Cancelling the wait
+        ends the job."""
         try:
             await asyncio.shield(self._pending.queue.over)
         except asyncio.CancelledError:
@@ -191,7 +194,7 @@ class JobStream(AsyncIterator[StreamEvent]):
         return self.output
 
     async def aclose(self) -> None:
-        """End the job now; `output` then has the text so far. Does nothing if the job is over."""
+        """End the job now; `output` then has the text so far. A job that is over is left as it is."""
         queue = self._pending.queue
         if not queue.over.done():
             self._worker.abort(self._pending)
@@ -220,9 +223,9 @@ class JobStream(AsyncIterator[StreamEvent]):
 
 
 def for_future(error: BaseException) -> Exception:
-    """The error as one that futures and event loops accept.
+    """Turn an error into an exception that futures and event loops accept.
 
-    Foreign code may raise what is not an `Exception`: SystemExit, or the panic of a library in Rust.
+    Other libraries may raise errors that are no `Exception`: SystemExit, or the panic of a library in Rust.
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
