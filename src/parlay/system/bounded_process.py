@@ -20,9 +20,10 @@ from parlay.types import ParlayError
 Answer = Callable[[bytes], bytes]
 
 _WALL_SECONDS = 60.0
-"""Most seconds for an answer by the clock, in case the process gets no CPU time; includes the start of the process."""
+"""The most seconds of wall-clock time for an answer, including the start of the process. It applies if the process gets
+little or no CPU time."""
 _LAST_SECONDS = 10.0
-"""Most seconds from the end of the connection to that of the process, in case it gets little CPU time."""
+"""The most seconds between the end of the connection and the end of the process, which may get little CPU time."""
 
 
 class LimitMet(Exception):
@@ -30,14 +31,15 @@ class LimitMet(Exception):
 
 
 class NoAnswer(LimitMet):
-    """The process did not answer in time, though it exceeded no limit of its own."""
+    """The process did not answer within the wall-clock limit, though it did not exceed its limits of CPU time and
+    memory."""
 
 
 class BoundedProcess:
     """Runs ``module`` as a program that answers messages by `serve`. Any thread may use it.
 
-    The process is started by the first message, and again after a limit has ended it. ``purpose`` says in errors what
-    needs it.
+    The first message starts the process. After a limit has ended the process, the next message starts it again.
+    ``purpose`` says in error messages what needs the process.
     """
 
     def __init__(self, module: str, first: bytes, purpose: str) -> None:
@@ -60,7 +62,7 @@ class BoundedProcess:
             self._running = None
 
     def ask(self, message: bytes, cpu_seconds: float) -> bytes:
-        """Return the answer to a message. Raises LimitMet, and ParlayError where no process can be started."""
+        """Return the answer to a message. Raises LimitMet, and ParlayError if no process can be started."""
         with self._lock:
             running = self._begun()
             try:
@@ -71,7 +73,7 @@ class BoundedProcess:
             except (EOFError, OSError):
                 met = running.limit(cpu_seconds)
                 self._drop(running)
-            except BaseException:  # such as Ctrl-C: a late answer would be taken for the next message's
+            except BaseException:  # such as Ctrl-C: a late answer would be taken for the answer to the next message
                 self._drop(running)
                 raise
         raise met
@@ -86,7 +88,7 @@ class BoundedProcess:
 
 
 class _Running:
-    """A running process, and the connection to it. It ends with this object at the latest."""
+    """A running process, and the connection to it. The process ends when this object is deleted, or before."""
 
     def __init__(self, module: str, first: bytes, purpose: str) -> None:
         ours, theirs = socket.socketpair()
@@ -108,13 +110,13 @@ class _Running:
         self._process = process
         self._connection = Connection(ours.detach())
         self.end = weakref.finalize(self, _end, process, self._connection)
-        with suppress(OSError):  # the process has ended already: `ask` will find out
+        with suppress(OSError):  # the process has ended already, which `ask` will report
             self._connection.send_bytes(first)
 
     def ask(self, message: bytes, cpu_seconds: float) -> bytes:
         """Return the answer.
 
-        Raises TimeoutError if it does not come in time, EOFError or another OSError if the process ends.
+        Raises TimeoutError if the answer is late, and EOFError or another OSError if the process ends.
         """
         self._connection.send_bytes(f"{cpu_seconds} ".encode() + message)
         if not self._connection.poll(_WALL_SECONDS):
@@ -122,7 +124,7 @@ class _Running:
         return self._connection.recv_bytes()
 
     def limit(self, cpu_seconds: float) -> LimitMet:
-        """Return the limit that ended the process, after its connection has ended."""
+        """Return the limit that ended the process; call it after the connection has broken."""
         try:
             ended = self._process.wait(_LAST_SECONDS)
         except subprocess.TimeoutExpired:
@@ -139,11 +141,11 @@ def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
 
 
 def serve(prepare: Callable[[bytes], Answer], *, memory: int, stack: int) -> None:
-    """Run the program's side: ``prepare`` makes a function of the first message, which answers all other messages.
+    """Run the child process's side: ``prepare`` gets the first message and returns a function that answers all others.
 
     ``memory`` bounds the bytes that answers may use beyond those of ``prepare``; ``stack`` is the size of their stack.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(stack)
     thread = threading.Thread(target=_answer_all, args=(Connection(int(sys.argv[1])), prepare, memory))
@@ -157,7 +159,7 @@ def _answer_all(connection: Connection, prepare: Callable[[bytes], Answer], memo
         _limit_memory(memory)
         while True:
             cpu_seconds, _, message = connection.recv_bytes().partition(b" ")
-            signal.setitimer(signal.ITIMER_PROF, float(cpu_seconds))  # its signal ends the process in any case
+            signal.setitimer(signal.ITIMER_PROF, float(cpu_seconds))  # nothing catches its signal
             found = answer(message)
             signal.setitimer(signal.ITIMER_PROF, 0)
             connection.send_bytes(found)
@@ -166,7 +168,7 @@ def _answer_all(connection: Connection, prepare: Callable[[bytes], Answer], memo
 
 
 def _limit_memory(memory: int) -> None:
-    """Limit the memory, if the system tells how much is in use."""
+    """Limit the memory to ``memory`` bytes more than are in use now, if the system tells how much that is."""
     pages = Path("/proc/self/statm")
     if pages.exists():
         limit = int(pages.read_text().split()[0]) * resource.getpagesize() + memory

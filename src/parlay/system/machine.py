@@ -14,8 +14,8 @@ _CONTROL_GROUPS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 )
-"""For version 2 and 1 of control groups: the files of the limit and the usage, and the part of the usage that is
-reclaimable."""
+"""For versions 2 and 1 of control groups: the file with the limit, the file with the usage, and the field of
+memory.stat with the reclaimable part of the usage."""
 
 
 def cpu_model() -> str:
@@ -32,7 +32,7 @@ def cpu_model() -> str:
 
 
 def release_freed() -> None:
-    """Return freed pages to the system, if the C library keeps them as glibc does. It does not hold the GIL."""
+    """Return freed pages to the system; glibc otherwise keeps them. The call does not hold the GIL."""
     trim = _trim()
     if trim is not None:
         trim(0)
@@ -63,7 +63,7 @@ def _host_bytes(proc: Path) -> int:
 
 
 def _left_by_groups(cgroups: Path) -> Iterator[int]:
-    """Yield the bytes that each control group leaves, and a very large number."""
+    """Yield the bytes that each control group still allows, and a very large number, so that there is a minimum."""
     yield 1 << 62
     for limit, used, reclaimable in _CONTROL_GROUPS:
         try:

@@ -1,4 +1,4 @@
-"""Safetensors files whose tensors are memory-mapped, with all of the header checked."""
+"""Memory-maps the tensors of safetensors files, and checks all of the header."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS: Mapping[str, np.dtype[Any]] = MappingProxyType(
         "BF16": np.dtype("<u2"),
     }
 )
-"""The tensor types that can be read, by the format's names; bfloat16 numbers are read as their bits."""
+"""The tensor types that can be read, by the format's names. bfloat16 numbers are read as raw 16-bit integers."""
 _MOST_HEADER, _MOST_DIMENSIONS = 1 << 20, 8
 
 
@@ -34,7 +34,8 @@ class BadTensorFile(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorFile:
-    """A mapped file. ``metadata`` is free text by name; the tensors' bytes are ``content`` from ``begin`` on."""
+    """A mapped file. ``metadata`` maps names to free text. The tensors' bytes begin at byte ``begin`` of
+    ``content``."""
 
     content: mmap.mmap
     begin: int
@@ -43,7 +44,7 @@ class TensorFile:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Map a file. Raises OSError where it can't be read, BadTensorFile if it is no safetensors file."""
+        """Map a file. Raises OSError if the file can't be read, and BadTensorFile if it is no safetensors file."""
         if path.exists() and not path.is_file():
             raise BadTensorFile("is no file")  # opening a pipe would block
         with path.open("rb") as file:
@@ -69,12 +70,13 @@ class TensorFile:
         return self._entries.keys()
 
     def described(self, name: str) -> tuple[object, object]:
-        """Return the type and shape of a tensor in the header; None where they are missing."""
+        """Return the type and the shape of a tensor as the header gives them; None for each that is missing."""
         entry = self._entries.get(name)
         return (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (None, None)
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """Map one tensor. Raises BadTensorFile if its entry is invalid, or it is outside the file or not aligned."""
+        """Map one tensor. Raises BadTensorFile if its entry is invalid, or if its bytes are outside the file or not
+        aligned."""
         kind, shape = self.described(name)
         dtype = KINDS.get(kind) if isinstance(kind, str) else None
         places = self._entries[name].get("data_offsets") if dtype else None
@@ -92,5 +94,5 @@ class TensorFile:
 
 
 def _are_counts(values: object) -> TypeGuard[list[int]]:
-    """Whether these are integers of at least 0."""
+    """Whether the value is a list of integers of at least 0."""
     return isinstance(values, list) and all(type(each) is int and each >= 0 for each in values)

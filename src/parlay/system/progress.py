@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 Progress = bool | Callable[..., "tqdm[Any]"] | None
-"""Whether to show a bar; None: only in a terminal or notebook. Or a function that makes it, called as tqdm is."""
+"""Whether to show a bar; None: only in a terminal or notebook. A function makes the bar; it is called as tqdm is."""
 
 
 def bar(
@@ -26,7 +26,7 @@ def bar(
     delay: float = 0,
     layout: str | None = None,
 ) -> tqdm[Any]:
-    """Make a bar that counts to ``total``, to be used in a `with`. ``scale``: large numbers are shortened.
+    """Make a bar that counts to ``total``, for use in a `with` statement. ``scale`` shortens large numbers, as in 12k.
 
     The bar is shown after ``delay`` seconds. ``layout``: the line in tqdm's notation; None: tqdm's own.
     """
@@ -46,7 +46,8 @@ def bar(
 
 
 class Ticker:
-    """Shows how far long work is: a bar in a terminal or notebook, elsewhere a line on standard error now and then."""
+    """Shows the progress of long work: a bar in a terminal or notebook, elsewhere a line on standard error every few
+    seconds."""
 
     def __init__(self, total: int, what: str, unit: str, every: float = 15.0) -> None:
         """``every``: seconds between two lines."""
@@ -62,9 +63,9 @@ class Ticker:
         self._bar.close()
 
     def step(self, count: int = 1, note: str = "") -> None:
-        """Count ``count`` more as done
+        """Count ``count`` more units as done.
 
-        ``note`` is shown beside the bar. If more is done than the total, the total grows.
+        ``note`` is shown next to the bar. If more units are done than the total, the total grows.
         """
         self._done += count
         self._total = max(self._total, self._done)

@@ -15,7 +15,7 @@ from parlay.types import TARGET
 
 _TINTS = (36, 35, 33, 32, 34)  # cyan, magenta, yellow, green, blue
 _REPEATED = 80
-"""Characters of a user's word that an error repeats."""
+"""The most characters of a user's text that an error message repeats."""
 
 
 class Tint:
@@ -93,9 +93,10 @@ def aligned(rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
 
 
 class Interrupt:
-    """Context manager: the first Ctrl-C is only noted, so that the present step is finished; a second one raises.
+    """Context manager: the first Ctrl-C is only noted, so that the current step can finish; a second one raises
+    KeyboardInterrupt.
 
-    ``signals``: the signals to note, if not only Ctrl-C's.
+    ``signals``: the signals to note; by default SIGINT, the signal of Ctrl-C.
     """
 
     def __init__(self, *signals: signal.Signals) -> None:
@@ -104,7 +105,7 @@ class Interrupt:
         self._signals = signals or (signal.SIGINT,)
 
     def __enter__(self) -> Self:
-        hears = threading.current_thread() is threading.main_thread()  # no other thread gets signals
+        hears = threading.current_thread() is threading.main_thread()  # Python delivers signals to the main thread only
         ours = [each for each in self._signals if hears and signal.getsignal(each) != signal.SIG_IGN]
         self._before = {each: signal.signal(each, self._note) for each in ours}
         return self
@@ -116,13 +117,13 @@ class Interrupt:
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if self.noted is None:
             self.noted = signum
-        elif signum != signal.SIGHUP:  # a terminal that closes sends several of these
+        elif signum != signal.SIGHUP:  # a terminal that closes sends SIGHUP several times
             raise KeyboardInterrupt
 
 
 @contextmanager
 def undivided() -> Iterator[None]:
-    """Delay a first Ctrl-C, SIGTERM or SIGHUP until after the block, so that its changes are all made or none."""
+    """Delay a first Ctrl-C, SIGTERM or SIGHUP until after the block, so that the block makes all of its changes."""
     with Interrupt(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupt:
         yield
     if interrupt.noted is not None:
@@ -135,18 +136,18 @@ def speed(tokens_per_second: float) -> str:
 
 
 def counted(count: int, word: str) -> str:
-    """Format a number of things, in the singular for one."""
+    """Format a count with its noun, which is singular for one: 1 token, 2 tokens."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def short(text: object) -> str:
-    """Begin of what a user wrote, for an error that repeats it; the whole where that is short."""
+    """Return the beginning of a user's text, for an error message that repeats it. Short texts stay whole."""
     words = str(text)
     return words if len(words) <= _REPEATED else f"{words[:_REPEATED]}..."
 
 
 def shown(text: str, stream: TextIO) -> str:
-    """Make untrusted text safe for a stream, if that is a terminal."""
+    """Make untrusted text safe to write to a stream; the text changes only if the stream is a terminal."""
     return printable(text.replace("\r", "")) if stream.isatty() else text
 
 

@@ -1,8 +1,8 @@
 """The number of threads that decode.
 
-It is one for the process: the compiled decoder's pool and torch's forwards use it. Between forwards torch computes on
-one thread. After every operation that its threads share they spin for milliseconds, and would take cores from the pool:
-sampling did that in each step.
+The process has one such number: the compiled decoder's pool and torch's forwards use it. Between forwards torch
+computes on one thread. After an operation on several threads, torch's threads spin for milliseconds; the small
+operations of sampling, in each step, would take cores from the pool that way.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _forked = False
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """Processors of this process. ``usable``: processors that it may run on. ``cores``: physical cores among them.
+    """Processors of this process. ``usable``: logical processors that it may run on. ``cores``: physical cores among
+    them.
 
-    ``quota`` is the CPU time per second that its control group allows, in seconds; None: no limit.
+    ``quota``: seconds of CPU time per second that its control group allows; None: no limit.
     """
 
     usable: int
@@ -49,25 +50,27 @@ class Processors:
 
 
 def count() -> int:
-    """Return the number of threads that decode: chosen by `use`, or else torch's own number, less the lent ones."""
+    """Return the number of threads that decode: the number set by `use`, or else torch's own, minus the lent
+    threads."""
     return max(1, (_chosen or torch.get_num_threads()) - _lent)
 
 
 def lend(threads: int) -> None:
-    """Decode with ``threads`` fewer threads, but at least one, until `take_back`. Any thread may call both."""
+    """Decode with ``threads`` fewer threads, but at least one, until `take_back`. Any thread may call both
+    functions."""
     global _lent
     with _lending:
         _lent += threads
 
 
 def take_back(threads: int) -> None:
-    """Decode with ``threads`` more threads."""
+    """Decode with ``threads`` more threads again, after `lend`."""
     lend(-threads)
 
 
 def use(threads: int) -> None:
     """Decode with ``threads`` threads from now on, in every model of this process. Raises ValueError below 1."""
-    global _chosen  # one pool serves the process
+    global _chosen  # the process has one pool
     if threads < 1:
         raise ValueError(f"threads={threads}: must be at least 1")
     _keep_forks_alive()
@@ -76,9 +79,9 @@ def use(threads: int) -> None:
 
 
 def settle(wanted: int | None) -> None:
-    """Decode with ``wanted`` threads. None keeps an earlier choice, or else chooses the default for this machine.
+    """Decode with ``wanted`` threads. None keeps the number chosen earlier, or else takes this machine's default.
 
-    Raises ValueError for a number that this process can't have; the message names its origin.
+    Raises ValueError for a number that this process can't have; the message names the option or variable that set it.
     """
     if wanted is not None:
         use(_possible(wanted, f"threads={wanted}"))
@@ -87,9 +90,10 @@ def settle(wanted: int | None) -> None:
 
 
 def usual() -> int:
-    """Return the number in `SWITCH`, or else one thread per usable core, within the quota and torch's own number.
+    """Return the number in the variable `SWITCH`, or else one thread per usable core, within the quota and torch's own
+    number.
 
-    Raises ValueError.
+    Raises ValueError for a value of the variable that is not a possible number.
     """
     text = os.environ.get(SWITCH, "").strip()
     if not text:
@@ -104,9 +108,10 @@ def usual() -> int:
 
 @cache
 def _keep_forks_alive() -> None:
-    """Make torch use one thread in forked processes: torch's other threads are missing there, and it would wait.
+    """Make torch use one thread in forked processes. A fork has none of torch's other threads, and torch would wait for
+    them.
 
-    The decoder's pool starts anew by itself.
+    The decoder's pool starts its threads again by itself.
     """
     if sys.platform != "win32":
         os.register_at_fork(after_in_child=_go_on_alone)
@@ -119,7 +124,8 @@ def _go_on_alone() -> None:
 
 
 class _TorchThreads(ContextDecorator):
-    """Context manager: inside, torch computes on ``number()`` threads. It is a class because every step enters one."""
+    """Context manager: inside, torch computes on ``number()`` threads. It is a class, not a generator, because every
+    step enters one and a class is faster."""
 
     __slots__ = ("_before", "_number")
 
@@ -127,7 +133,7 @@ class _TorchThreads(ContextDecorator):
         self._number = number
 
     def _recreate_cm(self) -> Self:
-        return type(self)(self._number)  # one for each call of a decorated function, as calls may nest
+        return type(self)(self._number)  # each call of a decorated function gets its own, because calls may nest
 
     def __enter__(self) -> None:
         self._before = torch.get_num_threads()
@@ -138,7 +144,8 @@ class _TorchThreads(ContextDecorator):
 
 
 def _set_torch(threads: int) -> None:
-    """Let torch compute on ``threads`` threads. Setting the number is slower than getting it."""
+    """Let torch compute on ``threads`` threads. The number is compared first, because setting it is slower than reading
+    it."""
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
 
@@ -166,9 +173,9 @@ def using(threads: int | None) -> Iterator[None]:
 
 
 def run(jobs: Sequence[Callable[[], object]]) -> Iterator[int]:
-    """Run jobs on as many threads as decode; yields how many are done. Raises an error that a job raises.
+    """Run jobs on `count` threads; yields the number of finished jobs after each. Raises an error that a job raises.
 
-    Few jobs are submitted ahead, so that an interrupted program waits only for these.
+    Only two jobs per thread are submitted at a time, so that an interrupted program waits for few jobs.
     """
     left, over, under_way = iter(jobs), 0, set[Future[object]]()
     with ThreadPoolExecutor(size := count()) as pool:

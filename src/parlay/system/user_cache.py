@@ -19,7 +19,7 @@ _ABANDONED_SECONDS = 3600.0
 def user_cache() -> Path:
     """Return ``$XDG_CACHE_HOME/parlay``, else ``~/.cache/parlay``; it need not exist.
 
-    Raises ParlayError without a home.
+    Raises ParlayError if there is no home folder.
     """
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parlay"
@@ -28,7 +28,7 @@ def user_cache() -> Path:
 
 
 def check_output(path: Path) -> None:
-    """Raise ValueError now for an output path that would fail only after a long time."""
+    """Raise ValueError for an output path that can't be written, before long work whose result it would get."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file to write")
     if path.exists() and not path.is_file():
@@ -64,7 +64,7 @@ def written_whole(path: Path, mode: int = 0o644) -> Iterator[Path]:
 def one_writer(folder: Path) -> Iterator[None]:
     """Lock a folder: only one of the processes that use this lock runs its block at a time.
 
-    If the system has no such locks, or the folder can't be opened, the block runs without one.
+    If the system has no such locks, or the folder can't be opened, the block runs without a lock.
     """
     with ExitStack() as closing:
         with suppress(ImportError, OSError):
