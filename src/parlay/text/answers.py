@@ -1,7 +1,7 @@
 r"""Finds the answer in a text with reasoning: the last number, the last ``\boxed{}``, or a pattern's last match.
 
-A pattern comes from a user and may run forever. So it runs in a process of its own, which is ended if it takes too much
-time or memory.
+A pattern comes from a user, and its search may never end. So it runs in a process of its own, which is killed if it
+takes too much time or memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LONGEST_TEXT = 1 << 18
 LONGEST_ANSWER = 1024
 """The most characters of an answer; anything longer is not an answer."""
 CPU_SECONDS = 0.05
-"""Computing time for one search. The engine waits for it."""
+"""Seconds of CPU time for one search. The engine waits for the search."""
 MEMORY = 256 << 20
 STACK = 16 << 20
 
@@ -36,7 +36,7 @@ class PatternFailed(Exception):
 def check_rule(rule: str) -> None:
     """Check the rule that finds answers, and start the process that searching needs.
 
-    Raises ValueError for a pattern that is too long or invalid, or too slow even on an empty text.
+    Raises ValueError for a pattern that is too long or invalid, and for one that is too slow even on an empty text.
     """
     if rule in (NUMBER, BOXED):
         return
@@ -52,10 +52,10 @@ def check_rule(rule: str) -> None:
 
 
 def find_answer(rule: str, text: str) -> str | None:
-    """Find the answer, in a form in which equal answers are equal texts. None if there is none.
+    """Find the answer, and return it in a normal form: equal answers are equal strings. None if the text has no answer.
 
     Numbers with the same value are the same answer: 1,000 and 1000.0. A pattern's answer is its first group, or the
-    whole match. All rules take the last match. Raises PatternFailed for a pattern that takes too much.
+    whole match. All rules take the last match. Raises PatternFailed for a pattern that takes too much time or memory.
     """
     if rule == NUMBER:
         return _last_number(text)
@@ -70,13 +70,13 @@ def _last_number(text: str) -> str | None:
 
 
 def _as_number(text: str) -> str | None:
-    """The value, if the text is only a number with marks of currency, percent or mathematics."""
+    """Return the value if the text is only a number with marks of currency, percent or mathematics; else None."""
     match = _NUMBER.fullmatch(text.strip("$%.! "))
     return None if match is None else _value(match)
 
 
 def _value(match: re.Match[str]) -> str:
-    """A unique spelling of the value, without thousands separators and trailing zeros."""
+    """Spell the value in one way, without thousands separators and trailing zeros."""
     number = Decimal(match[1].replace(",", "") + (match[2] or ""))
     whole = f"{number:f}"
     plain = whole.rstrip("0").rstrip(".") if "." in whole else whole
@@ -84,7 +84,7 @@ def _value(match: re.Match[str]) -> str:
 
 
 def _last_box(text: str) -> str | None:
-    """The content of the last box, up to its own brace."""
+    """Return the content of the last box, up to the brace that closes it."""
     begin = text.rfind(_BOX)
     depth = 1
     for place in range(begin + len(_BOX), len(text)) if begin >= 0 else ():

@@ -1,7 +1,8 @@
-"""Chat templates: render a conversation as the text that the model's tokenizer template writes.
+"""Renders a conversation as text with the model's chat template.
 
-A template is a program that came with a model. It runs in a sandbox with limits (`template_sandbox`), and sees only
-plain values. Its variables, and extensions of jinja2's language, are those of transformers' ``apply_chat_template``.
+A template is a program that comes with a model. It runs in a sandbox with limits (`template_sandbox`), and sees only
+plain values. It gets the same variables and the same extensions of jinja2's language as in transformers'
+``apply_chat_template``.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ SET_HERE = frozenset(
         *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
     }
 )
-"""Names that no variable of a request may have: those that `render` sets, and transformers' own."""
+"""Names that no variable of a request may have, because `render` sets them or transformers reserves them."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Fields in which a message may have its reasoning. Templates read the first or the second."""
 
 _MARK = "[[the answer goes on here]] "
-"""Put after the message to be continued. Its trailing space shows whether the template strips spaces there."""
+"""Marks the end of the message to be continued. The trailing space shows whether the template strips spaces there."""
 
 
 def render(
@@ -72,7 +73,7 @@ def render(
     begin_answer: bool = True,
     continue_final: bool = False,
 ) -> str:
-    """The text of ``messages``. ``tools`` and ``variables`` are passed to the template.
+    """Return the text of ``messages``. ``tools`` and ``variables`` are passed to the template.
 
     ``template`` replaces the model's own. ``begin_answer``: the text ends where the assistant's turn begins.
     ``continue_final``: it ends with the last message, which the answer continues. Raises ValueError for a conversation
@@ -106,9 +107,9 @@ def render_pieces(
     begin_answer: bool = True,
     continue_final: bool = False,
 ) -> list[str]:
-    """`render` in pieces, to be encoded one by one (`tokenize.encode_pieces`).
+    """Render as `render` does, in pieces that are to be encoded one by one (`tokenize.encode_pieces`).
 
-    So control tokens come only from the template, never from the text of a message, a tool or a variable.
+    Control tokens then come only from the template, never from the text of a message, a tool or a variable.
     """
     text = render(
         tokenizer,
@@ -133,7 +134,8 @@ def takes_tools(template: str) -> bool:
 def told_of_tools(
     tokenizer: Tokenizer, messages: Messages, tools: Tools, template: str | None = None
 ) -> tuple[Messages, Tools]:
-    """Messages and tools for `render`. If the template does not know tools, the first system message describes them."""
+    """Return messages and tools for `render`. If the template does not know tools, the first system message describes
+    them."""
     chosen = template or _chosen(tokenizer, with_tools=True) if tools and messages else ""
     if not chosen:
         return messages, tools
@@ -151,7 +153,7 @@ def told_of_tools(
 
 
 def _chosen(tokenizer: Tokenizer, *, with_tools: bool) -> str:
-    """The model's template; if it has several, the one for tools if there are tools, else the default."""
+    """Return the model's template. Of several, it is the one for tools if there are tools, else the default."""
     found = tokenizer.chat_template
     if not found:
         raise ValueError("this model has no chat template")
@@ -164,13 +166,13 @@ def _chosen(tokenizer: Tokenizer, *, with_tools: bool) -> str:
 
 
 _ASKS_FOR_NO_CONTENT = re.compile(r"""\bcontent(['"]\])? is (not )?none""")
-"""Matches templates that write calls (or only calls) only if content is none: those of DeepSeek R1."""
+"""Matches templates that write tool calls, or write them alone, only if the content is none: those of DeepSeek R1."""
 _JOINS_ARGUMENTS = re.compile(r"""\barguments(['"]\])?\s*\+""")
 """Matches templates that concatenate a call's arguments, and so need them as JSON text: DeepSeek's."""
 
 
 def _turn(message: Mapping[str, Any], template: str) -> dict[str, Any]:
-    """A message without empty fields, with its reasoning under the names that templates read."""
+    """Return a message without empty fields, with its reasoning under the names that templates read."""
     turn = {name: _plain(value) for name, value in message.items() if value is not None}
     calls = turn.get("tool_calls")
     if calls and not turn.get("content") and _ASKS_FOR_NO_CONTENT.search(template):
@@ -183,7 +185,8 @@ def _turn(message: Mapping[str, Any], template: str) -> dict[str, Any]:
 
 
 def _with_arguments(call: Any, *, as_text: bool) -> Any:
-    """A call with its arguments as JSON text, or else as an object, in whichever form they were given."""
+    """Return a call with its arguments as JSON text if ``as_text``, else as an object. They may be given in either
+    form."""
     if not isinstance(call, dict):
         return call
     if "function" in call:
@@ -199,7 +202,7 @@ def _with_arguments(call: Any, *, as_text: bool) -> Any:
 
 
 def _plain(value: object) -> Any:
-    """The value as plain JSON values, because the sandbox can't control methods of other objects."""
+    """Copy the value as plain JSON values, because the sandbox can't control methods of other objects."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -226,7 +229,7 @@ def _mark(turn: dict[str, Any], template: str) -> None:
 
 
 def _cut(text: str, content: str) -> str:
-    """The text up to the last mark."""
+    """Return the text up to the last mark."""
     before, mark, after = text.rpartition(_MARK.strip())
     if not mark or content.strip() not in text:
         raise ValueError("the chat template changes the last message, so that it can't be continued")
@@ -241,14 +244,14 @@ def check_variables(variables: Mapping[str, Any]) -> None:
 
 
 def with_system(messages: Messages, text: str) -> Messages:
-    """The conversation with this system message instead of its own."""
+    """Return the conversation with ``text`` as its only system message."""
     own = ("system", "developer")
     others = [each for each in messages if not isinstance(each, Mapping) or each.get("role") not in own]
     return [{"role": "system", "content": text}, *others]
 
 
 def plain_messages(messages: Messages) -> list[dict[str, Any]]:
-    """The messages with the parts of each content joined to one text. Raises ValueError for a part that is not text."""
+    """Join the parts of each message's content to one text. Raises ValueError for a part that is not text."""
     return [{**message, "content": _joined(message.get("content"), place)} for place, message in enumerate(messages)]
 
 

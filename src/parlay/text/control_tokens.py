@@ -1,8 +1,8 @@
-"""Keeps texts of a conversation from being read as control tokens, by which a user could speak as the system.
+"""Keeps the texts of a conversation from being read as control tokens, with which a user could pose as the system.
 
-In messages, the spelling of a control token is cut after its first character, by a mark that the template copies into
-its text. There the text is split at the marks into pieces, which are encoded one by one, so no piece spells the token.
-A conversation without such spellings is one piece, so its ids are the same as in transformers.
+If a message spells a control token, a mark is put after the first character of the spelling. The template copies the
+mark into its text. The text is then split at the marks into pieces that are encoded one by one, so no piece spells the
+token. A conversation that spells no control token is one piece, so its ids are the same as in transformers.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from parlay.text.end_tokens import KNOWN_ENDS
 from parlay.types import Tokenizer
 
 CUT = "\U0010fffd"
-"""The mark: a private-use character, to which no tokenizer gives a meaning. Texts that contain it lose it."""
+"""The mark: a private-use character, to which no tokenizer gives a meaning. It is removed from texts that contain
+it."""
 
 _LOOKS_LIKE_CONTROL = re.compile(r"[<\[{].+[>\]}]", re.DOTALL)
 _AROUND_ROLES = ("<|{}|>", "<{}>", "[{}]", "<|{}>", "<{}|>")
 
 
 def spellings(tokenizer: Tokenizer, *, assistant: bool) -> frozenset[str]:
-    """Texts that must not become tokens in a message.
+    """Return the texts that must not become control tokens in a message.
 
-    An ``assistant`` may have written tokens that are not special, such as the marks of a call or of reasoning.
+    An ``assistant`` message may contain tokens that are not special, such as the marks of a tool call or of reasoning.
     """
     return frozenset(
         str(added.content)
@@ -36,7 +37,7 @@ def spellings(tokenizer: Tokenizer, *, assistant: bool) -> frozenset[str]:
 
 
 def cut_messages(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, with spellings of control tokens cut apart in their texts.
+    """Mark the spellings of control tokens in the texts of messages.
 
     Raises ValueError for a role that a template could turn into the end of a message.
     """
@@ -49,7 +50,7 @@ def cut_messages(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) ->
 
 
 def cut(tokenizer: Tokenizer, value: Any, *, assistant: bool = False) -> Any:
-    """The value, with spellings of control tokens cut apart in all its texts."""
+    """Mark the spellings of control tokens in all texts of a value."""
     if isinstance(value, Mapping):
         return {cut(tokenizer, key): cut(tokenizer, item, assistant=assistant) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -61,13 +62,14 @@ def cut(tokenizer: Tokenizer, value: Any, *, assistant: bool = False) -> Any:
 
 
 def pieces(text: str) -> list[str]:
-    """The pieces of a rendered text, to be encoded one by one."""
+    """Split a rendered text at the marks into pieces, to be encoded one by one."""
     return [piece for piece in text.split(CUT) if piece]
 
 
 @lru_cache(maxsize=16)
 def _pattern(texts: frozenset[str]) -> re.Pattern[str] | None:
-    """Matches the places after the first character of each spelling, also where spellings overlap."""
+    """Return a pattern that matches the place after the first character of each spelling. It consumes no text, so
+    overlapping spellings are all found."""
     by_first: dict[str, list[str]] = {}
     for text in sorted(texts):
         by_first.setdefault(text[0], []).append(re.escape(text[1:]))

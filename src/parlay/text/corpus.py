@@ -23,12 +23,13 @@ STDIN = Path("-")
 
 _PIECE = 100_000  # characters tokenised at once; longer documents are split at line ends
 _BATCH = 1_000_000  # bytes tokenised together
-_LONGEST_LINE = 64 * _BATCH  # bytes, of a text that is read in pieces
+_LONGEST_LINE = 64 * _BATCH  # bytes, in a text that is read in pieces
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusSource:
-    """One file to read, or standard input. ``named``: the user named this very file, so it must be text."""
+    """One file to read, or standard input. ``named``: the user named the file itself, not a folder, so it must be
+    text."""
 
     path: Path
     named: bool
@@ -39,7 +40,8 @@ class CorpusSource:
 
 
 def sources(names: Sequence[str]) -> list[CorpusSource]:
-    """The files, including those in folders, without hidden ones. Raises ValueError for a path that does not exist."""
+    """List the files to read: the named files, and the files in named folders except hidden ones. Raises ValueError for
+    a path that does not exist."""
     found: list[CorpusSource] = []
     for path in map(Path, names):
         if path.is_dir():
@@ -56,11 +58,12 @@ def sources(names: Sequence[str]) -> list[CorpusSource]:
 
 
 Document = tuple[str, int]
-"""A text, and how many bytes of its source it stands for."""
+"""A text, and how many bytes of its source the text takes up."""
 
 
 def documents(source: CorpusSource) -> Iterator[Document] | None:
-    """One document per line of a .jsonl file, otherwise one per file. None: not text, and not named by the user.
+    """Return the documents of a source: one per line of a .jsonl file, otherwise one per file. None if a file in a
+    named folder is not text.
 
     Raises ValueError for a named file that is not UTF-8, and for lines without a text.
     """
@@ -73,11 +76,12 @@ def documents(source: CorpusSource) -> Iterator[Document] | None:
 
 
 def streams(source: CorpusSource, skipped: list[CorpusSource] | None = None) -> Iterator[Iterator[str]]:
-    """The same documents, each in pieces of about a million characters that end at a line's end or between words.
+    """Yield the same documents as `documents`, each in pieces of about a million characters that end at a line's end or
+    between words.
 
     Only a small part of a file is in memory. Each document must be read to its end before the next. Raises ValueError
-    as `documents` does, and for JSON lines above 64 MB. A file in a folder whose first megabyte is not UTF-8 counts as
-    not text, and is added to ``skipped``.
+    as `documents` does, and for JSON lines above 64 MB. A file in a named folder is not text if its first megabyte is
+    not UTF-8; it is added to ``skipped``.
     """
     pieces = _whole_lines(source, [] if skipped is None else skipped)
     if source.path.suffix != ".jsonl":
@@ -123,7 +127,7 @@ def _whole_lines(source: CorpusSource, skipped: list[CorpusSource]) -> Iterator[
 
 
 def lines(source: CorpusSource) -> Iterator[tuple[int, str]]:
-    """The non-empty lines of a file with their numbers. Raises what `documents` raises."""
+    """Yield the non-empty lines of a file with their numbers. Raises what `documents` raises."""
     return _numbered(_content(source) or "")
 
 
@@ -132,7 +136,7 @@ def _numbered(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _content(source: CorpusSource) -> str | None:
-    """The text of a source. None: not UTF-8, and not named by the user."""
+    """Read the text of a source. None if a file in a named folder is not UTF-8."""
     try:
         return (sys.stdin.buffer.read() if source.path == STDIN else source.path.read_bytes()).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -145,7 +149,7 @@ def _content(source: CorpusSource) -> str | None:
 
 
 def text_of(line: str, where: str) -> str:
-    """The text of a JSON line. Raises ValueError, which begins with ``where``, if there is none."""
+    """Return the text of a JSON line. If it has none, raises ValueError with a message that begins with ``where``."""
     try:
         record: Any = json.loads(line)
     except ValueError:
@@ -162,7 +166,7 @@ def text_of(line: str, where: str) -> str:
 def encode(
     texts: Iterator[Document], tokenizer: Tokenizer, done: Callable[[int], object] = bool
 ) -> Iterator[NDArray[np.uint32]]:
-    """The ids of each text, without special tokens. ``done`` is called with the number of bytes just finished."""
+    """Yield the ids of each text, without special tokens. ``done`` is called with the number of bytes just finished."""
     batch: list[Document] = []
     waiting = 0
     for text, size in texts:
@@ -177,7 +181,7 @@ def encode(
 
 
 def _encode(texts: Sequence[Document], tokenizer: Tokenizer) -> Iterator[NDArray[np.uint32]]:
-    """The ids of each text, joined from the ids of its pieces."""
+    """Yield the ids of each text, joined from the ids of its pieces."""
     pieces = [list(cut(text)) for text, _ in texts]
     flat = [piece for parts in pieces for piece in parts]
     encoded = (ids for some in _some(flat) for ids in encode_all(tokenizer, some, special=False))
@@ -186,7 +190,8 @@ def _encode(texts: Sequence[Document], tokenizer: Tokenizer) -> Iterator[NDArray
 
 
 def _some(pieces: Sequence[str]) -> Iterator[list[str]]:
-    """Groups of as many pieces as keep all threads busy; a call that tokenises a group can't be interrupted."""
+    """Yield the pieces in groups, each large enough to keep all threads busy, but no larger: a call that tokenises a
+    group can't be interrupted."""
     some: list[str] = []
     size = 0
     for piece in pieces:

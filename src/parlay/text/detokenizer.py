@@ -1,4 +1,4 @@
-"""Incremental detokenising, and stop strings that may span tokens."""
+"""Turns tokens into text one at a time, and finds stop strings, which may span tokens."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from parlay.types import SamplingParams, Tokenizer
 
 class Detokenizer(Protocol):
     def push(self, token: int) -> str:
-        """The text that one more token completes; empty while the text ends inside a character."""
+        """Add a token, and return the text that it completes; empty while the text ends inside a character."""
         ...
 
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
-"""Stands for bytes that are not a character."""
+"""The replacement character, which stands for bytes that are not a character."""
 _UNFIT = "Invalid prefix encountered"
-"""Beginning of the library's error if a token changes the text of earlier ones."""
+"""Beginning of the library's error message if a token changes the text of earlier tokens."""
 
 
 class _FastDetokenizer:
@@ -43,10 +43,10 @@ class _FastDetokenizer:
         return piece
 
     def _begin_again(self) -> str:
-        """Decode only the tokens that were kept back.
+        """Start again from the tokens whose text is not released yet.
 
-        Tokens of single bytes are decoded together. If some of them are not a character, all of the run is broken, also
-        earlier ones whose text was released already. That text stays.
+        The library decodes a run of single-byte tokens together. If some of the bytes are not a character, it makes the
+        whole run replacement characters, also bytes whose text was released already. The released text stays.
         """
         self._stream = DecodeStream(skip_special_tokens=self._skip)
         return "".join([self._stream.step(self._tokenizer, token) or "" for token in self._kept_back])
@@ -78,16 +78,16 @@ def make_detokenizer(tokenizer: Tokenizer, skip_special_tokens: bool) -> Detoken
 
 
 _READ_BEFORE = 16
-"""How many of the prompt's last tokens are decoded before a text. Some tokenizers leave out the space before the very
-first word, and a character may begin in the prompt."""
+"""How many of the prompt's last tokens are decoded before the text. Some tokenizers leave out the space before the very
+first word, and a character may begin in the prompt and end in the text."""
 
 
 class TextStream:
-    """The text of one sample as its tokens are committed; also the engine's stop checker for it.
+    """The text of one sample, which grows as tokens are committed. It is also the engine's stop checker for the sample.
 
-    Text is held back so that no part of a stop string is released, unless the request wants that. The text continues
-    after the tokens ``before``. If special tokens are skipped, so are ``ends``, special or not; with ``marks``, only
-    ``ends`` are skipped.
+    Text is held back until it can't be part of a stop string, unless the request wants stop strings in its output.
+    ``before``: the tokens that the text continues. ``ends``: tokens that are skipped, special or not, if the request
+    skips special tokens. ``marks`` keeps all other special tokens in the text.
     """
 
     def __init__(
@@ -103,7 +103,8 @@ class TextStream:
         self._skipped = ends if skips else frozenset()
         self._detokenizer = make_detokenizer(tokenizer, skips and not marks)
         self._broken_before = 0
-        """How many broken characters at the end of what was read before the text may be given out with it."""
+        """How many replacement characters the text before ended with. The first piece may repeat them at its beginning,
+        where they are removed."""
         self._read_before([token for token in before[-_READ_BEFORE:] if token not in self._skipped], tokenizer)
         self._stops = params.stops
         self._include_stop = params.include_stop_str_in_output
@@ -146,7 +147,8 @@ class TextStream:
         return True
 
     def release(self, final: bool) -> list[tuple[int, str]]:
-        """Text not released yet, as (index of the output token it came with, piece); all of it if ``final``."""
+        """Release text, as pairs (index of the output token that the piece came with, piece). With ``final``, nothing
+        is held back."""
         safe = len(self.text) if final else max(self._released, len(self.text) - self._hold)
         pieces: list[tuple[int, str]] = []
         while self._next < len(self.ends) and self._released < safe:

@@ -1,4 +1,4 @@
-"""Finds the tokens that end a text: those that a model names, and those whose text is a known end."""
+"""Finds the tokens that end a text: tokens that a model names, and tokens whose text is a known end."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ KNOWN_ENDS = frozenset(
 
 _INNER_END = "<|end|>"
 _OUTER_ENDS = frozenset({"<|return|>", "<|call|>"})
-"""If a vocabulary has both of these, `_INNER_END` ends only a part of the answer (gpt-oss)."""
+"""If a vocabulary has both of these tokens, `_INNER_END` ends only a part of the answer (gpt-oss)."""
 
 
 def end_tokens(tokenizer: Tokenizer | None, named: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    """Ids of the tokens that end a model's texts: the ``named`` ones first, then those in its tokenizer.
+    """Return the ids of the tokens that end a model's texts: first the ``named`` ids, then those found in its
+    tokenizer.
 
-    A token that is not an added token never counts because of its text.
+    In the tokenizer, only added tokens can count because of their text.
     """
     if tokenizer is None:
         return tuple(dict.fromkeys(token for token in named if 0 <= token < vocab_size))
@@ -38,7 +39,8 @@ def end_tokens(tokenizer: Tokenizer | None, named: Sequence[int], vocab_size: in
 
 
 def read_end_tokens(spelled: str, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:
-    """Ids of end tokens that a user names instead of the model's own: ids or texts, separated by commas.
+    """Return the ids of end tokens that a user names instead of the model's own. ``spelled``: ids or texts, separated
+    by commas.
 
     Raises ParlayError for a name that is not a single token of the model.
     """

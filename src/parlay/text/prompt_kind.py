@@ -1,4 +1,5 @@
-"""Tells what kind of task a prompt asks for, by a few cheap, readable rules. It hints which drafters will pay."""
+"""Tells which kind of task a prompt asks for, by a few cheap, readable rules. The kind hints at the drafters that will
+help."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ FORM = "form"
 
 _HEAD, _TAIL = 240, 240  # characters read at the beginning and the end of a prompt, where the task is
 _CODE_LOOK = 1600  # characters searched for code
-_LONG = 600  # characters from which on a prompt includes a text
-_TEXT = 200  # characters from which on there is something to edit
+_LONG = 600  # a prompt of this many characters includes a text
+_TEXT = 200  # a prompt of this many characters has something to edit
 _LANGUAGES = (
     "arabic|chinese|czech|danish|dutch|english|finnish|french|german|greek|hindi|italian|japanese|korean|latin|"
     "norwegian|polish|portuguese|russian|spanish|swedish|turkish|ukrainian|vietnamese"
@@ -28,7 +29,7 @@ def _rule(*patterns: str) -> re.Pattern[str]:
     return re.compile("|".join(patterns), re.MULTILINE)
 
 
-_GIVEN = _rule(  # a text to be read, whose topic says nothing about the answer
+_GIVEN = _rule(  # the prompt holds a text to be read, whose topic says nothing about the answer
     _POLITE + r"(?:summari[sz]e|tl;dr|extract|passage|text|document|article|context|references?)\b",
     _POLITE + r"(?:answer the|use this|use the|read the)\b.{0,40}\b(?:text|question|passage|article|context)",
 )
@@ -90,12 +91,12 @@ _DIALOGUE = _rule(
 
 
 def kind_of(text: str) -> str:
-    """The kind of task that a prompt asks for: one of `parlay.types.KINDS`; `PROSE` if no rule applies."""
+    """Return the kind of task that a prompt asks for: one of `parlay.types.KINDS`, or `PROSE` if no rule applies."""
     return next(_kinds(text), PROSE)
 
 
 def _kinds(text: str) -> Iterator[str]:
-    """The kinds whose rules apply, in order of precedence: editing code is an edit, not code."""
+    """Yield the kinds whose rules apply, in order of precedence: editing code is an edit, not code."""
     asked = (text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]}\n{text[-_TAIL:]}").lower()
     if _GIVEN.search(asked):
         yield "extraction"
@@ -124,7 +125,7 @@ _READ = 128
 
 
 class PromptClassifier:
-    """Tells the kind of requests by the last text of their prompts, which is the one between special tokens."""
+    """Tells the kind of a request by the last text in its prompt. Special tokens separate a prompt's texts."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -132,7 +133,7 @@ class PromptClassifier:
         self._special = frozenset(token for token, each in added.items() if each.special)
 
     def of(self, prompt: Sequence[int], params: SamplingParams) -> str:
-        """The kind of the request with this prompt; empty if it has no text."""
+        """Return the kind of the request with this prompt; empty if the prompt has no text."""
         if params.form is not None:
             return FORM
         if self._tokenizer is None:
@@ -151,6 +152,6 @@ class PromptClassifier:
 
 
 def _without_role(text: str) -> str:
-    """A turn of a conversation without the line that names its role."""
+    """Remove the line that names the role from a turn of a conversation."""
     role, _, content = text.strip().partition("\n")
     return content.strip() if role.strip().lower() in _ROLES else text.strip()

@@ -1,7 +1,7 @@
-"""Prompts, documents and predictions: turns users' values into texts and ids for each prompt.
+"""Turns users' prompts, documents and predictions into texts and token ids, for each prompt.
 
-A prompt is a text, token ids, or a dict of either, as in vLLM. Documents and predictions of the output are not part of
-the prompt: drafters may copy from them, and the text does not depend on them.
+A prompt is a text, token ids, or a dict with either, as in vLLM. Documents and predictions of the output are not part
+of the prompt: drafters may copy from them, but the output does not depend on them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class TokensPrompt(TypedDict):
-    """A prompt given as token ids. ``thoughts``: whether the answer has reasoning, which is exempt from any form.
+    """A prompt given as token ids. ``thoughts``: whether the answer has reasoning, to which no structure applies.
 
-    ``begins``: the answer is a text of its own, as in a chat, and does not continue the prompt.
+    ``begins``: the answer is a text of its own, as in a chat, not a continuation of the prompt.
     """
 
     prompt_token_ids: Sequence[int]
@@ -58,19 +58,20 @@ T = TypeVar("T")
 
 
 def is_prompt(asked: Prompts | Messages) -> TypeIs[Prompt]:
-    """Whether this is one prompt, and neither several prompts nor a conversation."""
+    """Whether the value is one prompt, and neither several prompts nor a conversation."""
     if isinstance(asked, str | Mapping) or not isinstance(asked, Sized):
         return True
     return len(asked) > 0 and isinstance(asked[0], SupportsIndex)
 
 
 def listed(prompts: Prompts) -> list[Prompt]:
-    """A list of prompts; one prompt becomes a list of one."""
+    """Return a list of prompts; one prompt becomes a list of one."""
     return [prompts] if is_prompt(prompts) else list(prompts)
 
 
 def conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
-    """A list of conversations; one conversation becomes a list of one. Raises ValueError for a single message."""
+    """Return a list of conversations; one conversation becomes a list of one. Raises ValueError for a single
+    message."""
     if isinstance(messages, Mapping):
         raise ValueError("a conversation is a list of messages: put a single message in brackets")
     one = bool(messages) and isinstance(messages[0], Mapping)
@@ -78,7 +79,7 @@ def conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]
 
 
 def one_each(value: T | Sequence[T] | None, default: T, count: int, name: str) -> list[T]:
-    """One value per prompt. Raises ValueError if a list's length is not the number of prompts."""
+    """Return one value per prompt. Raises ValueError if a list's length is not the number of prompts."""
     if value is None:
         return [default] * count
     if isinstance(value, str) or not isinstance(value, Sequence):
@@ -89,7 +90,7 @@ def one_each(value: T | Sequence[T] | None, default: T, count: int, name: str) -
 
 
 def text_or_ids(prompt: Prompt) -> tuple[str | tuple[int, ...], Thoughts]:
-    """A prompt's text or ids, and whether its answer has reasoning.
+    """Return a prompt's text or ids, and whether its answer has reasoning.
 
     Raises ValueError for a value that is not a prompt.
     """
@@ -130,10 +131,10 @@ def check_known(ids: Ids, vocab_size: int) -> None:
 def references(
     documents: Documents | None, prompts: int, tokenizer: Tokenizer | None, vocab_size: int
 ) -> list[tuple[Ids, ...]]:
-    """For each prompt, the ids of its documents, without special tokens; empty documents are left out.
+    """Return, for each prompt, the ids of its documents, without special tokens; empty documents are left out.
 
     Equal texts are tokenised once. Raises ValueError for a document that is neither text nor ids of the vocabulary, and
-    for a list per prompt of another length than the prompts.
+    if the number of lists is not the number of prompts.
     """
     known: dict[str, Ids] = {}
 
@@ -145,16 +146,16 @@ def references(
         return known[document]
 
     lists = per_prompt(documents, prompts)
-    if all(each is lists[0] for each in lists):  # so that prompts share equal documents
+    if all(each is lists[0] for each in lists):  # all prompts then share one tuple of documents
         return [tuple(filter(None, map(ids_of, each))) for each in lists[:1]] * prompts
     return [tuple(filter(None, map(ids_of, each))) for each in lists]
 
 
 def predictions(given: Predictions | None, prompts: int, tokenizer: Tokenizer | None, vocab_size: int) -> list[Ids]:
-    """For each prompt, the ids of its prediction, without special tokens; empty if there is none.
+    """Return, for each prompt, the ids of its prediction, without special tokens; empty if it has no prediction.
 
-    A list of token ids is one prediction; a list of texts, of such lists and of None has one prediction per prompt.
-    Raises ValueError as `references` does.
+    A list of numbers is one prediction, given as token ids. Any other list has one entry per prompt: a text, a list of
+    token ids, or None. Raises ValueError as `references` does.
     """
     if given is None or _is_one(given):
         each: list[Document | None] = [given] * prompts  # type: ignore[list-item]
@@ -168,21 +169,21 @@ def predictions(given: Predictions | None, prompts: int, tokenizer: Tokenizer | 
 
 
 def prediction_ids(given: Document | None, tokenizer: Tokenizer | None, vocab_size: int) -> Ids:
-    """The ids of one prediction; empty for None. Raises ValueError for a value that is neither text nor ids."""
+    """Return the ids of one prediction; empty for None. Raises ValueError for a value that is neither text nor ids."""
     if isinstance(given, str):
         return _encode(given, tokenizer, _PREDICTION)
     return () if given is None else _checked(given, vocab_size, _PREDICTION)
 
 
 def _is_one(given: object) -> bool:
-    """Whether this is a single prediction, or an invalid value."""
+    """Whether the value is a single prediction, or invalid."""
     if isinstance(given, str | bytes) or not isinstance(given, Sequence) or not given:
         return True
     return not any(one is None or isinstance(one, Sequence) for one in given)
 
 
 def per_prompt(documents: Documents | None, prompts: int) -> list[Sequence[Document]]:
-    """The documents of each prompt. A list that contains a text or a list of ids is one list for all prompts."""
+    """Return the documents of each prompt. A list that contains a text or a list of ids is one list for all prompts."""
     if documents is None:
         return [()] * prompts
     if isinstance(documents, str | bytes) or not isinstance(documents, Sequence):

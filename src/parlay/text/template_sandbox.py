@@ -1,8 +1,8 @@
-"""Renders chat templates, which are programs that came with a model.
+"""Renders chat templates, which are programs that come with a model.
 
-Templates run in jinja2's sandbox, which keeps them away from Python's internals and offers what chat templates use. A
-limit on a template's operations can't cover all ways to waste time. So every unknown template runs in a process of its
-own, which is ended if it takes too much time or memory.
+Templates run in jinja2's sandbox, which denies access to Python's internals; only the filters and functions that chat
+templates use are offered. A sandbox can't stop every way to waste time. So every unknown template runs in a process of
+its own, which is killed if it takes too much time or memory.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ KNOWN = frozenset(
 """SHA-256 of templates that were reviewed and found harmless; they are rendered in this process."""
 
 CPU_SECONDS = 2.0
-"""Computing time for one rendering; a conversation of 10 million characters takes a tenth of it."""
+"""Seconds of CPU time for one rendering. A conversation of 10 million characters takes a tenth of that."""
 MEMORY = 512 << 20
-"""Bytes for one rendering."""
+"""Bytes of memory for one rendering."""
 STACK = 16 << 20
 MOST_TEXT = 64 << 20
 """The most characters that a template may write."""
@@ -53,10 +53,10 @@ _FILTERS = frozenset(
 
 
 def render(template: str, variables: dict[str, Any]) -> str:
-    """The text that a template writes. ``variables`` are JSON values.
+    """Return the text that a template writes. ``variables`` are JSON values.
 
-    Raises TemplateError if the template refuses, fails, or takes too much, and MachineBusy if its process got no time
-    to answer.
+    Raises TemplateError if the template refuses the conversation, fails, or exceeds a limit, and MachineBusy if its
+    process got too little CPU time to answer.
     """
     if hashlib.sha256(template.encode(errors="replace")).hexdigest() in KNOWN:
         return _compiled(template).render(variables)
@@ -73,7 +73,7 @@ def render(template: str, variables: dict[str, Any]) -> str:
 
 
 def prepare(template: str) -> None:
-    """Start the process, for which the first rendering of a template would have to wait."""
+    """Start the process now, so that the first rendering of an unknown template need not wait for it."""
     if hashlib.sha256(template.encode(errors="replace")).hexdigest() not in KNOWN:
         _process().start()
 
@@ -112,7 +112,8 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """jinja2's namespace without names that begin with an underscore, which could give access to Python's internals."""
+    """jinja2's namespace, which refuses names that begin with an underscore: they could give access to Python's
+    internals."""
 
     def __init__(*args: Any, **attributes: Any) -> None:
         self, *given = args
@@ -167,7 +168,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """A filter for JSON; jinja2's own escapes for HTML."""
+    """Format a value as JSON, without the HTML escapes of jinja2's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

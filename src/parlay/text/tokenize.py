@@ -11,9 +11,9 @@ from parlay.models.tokenizers.plain import PlainTokenizer, raise_panic
 from parlay.types import Tokenizer
 
 _CUT = 8
-"""A text that will be cut may be this many times longer than the model's context."""
+"""A text that will be cut to the context may be at most this many times longer than it."""
 _MANY = 1024
-"""How many pieces are encoded at once."""
+"""How many pieces one call encodes."""
 _MOST_BYTES = 4
 """The most bytes of a character in UTF-8."""
 _COMPOSED = 4
@@ -21,7 +21,7 @@ _COMPOSED = 4
 
 
 class PromptTooLong(ValueError):
-    """The model's context can't hold the text, whatever its exact number of tokens."""
+    """The text is longer than the model's context, whatever its exact number of tokens."""
 
 
 class Encoder:
@@ -31,7 +31,7 @@ class Encoder:
         self._tokenizer = tokenizer
 
     def prepare(self) -> None:
-        """Examine the vocabulary now, so that the first text need not wait for it."""
+        """Find the longest token now, so that the first text need not wait for it."""
         _ = self._longest
 
     def encode(
@@ -39,20 +39,20 @@ class Encoder:
     ) -> tuple[int, ...]:
         """The ids of a text; with ``special``, also the tokens that the tokenizer adds to every text.
 
-        Pieces of a text are encoded one by one, so that no token spans two pieces. Raises PromptTooLong for a text that
-        is certainly longer than ``most`` tokens, the model's context; a text whose ids will be ``cut`` may be longer,
-        within limits. Raises ValueError for invalid Unicode.
+        Pieces of a text are encoded one by one, so that no token spans two pieces. ``most`` is the model's context.
+        Raises PromptTooLong for a text that certainly has more than ``most`` tokens, or, if its ids will be ``cut``,
+        more than eight times ``most``. Raises ValueError for invalid Unicode.
         """
         parts = [text] if isinstance(text, str) else text
         check_unicode("".join(parts), "the prompt is")
         whole, room = "".join(parts), most * (_CUT if cut else 1)
-        # Each token stands for at least one byte, so short texts need no check against the vocabulary.
+        # Each token stands for at least one byte, so a text of few bytes needs no look at the vocabulary.
         if len(whole) * _MOST_BYTES > room and (least := self._least_tokens(whole)) > room:
             raise PromptTooLong(f"the prompt has {least} tokens or more, and this model holds {most}: shorten it")
         return tuple(encode_pieces(self._tokenizer, parts, special=special))
 
     def _least_tokens(self, text: str) -> int:
-        """The fewest tokens that the text can have, by its length alone; 0 if unknown."""
+        """Return the fewest tokens that the text can have, by its length alone; 0 if unknown."""
         return -(-len(text.encode(errors="replace")) // self._longest) if self._longest else 0
 
     @cached_property
@@ -69,7 +69,8 @@ class Encoder:
 
 
 def check_unicode(text: str, what: str) -> None:
-    """Raises ValueError for a text with half of a surrogate pair, as undecodable bytes leave it. It has no tokens."""
+    """Raise ValueError for a text with half of a surrogate pair, which has no tokens. Python makes such texts of bytes
+    that it can't decode."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -82,7 +83,8 @@ def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:
 
 
 def encode_pieces(tokenizer: Tokenizer, parts: Sequence[str], *, special: bool) -> list[int]:
-    """The ids of a text that is encoded piece by piece. ``special`` applies to the first piece, as in `encode`."""
+    """Return the ids of a text that is encoded piece by piece. ``special`` applies to the first piece, as in
+    `encode`."""
     ids = encode(tokenizer, parts[0], special=special)
     for start in range(1, len(parts), _MANY):  # other threads can run in between
         for each in encode_all(tokenizer, parts[start : start + _MANY], special=False):
@@ -91,7 +93,8 @@ def encode_pieces(tokenizer: Tokenizer, parts: Sequence[str], *, special: bool) 
 
 
 def encode_all(tokenizer: Tokenizer, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-    """`encode` for several texts. A compiled tokenizer runs in parallel with other threads, and skips unused outputs.
+    """Encode several texts as `encode` does. A compiled tokenizer runs in parallel with other threads, and computes ids
+    only.
 
     Raises ValueError for a text at which the tokenizer fails.
     """
@@ -106,12 +109,12 @@ def encode_all(tokenizer: Tokenizer, texts: Sequence[str], *, special: bool) -> 
 
 
 def _backend(tokenizer: Tokenizer) -> Backend | None:
-    """The compiled tokenizer, if ``tokenizer.encode`` does nothing but call it."""
+    """Return the compiled tokenizer, if ``tokenizer.encode`` does nothing but call it; else None."""
     if isinstance(tokenizer, PlainTokenizer):
         return tokenizer.backend_tokenizer
     if not tokenizer.is_fast:
         return None
-    from transformers import TokenizersBackend  # here, because it takes half a second, and this tokenizer is one
+    from transformers import TokenizersBackend  # imported here, because it takes half a second
 
     backend = tokenizer.backend_tokenizer
     if not isinstance(tokenizer, TokenizersBackend) or backend.truncation is not None or backend.padding is not None:
