@@ -1,4 +1,4 @@
-"""N-gram language models: counted, smoothed, mapped from files, asked and mixed in. Names are imported on first use."""
+"""N-gram language models: counting, smoothing, files, queries and mixing. Names are imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ARPA files: the text form of back-off models that KenLM, SRILM and others read and write. Reading checks them.
+"""Reads and writes ARPA files, the text format for back-off models of KenLM, SRILM and others. Reading checks them.
 
 In the ARPA file of a model of tokens, words are the tokens' ids.
 """
@@ -30,11 +30,11 @@ _UNKNOWN_WORDS = -100.0
 """log10 of the probability of unknown words in files without <unk>, as in KenLM."""
 
 LONGEST_WORD = 1 << 12
-"""Most bytes of a word."""
+"""The most bytes of a word."""
 
 _COUNT = re.compile(r"ngram\s+(\d{1,9})\s*=\s*(\d{1,18})", re.ASCII)
 _LONGEST_LINE = 1 << 17
-_MOST_SPARE = 1000  # lines before \data\, or empty ones in a row
+_MOST_SPARE = 1000  # lines before \data\, or empty lines in a row
 WORD_BYTES = 200  # memory for each word, besides its letters
 
 
@@ -52,10 +52,10 @@ def is_arpa(path: Path) -> bool:
 def read(path: Path, vocab_size: int = 0, memory: int = 1 << 30) -> tuple[Estimated, tuple[str, ...]]:
     """Read a model and its words, using at most ``memory`` bytes.
 
-    With a ``vocab_size`` the words are token ids below it. Raises BadArpa for counts that differ from the n-grams in
-    the file or that memory can't hold, contexts without back-off weight, n-grams with an unknown word or whose first
-    words are no n-gram, numbers that can't be logarithms of probabilities, lines that are too long, text that is not
-    UTF-8, and a missing end.
+    With a ``vocab_size``, the words are token ids below it. Raises BadArpa if the counts do not match the n-grams or
+    need too much memory, if a context has no back-off weight, if an n-gram has an unknown word or its first words are
+    no n-gram of the file, if a number can't be the logarithm of a probability, if a line is too long, if the text is
+    not UTF-8, and if the end is missing.
     """
     with ExitStack() as stack:
         try:
@@ -94,7 +94,7 @@ class _Reader:
         return Estimated(trie, (), tuple(map(_linear, probs)), tuple(map(_linear, weights[:-1]))), words
 
     def _singles(self, expected: int, last: bool) -> tuple[Trie, Numbers, Numbers, Integers]:
-        """Read the 1-grams. Ids that the file leaves out get the probability of <unk>."""
+        """Read the 1-grams. Ids that are missing from the file get the probability of <unk>."""
         ids, found_probs, found_weights, found_lines = self._section(1, expected, last)
         size = FIRST + (self._vocab_size or len(self._ids) - len(SPECIAL))
         if size == FIRST:
@@ -108,7 +108,7 @@ class _Reader:
         return Trie(size, (np.empty(0, np.uint32),), ()), prob, weight, lines
 
     def _counts(self) -> list[int]:
-        """Read the counts that the head of the file claims, by length."""
+        """Read the counts in the head of the file: the number of n-grams of each length."""
         while self._next() != "\\data\\":
             if self._line > _MOST_SPARE:
                 raise self._bad("no line \\data\\ until here: this is no ARPA file")
@@ -123,7 +123,8 @@ class _Reader:
         return found
 
     def _refuse_too_many(self, counts: list[int]) -> None:
-        """Raise BadArpa if the claimed counts need too much memory; no more rows than claimed are read later."""
+        """Raise BadArpa if the counts in the head need too much memory. `_section` later refuses rows beyond these
+        counts."""
         kept = 60 * sum(counts) + WORD_BYTES * counts[0]
         while_read = max(count * (16 * n + 60) for n, count in enumerate(counts, 1))
         if (needed := kept + while_read) > self._memory:
@@ -187,7 +188,7 @@ class _Reader:
         return found
 
     def _parents(self, trie: Trie, ids: Integers, lines: Integers) -> Integers:
-        """Return the places of the n-grams' contexts: all their words but the last."""
+        """Return the trie places of the n-grams' contexts, which are all their words but the last."""
         places = ids[:, 0]
         for n in range(2, ids.shape[1] + 1):
             places = trie.continued(n, places, ids[:, n - 1])
@@ -240,7 +241,8 @@ def _linear(logs: Numbers) -> Numbers:
 
 
 def write(path: Path, model: NgramModel) -> None:
-    """Write a model as ARPA, to seven digits. Tokens that were never seen are left out, as <unk> has their numbers."""
+    """Write a model as ARPA, to seven digits. Tokens that the corpus lacks are left out, because <unk> has their
+    numbers."""
     words = ["<pad>", "<unk>", "<s>", "</s>", *(model.words or map(str, range(model.header.vocab_size)))]
     trie, order = model.trie, model.order
     singles = _worth_a_line(model)

@@ -58,7 +58,7 @@ class NgramOptions(Options):
         self.thresholds()
 
     def thresholds(self) -> list[int]:
-        """Return, for each length, the count up to which n-grams are left out.
+        """Return a threshold for each length: n-grams that occurred at most so many times are left out.
 
         Raises UsageError if ``prune`` is malformed.
         """
@@ -76,9 +76,9 @@ class NgramOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A model that was built
+    """A model that was built.
 
-    ``ngrams`` of each length; ``guessed``: lengths that use KenLM's fallback for discounts.
+    ``ngrams``: the number of n-grams of each length. ``guessed``: lengths that use KenLM's fallback for discounts.
     """
 
     header: Header
@@ -96,7 +96,7 @@ class Vocabulary:
 
 
 Progress = Callable[[str, int], object]
-"""Called with the phase, ``reading`` or ``counting``, and how many more tokens are done."""
+"""Called with the phase, ``reading`` or ``counting``, and the number of tokens just done."""
 
 
 def _silent(what: str, done: int) -> None:
@@ -112,11 +112,12 @@ def build(
     vocabulary: Vocabulary | None = None,
     progress: Progress = _silent,
 ) -> Built:
-    """Build a model of tokens, or of words if there is no tokenizer, and write it, as ARPA if ``output`` is so named.
+    """Build a model of tokens, or of words if there is no tokenizer, and write it. A name such as ``x.arpa`` asks for
+    ARPA.
 
-    In a model of tokens a text is a document; in a model of words it is a line, and empty lines are left out.
-    ``vocabulary`` goes with the tokenizer. Temporary files are written beside ``output``: about 50 bytes a token.
-    Raises ParlayError for documents without a token, and where the files can't be written.
+    In a model of tokens, each document is a text; in a model of words, each non-empty line is one. A ``tokenizer``
+    needs its ``vocabulary``. Temporary files in the folder of ``output`` take about 50 bytes a token. Raises
+    ParlayError if the documents have no token, and if the files can't be written.
     """
     with _scratch(output) as scratch:
         if tokenizer is None:
@@ -130,7 +131,8 @@ def build(
 def build_from_ids(
     output: str | Path, texts: Iterable[Sequence[int]], vocabulary: Vocabulary, options: NgramOptions
 ) -> Built:
-    """Build a model, as `build` does, of texts that are token ids. Raises ValueError for ids outside the vocabulary."""
+    """Build a model from texts given as token ids, as `build` does. Raises ValueError for ids outside the
+    vocabulary."""
     output = Path(output)
     with _scratch(output) as scratch:
         for text in texts:
@@ -190,7 +192,8 @@ def _finish(
 def convert(
     source: Path, output: Path, bits: int = 32, *, vocabulary: Vocabulary | None = None, memory: int = 1 << 30
 ) -> Built:
-    """Convert an ARPA file to a model file, using at most ``memory`` bytes. With a vocabulary the words are its ids."""
+    """Convert an ARPA file to a model file, using at most ``memory`` bytes. With a ``vocabulary``, the words are its
+    ids."""
     model, words = arpa.read(source, vocabulary.size if vocabulary else 0, memory)
     whose = vocabulary or Vocabulary(len(words))
     orders = range(1, model.trie.order + 1)
@@ -204,7 +207,7 @@ def convert(
 
 @contextmanager
 def _scratch(output: Path) -> Iterator[Scratch]:
-    """Make a folder for columns beside the output; it is removed in any case."""
+    """Make a temporary folder for columns, next to the output. It is removed in any case."""
     with ExitStack() as stack:
         try:
             name = stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent))

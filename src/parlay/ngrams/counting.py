@@ -1,7 +1,7 @@
 """Counts the n-grams of texts of any size: sorts runs that fit into memory, and merges them on disk into one trie.
 
-An n-gram is packed into words of 64 bits, the first id highest, so that sorting numbers sorts n-grams. N-grams that are
-cut off by the end of a text are filled up with `PAD`.
+An n-gram is packed into words of 64 bits with the first id in the highest bits, so that sorting the numbers sorts the
+n-grams. N-grams that the end of a text cuts off are filled up with `PAD`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from parlay.ngrams.trie import END, PAD, Integers, Scratch, Trie
 
 LONGEST = 10
-"""Most ids of an n-gram that can be counted."""
+"""The most ids of an n-gram that can be counted."""
 
 _RANK_BITS = 24  # bits of an n-gram's later words that hold the rank of the words before it
 _MOST_ROWS = 1 << _RANK_BITS
@@ -72,7 +72,7 @@ class _Packing:
                 yield ((word >> np.uint64(place * self.bits)) & mask).astype(np.int64)
 
     def group(self, words: Sequence[Integers]) -> tuple[Integers, Integers]:
-        """Return the order that sorts n-grams, and where in it each distinct one begins."""
+        """Return the order that sorts the n-grams, and the first place in that order of each distinct n-gram."""
         order = np.argsort(words[0])
         changed = _changes(words[0][order])
         for word, part in zip(words[1:], self.parts[1:], strict=True):
@@ -93,8 +93,8 @@ def count(
 ) -> Counted:
     """Count the n-grams of 1 to ``order`` ids in about ``memory`` bytes.
 
-    ``counted`` is called with how many more ids are done. ``ids``, below ``size``, may be memory-mapped; every text in
-    them begins with `BEGIN` and ends with `END`.
+    ``counted`` is called with the number of ids just done. ``ids`` are below ``size`` and may be memory-mapped; every
+    text in them begins with `BEGIN` and ends with `END`.
     """
     packing = _Packing.of(size, order)
     most = max(_LEAST_ROWS, min(memory // _ROW_BYTES, _MOST_ROWS))
@@ -139,10 +139,11 @@ def _merge(packing: _Packing, size: int, names: Sequence[str], scratch: Scratch,
 def _partitions(
     packing: _Packing, runs: Sequence[Sequence[Integers]], begins: list[int], ends: list[int], most: int
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Divide the rows of sorted runs into parts of at most ``most`` rows: where each begins and ends in each run.
+    """Divide the rows of sorted runs into parts of at most ``most`` rows. Yields where each part begins and ends in
+    each run.
 
-    Parts end at n-grams of an even sample of about ``most`` / 4 rows; a part that is still too long is divided again.
-    Only the rows of a single n-gram may be more than ``most``.
+    The parts end at n-grams from an even sample of about ``most`` / 4 rows. A part that is too long is divided again.
+    Only a part that holds a single n-gram may have more than ``most`` rows.
     """
     total = sum(ends) - sum(begins)
     if total <= most:
@@ -168,7 +169,8 @@ def _partitions(
 def _sample(
     packing: _Packing, runs: Sequence[Sequence[Integers]], rows: Sequence[slice]
 ) -> tuple[list[Integers], Integers]:
-    """Return the distinct n-grams of some rows of the runs, sorted, and how many rows precede each one, and in all."""
+    """Return the distinct n-grams among some rows of the runs, sorted, and how many rows precede each, with the number
+    of all rows last."""
     words = [
         np.concatenate([word[each] for word, each in zip(part, rows, strict=True)]) for part in zip(*runs, strict=True)
     ]
@@ -193,12 +195,12 @@ class _Levels:
         self._latest = [-1] * (order + 1)  # ids of the last n-gram
         self._open = [
             np.empty(0, _COUNT) for _ in range(order + 1)
-        ]  # the last count of each length, which may still grow
+        ]  # the last count of each length, to which the next call may add
 
     def add(self, columns: Iterator[Integers], counts: Integers) -> None:
         """Add n-grams.
 
-        ``columns`` are the ids of distinct n-grams, sorted, all after the n-grams that were added before.
+        ``columns`` are the ids of distinct n-grams, sorted. All of them sort after the n-grams of earlier calls.
         """
         changed, rows_before, goes_on = np.zeros(len(counts), bool), np.zeros(0, np.int64), True
         for n, column in enumerate(columns, 1):
@@ -208,7 +210,7 @@ class _Levels:
             rows, self._latest[n] = np.flatnonzero(changed), int(column[-1])
             more = int(
                 counts[: rows[0] if len(rows) else None].sum()
-            )  # further occurrences of the last n-gram added before
+            )  # further occurrences of the last n-gram of the call before
             real = column[rows] != PAD
             sums, rows = np.add.reduceat(counts, rows)[real] if len(rows) else counts[:0], rows[real]
             self._count(n, more, sums)
@@ -219,7 +221,8 @@ class _Levels:
             rows_before = rows
 
     def _count(self, n: int, more: int, sums: Integers) -> None:
-        """Add ``more`` to the open count, then write all counts but the last, which stays open."""
+        """Add ``more`` to the open count, and write all counts but the last. The last one stays open, as later calls
+        may add to it."""
         sums = np.concatenate([self._open[n] + more, sums])
         self._scratch.append(f"counts{n}", sums[:-1])
         self._open[n] = sums[-1:]
@@ -244,7 +247,7 @@ class _Levels:
 
 
 def _changes(values: Integers) -> Integers:
-    """Mark the values that differ from the one before; the first one is marked."""
+    """Mark the values that differ from the value before them. The first value is always marked."""
     changed = np.ones(len(values), bool)
     np.not_equal(values[1:], values[:-1], out=changed[1:])
     return changed

@@ -1,6 +1,7 @@
 """Estimates probabilities from counts: modified Kneser-Ney (Chen and Goodman 1998) or stupid back-off (Brants 2007).
 
-Both give each n-gram a probability and, as a context, the back-off weight of the shorter context for unseen ids.
+Both give each n-gram a probability, and a back-off weight for its use as a context: if an id never followed the n-gram,
+its probability is the weight times its probability after the n-gram without the first id.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FALLBACK = (0.5, 1.0, 1.5)
 """Discounts for lengths with too few n-grams to estimate them: those of KenLM's ``--discount_fallback``."""
 
 Discounts = tuple[float, float, float]
-"""Discounts from the count of an n-gram that occurred once, twice, and more often."""
+"""What is subtracted from the count of an n-gram that occurred once, twice, and more often."""
 
 Numbers = npt.NDArray[np.floating]
 
@@ -30,9 +31,9 @@ Numbers = npt.NDArray[np.floating]
 class Estimated:
     """The numbers of a language model, linear rather than logarithms.
 
-    ``probs[n - 1]`` is the probability of each n-gram's last id after the others, ``weights[n - 1]`` the back-off
-    weight after each n-gram (lengths below the order), ``counts`` as in `Counted`. ``discounts`` are by length;
-    ``guessed`` names the lengths that use `FALLBACK`. Both are empty without Kneser-Ney.
+    ``probs[n - 1]``: for each n-gram, the probability of its last id after the others. ``weights[n - 1]``: the back-off
+    weight of each n-gram, for lengths below the order. ``counts`` are as in `Counted`. ``discounts`` has an entry for
+    each length, and ``guessed`` the lengths that use `FALLBACK`; both are empty unless Kneser-Ney made the numbers.
     """
 
     trie: Trie
@@ -44,7 +45,8 @@ class Estimated:
 
 
 def stupid_backoff(counted: Counted, scratch: Scratch) -> Estimated:
-    """Estimate relative frequencies with the back-off weight `STUPID_WEIGHT` everywhere. Scores sum to more than 1."""
+    """Estimate relative frequencies; every back-off weight is `STUPID_WEIGHT`. The scores after a context sum to more
+    than 1."""
     trie, counts = counted.trie, counted.counts
     unigrams = counts[0].astype(np.float64)
     unigrams[BEGIN] = 0
@@ -63,11 +65,12 @@ def stupid_backoff(counted: Counted, scratch: Scratch) -> Estimated:
 
 
 def kneser_ney(counted: Counted, thresholds: Sequence[int], scratch: Scratch) -> Estimated:
-    """Estimate interpolated modified Kneser-Ney, as KenLM's lmplz does; below single ids is the uniform distribution.
+    """Estimate interpolated modified Kneser-Ney, as KenLM's lmplz does. Single ids are interpolated with the uniform
+    distribution.
 
     Below the order, an n-gram's count is the number of distinct ids before it (*adjusted counts*), or its occurrences
-    if it begins a text. N-grams that occurred at most ``thresholds[n - 1]`` times will be pruned: their share goes to
-    the shorter context.
+    if it begins a text. N-grams that occurred at most ``thresholds[n - 1]`` times will be pruned, so their share goes
+    to the shorter context.
     """
     trie, (suffixes, adjusted) = counted.trie, _adjusted(counted, scratch)
     found = [_discounts(each) for each in adjusted]
@@ -101,13 +104,14 @@ def _unigrams(size: int, adjusted: Integers, discounts: Discounts) -> Numbers:
     """Return the probability of each id. The discounted mass is shared equally by all ids that can follow another."""
     times = adjusted.astype(np.float64)
     taken = np.array([0.0, *discounts])[np.minimum(adjusted, 3)]
-    alike = taken.sum() / (size - 2)  # neither `PAD` nor `BEGIN` follows anything
+    alike = taken.sum() / (size - 2)  # neither `PAD` nor `BEGIN` follows another id
     probs: Numbers = (times - taken + alike) / times.sum()
     return probs.astype(np.float32)
 
 
 def _adjusted(counted: Counted, scratch: Scratch) -> tuple[list[Integers], list[Integers]]:
-    """For each length return the place of each n-gram without its first id, and how many distinct ids precede it."""
+    """Return two lists by length: the place of each n-gram's suffix without the first id, and the number of distinct
+    ids that precede each n-gram."""
     trie, counts = counted.trie, counted.counts
     suffixes, adjusted = [np.empty(0, np.int64)], [counts[-1]]
     begin = slice(BEGIN, BEGIN + 1)
@@ -132,7 +136,7 @@ def _adjusted(counted: Counted, scratch: Scratch) -> tuple[list[Integers], list[
 
 
 def _discounts(adjusted: Integers) -> Discounts | None:
-    """Return Chen and Goodman's equation 26, from how many n-grams have the counts 1 to 4
+    """Return the discounts of Chen and Goodman's equation 26, from the numbers of n-grams with the counts 1 to 4.
 
     None if the result is invalid.
     """
@@ -150,7 +154,7 @@ def _discounts(adjusted: Integers) -> Discounts | None:
 def prune(model: Estimated, thresholds: Sequence[int], scratch: Scratch) -> Estimated:
     """Leave out n-grams that occurred at most as often as the threshold of their length; all single ids stay.
 
-    ``thresholds`` never fall with length, so the context of an n-gram that stays also stays.
+    ``thresholds`` never fall with length, so if an n-gram stays, its context stays, too.
     """
     trie = model.trie
     names = ("tokens", "counts", "probs", "weights")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 LIMIT = 16  # tokens of the longest n-grams that can be counted
-# By n-gram length: how many sightings make a prediction half certain.
+# For each n-gram length: the number of occurrences at which a prediction is half certain.
 _DOUBT = [0.0, *(2.5 / (size * math.sqrt(size)) for size in range(1, LIMIT + 1))]
 
 
@@ -24,21 +24,24 @@ class Favourite(NamedTuple):
     total: int
 
     def chance(self, size: int) -> float:
-        """Chance that the token follows again after an n-gram of ``size``; fitted to summaries, answers, edits, calls.
+        """Estimate the chance that the token follows again after an n-gram of ``size``.
 
-        There a token seen once came again in .29, .51, .61, .84 of all cases after 1, 2, 3, 4 tokens, and a favourite
-        with half of the sightings in .10 to .20.
+        The formula is fitted to summaries, answers, edits and tool calls.
+
+        There, a token that had followed once followed again in 29, 51, 61 and 84 % of cases, for n-grams of 1, 2, 3 and
+        4 tokens. A favourite with half of the occurrences followed again in 10 to 20 %.
         """
         share = self.times / self.total
         return share * share * self.times / (self.times + _DOUBT[size])
 
 
 class NgramCounts:
-    """Counts of what followed each n-gram of 1 to ``longest`` tokens, and the favourite among its followers.
+    """Counts the followers of each n-gram of 1 to ``longest`` tokens, and keeps each n-gram's most frequent follower,
+    its favourite.
 
-    Of followers with equal counts the latest is the favourite. An n-gram is one integer: ``bits`` per token, the last
-    token lowest. So a *window* of ``longest`` tokens contains all shorter n-grams, and there are no tuples that cyclic
-    garbage collection would have to visit.
+    Of followers with equal counts, the latest is the favourite. An n-gram is stored as one integer with ``bits`` bits
+    per token, the last token lowest. So the lowest bits of a *window* of ``longest`` tokens are the shorter n-grams,
+    and the cyclic garbage collector has no tuples to visit.
     """
 
     def __init__(self, longest: int, vocab_size: int) -> None:
@@ -78,7 +81,8 @@ class NgramCounts:
         return self._pairs[size - 1].get((window & self._masks[size - 1]) << self._bits | token, 0)
 
     def add(self, tokens: Sequence[int], start: int, log: array[int]) -> None:
-        """Count each of ``tokens[start:]`` as a follower of the tokens before it; ``log`` gets what `remove` needs."""
+        """Count each of ``tokens[start:]`` as a follower of the tokens before it. Former favourites are appended to
+        ``log``, for `remove`."""
         bits, low = self._bits, self._masks[0]
         levels = list(zip(self._masks, self._pairs, self._heads, strict=True))
         window = self.window(tokens[max(0, start - self.longest) : start])
@@ -98,8 +102,8 @@ class NgramCounts:
     def remove(self, tokens: Sequence[int], start: int, log: array[int] | None) -> None:
         """Remove the counts of ``tokens[start:]``.
 
-        With the log of `add`, from the end of what was added, this is exact. Without a log (for a text that was not
-        added last) favourites stay until another follower overtakes them.
+        With the ``log`` of `add`, for the tokens added last, the favourites are restored exactly. Without a log, for
+        other tokens, a favourite stays until another follower overtakes it.
         """
         bits, low = self._bits, self._masks[0]
         for place in range(len(tokens) - 1, start - 1, -1):
@@ -121,11 +125,11 @@ class NgramCounts:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """How well the last ``size`` tokens predict the next one, in shares of a text's tokens.
+    """How well the last ``size`` tokens predict the next token, in shares of a text's tokens.
 
-    ``known``: positions where the last ``size`` tokens had occurred before. ``right``: share of these where the most
-    frequent follower came next. ``guessed``: share of all tokens that the longest known n-gram of at most ``size``
-    tokens predicts; ``gain``: how much this exceeds the share without n-grams of ``size``.
+    ``known``: share of the positions where the last ``size`` tokens had occurred before. ``right``: share of the known
+    positions where the most frequent follower came next. ``guessed``: share of all tokens that the longest known n-gram
+    of at most ``size`` tokens predicts. ``gain``: by how much ``guessed`` exceeds its value for ``size`` - 1.
     """
 
     size: int

@@ -13,16 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 LONGEST = 512
-"""Most tokens of a context that are searched for."""
+"""The most tokens of a context that are searched for."""
 
 _MANY = 1 << 16
-"""Most occurrences whose followers are counted; of more, this many are sampled at even distances."""
+"""The most occurrences whose followers are counted. If there are more, this many are sampled at even distances."""
 
 
 class SuffixIndex(Protocol):
     """A corpus with its suffix array, such as `parlay.drafters.stores.datastore_file.Datastore`.
 
-    The separator of its texts is one id above all tokens.
+    One id above all token ids separates the texts.
     """
 
     @property
@@ -34,10 +34,10 @@ class SuffixIndex(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """The evidence of a corpus for a token at a position of a text.
+    """How well a corpus supports a token at a position of a text.
 
-    The longest suffix that the corpus contains has ``length`` tokens. It occurs ``total`` times with a follower; in
-    ``times`` of these the follower is the token.
+    The longest suffix of the text before that the corpus contains has ``length`` tokens. It occurs ``total`` times with
+    a follower; in ``times`` of these occurrences the follower is the token.
     """
 
     length: int
@@ -50,13 +50,15 @@ class Support:
 
 
 class InfinityGram:
-    """Counts and probabilities after the longest suffix of a context in the corpus. Several threads may use it."""
+    """Gives counts and probabilities after the longest suffix of a context in the corpus. Several threads may use
+    it."""
 
     def __init__(self, corpus: SuffixIndex) -> None:
         self._corpus = corpus
 
     def support(self, context: Sequence[int], token: int) -> Support:
-        """Count how often ``token`` follows the longest known suffix of ``context``; without one, its occurrences."""
+        """Count how often ``token`` follows the longest known suffix of ``context``. If no suffix is known, count all
+        its occurrences."""
         length, start, end = self._longest(context)
         known = list(context[len(context) - length :])
         first, last = _following(self._corpus, known, token, (start, end))
@@ -81,7 +83,7 @@ class InfinityGram:
 
 
 def _following(corpus: SuffixIndex, known: Sequence[int], token: int, rows: tuple[int, int]) -> tuple[int, int]:
-    """Return the range of suffixes that begin with ``known`` and go on with the token, by binary search."""
+    """Return the range of suffixes that begin with ``known`` and then ``token``, by binary search."""
     tokens, suffixes, length = corpus.tokens, corpus.suffixes, len(known)
     bounds = []
     for bound in (token, token + 1):

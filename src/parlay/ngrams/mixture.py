@@ -1,4 +1,5 @@
-"""Mixes an n-gram language model into a model's own distribution, at the weight that makes a text likeliest."""
+"""Mixes an n-gram language model's probabilities into the target's, and finds the weight that makes a text
+likeliest."""
 
 from __future__ import annotations
 
@@ -22,11 +23,12 @@ class Mixed:
     """A logits processor: mixes an n-gram model's probabilities, with ``weight``, into the target's own.
 
     Give it as one of ``SamplingParams.logits_processors``. Every exact strategy decodes the same text as plain decoding
-    with this processor. The n-gram model must use the target's tokenizer; the probability that it gives to the end of
-    the text and to unknown words is distributed in proportion (`law`).
+    with this processor. The n-gram model must use the target's tokenizer. Its probabilities of the end of the text and
+    of unknown words are left out, and the rest is scaled to sum to 1 (`law`).
 
-    A corpus has no end-of-text tokens, so the mixture would scale their probability by 1 - ``weight``, and texts would
-    get longer. The tokens in ``end_ids``, say ``llm.runner.spec.eos_ids``, keep the target's probability.
+    A corpus has no end-of-text tokens. So the mixture would multiply their probability by 1 - ``weight``, and texts
+    would get longer. To prevent that, name them in ``end_ids``, for example ``llm.runner.spec.eos_ids``: these tokens
+    keep the target's probability.
     """
 
     def __init__(self, model: NgramModel, weight: float, end_ids: Collection[int] = ()) -> None:
@@ -39,7 +41,7 @@ class Mixed:
         self._model, self._weight, self._end_ids = model, weight, sorted(end_ids)
 
     def __call__(self, ids: list[int], logits_V: Tensor) -> Tensor:
-        import torch  # here, because a model of n-grams alone does not need it
+        import torch  # imported here, because an n-gram model alone does not need it
 
         own_V = logits_V.double().softmax(-1)
         probs = law(self._model, self._model.state(ids[-self._model.order :]))
@@ -61,7 +63,7 @@ class Mixed:
 
 
 def law(model: NgramModel, state: State) -> Numbers:
-    """Probabilities ``[V]`` of all tokens after a context, normalised: the distribution that `Mixed` mixes in."""
+    """Return the probabilities ``[V]`` of all tokens after a context, scaled to sum to 1. `Mixed` mixes these in."""
     probs, _ = model.distribution(state)
     found: Numbers = probs / probs.sum()
     return found

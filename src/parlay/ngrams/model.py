@@ -18,21 +18,20 @@ from parlay.ngrams.trie import BEGIN, END, FIRST, UNKNOWN, Integers
 from parlay.options import user_path
 
 State = tuple[int, ...]
-"""A context: the places in the trie of its last id, its last two ids, and so on, up to the order less one; -1: unseen.
-"""
+"""A context: the trie places of its last id, its last two ids and so on, up to the order - 1; -1 for unseen ones."""
 
 NO_CONTEXT: State = ()
 
-_REMEMBERED = 1 << 14  # contexts in each cache: of the likeliest, and of the most frequent, followers
+_REMEMBERED = 1 << 14  # contexts in each of two caches: for the likeliest and for the most frequent followers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
     """How likely each token of a text is after the tokens before it.
 
-    ``log10[i]`` is token i's log-probability to the base 10, ``lengths[i]`` the length of the longest known n-gram that
-    ends with it, ``unknown[i]`` whether it is a word outside the vocabulary. If the end of the text was scored, it is
-    the last token.
+    ``log10[i]``: the logarithm, to the base 10, of token i's probability. ``lengths[i]``: the length of the longest
+    known n-gram that ends with token i. ``unknown[i]``: whether token i is a word outside the vocabulary. If the end of
+    the text was scored, it counts as the last token.
     """
 
     log10: npt.NDArray[np.float64]
@@ -45,12 +44,12 @@ class Scores:
 
     @property
     def perplexity(self) -> float:
-        """Perplexity, unknown words included; infinity above 1e308."""
+        """The perplexity, unknown words included; infinity above 1e308."""
         return _perplexity(self.log10)
 
     @property
     def perplexity_known(self) -> float:
-        """Perplexity without unknown words; NaN if all words are unknown."""
+        """The perplexity without unknown words; NaN if all words are unknown."""
         known = self.log10[~self.unknown]
         return _perplexity(known) if len(known) else float("nan")
 
@@ -85,13 +84,15 @@ class NgramModel:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Map a model that `parlay ngram build` made. Raises BadNgramFile with one line for any other file."""
+        """Map a model that `parlay ngram build` made. Raises BadNgramFile, with a message of one line, for any other
+        file."""
         return cls(model_file.read(user_path(path)))
 
     # ----------------------------------------------------------------------------------------------------- whole texts
 
     def encode(self, text: str | Sequence[int]) -> Integers:
-        """Return ids in the trie. Raises ValueError for words where the model uses token ids, and the reverse."""
+        """Return the trie's ids of a text. Raises ValueError if it is words and the model uses token ids, or the
+        reverse."""
         if isinstance(text, str) != self.header.words:
             wants = "words" if self.header.words else "token ids of its tokenizer"
             raise ValueError(f"this n-gram model scores {wants}: give it a {'text' if self.header.words else 'list'}")
@@ -101,7 +102,8 @@ class NgramModel:
         return np.where((ids >= 0) & (ids < self.header.vocab_size), ids + FIRST, UNKNOWN)
 
     def scores(self, text: str | Sequence[int], *, begin: bool = True, end: bool = True) -> Scores:
-        """Score a text. ``begin`` and ``end``: it begins at the beginning, and ends at the end, of a whole text."""
+        """Score a text. ``begin``: a whole text begins with its first token. ``end``: it ends there, and its end is
+        scored."""
         ids = np.concatenate([[BEGIN], self.encode(text), [END] if end else []]).astype(np.int64)
         if not begin:
             ids = ids[1:]
@@ -121,7 +123,7 @@ class NgramModel:
         return self.scores(text, begin=begin, end=end).total
 
     def perplexity(self, text: str | Sequence[int]) -> float:
-        """Perplexity of a text, its end included."""
+        """Return the perplexity of a text, its end included."""
         return self.scores(text).perplexity
 
     def numbers(self, n: int, places: Integers) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
@@ -214,9 +216,9 @@ class NgramModel:
         return [(id - FIRST, 10**-log) for log, id in heapq.nsmallest(most, found)]
 
     def _likeliest(self, n: int, place: int, first: int) -> Iterator[tuple[int, float]]:
-        """Yield all continuations of one context of n ids, likeliest first.
+        """Yield all followers of one context of n ids, likeliest first.
 
-        ``first`` are searched at first, then twice as many.
+        At first ``first`` followers are searched for, then twice as many, and so on.
         """
         given = 0
         while len(best := self._best(n, place, first)) > given:
@@ -224,7 +226,7 @@ class NgramModel:
             given, first = first, 2 * first
 
     def _find_best(self, n: int, place: int, most: int) -> list[tuple[int, float]]:
-        """Return the likeliest continuations of one context of n ids, with log10 of their probabilities."""
+        """Return the likeliest followers of one context of n ids, with log10 of their probabilities."""
         if n:
             rows = np.arange(*self.trie.starts[n - 1][place : place + 2].tolist())
             ids = self.trie.tokens[n][rows]
@@ -236,7 +238,7 @@ class NgramModel:
         return list(zip(ids[largest].tolist(), logs[largest].tolist(), strict=True))
 
     def distribution(self, state: State) -> tuple[npt.NDArray[np.float64], float]:
-        """Return probabilities ``[V]`` of all tokens after a context, and that of the end of the text.
+        """Return the probabilities ``[V]`` of all tokens after a context, and the probability of the end of the text.
 
         The rest up to 1 is the probability of unknown words. Scores of stupid back-off sum to more than 1.
         """
@@ -275,7 +277,7 @@ class NgramModel:
         return written
 
     def count(self, text: str | Sequence[int]) -> int:
-        """Return how often an n-gram occurred in the texts. Raises ValueError where the model keeps no counts."""
+        """Return how often an n-gram occurred in the texts. Raises ValueError if the model keeps no counts."""
         n, place = self._place(text, self.order)
         return int(self.counts[n - 1][place]) if place >= 0 else 0
 

@@ -2,8 +2,8 @@
 
 Columns for each length n: ``tokens.n``, the last ids; ``probs.n``, log10 of their probabilities; ``backoffs.n``, log10
 of the back-off weights, and ``starts.n``, as in `Trie`; ``counts.n``, if kept. Quantised numbers are indexes into
-``prob_table.n`` and ``backoff_table.n``. ``words`` are the words of a model of words, one a line in UTF-8. The entry
-``parlay`` of the metadata is the `Header`; ``checksum`` is the CRC-32 of all columns.
+``prob_table.n`` and ``backoff_table.n``. ``words``, in a model of words: the words, one a line, in UTF-8. In the
+metadata, ``parlay`` is the `Header`, and ``checksum`` is the CRC-32 of all columns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NEVER = -99.0
 """log10 of probability 0, as SRILM and KenLM write it."""
 
 MOST = 30.0
-"""Largest log10 of a weight: the product of one weight for each length stays finite."""
+"""The largest log10 of a weight. It keeps the product of one weight for each length finite."""
 
 KNESER_NEY, STUPID_BACKOFF, ARPA = "kneser-ney", "stupid-backoff", "arpa"
 
@@ -38,7 +38,7 @@ _NAMES = {dtype: name for name, dtype in KINDS.items() if name != "BF16"}
 _LEAST = -100.5
 _CODES = 256
 _SAMPLE = 1 << 22
-"""Numbers of a column that are sampled to make its table of codes."""
+"""How many numbers of a column are sampled to make its table of codes."""
 
 
 class BadNgramFile(ParlayError):
@@ -50,8 +50,8 @@ class Header:
     """Describes a model. ``vocab_size`` counts the tokens of a tokenizer, or the words.
 
     ``tokenizer`` and ``fingerprint`` identify the tokenizer, as in a datastore; both are empty for words. ``tokens``
-    and ``texts`` count the corpus, 0 where that is unknown. ``smoothing`` is KNESER_NEY, STUPID_BACKOFF or ARPA, for a
-    model that was converted from an ARPA file.
+    and ``texts`` are the corpus's numbers of tokens and texts; 0 if unknown. ``smoothing`` is KNESER_NEY,
+    STUPID_BACKOFF or ARPA, for a model that was converted from an ARPA file.
     """
 
     order: int
@@ -68,7 +68,8 @@ class Header:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """The columns of a model's file: ``probs`` and ``backoffs`` are log10, or codes where there are tables for them."""
+    """The columns of a model's file. ``probs`` and ``backoffs`` are log10 of the numbers, or codes if they have a
+    table."""
 
     header: Header
     trie: Trie
@@ -84,7 +85,7 @@ class Stored:
 class _Column:
     """A column to be written, from ``values`` a block at a time.
 
-    ``log``: write log10 of the values. ``table``: write the index of the nearest number in it.
+    ``log``: write log10 of the values. ``table``: write, for each value, the index of the nearest number in the table.
     """
 
     name: str
@@ -104,7 +105,7 @@ class _Column:
 
 
 def write(path: Path, header: Header, model: Estimated, *, words: Sequence[str] = (), counts: bool = False) -> None:
-    """Save a model atomically. ``header.bits`` is 8 or 32. Raises ParlayError where it can't be saved."""
+    """Save a model atomically. ``header.bits`` is 8 or 32. Raises ParlayError if the model can't be saved."""
     small, trie = header.bits == 8, model.trie
     first = model.probs[0].copy()
     first[[PAD, BEGIN]] = 0
@@ -156,7 +157,7 @@ def _write(file: IO[bytes], header: Header, columns: Sequence[_Column]) -> None:
 
 
 def _table(values: Numbers) -> Numbers:
-    """Return up to 256 numbers that stand for all logarithms: means of bins of equal counts, and 0 itself."""
+    """Return up to 256 numbers that stand for all logarithms: 0, and the means of bins with equally many values."""
     sample = values[:: max(1, len(values) // _SAMPLE)]
     logs = np.sort(np.log10(np.maximum(sample, 10**NEVER, dtype=np.float64)))
     different = np.unique(logs.astype(np.float32))
@@ -167,7 +168,7 @@ def _table(values: Numbers) -> Numbers:
 
 
 def is_ngram_file(path: Path) -> bool:
-    """Tell whether the file begins like an n-gram model; it may still be of another format."""
+    """Tell whether the file begins like an n-gram model. The rest of the file may still be invalid."""
     try:
         with path.open("rb") if path.is_file() else nullcontext() as file:  # a pipe could not be read again
             return file is not None and f'"format": "{FORMAT}"'.encode() in file.read(256)
@@ -176,7 +177,8 @@ def is_ngram_file(path: Path) -> bool:
 
 
 def read(path: Path) -> Stored:
-    """Map a file that `write` made, after checking every byte. Raises BadNgramFile with one line for any other file."""
+    """Map a file that `write` made, after checking every byte. Raises BadNgramFile, with a message of one line, for any
+    other file."""
     try:
         return _Reader(path, TensorFile.open(path)).stored()
     except OSError as error:
@@ -271,7 +273,7 @@ def _fits(stored: Stored) -> bool:
 
 
 def _sound_numbers(values: Numbers | Integers, table: Numbers | None) -> bool:
-    """Tell whether these are codes of the table or, without a table, logarithms."""
+    """Tell whether the values are valid codes of the table or, without a table, valid logarithms."""
     if not len(values):
         return True
     if table is None:
@@ -285,5 +287,5 @@ def _within(logs: Numbers) -> bool:
 
 
 def _overlapping(length: int) -> Iterator[slice]:
-    """Yield slices as `blocks` does, each with the first row of the next."""
+    """Yield slices as `blocks` does, each extended by the first row of the next."""
     return (slice(start, start + BLOCK + 1) for start in range(0, length, BLOCK))

@@ -1,4 +1,4 @@
-"""A trie of n-grams in sorted columns: finds the continuations of n-grams, one at a time or millions at once."""
+"""A trie of n-grams in sorted columns. It finds the continuations of one n-gram or of millions at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Integers = NDArray[Any]
 """Whole numbers of any width, signed or not."""
 
 PAD, UNKNOWN, BEGIN, END, FIRST = range(5)
-"""Ids in a trie: filler, a word outside the vocabulary, begin and end of a text, and the vocabulary's id 0."""
+"""Special ids in a trie: padding, a word outside the vocabulary, the beginning and the end of a text; and `FIRST`,
+which stands for the vocabulary's id 0."""
 
 BLOCK = 1 << 21
 """Rows that are processed at once."""
@@ -26,9 +27,9 @@ BLOCK = 1 << 21
 class Trie:
     """All n-grams of 1 to `order` ids, sorted. The place of an n-gram is its index among the n-grams of its length.
 
-    ``tokens[n - 1]`` is the last id of each n-gram of n ids. For single ids it is empty: an id is its own place, and
-    there are ``size`` of them. The continuations of n-gram i by one id, sorted by that id, are at ``starts[n -
-    1][i]:starts[n - 1][i + 1]`` among the n-grams of n + 1 ids.
+    ``tokens[n - 1]`` is the last id of each n-gram of n ids. For n = 1 it is empty: each of the ``size`` ids is its own
+    place. The continuations of n-gram i by one id, sorted by that id, are at ``starts[n - 1][i]:starts[n - 1][i + 1]``
+    among the n-grams of n + 1 ids.
     """
 
     size: int
@@ -44,7 +45,8 @@ class Trie:
         return self.size if n == 1 else len(self.tokens[n - 1])
 
     def continued(self, n: int, parents: Integers, ids: Integers) -> Integers:
-        """Return the places of n-grams of n ids (n >= 2): those at ``parents`` extended by ``ids``; -1 if not found.
+        """Return the places of n-grams of n ids (n >= 2): the n-grams at ``parents``, extended by ``ids``; -1 if not
+        found.
 
         A parent of -1 has no continuations. Both arrays have one dimension and the same length.
         """
@@ -67,14 +69,15 @@ class Trie:
         return found
 
     def endings(self, ids: Integers) -> list[Integers]:
-        """For n = 1 to the order, return the place of the n-gram that ends at each of the ids; -1 if not found."""
+        """Return, for n = 1 to the order, the place of the n-gram of n ids that ends at each of the ids; -1 if not
+        found."""
         found = [ids.astype(np.int64)]
         for n in range(2, self.order + 1):
             found.append(self.continued(n, np.append(-1, found[-1][:-1]), ids))
         return found
 
     def families(self, n: int) -> Iterator[tuple[int, int]]:
-        """Yield ranges of n-grams of n ids that have at most `BLOCK` continuations, or are one n-gram with more."""
+        """Yield ranges of n-grams of n ids. A range has at most `BLOCK` continuations, unless it is a single n-gram."""
         starts, parent, count = self.starts[n - 1], 0, self.count(n)
         while parent < count:
             last = int(np.searchsorted(starts, int(starts[parent]) + BLOCK, "right")) - 1
@@ -83,7 +86,8 @@ class Trie:
             parent = last
 
     def parents(self, n: int, first: int, last: int) -> Integers:
-        """For the continuations of n-grams ``first`` to ``last`` of n ids, return the place of the extended n-gram."""
+        """Return, for each continuation of the n-grams ``first`` to ``last`` of n ids, the place of the n-gram that it
+        extends."""
         sizes: Integers = np.diff(self.starts[n - 1][first : last + 1].astype(np.int64))
         return np.repeat(np.arange(first, last), sizes)
 
@@ -110,7 +114,7 @@ class Scratch:
         values.tofile(self._files[name])
 
     def read(self, name: str, dtype: DTypeLike) -> Integers:
-        """Map a column that is complete; empty where nothing was appended."""
+        """Map a complete column; empty if nothing was appended to it."""
         if name not in self._files:
             return np.empty(0, dtype)
         self._files.pop(name).close()
@@ -118,7 +122,7 @@ class Scratch:
         return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
 
     def zeros(self, name: str, dtype: DTypeLike, length: int) -> Integers:
-        """Make a column that can be written at any index. Raises OSError where the disk has no room for it."""
+        """Make a column that can be written at any index. Raises OSError if the disk has no room for it."""
         if not length:
             return np.empty(0, dtype)
         path = self.folder / name
@@ -129,7 +133,7 @@ class Scratch:
         return np.memmap(path, dtype, "w+", shape=(length,))
 
     def remove(self, prefix: str) -> None:
-        """Delete the columns whose names begin with ``prefix``; mapped ones stay usable until they are unmapped."""
+        """Delete the columns whose names begin with ``prefix``. Mapped columns stay usable until they are unmapped."""
         for path in self.folder.glob(f"{prefix}*"):
             path.unlink()
 
