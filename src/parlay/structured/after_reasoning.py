@@ -1,4 +1,4 @@
-"""A constraint that applies from the end of a model's reasoning on."""
+"""A constraint on the answer alone, which applies after the model's reasoning has ended."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from parlay.text.reasoning import Marks
 class AfterReasoning:
     """A `Constraint` that allows any reasoning, except tokens that end the text, and applies ``answer`` after it.
 
-    If the prompt does not begin the reasoning, the first token decides: it is the mark of reasoning, or begins the
-    answer.
+    If the prompt does not begin the reasoning, the first token decides whether there is any: it is either the mark of
+    reasoning, or the beginning of the answer.
     """
 
     def __init__(self, answer: GrammarConstraint, marks: Marks) -> None:
@@ -23,7 +23,7 @@ class AfterReasoning:
         self._marks = marks
         self._committed = 0
         self._length: int | None = None if marks.begin is None else 0
-        """How many of the committed tokens are reasoning; None while it goes on."""
+        """How many of the committed tokens are reasoning; None while the reasoning goes on."""
 
     @property
     def failure(self) -> str | None:
@@ -71,7 +71,8 @@ class AfterReasoning:
         return place == 0 and self._marks.begin is not None
 
     def _reasoning(self, start: int, path: Sequence[int]) -> int | None:
-        """How many tokens of ``start`` committed ones and ``path`` are reasoning, marks included; None: all so far."""
+        """Count the reasoning tokens, marks included, among ``start`` committed tokens and ``path``. None if the
+        reasoning has not ended in them."""
         if start and self._length is not None and self._length <= start:
             return self._length
         if self._may_begin(start) and (not path or path[0] != self._marks.begin):

@@ -1,7 +1,7 @@
-"""The program that first compiles a constraint in a process of its own, where a crash does no harm.
+"""Compiles constraints first in a process of their own, where a crash does no harm to the server.
 
-It is started with the number of a socket. The first message it reads is the vocabulary. Each further one asks for a
-constraint; the answer is the definition to compile, or why there is none. All messages are JSON.
+The program is started with the number of a socket. The first message that it reads is the vocabulary. Each further
+message asks for a constraint; the answer is the definition to compile, or an error. All messages are JSON.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from parlay.system.bounded_process import Answer, serve
 from parlay.types import StructuredOutputsParams
 
 STACK = 64 << 20
-"""Bytes. The later compilation of the same definition has several times as much."""
+"""Bytes of stack. The server compiles the same definition later with four times as much."""
 MEMORY = 1 << 30
-"""Bytes in addition to those of the vocabulary."""
+"""Bytes of memory, in addition to the vocabulary's."""
 CALL_SECONDS = 0.025
-"""Computing time for one call of the compiled grammar. The call holds Python's lock, so all threads wait."""
+"""Seconds of CPU time for one call of the compiled grammar. The call holds the GIL, so all threads wait."""
 _SLOW_CALLS = 3
-"""This many slow calls are the grammar's fault; fewer may be the machine's."""
+"""A grammar is refused after this many slow calls. A busy machine may cause fewer."""
 _WALKS = 4
 _STEPS = 12
 
@@ -65,7 +65,7 @@ def _answer(vocabulary: LLTokenizer, wanted: StructuredOutputsParams) -> dict[st
 
 
 def _check_beginning(compiled: LLMatcher, vocabulary: LLTokenizer) -> None:
-    """Raises ValueError if no text can begin."""
+    """Raise ValueError if the grammar allows no first token."""
     may_end = compiled.is_accepting()
     if len(_following(compiled.deep_copy(), vocabulary)):
         return
@@ -75,7 +75,7 @@ def _check_beginning(compiled: LLMatcher, vocabulary: LLTokenizer) -> None:
 
 
 class _CallTimer:
-    """Makes calls, and counts slow ones."""
+    """Times calls, and counts the slow ones."""
 
     def __init__(self) -> None:
         self._slow = 0
@@ -92,7 +92,8 @@ class _CallTimer:
 
 
 def _walk(at: LLMatcher, vocabulary: LLTokenizer, choose: random.Random, pace: _CallTimer) -> None:
-    """Take some steps into a text. Raises ValueError if they are slow, or exceed a limit of the library.
+    """Write some random tokens that the grammar allows. Raises ValueError if too many calls are slow, or if the library
+    reaches one of its limits.
 
     A dead end is not an error.
     """
@@ -109,7 +110,7 @@ def _walk(at: LLMatcher, vocabulary: LLTokenizer, choose: random.Random, pace: _
 
 
 def _following(at: LLMatcher, vocabulary: LLTokenizer) -> NDArray[np.intp]:
-    """Ids that may come next, without those that end the text."""
+    """Return the ids that may come next, without those that end the text."""
     allowed_V = np.unpackbits(np.frombuffer(at.compute_bitmask(), np.uint8), bitorder="little")
     allowed_V[vocabulary.eos_tokens] = 0
     return np.flatnonzero(allowed_V)

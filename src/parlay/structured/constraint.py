@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 
 class GrammarConstraint:
-    """A `Constraint` with a matcher that is at the committed tokens, and is rolled back there after looking ahead.
+    """A `Constraint` whose matcher has read the committed tokens; it looks ahead, and is then rolled back.
 
-    ``begin`` makes a matcher at the beginning. ``ends``: special ids that end the sample; allowed wherever the text may
-    end. ``barred``: ids that are never allowed, because they mean that a text ends, but do not end the request.
-    Matchers of some grammars (those that count the tokens of a part) can't be rolled back; then copies look ahead.
+    ``begin`` makes a matcher that has read nothing. ``ends``: special ids that end the sample; they are allowed
+    wherever the text may end. ``barred``: ids that mean the end of a text but do not end this request, so they are
+    never allowed. Some grammars count the tokens of a part; their matchers can't be rolled back, so a copy looks ahead.
     """
 
     def __init__(
@@ -38,15 +38,15 @@ class GrammarConstraint:
         self._matcher = begin()
         self.vocab_size = vocab_size
         self.ending = ends | barred
-        """Ids that are no part of a text."""
+        """The ids that end a text, or would; no text contains them."""
         self._ends = ends
         self._end_ids = torch.tensor(sorted(ends), dtype=torch.int64)
         self._barred_ids = torch.tensor(sorted(barred), dtype=torch.int64)
         self._tokens: list[int] = []
         self._by_copy = False
-        """Whether the matcher has failed at being put back."""
+        """Whether copies look ahead, because rolling back the matcher has failed."""
         self.failure: str | None = None
-        """The last reason why the constraint could not go on, which is then why the text ended."""
+        """The last reason why the constraint could not go on. The text then ended for this reason."""
 
     @property
     def committed(self) -> int:
@@ -95,7 +95,7 @@ class GrammarConstraint:
         return mask_V
 
     def _only_tokens(self) -> list[int]:
-        """The tokens without an alternative. Ending the text counts as an alternative."""
+        """Return the next tokens, as long as each has no alternative. Ending the text counts as an alternative."""
         tokens = [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()
         if not tokens and not self._matcher.is_stopped():
             mask_V = self._mask()
@@ -115,7 +115,7 @@ class GrammarConstraint:
     # --------------------------------------------------------------------------------------------- getting there, back
 
     def _plain(self, tokens: Sequence[int]) -> int:
-        """How many tokens come before the first one that ends the text."""
+        """Count the tokens before the first one that ends the text."""
         return next((n for n, token in enumerate(tokens) if token in self.ending), len(tokens))
 
     def _fail(self, reason: str) -> ParlayError:
@@ -123,14 +123,15 @@ class GrammarConstraint:
         return ParlayError(self.failure)
 
     def _look(self, path: Sequence[int], look: Callable[[], T]) -> T | None:
-        """`_after` the committed tokens; None also after a failure, which `allowed` will report if it matters."""
+        """Do as `_after` the committed tokens. Returns None also after a failure, which `allowed` reports if it
+        matters."""
         try:
             return self._after(len(self._tokens), path, look)
         except ParlayError:
             return None
 
     def _reached(self, tokens: list[int]) -> int:
-        """How many of the tokens the grammar allows, one after another."""
+        """Count how many of the tokens the grammar allows, one after another."""
         if not self._by_copy:
             reached = self._matcher.validate_tokens(tokens)
             if not self._matcher.is_error():
@@ -142,13 +143,14 @@ class GrammarConstraint:
         return reached
 
     def _at(self, length: int) -> LLMatcher:
-        """A matcher after the first ``length`` committed tokens."""
+        """Make a matcher that has read the first ``length`` committed tokens."""
         matcher = self._begin()
         matcher.try_consume_tokens(self._tokens[:length])
         return matcher
 
     def _after(self, start: int, path: Sequence[int], look: Callable[[], T]) -> T | None:
-        """Call ``look`` after ``start`` committed tokens and ``path``; None if the grammar does not allow these."""
+        """Call ``look`` with the matcher after ``start`` committed tokens and ``path``. None if the grammar does not
+        allow these tokens."""
         if not self._by_copy:
             matcher = self._matcher
             matcher.rollback(len(self._tokens) - start)
@@ -159,11 +161,11 @@ class GrammarConstraint:
                 matcher.try_consume_tokens(self._tokens[start:])
             if not matcher.is_error():
                 return found
-            self._matcher = self._at(len(self._tokens))  # its error is permanent, but a draft must not affect the text
+            self._matcher = self._at(len(self._tokens))  # its error is permanent, but drafts must not change the text
         return self._in_copy(start, path, look)
 
     def _in_copy(self, start: int, path: Sequence[int], look: Callable[[], T]) -> T | None:
-        """`_after` with a copy, so that nothing must be rolled back."""
+        """Do as `_after` with a copy of the matcher, so that nothing must be rolled back."""
         kept = self._matcher
         copied = self._matcher = kept.deep_copy() if start == len(self._tokens) else self._at(start)
         try:
@@ -178,6 +180,6 @@ class GrammarConstraint:
 
 
 def unpacked(bits: bytes, vocab_size: int) -> Tensor:
-    """Bool ``[vocab_size]`` from one bit per token, lowest first."""
+    """Unpack a mask of one bit per token, lowest bit first, to bool ``[vocab_size]``."""
     mask_V = np.unpackbits(np.frombuffer(bits, np.uint8), count=vocab_size, bitorder="little")
     return torch.from_numpy(mask_V.view(np.bool_))

@@ -18,17 +18,17 @@ _SPACED: JsonCompileOptions = {"whitespace_pattern": SPACE}
 _COMPACT: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 _ROW_ITEMS = 10_000
-"""The most alternatives that may be open at one place of a text; llguidance's default is 2,000."""
+"""The most alternatives that the parser may hold open at one place of a text; llguidance's default is 2,000."""
 
 
 def definition(wanted: StructuredOutputsParams) -> str:
-    """The definition to compile. Raises ValueError if the request's is not valid."""
+    """Return the definition to compile. Raises ValueError if the request's structured output is not valid."""
     if wanted.json_object or wanted.json is not None:
         schema: dict[str, object] = {"type": "object"} if wanted.json is None else schema_of(wanted.json)
         return _json(schema, _COMPACT if wanted.disable_any_whitespace else _SPACED)
     if wanted.regex is not None:
         return LLMatcher.grammar_from_regex(wanted.regex)
-    if wanted.choice is not None:  # one terminal, because alternatives of a rule would all stay open while they match
+    if wanted.choice is not None:  # one terminal: as alternatives of a rule, all would stay open while they match
         texts = " | ".join(json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f") for text in wanted.choice)
         return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")
     assert wanted.grammar is not None
@@ -39,7 +39,7 @@ def definition(wanted: StructuredOutputsParams) -> str:
 
 
 def _json(schema: dict[str, object], between: JsonCompileOptions) -> str:
-    """The definition for a schema. ``between``: what may separate the parts."""
+    """Return the definition for a schema. ``between``: options for the whitespace and separators between the parts."""
     try:
         return LLMatcher.grammar_from_json_schema(json.dumps(restated(schema)), defaults=between)
     except ValueError as error:
@@ -47,9 +47,9 @@ def _json(schema: dict[str, object], between: JsonCompileOptions) -> str:
 
 
 def matcher(vocabulary: LLTokenizer, text: str) -> LLMatcher:
-    """A matcher at the beginning. Raises ValueError for an invalid definition.
+    """Compile a definition to a matcher that has read nothing. Raises ValueError for an invalid definition.
 
-    Compiling is recursive in machine code: only a thread with a large stack may call this.
+    The compiler is compiled code that recurses, so only a thread with a large stack may call this.
     """
     compiled = LLMatcher(vocabulary, text, log_level=0, limits=LLParserLimits(max_items_in_row=_ROW_ITEMS))
     if compiled.is_error():

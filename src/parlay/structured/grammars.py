@@ -28,10 +28,10 @@ _Key = tuple[str, str]
 
 _KEPT = 128  # how many compiled grammars and refusals are kept
 _STACK = 256 << 20
-"""Bytes for compiling, four times what sufficed for the checker. Only the used part takes memory."""
+"""Bytes of stack for compiling, four times the checker's. Only the used part takes memory."""
 _stack_lock = threading.Lock()
 CPU_SECONDS = 2.0
-"""Computing time for one constraint."""
+"""Seconds of CPU time for checking one constraint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class Grammar:
     def constraint(self, stop_ids: Collection[int]) -> GrammarConstraint:
         """Make a constraint.
 
-        ``stop_ids``: those of the request; special ones among them are allowed where the text may end.
+        ``stop_ids``: the request's stop ids. The special ones among them are allowed where the text may end.
         """
         ends = frozenset(token for token in stop_ids if self.tokenizer.is_special_token(token))
         barred = frozenset(self.tokenizer.eos_tokens) - ends
         return GrammarConstraint(self.copy, self.vocab_size, ends=ends, barred=barred)
 
     def copy(self) -> LLMatcher:
-        """A matcher at the beginning. Any thread may call this."""
+        """Copy the matcher, which has read nothing. Any thread may call this."""
         with self.lock:
             return self.matcher.deep_copy()
 
@@ -74,10 +74,10 @@ class Checker:
         self._process.end()
 
     def check(self, question: bytes) -> str:
-        """The definition for a question made by `spelled`, after compiling it once.
+        """Return the definition for a question that `spelled` made, after the process has compiled it once.
 
-        Raises MachineBusy if the process got no time to answer, and ValueError for a definition that is invalid or too
-        large.
+        Raises MachineBusy if the process got too little CPU time to answer, and ValueError for a definition that is
+        invalid or too large.
         """
         try:
             answer = json.loads(self._process.ask(question, CPU_SECONDS))
@@ -92,7 +92,7 @@ class Checker:
 
 
 def spelled(wanted: StructuredOutputsParams) -> bytes:
-    """Write the structured output as JSON; a schema as text and the same schema as data give the same."""
+    """Write the structured output as JSON. A schema gives the same JSON whether it is given as text or as data."""
     schema = None if wanted.json is None else schema_of(wanted.json)
     others = {"regex": wanted.regex, "choice": wanted.choice, "grammar": wanted.grammar}
     spaces = {"disable_any_whitespace": wanted.disable_any_whitespace}
@@ -108,8 +108,9 @@ class _Compiler:
 class Grammars:
     """Compiles grammars for one tokenizer, and keeps those used last. Any thread may use it.
 
-    ``owner``: who sent the request. Owners do not share compiled grammars, nor compilations under way, so that no
-    answer comes sooner because another owner asked the same. The owner with the most entries loses one first.
+    ``owner``: who sent the request. Owners share neither compiled grammars nor compilations under way; otherwise the
+    speed of an answer would tell one owner what another has asked. If the cache is full, the owner with the most
+    entries loses its oldest.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_ids: Sequence[int]) -> None:
@@ -124,8 +125,8 @@ class Grammars:
     def compile(self, wanted: StructuredOutputsParams, owner: str = "") -> Grammar:
         """Compile a grammar.
 
-        Raises ValueError if it is invalid, too large, or can't be written with this vocabulary; ParlayError if the
-        package for it is missing; MachineBusy if compiling got no time.
+        Raises ValueError if the grammar is invalid, too large, or can't be written with this vocabulary; ParlayError if
+        the package llguidance is missing; MachineBusy if compiling got too little CPU time.
         """
         if find_spec("llguidance") is None:
             raise ParlayError("structured output needs the package llguidance: pip install 'parlay[structured]'")
@@ -150,9 +151,9 @@ class Grammars:
         return found
 
     def prepare(self) -> None:
-        """Read the vocabulary now, so that the first structured request, and all other threads, need not wait for it.
+        """Read the vocabulary now. Otherwise the first structured request, and all other threads, would wait for it.
 
-        An error is reported to the first such request.
+        The first structured request gets the error, if there is one.
         """
         if find_spec("llguidance") is not None:
             with suppress(ValueError):
@@ -167,7 +168,7 @@ class Grammars:
             compiler.checker.end()
 
     def _settle(self, key: _Key, question: bytes, work: Future[Grammar | str]) -> None:
-        """Compile once for all requests of this owner that ask for the same meanwhile."""
+        """Compile once for this request and all requests of the same owner that ask for the same grammar meanwhile."""
         try:
             found = self._compiled_or_refused(question)
         except BaseException as error:
@@ -232,7 +233,7 @@ class Grammars:
 
 
 def _with_large_stack(function: Callable[[], T]) -> T:
-    """Call the function in a thread with a large stack, and return or raise what it does."""
+    """Call the function in a thread with a large stack; return its result, or raise its error."""
     future: Future[T] = Future()
 
     def run() -> None:

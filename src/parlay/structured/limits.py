@@ -1,4 +1,4 @@
-"""Limits on the size of a constraint, checked before it is compiled, and the compiler's own limits in words."""
+"""Checks the size of a constraint before it is compiled, and explains the compiler's own limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PICTURE = re.compile(r"\s*(\d+ \||\|?\s*\^+\s*$)")
 
 
 def check_size(wanted: StructuredOutputsParams) -> None:
-    """Raises ValueError that names the number and the limit it exceeds."""
+    """Raise ValueError if a number exceeds its limit; the message names both."""
     if wanted.choice is not None:
         _check("choice", len(wanted.choice), CHOICES, "texts")
         _check_bytes("choice", "".join(wanted.choice))
@@ -41,7 +41,7 @@ def check_size(wanted: StructuredOutputsParams) -> None:
 
 
 def schema_of(given: str | Mapping[str, Any]) -> dict[str, Any]:
-    """The schema as data. Raises ValueError if it is not JSON, or not an object."""
+    """Return the schema as data. Raises ValueError if it is not JSON, or not an object."""
     try:
         schema = json.loads(given) if isinstance(given, str) else dict(given)
     except (ValueError, RecursionError) as error:
@@ -87,7 +87,8 @@ def _check(field: str, count: int, most: int, what: str) -> None:
 
 
 def in_one_line(reason: str) -> str:
-    """The error in one line, without the parser's state, the quoted definition, and details of an internal fault."""
+    """Put an error into one line, without the parser's state, the quoted definition, and details of an internal
+    fault."""
     lines = reason.partition("<state>")[0].splitlines()
     message = " ".join(" ".join(line for line in lines if not _PICTURE.match(line)).split())
     if "panic" in message.partition(":")[0]:
@@ -96,6 +97,7 @@ def in_one_line(reason: str) -> str:
 
 
 def limit_reached(matcher: LLMatcher) -> str | None:
-    """The library's limit at which a matcher failed; None if it is not failed, has ended, or is at a dead end."""
+    """Return the library's limit at which a matcher failed; None if it has not failed, has ended, or is at a dead
+    end."""
     reason = matcher.get_error() if matcher.is_error() else ""
     return None if not reason or reason.startswith("NoExtension") else in_one_line(reason)

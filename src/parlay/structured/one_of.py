@@ -1,4 +1,4 @@
-"""`oneOf` in JSON schemas: a grammar can't count the parts that a text fits, so parts must be provably disjoint."""
+"""Proves that the parts of `oneOf` in a JSON schema are disjoint: a grammar can't count the parts that a text fits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Schema = dict[str, Any]
 
 _KINDS = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _MOST = 50_000
-"""The most comparisons, about a tenth of a second. Parts that were not compared do not count as disjoint."""
+"""The most comparisons, which take about a tenth of a second. Parts that were not compared do not count as disjoint."""
 _DEEPEST = 32
 _UNREAD = frozenset({"patternProperties", "propertyNames", "unevaluatedProperties"})
-"""Keywords that say something about unlisted fields, which this module does not read."""
+"""Keywords about unlisted fields. This module does not read them."""
 
 
 class OneOf:
@@ -35,7 +35,7 @@ class OneOf:
         self._follow = follow
         self._left = _MOST
         self.unsure = False
-        """Whether a ``oneOf`` has been left as it was."""
+        """Whether a ``oneOf`` was left as it is, because its parts may overlap."""
 
     def told_as_any(self, schema: Schema) -> Schema:
         """Replace ``oneOf`` by ``anyOf`` if no text can fit two parts, so that both mean the same."""
@@ -48,7 +48,7 @@ class OneOf:
         return {("anyOf" if word == "oneOf" else word): value for word, value in schema.items()}
 
     def _apart(self, text: Any, other: Any, depth: int) -> bool:
-        """Whether a text that follows the schema ``text`` never fits ``other``. False if that is not certain."""
+        """Whether no text that follows the schema ``text`` fits ``other``. False if that is not certain."""
         self._left -= 1
         if text is False or other is False:
             return True
@@ -61,7 +61,8 @@ class OneOf:
         )
 
     def _readings(self, schema: Schema) -> Iterator[list[Any]]:
-        """Lists of schemas. For each list, any value that fits the schema fits at least one member."""
+        """Yield lists of schemas that cover the schema: any value that fits the schema fits at least one schema of each
+        list."""
         followed = self._follow(schema, self._root)
         if followed is not schema:
             yield [followed]
@@ -87,7 +88,7 @@ class OneOf:
 
 
 def _values(schema: Schema) -> set[str] | None:
-    """All values of a schema that lists them, each as JSON."""
+    """Return all values that the schema allows, each as JSON; None if the schema does not list its values."""
     if "const" in schema:
         return {_spelled(schema["const"])}
     listed = schema.get("enum")
@@ -99,7 +100,7 @@ def _spelled(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The value with integral floats as integers: 1.0 is 1 in JSON Schema."""
+    """Turn integral floats in a value into integers: 1.0 is 1 in JSON Schema."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
@@ -133,7 +134,7 @@ def _required(schema: Schema) -> list[str]:
 
 
 def _field(schema: Schema, name: str) -> Any:
-    """The schema of a field's value; True if anything is allowed, False if there is no such field."""
+    """Return the schema of a field's value; True if any value is allowed, False if the field is not."""
     fields = schema.get("properties")
     if isinstance(fields, dict) and name in fields:
         return fields[name]

@@ -1,4 +1,4 @@
-"""Rewrites JSON schemas for their compiler, and explains its refusals in plain words."""
+"""Rewrites JSON schemas for the compiler, and explains the compiler's refusals in plain words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from parlay.structured.one_of import OneOf
 Schema = dict[str, Any]
 
 SPACE = r" |\n[ \t]{0,20}"
-"""What may separate the parts of JSON: a space, or a line break and indentation. Small models use all that they may."""
+"""What may separate the parts of JSON: a space, or a line break and indentation. It is bounded, because small models
+write as much whitespace as they may."""
 
 _DATA = frozenset({"const", "default", "enum", "examples"})
 """Keywords whose values are not schemas."""
@@ -46,12 +47,13 @@ def _inner(key: str, value: Any, change: Callable[[Schema], Schema]) -> Any:
 
 
 def restated(schema: Mapping[str, Any]) -> Schema:
-    """The same schema without keywords that the compiler refuses: those without effect, and lists of names.
+    """Rewrite a schema to an equal one, without keywords that the compiler refuses: keywords without effect, and lists
+    of names.
 
     pydantic writes such schemas for ``bytes``, ``Path``, ``SecretStr`` and a dict whose keys are an enum, zod for each
-    record. Objects that list their fields get no other fields, unless the schema says so or combines objects: small
-    models add fields until something stops them, and other servers read schemas in this way, too. A ``oneOf`` whose
-    parts may overlap is passed to the compiler unchanged, with all fields, which then refuses it.
+    record. An object that lists its fields gets no other fields, unless the schema allows them or combines objects.
+    Small models add fields until something stops them, and other servers read schemas in this way, too. A ``oneOf``
+    whose parts may overlap is passed on unchanged, and the compiler then refuses it.
     """
     result: Schema = rewritten(dict(schema), partial(_restated, root=schema))
     joined: list[Schema] = []
@@ -66,7 +68,8 @@ def _as_it_is(schema: Schema) -> Schema:
 
 
 def _noted(schema: Schema, joined: list[Schema]) -> Schema:
-    """Add to ``joined`` schemas that combine several, so that an object's fields are listed in several places."""
+    """Add the schema to ``joined`` if it combines several schemas, which may list an object's fields in several
+    places."""
     parts, joins = schema.get("allOf"), schema.keys() & _JOINS
     several = len(joins) > 1 or (isinstance(parts, list) and len(parts) > 1)
     if several or (joins and schema.keys() & {"properties", "patternProperties", "required"}):
@@ -87,7 +90,7 @@ def _closed(schema: Schema) -> Schema:
 
 
 def within_grammar(schema: Mapping[str, Any]) -> str:
-    """A grammar for llguidance that follows the schema."""
+    """Return a grammar for llguidance that follows the schema."""
     return f"%json {json.dumps({**restated(schema), 'x-guidance': {'whitespace_pattern': SPACE}})}"
 
 
@@ -108,9 +111,10 @@ _NEAR, _MOST = 1e-6, 1e300
 
 
 def _with_bounds_apart(schema: Schema) -> Schema:
-    """The schema with an exclusive bound moved by a millionth if the compiler would allow the bound itself.
+    """Move an exclusive bound by a millionth if the compiler would allow the bound itself.
 
-    It does so for an integer, such as 0, if no other integer is below the other bound, as in ``0 < x <= 0.5``.
+    The compiler does so for an integral bound, such as 0, if no other integer lies within the bounds, as in ``0 < x <=
+    0.5``.
     """
     low = max(_numbers(schema, "minimum", "exclusiveMinimum"), default=-math.inf)
     high = min(_numbers(schema, "maximum", "exclusiveMaximum"), default=math.inf)
@@ -125,14 +129,14 @@ def _with_bounds_apart(schema: Schema) -> Schema:
 
 
 def _numbers(schema: Schema, *words: str) -> list[float]:
-    """The values of those keywords that are numbers."""
+    """Return the values of the keywords, as far as they are numbers."""
     found = [schema.get(word) for word in words]
     plain = (value for value in found if isinstance(value, int | float) and not isinstance(value, bool))
     return [float(value) for value in plain if abs(value) < _MOST]
 
 
 def _without_property_names(schema: Schema, root: Mapping[str, Any]) -> Schema:
-    """The schema without ``propertyNames``, if that is any text or a list of names; otherwise unchanged."""
+    """Remove ``propertyNames`` if it allows any text or lists names; otherwise return the schema unchanged."""
     rest = dict(schema)
     names = _followed(rest.pop("propertyNames"), root)
     if names is True:
@@ -153,7 +157,7 @@ def _without_property_names(schema: Schema, root: Mapping[str, Any]) -> Schema:
 
 
 def _followed(schema: Any, root: Mapping[str, Any]) -> Any:
-    """The target of a reference into the same document; anything else is returned unchanged."""
+    """Return the target of a reference into the same document; return anything else unchanged."""
     if not isinstance(schema, dict) or schema.keys() - _REMARKS != {"$ref"}:
         return schema
     found: Any = root
@@ -179,6 +183,7 @@ _REFUSALS = (
 
 
 def in_plain_words(reason: str) -> str | None:
-    """Explain what the compiler does not support, to follow the field's name; None if the error is another one."""
+    """Explain what the compiler does not support, in a clause that follows the field's name. None for any other
+    error."""
     found = ((pattern.search(reason), words) for pattern, words in _REFUSALS)
     return next((words.format(match[1].replace("look-around", "lookaround")) for match, words in found if match), None)
