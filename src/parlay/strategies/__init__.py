@@ -1,4 +1,4 @@
 """Strategies: a drafter (or none), an accept rule and a budget policy under one name.
 
-Only `cache` and what builds a drafter import torch.
+Only modules that build drafters or accept rules import torch.
 """

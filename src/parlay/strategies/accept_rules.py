@@ -159,7 +159,7 @@ UNVERIFIED = RuleEntry(
     factory="lossy:Unverified",
     options=LossyOptions,
 )
-"""Only for drafters whose entries name it."""
+"""A rule only for drafters whose catalogue entries name it."""
 STEP = RuleEntry(
     name="step",
     kind="point",
@@ -173,7 +173,7 @@ STEP = RuleEntry(
 RULES: Mapping[str, RuleEntry] = MappingProxyType({entry.name: entry for entry in (*_RULES, UNVERIFIED, STEP)})
 
 GUESSED = tuple(entry.name for entry in _RULES if entry.kind == "point")
-"""The rules that judge fixed guesses, and so work with every drafter; plain decoding's own comes first."""
+"""The rules that judge fixed guesses, and so work with every drafter. Plain decoding's own rule comes first."""
 DRAWN = tuple(entry.name for entry in _RULES if entry.kind != "point")
 """The rules that need drafts drawn from a distribution, with the drafter's probabilities."""
 
@@ -181,11 +181,12 @@ DRAWN = tuple(entry.name for entry in _RULES if entry.kind != "point")
 _DRAFTED_FOR: Mapping[DraftKind, str] = MappingProxyType(
     {"point": GUESSED[0], "iid": "multi-candidate", "without_replacement": "without-replacement"}
 )
-"""For each kind of drafts, the built-in rule that drafters make them for."""
+"""For each kind of drafts, the built-in rule that the drafts are meant for."""
 
 
 def find(name: str) -> RuleEntry:
-    """The rule of that name, or the one that ``package.module:NAME`` names. Raises UsageError if there is none."""
+    """Return the rule of this name, or the rule that ``package.module:NAME`` names. Raises UsageError if there is
+    none."""
     if ":" not in name:
         return RULES[name]
     made = imported.rule(name)
@@ -194,20 +195,22 @@ def find(name: str) -> RuleEntry:
 
 
 def drafted_for(settings: Mapping[str, Value]) -> str:
-    """The rule that a strategy's drafter makes drafts for: its own, or for an imported one the built-in of its kind."""
+    """Return the rule that a strategy's drafter makes drafts for: the strategy's rule or, if that is imported, the
+    built-in rule for the same kind of drafts."""
     name = name_in(settings)
     return _DRAFTED_FOR[find(name).kind] if ":" in name else name
 
 
 def parameters(names: Sequence[str]) -> dict[str, Option]:
-    """The parameters of a strategy with these rules: ``rule``, by default the first, and the rules' own options."""
+    """Return the parameters of a strategy with these rules: ``rule``, by default the first, and the rules' own
+    options."""
     rule = Option(RULE, str, names[0], f"accept rule: {', '.join(names)}", choices=tuple(names), imports=True)
     own = {f"{name}.{key}": option for name in names for key, option in options_of(RULES[name].options).items()}
     return {RULE: rule, **own}
 
 
 def check(strategy: str, given: Mapping[str, str], known: Mapping[str, Option]) -> None:
-    """Raises UsageError for a rule that can't judge the strategy's drafts, and for options of another rule."""
+    """Raise UsageError for a rule that can't judge the strategy's drafts, and for options of another rule."""
     rule = given.get(RULE, "")
     if RULE in known and (rule in RULES or ":" in rule) and not _judges(rule, known[RULE].choices):
         kind = find(rule).kind.replace("_", " ")
@@ -222,12 +225,12 @@ def check(strategy: str, given: Mapping[str, str], known: Mapping[str, Option]) 
 
 
 def _judges(rule: str, choices: Sequence[str]) -> bool:
-    """Whether the rule is one of the choices; for an imported one, whether it judges the same kind as one of them."""
+    """Whether the rule is one of the choices or, if it is imported, judges the same kind of drafts as one of them."""
     return rule in choices or (":" in rule and find(rule).kind in {RULES[each].kind for each in choices})
 
 
 def name_in(settings: Mapping[str, Value]) -> str:
-    """The name of the rule in a strategy's settings; plain decoding's own if there is none."""
+    """Return the name of the rule in a strategy's settings; plain decoding's own rule if none is set."""
     name = settings.get(RULE, GUESSED[0])
     assert isinstance(name, str)
     return name
@@ -248,13 +251,13 @@ def build(settings: Mapping[str, Value]) -> AcceptRule:
 
 
 def escape_floor(settings: Mapping[str, Value]) -> float:
-    """The running score below which the strategy's texts continue exactly; 0: never."""
+    """Return the running score below which the strategy's texts continue with exact decoding; 0: never."""
     floor = _own(settings).get(ESCAPE, 0.0)
     assert isinstance(floor, int | float)
     return floor
 
 
 def _own(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """The settings of the rule's own options."""
+    """Return the settings of the rule's own options."""
     name = name_in(settings)
     return {key: settings.get(f"{name}.{key}", each.default) for key, each in options_of(find(name).options).items()}

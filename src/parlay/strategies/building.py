@@ -1,4 +1,4 @@
-"""Builds the drafter and the accept rule of a strategy, and tells which strategies a target can use as they are."""
+"""Builds a strategy's drafter and accept rule, and tells which strategies a target can use without further files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def build(spec: StrategySpec, resources: Resources) -> Drafter | None:
 
 
 def options(spec: StrategySpec) -> Options:
-    """The drafter's own options in the spec."""
+    """Return the drafter's own options in the spec."""
     entry, settings = find(spec.name), spec.settings
     return entry.options(**{key: settings[key] for key in options_of(entry.options)})
 
@@ -68,7 +68,7 @@ def build_selector(spec: StrategySpec) -> Selector | None:
 
 
 def build_layout(spec: StrategySpec) -> CanvasLayout:
-    """The layout of canvases that the spec asks for."""
+    """Return the canvas layout that the spec asks for."""
     asked = options(spec)
     if not isinstance(asked, DenoiseOptions):
         return ONE_CANVAS
@@ -79,7 +79,8 @@ def build_layout(spec: StrategySpec) -> CanvasLayout:
 
 
 def build_escape(spec: StrategySpec) -> Escape | None:
-    """When the strategy's texts change to plain decoding's own rule; None if never."""
+    """Return the condition under which the strategy's texts change to plain decoding's own rule; None if they never
+    do."""
     floor = accept_rules.escape_floor(spec.settings)
     return Escape(floor, accept_rules.build({})) if floor > 0 else None
 
@@ -97,20 +98,21 @@ def _nested(spec: StrategySpec, resources: Resources) -> NestedStrategy:
 
 
 class _Found(Exception):
-    """Raised where a drafter would load the target's default draft model or head."""
+    """Raised when a drafter would load the target's default draft model or head."""
 
 
 def offered(resources: Resources, check: Callable[[str, Needs], None]) -> tuple[str, ...]:
-    """The names of strategies that need no parameter, file or model beyond the target's own, in catalogue order.
+    """List the strategies that need no parameter, file or model beyond the target's own, in catalogue order.
 
     ``check`` raises ValueError for needs that the target can't meet. A draft model with the wrong vocabulary is not
-    noticed, because that shows only when it is loaded.
+    noticed, because no model is loaded here.
     """
     return tuple(name for name in catalogue() if works(name, resources, check))
 
 
 def works(name: str, resources: Resources, check: Callable[[str, Needs], None] = lambda name, needs: None) -> bool:
-    """Whether the strategy is one of those: starts to build its drafter, and stops at its first model."""
+    """Whether `offered` lists the strategy. The test starts to build its drafter, and stops before the first model is
+    loaded."""
     target, entry = resources.target, find(parse(name).name)
     if entry.selects or (target is not None and target.fills_only):
         return target is not None and target.canvas is not None and (entry.selects or entry.routes)

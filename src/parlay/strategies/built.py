@@ -29,13 +29,13 @@ from parlay.types import Cost, Drafter, Policy, PowerModel, Runner, RunnerSpec, 
 NO_MEMORY = NoMemory()
 
 KEPT = 64
-"""The most strategies kept. A server's clients choose parameters freely, and each setting is a strategy of its own."""
+"""The most strategies kept. A server's clients choose parameters freely, and each choice is a strategy of its own."""
 
 
 def for_target(spec: StrategySpec, target: RunnerSpec | None) -> StrategySpec:
-    """The spec, or `denoise` if the spec leaves the choice open and the target can only fill canvases.
+    """Return the spec, or `denoise` if the spec leaves the choice open and the target can only fill canvases.
 
-    The selector of `denoise` is then one that suits the target's canvases.
+    In the second case, the selector is the one that suits the target's canvases.
     """
     free = find(spec.name).routes and not spec.members
     if not free or target is None or target.canvas is None or not target.fills_only:
@@ -49,22 +49,22 @@ def for_target(spec: StrategySpec, target: RunnerSpec | None) -> StrategySpec:
 
 
 def _mask_adapter(spec: StrategySpec) -> str:
-    """The adapter for mask rows in a strategy or its members; empty if none is named."""
+    """Return the adapter for mask rows that a strategy or one of its members names; empty if none does."""
     own = str(spec.settings[ADAPTER]) if spec.name == SET_BLOCK else ""
     return own or next(filter(None, map(_mask_adapter, spec.members)), "")
 
 
 def unknown_power() -> PowerModel:
-    """Raises UsageError: the stand-in where the machine's power is not measured."""
+    """Raise UsageError. This function stands in if the machine's power is not measured."""
     raise UsageError("nobody measures here what is drawn, as LLM and the commands do: leave out goal=energy and power")
 
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """A strategy, and the calls that its drafter registered for its end.
+    """A strategy, and the functions that its drafters registered to be called when it is dropped.
 
-    ``arms``: the drafters that it chooses from, if it does. ``apart``: the strategy with a policy of its own for each
-    owner of requests, least recently used first.
+    ``arms``: the drafters that the strategy chooses from, if it does. ``apart``: for each owner of requests, the same
+    strategy with a policy of the owner's own, least recently used first.
     """
 
     strategy: Strategy
@@ -75,10 +75,11 @@ class _Built:
 
 @dataclass(slots=True)
 class UnbuiltStrategy:
-    """A strategy whose drafters are not built yet: `build` builds them, and `StrategyCache.take` does the rest.
+    """A strategy whose drafters are not built yet: `build` builds them, and `StrategyCache.take` completes the
+    strategy.
 
-    Building may take long, because it opens models and packs weights. ``proofs`` of heads run the target, so they wait
-    for `StrategyCache.take`, too.
+    Building may take long, because it opens models and packs weights. ``proofs`` check heads by running the target, so
+    `StrategyCache.take` calls them, in the engine thread.
     """
 
     spec: StrategySpec
@@ -89,7 +90,8 @@ class UnbuiltStrategy:
     drafters: tuple[Drafter, ...] = ()
 
     def build(self) -> None:
-        """Build the drafters, in any thread. Raises UsageError or ParlayError; then nothing is left behind."""
+        """Build the drafters, in any thread. Raises UsageError or ParlayError, after dropping the drafters built so
+        far."""
         with ExitStack() as failing:
             failing.enter_context(self.resources.closing)
             self.wanted = drafters_of(self.spec, self.resources)
@@ -104,15 +106,15 @@ class UnbuiltStrategy:
 class StrategyCache:
     """Strategies, each built at its first request and then shared by all requests that name it.
 
-    If there are more than ``kept``, the one without a request for longest is dropped. What it has learned is lost,
-    except for what it keeps in files. Strategies whose names are ``in_use`` stay, and so does the one given to `own`:
-    clients' unusual strategies must not push out what that has learned from all requests.
+    If there are more than ``kept``, the strategy without a request for longest is dropped. What it has learned is lost,
+    except for what it keeps in files. Strategies whose names are ``in_use`` stay. So does the default strategy given to
+    `own`, because it has learned from all requests.
 
-    What routers learn is handed to ``memory`` after each request. If ``memory`` keeps owners apart, each has routers of
-    its own; drafters, which separate tenants, are shared.
+    Routers give what they learn to ``memory`` after each request. If ``memory`` keeps owners apart, each owner has
+    routers of its own. Owners share drafters, which keep owners' texts apart themselves.
 
-    ``power`` tells what the machine draws. It is called when a strategy first needs it, may take seconds, and its
-    result is kept.
+    ``power`` measures the power that the machine draws. It is called when a strategy first needs it, may take seconds,
+    and its result is kept.
     """
 
     def __init__(
@@ -143,8 +145,8 @@ class StrategyCache:
     def own(self, asked: str | StrategySpec) -> StrategySpec:
         """Build the default strategy, and return its spec.
 
-        The adapter for mask rows that it names becomes that of each `set-block` that names none, so requests may change
-        other options, and `auto` may try it. Raises UsageError as `get` does.
+        If the default strategy names an adapter for mask rows, each `set-block` that names none uses that adapter. So
+        requests may change other options of `set-block`, and `auto` may try it. Raises UsageError as `get` does.
         """
         spec = self._read_for_target(asked)
         self._resources = replace(self._resources, mask_adapter=_mask_adapter(spec))
@@ -153,7 +155,7 @@ class StrategyCache:
         return spec
 
     def get(self, asked: str | StrategySpec, owner: str = "") -> Strategy:
-        """The strategy for a text ``NAME[:key=value,...]`` or a spec, built if necessary.
+        """Return the strategy for a text ``NAME[:key=value,...]`` or a spec, built if necessary.
 
         ``owner``: who sent the request, which matters if owners are kept apart. Raises UsageError for an unknown name
         or parameter, or a drafter that can't be built.
@@ -173,7 +175,7 @@ class StrategyCache:
         return for_target(asked if isinstance(asked, StrategySpec) else self._read(asked), self._resources.target)
 
     def _own(self, spec: StrategySpec, built: _Built, owner: str) -> Strategy:
-        """The strategy with the owner's own router."""
+        """Return the strategy with the owner's own router."""
         if owner not in built.apart:
             built.apart[owner] = replace(built.strategy, policy=self._router(spec, built.arms, owner))
         built.apart.move_to_end(owner)
@@ -182,7 +184,7 @@ class StrategyCache:
         return built.apart[owner]
 
     def close(self) -> None:
-        """Drop all strategies. They write what they keep in files."""
+        """Drop all strategies. Each writes what it keeps in files."""
         with ExitStack() as closing:  # closes all of them, even if one raises
             closing.callback(self._memory.write)
             for built in self._built.values():
@@ -190,7 +192,7 @@ class StrategyCache:
         self._built.clear()
 
     def unbuilt(self, asked: str | StrategySpec) -> UnbuiltStrategy | None:
-        """Begin a strategy for another thread to build; None if it exists, or has no drafters.
+        """Return a strategy for another thread to build; None if the strategy is built already, or has no drafters.
 
         Raises UsageError as `get` does.
         """
@@ -199,9 +201,9 @@ class StrategyCache:
         return self._begin(spec) if spec not in self._built and (entry.factory or entry.routes) else None
 
     def take(self, unbuilt: UnbuiltStrategy) -> None:
-        """Complete a strategy whose drafters are built, and keep it, unless it exists by now.
+        """Complete a strategy whose drafters are built, and keep it. If the strategy exists already, drop the new one.
 
-        Raises UsageError if it can't be completed; then nothing is left behind.
+        Raises UsageError if the strategy can't be completed, after dropping its drafters.
         """
         if unbuilt.spec in self._built:
             unbuilt.close()
@@ -233,7 +235,8 @@ class StrategyCache:
         return _Built(strategy, unbuilt.resources.closing, arms)
 
     def _forget(self, in_use: Collection[str]) -> None:
-        """Drop the oldest strategies until at most ``kept`` are left; those in use and the newest stay."""
+        """Drop the strategies used least recently until at most ``kept`` are left. The strategies in use, the default
+        and the newest stay."""
         *older, _ = self._built
         idle = [spec for spec in older if self._built[spec].strategy.name not in in_use and spec != self._owners]
         for spec in idle[: len(self._built) - self._kept]:
@@ -257,7 +260,8 @@ class StrategyCache:
         return RememberingRouter(self._memory, owner, self._cost, arms, self._aim(spec))
 
     def _aim(self, spec: StrategySpec) -> Aim:
-        """The aim of a strategy that chooses among drafters. Raises UsageError if it needs the machine's power."""
+        """Return the aim of a strategy that chooses among drafters. Raises UsageError if the aim needs the machine's
+        power and that is not measured."""
         settings = spec.settings
         goal, watts = GOALS[str(settings[GOAL])], settings[POWER]
         assert isinstance(watts, float)

@@ -1,4 +1,4 @@
-"""The drafters of a strategy: none, one, or several to choose from."""
+"""Finds the drafters of a strategy: none, one, or several to choose from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = "head"
 
 
 def drafters_of(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
-    """The strategies whose drafters this one uses: those it chooses from, or itself."""
+    """Return the strategies whose drafters this strategy uses: the ones that it chooses from, or itself."""
     return arms(spec, resources) if find(spec.name).routes else (spec,)
 
 
@@ -31,12 +31,12 @@ def build_all(wanted: Iterable[StrategySpec], resources: Resources) -> tuple[Dra
 
 
 def arms(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
-    """The strategies to choose from: those that the option names, or those that the target can use.
+    """Return the strategies to choose from: the ones that the spec names, or else the ones that the target can use.
 
-    From each family of the catalogue it is the usable strategy with the highest ``arm``; for trained heads, also one
-    for each kind of requests with a head of its own. A draft model is left out if there is a head: it costs more and is
-    right less often, so only its trials would be noticed. If there are spare threads, it drafts during forwards where
-    that is faster. Raises UsageError for a strategy without a drafter, and for one that is named twice.
+    In the second case, each family of the catalogue gives its usable strategy with the highest ``arm``. Trained heads
+    also give a strategy for each kind of requests that has a head of its own. A draft model is left out if there is a
+    head, because it costs more and is right less often. A strategy that drafts during the target's forwards needs spare
+    threads. Raises UsageError for a strategy without a drafter, and for a strategy that is named twice.
     """
     for member in spec.members:
         if not find(member.name).factory:
@@ -56,21 +56,21 @@ def arms(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
 
 
 def _for_kinds(general: StrategySpec, resources: Resources) -> Iterator[StrategySpec]:
-    """The same strategy with each head that was trained on texts of one kind."""
+    """Yield the same strategy with each head that was trained on texts of one kind."""
     if HEAD in general.settings:
         specials = [general.changed(head=kind) for kind in KINDS if kind in resources.domains()]
         yield from [each for each in specials if works(str(each), resources)]
 
 
 def as_arms(wanted: Sequence[StrategySpec], drafters: Sequence[Drafter], size: float) -> tuple[Arm, ...]:
-    """An arm for each strategy and its drafter; see `as_arm`."""
+    """Return an arm for each strategy and its drafter; see `as_arm`."""
     return tuple([as_arm(spec, drafter.needs, size) for spec, drafter in zip(wanted, drafters, strict=True)])
 
 
 def as_arm(spec: StrategySpec, needs: Needs, size: float = 1.0) -> Arm:
-    """Describe a drafter with these needs to a router.
+    """Describe a strategy, whose drafter has these needs, to a router.
 
-    ``size``: a factor on its most nodes, unless the spec sets them.
+    ``size``: a factor on the largest number of nodes that it drafts, unless the spec sets this number.
     """
     most = spec.settings[K]
     assert isinstance(most, int)

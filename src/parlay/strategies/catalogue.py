@@ -1,4 +1,4 @@
-"""The catalogue: every strategy by name. A strategy has a file for its drafter, and an entry in `entries`.
+"""The catalogue of all strategies by name. A strategy has a file for its drafter, and an entry in `entries`.
 
 Every strategy that drafts has ``k``, ``policy`` and ``rule``; its other parameters are its drafter's own options. For
 third parties see `plugins`.
@@ -29,12 +29,13 @@ _BY_NAME = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 
 
 def catalogue() -> Mapping[str, StrategyEntry]:
-    """The built-in strategies by name, in catalogue order."""
+    """Return the built-in strategies by name, in catalogue order."""
     return _BY_NAME
 
 
 def for_any_target(*, without: Collection[str]) -> list[str]:
-    """The strategies that work for every autoregressive model and have no parameter of these names."""
+    """List the strategies that work for every autoregressive model and have no parameter of the names in
+    ``without``."""
     return [
         name
         for name, entry in _BY_NAME.items()
@@ -43,7 +44,8 @@ def for_any_target(*, without: Collection[str]) -> list[str]:
 
 
 def find(name: str) -> StrategyEntry:
-    """The entry of that name: built-in, an entry point of the group `plugins.GROUP`, or ``package.module:Class``.
+    """Find the entry of a name: a built-in one, an entry point of the group `plugins.GROUP`, or
+    ``package.module:Class``.
 
     Raises UsageError for an unknown name.
     """
@@ -58,7 +60,7 @@ def find(name: str) -> StrategyEntry:
 
 
 def listing() -> list[dict[str, Any]]:
-    """The built-in strategies as plain data for JSON."""
+    """Return the built-in strategies as plain data for JSON."""
     return [
         {
             "name": entry.name,

@@ -62,17 +62,18 @@ class StrategyEntry:
     """One strategy of the catalogue.
 
     ``factory``: ``module:Class``, imported on first use; empty if nothing drafts. It is called with `Resources` and, if
-    the strategy has ``options`` of its own, an instance of that class. ``k``: its default budget; ``policy``: its
-    default policy; ``rules``: the accept rules that can judge its drafts, its default first. ``exactness``: what that
-    rule guarantees on a runner that can give it. ``when`` ends the sentence "use it if". ``toys``: settings, written
-    as in a spec, with which the conformance kit runs the entry on toy resources. ``vllm``: its names in vLLM's
-    ``speculative_config``.
+    the strategy has ``options`` of its own, with an instance of that class. ``k``: the default budget. ``policy``: the
+    default policy. ``rules``: the accept rules that can judge the strategy's drafts, the default one first.
+    ``exactness``: what the default rule guarantees on a runner that can give it. ``when`` completes "use it
+    if". ``toys``: settings, written as in a spec, with which the conformance kit runs the entry on toy resources.
+    ``vllm``: the strategy's names in vLLM's ``speculative_config``.
 
-    ``replayable``: its proposals follow from the committed text alone and cost little; see `Arm`. ``arm``: ``auto``
-    chooses from the usable strategy with the highest number in each family; 0: only if it is named. ``routes``: it has
-    no drafter of its own, but chooses among those of its option ``of``. ``selects``: it fills canvases, as its
-    ``options`` say. ``beside``: it drafts on threads that the target spares; ``auto`` leaves it out if there are none.
-    ``fills``: it drafts on masked places of the target, which must be able to fill them.
+    ``replayable``: the proposals follow from the committed text alone and cost little; see `Arm`. ``arm``: from each
+    family, ``auto`` uses the usable strategy with the highest number; strategies with 0 are used only if a spec names
+    them. ``routes``: the strategy has no drafter of its own, but chooses among the drafters in its option ``of``.
+    ``selects``: the strategy fills canvases, as its ``options`` say. ``beside``: it drafts on threads that the target
+    does not use; ``auto`` leaves it out if there are none. ``fills``: it drafts on masked places of the target, which
+    must be able to fill them.
     """
 
     name: str

@@ -44,7 +44,8 @@ def policy(path: str, budget: int, cost: Cost) -> Policy:
 
 
 def rule(path: str) -> AcceptRule:
-    """Make the accept rule of class ``path``, which is called without arguments, or take the rule that ``path`` names.
+    """Make an accept rule by calling the class that ``path`` names, without arguments; or return the rule that it
+    names.
 
     Raises UsageError for anything else, and for a rule that judges several kinds of drafts.
     """
@@ -70,7 +71,7 @@ def _called(path: str, purpose: str, names: tuple[str, ...], *arguments: object)
 
 
 def _imported(name: str) -> ModuleType:
-    """Import a module, also from the current folder, which an installed command does not search."""
+    """Import a module, also from the current folder: Python does not search that folder for an installed command."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

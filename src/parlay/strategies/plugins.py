@@ -1,9 +1,9 @@
 """Drafters of third parties: entry points of the group `GROUP`, or ``package.module:Class`` on the command line.
 
-Such a class must have: the `Drafter` protocol; a constructor ``(resources)``, or ``(resources, options: MyOptions)``
-where ``MyOptions`` is a frozen dataclass derived from `parlay.options.Options`, whose fields become the strategy's
-parameters; and a docstring, whose first line is its summary. A `StrategyEntry` may be named instead, to say more. It is
-imported when it is named.
+Such a class implements the `Drafter` protocol. Its constructor takes ``(resources)``, or ``(resources, options:
+MyOptions)``, where ``MyOptions`` is a frozen dataclass derived from `parlay.options.Options`; the fields become the
+strategy's parameters. The first line of its docstring is the strategy's summary. A `StrategyEntry` may be given instead
+of a class, to describe the strategy further. The class or entry is imported when a strategy names it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _PROTOCOL = ("needs", "propose", "observe", "release")
 
 
 def installed() -> dict[str, EntryPoint]:
-    """Entry points by name, without loading them."""
+    """Return the entry points by name, without loading them."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def from_entry_point(point: EntryPoint) -> StrategyEntry:
-    """The entry that an installed package offers as ``point.name``."""
+    """Return the entry that an installed package offers as ``point.name``."""
     return replace(from_path(point.value), name=point.name)
 
 
 def from_path(path: str) -> StrategyEntry:
-    """The entry for ``package.module:Class``, or for ``package.module:NAME`` of a `StrategyEntry`.
+    """Return the entry for ``package.module:Class``, or the `StrategyEntry` at ``package.module:NAME``.
 
-    Raises UsageError for an invalid one.
+    Raises UsageError if the object is neither, or is invalid.
     """
     found = load(path)
     if isinstance(found, StrategyEntry):
@@ -64,7 +64,7 @@ def _described(path: str, found: type) -> StrategyEntry:
 
 
 def _options(path: str, found: type) -> type[Options]:
-    """The class of the constructor's second argument, ``options``; `Options` if there is none."""
+    """Return the class of the constructor's second argument, ``options``; `Options` if there is no such argument."""
     _, *others = inspect.signature(found).parameters or ("",)
     if not others:
         return Options

@@ -1,4 +1,4 @@
-"""Strategies as text: ``NAME[:key=value,...]``, and ``NAME(key=value,...)`` inside another one.
+"""Reads and writes strategies as text: ``NAME[:key=value,...]``, and ``NAME(key=value,...)`` inside another one.
 
 Only this module reads such texts. Lists are joined by ``+``.
 """
@@ -24,10 +24,10 @@ _WHOLE = (POLICY, accept_rules.RULE)
 
 @dataclass(frozen=True, slots=True)
 class StrategySpec:
-    """A strategy as it was asked for; `parse` makes it.
+    """A strategy as a request or option names it; `parse` makes it from the text.
 
-    ``parameters``: those that differ from their defaults, sorted, so that equal specs mean equal strategies.
-    ``members``: the strategies directly inside it.
+    ``parameters``: the parameters that differ from their defaults, sorted, so that equal specs mean equal strategies.
+    ``members``: the strategies directly inside this one.
     """
 
     name: str
@@ -53,7 +53,7 @@ class StrategySpec:
         return {key: option.default for key, option in parameters.items()} | dict(self.parameters)
 
     def changed(self, **values: Value) -> StrategySpec:
-        """The strategy with other values for some parameters, which must not name strategies."""
+        """Return the strategy with other values for some parameters. These parameters must not name strategies."""
         parameters = catalogue.find(self.name).parameters
         merged = {**dict(self.parameters), **values}
         unusual = {key: value for key, value in merged.items() if value != parameters[key].default}
@@ -73,7 +73,7 @@ def parse(text: str) -> StrategySpec:
 
 
 def name_of(text: str) -> str:
-    """The name in ``NAME[:key=value,...]``, which need not be a strategy's."""
+    """Return the name in ``NAME[:key=value,...]``, whether or not a strategy has this name."""
     return _head(text.strip())[0]
 
 
@@ -96,7 +96,7 @@ def _read(text: str, depth: int = 1) -> StrategySpec:
 
 
 def _given(name: str, rest: str, parameters: Mapping[str, Option], *, inside: bool) -> dict[str, str]:
-    """The settings as texts by key."""
+    """Return the settings as texts by key."""
     given: dict[str, str] = {}
     for part in split(rest, ","):
         key, equals, value = (word.strip() for word in part.partition("="))
@@ -114,7 +114,7 @@ def _given(name: str, rest: str, parameters: Mapping[str, Option], *, inside: bo
 
 
 def _head(text: str) -> tuple[str, str]:
-    """The name and the settings of a strategy's text."""
+    """Split a strategy's text into its name and its settings."""
     called = _call(text)
     if called is not None:
         return called
@@ -126,7 +126,7 @@ def _head(text: str) -> tuple[str, str]:
 
 
 def _call(text: str) -> tuple[str, str] | None:
-    """The name and the settings of ``NAME(settings)``; None if the text has another form."""
+    """Split ``NAME(settings)`` into name and settings; None if the text has another form."""
     name, bracket, rest = text.partition("(")
     if not bracket or "=" in name or not rest.endswith(")") or _complaint(rest[:-1]):
         return None
@@ -134,7 +134,7 @@ def _call(text: str) -> tuple[str, str] | None:
 
 
 def _complaint(text: str) -> str | None:
-    """An error about the parentheses of ``text``, if they do not match."""
+    """Return an error message if the parentheses in ``text`` do not match, or are nested too deep."""
     depth = 0
     for character in text:
         depth += (character == "(") - (character == ")")
@@ -149,7 +149,7 @@ _FOR_WHOM = "is for strategies that choose among drafters, as auto does"
 
 
 def with_effort(spec: StrategySpec, effort: str) -> StrategySpec:
-    """The strategy with this effort. Raises UsageError if it has no such option, or another effort already."""
+    """Return the strategy with this effort. Raises UsageError if it has no such option, or sets another effort."""
     if not find(spec.name).routes:
         raise UsageError(f"--effort {effort} {_FOR_WHOM}: strategy {spec} does not")
     given = dict(spec.parameters).get(EFFORT, effort)
@@ -159,9 +159,9 @@ def with_effort(spec: StrategySpec, effort: str) -> StrategySpec:
 
 
 def all_with_effort(strategies: Sequence[str], effort: str) -> tuple[str, ...]:
-    """The strategies, with this effort for those that choose among drafters.
+    """Return the strategies, with this effort set on each that chooses among drafters.
 
-    Raises UsageError if none of them does, or one has another effort already.
+    Raises UsageError if no strategy chooses among drafters, or one sets another effort.
     """
     specs = [parse(each) for each in strategies]
     if not any(find(spec.name).routes for spec in specs):

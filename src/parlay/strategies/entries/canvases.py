@@ -39,14 +39,14 @@ OWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
 READS: Mapping[str, str] = MappingProxyType(
     {"renoise": "noise", "ctc": "frames", "greedy-path": "graph", "lookahead-path": "graph", "viterbi-path": "graph"}
 )
-"""Selectors for models whose canvas is not read place by place, and how they read it."""
+"""How some selectors read a canvas; all others read it place by place."""
 
 
 TEMPERATURES = ("t_max", "t_min")
-"""Options of selectors for the temperatures by which logits are divided."""
+"""Selectors' options for the temperatures by which logits are divided."""
 
 WHOLE = frozenset({"mask-predict", "joint-threshold", "renoise"})
-"""Selectors that may change a place until the whole canvas is decided."""
+"""Selectors that may change any place until the whole canvas is decided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Strategies made of other strategies, among them those in which one drafter drafts for another."""
+"""Strategies made of other strategies, including cascades, in which one drafter drafts for another."""
 
 from __future__ import annotations
 

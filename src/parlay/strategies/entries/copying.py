@@ -1,4 +1,4 @@
-"""Strategies that copy from prompt, output and references, or count n-grams in them."""
+"""Strategies that copy from the prompt, the output and references, or count n-grams in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies whose drafts a smaller model writes, of the target's vocabulary or of another."""
+"""Strategies whose drafts a smaller model writes, with the target's vocabulary or another one."""
 
 from __future__ import annotations
 
