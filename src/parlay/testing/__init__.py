@@ -1,1 +1,2 @@
-"""For tests, ours and other people's: toy models and drafters, tiny checkpoints, and the conformance kit."""
+"""Tools for tests, Parlay's own and those of other packages: toy models and drafters, tiny checkpoints, the conformance
+kit."""

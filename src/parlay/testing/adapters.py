@@ -1,4 +1,4 @@
-"""Random adapters of low rank in PEFT's layout, for tests and for measuring what they cost."""
+"""Random LoRA adapters in PEFT's layout, for tests and for measuring what adapters cost."""
 
 from __future__ import annotations
 

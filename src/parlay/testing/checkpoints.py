@@ -181,7 +181,8 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "gpt-oss": ("gpt_oss", {**_FEW, **_EXPERTS, "head_dim": 16, "sliding_window": 12}),
     }
 )
-"""Checkpoints of further families that the native decoder runs, each with all that sets its layers apart."""
+"""Checkpoints of further families that the native decoder runs. Each has every feature in which its family's layers
+differ."""
 
 _DELTA = {
     "linear_key_head_dim": 8,
@@ -276,7 +277,7 @@ FOREIGN: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "rwkv": ("rwkv", {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32}),
     }
 )
-"""Checkpoints for the adapter, and one (rwkv) that it must refuse."""
+"""Checkpoints for the adapter that runs transformers' own models, and one (rwkv) that it must refuse."""
 
 
 _PAIR: Mapping[str, Any] = {"d_model": 32, "decoder_start_token_id": 0, "initializer_factor": 1.0}
@@ -307,11 +308,11 @@ PAIRS: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
         ),
     }
 )
-"""Encoder-decoders: their start token is 0, and Marian's positions end at 40."""
+"""Encoder-decoders. Their start token is 0, and Marian has 40 positions."""
 
 
 def random_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A tiny transformers model of a family named in NATIVE, FOREIGN or PAIRS, in eval mode.
+    """Make a tiny transformers model of a family named in NATIVE, FAMILIES, FOREIGN or PAIRS, in eval mode.
 
     Its weights are large enough that attention, masks and positions show in the logits.
     """

@@ -1,6 +1,6 @@
-"""Tiny diffusion checkpoints with random weights in the layouts of the field, and a slow reference for each.
+"""Tiny diffusion checkpoints with random weights, in the layouts of published models, and a slow reference for each.
 
-transformers has none of these models, so layouts are written here as their papers and configs describe them.
+transformers has none of these models, so the layouts follow the models' papers and configs.
 """
 
 from __future__ import annotations
@@ -243,7 +243,8 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
 def save_diffusion(name: str, directory: Path, *, seed: int = 0, vocab: int = VOCAB) -> SlowDiffusion:
     """Write a random checkpoint of this layout into ``directory``, and return its slow reference.
 
-    The mask is the fourth token from the end. A reference of another vocabulary gives logits alone.
+    The mask is the fourth token from the end. With another ``vocab`` than `VOCAB`, only the reference's `logits` can be
+    used.
     """
     layout, draw = LAYOUTS[name], torch.Generator().manual_seed(seed)
     weights = {
@@ -261,7 +262,7 @@ def save_diffusion(name: str, directory: Path, *, seed: int = 0, vocab: int = VO
 
 
 def _shapes(layout: Layout, vocab: int) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Part, name in the file, and shape of each weight."""
+    """Return the part, the name in the file, and the shape of each weight."""
     whole = {"embed": (vocab, HIDDEN), "final": (HIDDEN,), "head": (vocab, HIDDEN)}
     query, key = HEADS * DIM, KV_HEADS * DIM
     layer: dict[str, tuple[int, ...]] = {

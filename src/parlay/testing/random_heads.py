@@ -1,4 +1,4 @@
-"""Draft heads with random weights for any target: what they draft is mostly wrong, and no text may depend on it."""
+"""Draft heads with random weights for any target. Their drafts are mostly wrong, and no text may depend on them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from parlay.types import RunnerSpec
 
 
 def random_heads(target: RunnerSpec, seed: int = 0) -> FindHead:
-    """A head for each method; half of the vocabulary can be drafted.
+    """Return a function that makes a head for each method. A head can draft half of the vocabulary.
 
-    Of methods with two forms the name says which: `PLUS` is Hydra++, `PARALLEL` are heads beside each other. Any other
-    name is the first form.
+    For methods with two forms, the head's name chooses one: `PLUS` for Hydra++, `PARALLEL` for MTP with parallel heads.
+    Any other name gives the first form.
     """
 
     def find(method: str, name: str) -> OpenHead:
@@ -71,7 +71,7 @@ def _next_states(target: RunnerSpec, method: str) -> HeadArtefact:
 
 
 def _several(target: RunnerSpec, method: str) -> HeadArtefact:
-    """Three heads."""
+    """Make three heads."""
     config = _several_config(target)
     heads = _SEVERAL[method](config)
     heads.set_draft_vocab(torch.arange(config.draft_vocab_size) * 2)
@@ -163,7 +163,7 @@ _SEVERAL: Mapping[str, Callable[[SeveralHeadsConfig], SeveralHeadsModule]] = {
     methods.REDRAFTER: ReDrafterHead,
 }
 _ACCEPTANCE = [[0.5, 0.2, 0.1], [0.4, 0.2, 0.1], [0.3, 0.2, 0.1]]
-_LARGE = 64.0  # toys' taps are large numbers
+_LARGE = 64.0  # a divisor, because toys' hidden states are large numbers
 
 
 def _artefact(method: str, head: DraftVocab, layer: DecoderConfig, settings: Mapping[str, Any]) -> HeadArtefact:
@@ -172,7 +172,7 @@ def _artefact(method: str, head: DraftVocab, layer: DecoderConfig, settings: Map
 
 
 def _disturb(head: nn.Module) -> None:
-    """Matrices of random numbers."""
+    """Fill the matrices of a head with random numbers."""
     with torch.no_grad():
         for weight in head.parameters():
             if weight.ndim == 2:

@@ -1,4 +1,4 @@
-"""The slow, obvious decoder that every strategy must agree with: no cache, no drafts, no batch, no shortcuts."""
+"""The slow reference decoder, with which every strategy must agree. It has no cache, no drafts and no batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LogitsOf = Callable[[Sequence[int]], Tensor]
 
 @dataclass(slots=True)
 class ReferenceText:
-    """Text of a request so far: a `SequenceView` without an engine."""
+    """The text of a request so far: a `SequenceView` without an engine."""
 
     request: Request
     tokens: list[int]
@@ -35,9 +35,10 @@ class ReferenceText:
 
 
 def decode(logits_of: LogitsOf, request: Request, max_context: int = 1 << 30) -> ReferenceText:
-    """Recompute the logits of the whole text for each token. Uses up the request's stop checker and constraint.
+    """Decode a request, and recompute the logits of the whole text for each token. The request's stop checker and
+    constraint can't be used again.
 
-    Raises ParlayError where the target can't go on (NaN, everything masked, a processor that raises).
+    Raises ParlayError if the target can't go on: logits are NaN, every token is masked, or a processor raises.
     """
     text = ReferenceText(request, list(request.prompt), len(request.prompt))
     if request.params.max_tokens == 0:
@@ -55,7 +56,8 @@ def decode(logits_of: LogitsOf, request: Request, max_context: int = 1 << 30) ->
 
 
 def draw(processed_V: Tensor, text: ReferenceText) -> int:
-    """The lowest id whose logit is highest, with noise for every token unless the request is greedy."""
+    """Return the id with the highest logit, after adding Gumbel noise to each logit unless the request is greedy. Of
+    equal logits, the lowest id counts."""
     if not text.request.params.greedy:
         state = noise.stream(text.request.key, len(text.tokens))
         every_bit = noise.bits([state], torch.arange(len(processed_V), device=processed_V.device))

@@ -14,16 +14,17 @@ from parlay.models.config import Experts
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, LAYERS, VOCAB = 32, 48, 4, 2, 8, 2, 64
 EXPERTS = 6
 MASK = VOCAB - 4
-CLOSE = 1e-5  # a difference of probabilities that rounding may undo
+CLOSE = 1e-5  # rounding may turn a smaller difference of probabilities around
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a family's files look, and who sees whom: its ``block`` (0: all rows see each other) and ``shift``.
+    """The layout of a family's files, and its attention mask. ``block``: rows see all rows of their block and of
+    earlier ones; 0: all rows see each other. ``shift``: the row before a place gives the place's logits.
 
-    With a ``canvas`` of so many places the text is causal, and the last rows see each other; if it is ``ordered``,
-    those of decided places come first, and none sees those after it. Of a head ``rotated`` numbers turn. ``experts``
-    take the place of feed-forwards.
+    With a ``canvas`` of this many places, the text is causal, and the canvas's rows see each other. If the canvas is
+    ``ordered``, the rows of decided places come first, and each row sees only the rows before it. ``rotated``: how many
+    numbers of an attention head have rotary positions. ``experts`` replace the feed-forward of each layer.
     """
 
     architecture: str
@@ -44,16 +45,17 @@ class Layout:
 
 
 class SlowDiffusion:
-    """The model by plain operators, without a cache: every row of a text is computed for every step."""
+    """The model in plain operators, without a cache. Each step computes every row of the text."""
 
     def __init__(self, layout: Layout, weights: Mapping[str, Tensor]) -> None:
         self.layout, self._weights = layout, weights
 
     def logits(self, ids: Sequence[int], places: int = 0) -> Tensor:
-        """``[T, V]``: each row sees all rows, or those before the end of its block.
+        """Return the logits ``[T, V]``. Each row sees all rows, or the rows before the end of its block.
 
-        In causal texts it sees those before it, and the last ``places`` rows see all. On ordered canvases masks are
-        moved behind what is decided, with their positions, and each row sees those before it.
+        In a causal text, each row sees the rows before it, and the last ``places`` rows see all rows. On an ordered
+        canvas, masks are moved behind the decided tokens, together with their positions, and each row sees the rows
+        before it.
         """
         if self.layout.ordered:
             first = len(ids) - places
@@ -76,10 +78,11 @@ class SlowDiffusion:
         return self._normed("final", x_TH) @ self._of("head").T
 
     def write(self, prompt: Sequence[int], length: int, *, canvas: int, k: int, group: int = 0) -> list[int]:
-        """``length`` greedy tokens: in each step the ``k`` surest places of the first ``group`` that has an open one.
+        """Return ``length`` greedy tokens. Each step decides the ``k`` surest places of the first ``group`` with an
+        open place.
 
-        Without a block each canvas has ``canvas`` places. Raises ValueError at a choice so close that the order of a
-        machine's sums may decide it.
+        Without a block, each canvas has ``canvas`` places. Raises ValueError if a choice is so close that rounding may
+        decide it.
         """
         text, end, block = list(prompt), len(prompt) + length, self.layout.block
         places: list[int | None] = []
@@ -109,10 +112,12 @@ class SlowDiffusion:
     def edit(
         self, prompt: Sequence[int], length: int, *, threshold: float, edit_threshold: float, steps: int
     ) -> list[int]:
-        """``length`` greedy tokens of a model in blocks whose decided tokens may change until their block is done.
+        """Return ``length`` greedy tokens of a model with blocks, in which decided tokens may change until the block is
+        done.
 
-        Open places get a token that has the ``threshold``, at least one; others another one that has
-        ``edit_threshold``, in at most ``steps`` forwards after all are decided.
+        In each forward, open places whose likeliest token has the probability ``threshold`` are decided, or else the
+        surest one. A decided place gets another token whose probability is ``edit_threshold``. After all places are
+        decided, at most ``steps`` forwards follow.
         """
         text, end = list(prompt), len(prompt) + length
         while len(text) < end:
@@ -135,7 +140,7 @@ class SlowDiffusion:
         return text[len(prompt) :]
 
     def _guesses(self, text: Sequence[int], places: Sequence[int | None]) -> tuple[list[float], list[int], list[float]]:
-        """The probability of each place's likeliest token, that token, and its lead over the second."""
+        """Return, for each place, the probability of the likeliest token, that token, and its lead over the second."""
         logits = self.logits([*text, *(MASK if token is None else token for token in places)], len(places))
         rows = logits[len(text) - 1 : -1] if self.layout.shift else logits[len(text) :]
         rows[:, MASK] = -torch.inf
@@ -152,7 +157,7 @@ class SlowDiffusion:
         return out_TH
 
     def _mixed(self, x_TH: Tensor, layer: int) -> Tensor:
-        """Row by row: the experts that it chooses, and the shared one."""
+        """Compute, row by row, the experts that the row chooses, and the shared expert."""
         rows = []
         for x_H in x_TH:
             weights = self._chosen(self._of("router", layer) @ x_H, layer)
@@ -202,7 +207,7 @@ class SlowDiffusion:
 
 
 def _turned(heads_ATD: Tensor, at_T: Tensor, rotated: int) -> Tensor:
-    """Rotary positions: halves of the first ``rotated`` numbers of a head turn together."""
+    """Apply rotary positions to the first ``rotated`` numbers of each head, in the form that pairs the two halves."""
     half = rotated // 2
     angles = at_T[:, None] * 10_000.0 ** (-torch.arange(half) / half)
     left, right, rest = torch.split(heads_ATD, [half, half, DIM - rotated], -1)

@@ -1,4 +1,4 @@
-"""A constraint over ids that needs no text: which ids may follow is a known function of the whole output."""
+"""A constraint on token ids that needs no text: the allowed ids are a known function of the whole output."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from parlay.types import ParlayError
 
 @dataclass(frozen=True, slots=True)
 class ToyGrammar:
-    """A third of the places have one id that may follow, others about half of all; after ``length`` ids all is said.
+    """A toy grammar. It allows one id at a third of the places, and about half of all ids at the others. The text ends
+    after ``length`` ids.
 
-    ``mask`` is the id of open places, which no text has; None: there is none.
+    ``mask``: the mask's id, which is never allowed; None if the model has no mask.
     """
 
     vocab_size: int
@@ -37,7 +38,7 @@ def _following(grammar: ToyGrammar, state: int) -> list[int]:
 
 
 class ToyConstraint:
-    """Implements `Constraint` from the whole output, again for every question."""
+    """Implements `Constraint`. Each call computes its answer from the whole output."""
 
     def __init__(self, grammar: ToyGrammar) -> None:
         self._grammar = grammar

@@ -1,4 +1,4 @@
-"""Toy drafters: they know what the target will say, and use it to be always, never, or sometimes right."""
+"""Toy drafters that know what the target will write, and are always, never or sometimes right."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from parlay.testing.reference import LogitsOf, ReferenceText, draw
 from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, Request, SequenceView, Tree, trees
 
 Answer = Callable[[SequenceView, Sequence[int]], int]
-"""The token the target takes after the view's tokens and some more ids."""
+"""The token that the target writes after the view's tokens and some more ids."""
 
 Guess = Callable[[SequenceView, int], Draft]
-"""A draft of at most so many nodes."""
+"""Makes a draft for a view, of at most the given number of nodes."""
 
 
 def answer_by(logits_of: LogitsOf) -> Answer:
-    """Know the target by running its logits through the one sampler."""
+    """Predict the target by running its logits through the engine's sampler."""
 
     def answer(view: SequenceView, path: Sequence[int]) -> int:
         token = sample(logits_of([*view.tokens, *path]).unsqueeze(0), [view], [path])[0]
-        return token if isinstance(token, int) else 0  # a fault: the target says nothing, so any guess is wrong
+        return token if isinstance(token, int) else 0  # after a fault the target writes nothing, so any guess is wrong
 
     return answer
 
 
 def answer_from(text_of: Callable[[Request], Sequence[int]]) -> Answer:
-    """Know the target by its whole text for a request, prompt included; past its end nothing is right."""
+    """Predict the target from its whole text for a request, prompt included. After the end of the text, the answer is
+    0."""
 
     def answer(view: SequenceView, path: Sequence[int]) -> int:
         text, position = text_of(view.request), len(view.tokens) + len(path)
@@ -52,12 +53,13 @@ class ToyDrafter(FromText):
 
 
 def oracle(answer: Answer) -> ToyDrafter:
-    """Always right: a chain of what the target will say."""
+    """Make a drafter that is always right: it drafts the target's next tokens as a chain."""
     return ToyDrafter(lambda view, budget: trees.chain(gold(answer, view, budget), "oracle"))
 
 
 def sometimes(answer: Answer, vocab_size: int, pattern: Sequence[bool]) -> ToyDrafter:
-    """A chain whose token at absolute position p is right where ``pattern[p % len(pattern)]`` says so."""
+    """Make a drafter of chains whose token at position p of the text is right if ``pattern[p % len(pattern)]`` is
+    True."""
 
     def guess(view: SequenceView, budget: int) -> Draft:
         tokens = gold(answer, view, budget)
@@ -70,7 +72,7 @@ def sometimes(answer: Answer, vocab_size: int, pattern: Sequence[bool]) -> ToyDr
 
 
 def adversary(answer: Answer, vocab_size: int) -> ToyDrafter:
-    """Never right: every child of the root is a token that the target does not take."""
+    """Make a drafter that is never right: no child of the root is the target's next token."""
 
     def guess(view: SequenceView, budget: int) -> Draft:
         wrong = [token for token in range(vocab_size) if token != answer(view, ())][: max(1, budget // 2)]
@@ -82,7 +84,8 @@ def adversary(answer: Answer, vocab_size: int) -> ToyDrafter:
 
 
 def tree_oracle(answer: Answer, vocab_size: int, seed: int = 0) -> ToyDrafter:
-    """The true path among decoys, in trees of any shape: another random one, with another depth, at each position."""
+    """Make a drafter of random trees, in which one path is right and all other nodes are wrong. Each position of the
+    text has a tree of its own."""
 
     def guess(view: SequenceView, budget: int) -> Draft:
         return random_tree(answer, view, budget, vocab_size, random.Random(seed * 1_000_003 + len(view.tokens)))
@@ -91,13 +94,14 @@ def tree_oracle(answer: Answer, vocab_size: int, seed: int = 0) -> ToyDrafter:
 
 
 def random_tree(answer: Answer, view: SequenceView, budget: int, vocab_size: int, chance: random.Random) -> Draft:
-    """A random tree in which one leaf's whole path is what the target will say, and no other child of it is."""
+    """Return a random tree. The whole path to one leaf is what the target will write, and every other child of a node
+    on that path is wrong."""
     shape = random_shape(budget, vocab_size - 1, chance)
     golden = chance.choice(trees.leaf_paths(shape))
     truth = dict(zip((-1, *golden), gold(answer, view, len(golden) + 1), strict=True))
     tokens = [0] * budget
     for siblings in filter(None, trees.children(shape)):
-        true_token = truth.get(shape.parents[siblings[0]])  # None beside the true path, where any token is wrong
+        true_token = truth.get(shape.parents[siblings[0]])  # None off the true path, where any token is wrong
         others = [token for token in range(vocab_size) if token != true_token]
         for node, decoy in zip(siblings, chance.sample(others, len(siblings)), strict=True):
             tokens[node] = truth[shape.parents[node]] if node in golden else decoy
@@ -105,7 +109,7 @@ def random_tree(answer: Answer, view: SequenceView, budget: int, vocab_size: int
 
 
 def random_shape(nodes: int, most_children: int, chance: random.Random) -> Tree:
-    """A tree in which each node has hung itself below any earlier one or the root; its tokens are all 0."""
+    """Return a random tree: each node's parent is a random earlier node or the root. All tokens are 0."""
     parents = [-1]
     while len(parents) < nodes:
         parent = chance.randrange(-1, len(parents))
@@ -115,7 +119,7 @@ def random_shape(nodes: int, most_children: int, chance: random.Random) -> Tree:
 
 
 def gold(answer: Answer, view: SequenceView, length: int) -> list[int]:
-    """The next ``length`` tokens that the target will say."""
+    """Return the next ``length`` tokens that the target will write."""
     tokens: list[int] = []
     for _ in range(length):
         tokens.append(answer(view, tokens))
@@ -123,7 +127,8 @@ def gold(answer: Answer, view: SequenceView, length: int) -> list[int]:
 
 
 class Raising:
-    """Works like ``inner`` until its ``at``-th call of `propose` or `observe`, which raises; so do all later ones."""
+    """Works like ``inner`` for the first ``at`` calls of `propose` or `observe`, as ``where`` says. The next call
+    raises, and so do all later ones."""
 
     def __init__(self, inner: Drafter, at: int, where: str = "propose") -> None:
         self.needs = replace(inner.needs, outcomes=True)
@@ -148,7 +153,7 @@ class Raising:
 
 
 class Prober(ToyDrafter):
-    """Drafts nothing, but carries the very token the target will say as a probe, which must never be accepted."""
+    """Drafts nothing but a probe, which must never be accepted. The probe's token is the target's next one."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(self._probe)
@@ -159,7 +164,8 @@ class Prober(ToyDrafter):
 
 
 class RejectedReader(ToyDrafter):
-    """Asks for the target's two best tokens at every row, rejected ones too, and holds them against ``logits_of``."""
+    """Asks for the target's two best tokens at every row, also of rejected nodes, and compares them with
+    ``logits_of``."""
 
     needs = Needs(top_k=2)
 
@@ -174,7 +180,7 @@ class RejectedReader(ToyDrafter):
             tree = observation.draft.tree
             tokens, sampled = list(observation.view.tokens), list(observation.verdict.sampled)
             if tokens[-len(sampled) :] != sampled:
-                continue  # a stop inside the path: the sequence is over
+                continue  # a stop within the path has ended the sequence
             before = tokens[: -len(sampled)]
             texts = [before] + [
                 [*before, *(tree.tokens[above] for above in trees.path_to(tree, node))] for node in range(len(tree))
@@ -185,7 +191,7 @@ class RejectedReader(ToyDrafter):
             self.rows += len(texts)
 
     def _two_best(self, request: Request, tokens: list[int]) -> tuple[int, ...]:
-        """By the slow sampler: its choice, and its choice without that one."""
+        """Return the slow sampler's choice, and its choice without that token."""
         text = ReferenceText(request, tokens, len(request.prompt))
         processed_V = process(self._logits_of(tokens), text, ()).clone()
         first = draw(processed_V, text)

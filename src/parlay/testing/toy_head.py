@@ -1,4 +1,4 @@
-"""A drafter that reads hidden states of the target's layers, as trained heads do, and holds them against the text."""
+"""A drafter that reads hidden states of the target's layers, as trained heads do, and checks them against the text."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from parlay.testing.toys import tap_row
 from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, SequenceView
 
 StateOf = Callable[[int, Sequence[int]], Tensor]
-"""The hidden state ``[H]`` that enters a layer at the last id of a text."""
+"""Returns the hidden state ``[H]`` that enters a layer at the last id of a text."""
 
 
 class ToyHead:
-    """Drafts like ``inner`` where it holds the states of all tokens before the root, and nothing where it lacks some.
+    """Drafts like ``inner`` if it has the states of all tokens before the root, and nothing if it lacks some.
 
-    What was not shown to it, it asks for. ``shown`` and ``asked`` count states, ``lacking`` the proposals that had to
-    stay empty, and ``wrong`` says which states are further than ``noise_bound`` from those of ``state_of``.
+    It asks the engine for states that it was not shown. ``shown`` and ``asked`` count the states that it got in these
+    two ways. ``lacking`` counts the drafts that stayed empty. ``wrong`` lists the states that differ from those of
+    ``state_of`` by more than ``noise_bound``.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class ToyHead:
         self._state_of = state_of
         self._noise_bound = noise_bound
         self._histories: dict[int, History] = {}
-        """The tokens whose states it holds."""
+        """The tokens of each sequence whose states it has."""
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self._catch_up([view for view in views if self._lacks(view)])
@@ -50,11 +51,11 @@ class ToyHead:
         return NO_DRAFT if self._lacks(view) else self._inner.propose([view], [budget])[0]
 
     def _lacks(self, view: SequenceView) -> int:
-        """How many of the tokens before the root it holds no states of."""
+        """Count the tokens before the root whose states are lacking."""
         return len(view.tokens) - 1 - len(self._agreed(view).tokens)
 
     def _agreed(self, view: SequenceView) -> History:
-        """State of the sequence, cut back to what is still true."""
+        """Return the tokens with states, cut back to those that still agree with the view."""
         history = self._histories.setdefault(view.sequence, History())
         history.cut(min(history.agree(view.tokens), len(view.tokens) - 1))
         return history
@@ -69,7 +70,8 @@ class ToyHead:
             self.asked += self._take(view, start, taps) if taps else 0
 
     def _take(self, view: SequenceView, start: int, taps: Mapping[int, Tensor]) -> int:
-        """Check the states from ``start`` on, and keep them unless some before them are lacking. How many there are."""
+        """Check the states from ``start`` on, and keep them unless earlier ones are lacking. Returns the number of
+        states."""
         if set(taps) != set(self.needs.taps):
             self.wrong.append(f"states of layers {sorted(taps)}, asked for {self.needs.taps}")
         count = len(taps[self.needs.taps[0]])
@@ -86,5 +88,5 @@ class ToyHead:
 
 
 def toy_state(layer: int, text: Sequence[int]) -> Tensor:
-    """Hidden state of a `ToyRunner`."""
+    """Return the hidden state of a `ToyRunner`."""
     return torch.tensor(tap_row(layer, text), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Tokenizers made on the spot, of every kind that a draft model may have where the target has another."""
+"""Small tokenizers of every kind, for tests in which a draft model's tokenizer differs from the target's."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _FIRST_LETTER = 0x4E00  # ideographs: thousands of them, and none is a space
 
 
 def toy_tokenizer(vocab_size: int, seed: int = 0) -> PreTrainedTokenizerFast:
-    """Half of the tokens are single letters, the others pairs of them; which pairs, and all ids, hang on the seed.
+    """Make a tokenizer. Half of the tokens are single letters, and half are pairs of letters. The seed decides the
+    pairs and all ids.
 
-    So any two write the same letters, and cut text into other tokens under other ids.
+    Two such tokenizers with different seeds have the same letters, but cut text into other tokens with other ids.
     """
     chance = random.Random(seed)
     alphabet = [chr(_FIRST_LETTER + place) for place in range((vocab_size + 1) // 2)]
@@ -28,7 +29,7 @@ def toy_tokenizer(vocab_size: int, seed: int = 0) -> PreTrainedTokenizerFast:
 
 
 def letters(alphabet: str) -> PreTrainedTokenizerFast:
-    """One token per letter; any other letter is lost."""
+    """Make a tokenizer with one token per letter. Other letters are dropped."""
     vocabulary = {letter: number for number, letter in enumerate(alphabet)}
     return _letterwise(vocabulary, [])
 
@@ -40,7 +41,7 @@ def _letterwise(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Pr
 
 
 def byte_level(lines: Sequence[str], vocab_size: int, specials: Sequence[str] = ()) -> PreTrainedTokenizerFast:
-    """Tokenizer like GPT-2's, trained on a few lines: any text has ids, and a character may take several."""
+    """Make a tokenizer like GPT-2's, trained on a few lines. Any text has ids, and a character may take several."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -55,7 +56,8 @@ def byte_level(lines: Sequence[str], vocab_size: int, specials: Sequence[str] = 
 
 
 def sentence_pieces(words: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Tokenizer like SentencePiece's: ▁ for the space, one put before each text, bytes as <0x..> for others."""
+    """Make a tokenizer like SentencePiece's. ▁ stands for a space, and is put before each text; unknown characters
+    become byte tokens <0x..>."""
     known = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     tokenizer = Tokenizer(
         models.Unigram([(word, -float(place)) for place, word in enumerate(known)], unk_id=0, byte_fallback=True)

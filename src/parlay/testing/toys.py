@@ -1,4 +1,4 @@
-"""Toy runners: logits that are a known function of the whole text, behind the full runner protocol, on any CPU."""
+"""Toy runners, which implement the full runner protocol. Their logits are a known function of the whole text."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from parlay.types import (
 
 
 class RandomLogits:
-    """Mostly a function of the last two ids, so that texts repeat themselves; a little of the whole text, so that
-    nothing but the true text gives the true logits. Two instances that differ in ``drift`` agree often, not always.
-    """
+    """Random logits that depend mostly on the last two ids, so that texts repeat themselves, and a little on the whole
+    text, so that only the true text gives the true logits. Two instances that differ in ``drift`` agree often, not
+    always."""
 
     def __init__(self, vocab_size: int, seed: int = 0, *, scale: float = 2.0, drift: float = 0.5) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -47,12 +47,13 @@ class RandomLogits:
 
 
 def text_hash(ids: Sequence[int], seed: int = 0) -> int:
-    """A number in [0, 2**32) that changes with any id of the text; the same on every machine and Python."""
+    """Return a number in [0, 2**32) that depends on every id of the text. It is the same on every machine and
+    Python."""
     return zlib.crc32(array("q", ids).tobytes(), seed)
 
 
 def without(token: int, logits_of: LogitsOf) -> LogitsOf:
-    """The same logits, but the token is never written."""
+    """Return the same logits, except that the token is never written."""
 
     def logits(ids: Sequence[int]) -> Tensor:
         logits_V = logits_of(ids).clone()
@@ -63,7 +64,8 @@ def without(token: int, logits_of: LogitsOf) -> LogitsOf:
 
 
 def with_mask(logits_of: LogitsOf, mask_id: int) -> LogitsOf:
-    """The same logits of ``mask_id`` tokens, and a mask behind them, which is never written and reads as token 0."""
+    """Add a mask token to ``logits_of``, whose vocabulary has ``mask_id`` tokens. The mask is never written; in a text
+    it counts as token 0."""
 
     def logits(ids: Sequence[int]) -> Tensor:
         return torch.cat([logits_of([token % mask_id for token in ids]), torch.tensor([-torch.inf])])
@@ -72,7 +74,7 @@ def with_mask(logits_of: LogitsOf, mask_id: int) -> LogitsOf:
 
 
 def nan_after(logits_of: LogitsOf, length: int) -> LogitsOf:
-    """The same logits, but NaN for the token after exactly ``length`` ids."""
+    """Return the same logits, but NaN after exactly ``length`` ids."""
 
     def logits(ids: Sequence[int]) -> Tensor:
         result = logits_of(ids)
@@ -83,7 +85,8 @@ def nan_after(logits_of: LogitsOf, length: int) -> LogitsOf:
 
 @dataclass(slots=True)
 class _State:
-    """State of a toy's sequence: its cached ids, the cache cell of each, the last forward's segment and skip."""
+    """The state of a toy's sequence: its cached ids, the cache cell of each, and the last forward's segment and skipped
+    layers."""
 
     salt: str
     tokens: list[int] = field(default_factory=list)
@@ -97,12 +100,12 @@ class _State:
 class ToyRunner:
     """Implements `Runner` over a `LogitsOf`, strictly: misuse of the protocol is an AssertionError.
 
-    ``tree`` is what drafts it takes. ``capacity`` counts tokens over all sequences, forks sharing their prefix. With
-    ``cut`` above 1 it is like a recurrent model with snapshots: after a rejection it can only go back to a cached
-    length that is a multiple of ``cut``. A released text is reused by later sequences of its salt. Taps hold a hash of
-    each row's text but not its position: whoever reads them must know that. Each sub-layer that is skipped adds noise
-    to the logits, the same for the same text; its rows never serve a full forward. It says that ``in_flight`` forwards
-    may be under way, and refuses calls for their sequences until their outputs are waited for.
+    ``tree``: the kind of drafts that it takes. ``capacity``: tokens of all sequences together; forks share their
+    prefix. With ``cut`` above 1 it resembles a recurrent model with snapshots: after a rejection, it can only go back
+    to a cached length that is a multiple of ``cut``. Later sequences with the same salt reuse a released text. Hidden
+    states are a hash of the row's text, without its position. Each skipped sub-layer adds noise to the logits, which
+    depends on the text alone; a full forward never reuses rows that skipped one. ``in_flight``: how many forwards may
+    be under way at once. Calls for their sequences are refused until their outputs have been taken.
     """
 
     def __init__(
@@ -204,7 +207,7 @@ class ToyRunner:
             state.in_flight = to
 
     def _landed(self, sequence: int) -> _State:
-        """State of a sequence that is in no forward which is under way."""
+        """Return the state of a sequence that is in no unfinished forward."""
         state = self._states[sequence]
         assert not state.in_flight, f"sequence {sequence} is in a forward that is under way"
         return state
@@ -219,7 +222,7 @@ class ToyRunner:
         return logits_V
 
     def _texts(self, segment: Segment, skip: Skip) -> list[list[int]]:
-        """The text that ends with each row that runs; this is where misuse is caught."""
+        """Return the text that ends with each row that runs. Raises AssertionError for misuse of the protocol."""
         state = self._landed(segment.sequence)
         tree, base = segment.tree, segment.base
         ids = segment.pending + tree.tokens
@@ -307,10 +310,10 @@ class ToyRunner:
 
 
 def row_texts(cached: Sequence[int], segment: Segment) -> list[list[int]]:
-    """The text that ends with each row that runs of a segment fed after ``cached``: pending rows, then nodes.
+    """Return the text that ends with each row that runs, of a segment fed after ``cached``: pending rows, then nodes.
 
-    A row that sees the rows after it has the text before them, all their ids, and then their ids as far as itself. One
-    with a position of its own has those of its path before all else.
+    If rows see each other, the text of each is the text before them, the ids of all of them, and then their ids up to
+    the row itself. If a row has a position of its own, the positions on its path come first.
     """
     tree, base = segment.tree, segment.base
     text = [*cached, *segment.pending]
@@ -329,7 +332,7 @@ def row_texts(cached: Sequence[int], segment: Segment) -> list[list[int]]:
 
 
 def _serves(state: _State, segment: Segment, skip: Skip) -> bool:
-    """Whether the rows before the segment's base are those that the last forward left."""
+    """Whether the last forward computed the rows before the segment's base."""
     last = state.fed
     if last is None or state.skipped != skip or ((skip or last.approximate) and last.base < 0):
         return False
@@ -337,6 +340,6 @@ def _serves(state: _State, segment: Segment, skip: Skip) -> bool:
 
 
 def tap_row(layer: int, text: Sequence[int]) -> list[float]:
-    """Hidden state at a toy's tap of ``layer`` for the last id of ``text``."""
+    """Return the toy's hidden state that enters ``layer`` at the last id of ``text``."""
     number = text_hash(text)
     return [float(layer), float(text[-1]), float(number >> 16), float(number & 0xFFFF)]

@@ -1,12 +1,13 @@
-"""Make a trained checkpoint as large, and as slow, as one wishes without changing a bit of its logits.
+"""Enlarges a trained checkpoint to any size without changing a bit of its logits.
 
-Real text and real acceptance at the cost of a larger model: the hidden size grows by r, a power of 4, padded with
-zeros. A mean square over r times as many numbers is r times smaller, so norm weights are divided by sqrt(r) and the
-norms' epsilon by r; all of these are exact. Weights that only meet zeros, and the heads and feed-forward units whose
-output is multiplied by zero, are filled with random numbers. Added layers have zero output projections.
+The result writes the same text as the trained model, with the same acceptance of drafts, at the cost of a larger model.
+The hidden size grows by a factor r, a power of 4, and is padded with zeros. A mean square over r times as many numbers
+is r times smaller, so norm weights are divided by sqrt(r) and the norms' epsilon by r; both divisions are exact.
+Weights that only meet zeros, and the heads and feed-forward units whose output is multiplied by zero, are filled with
+random numbers. Added layers have zero output projections.
 
-Products whose sum is cut into blocks another way round differently. oneDNN takes up to 1024 terms in one block and
-more in blocks of 512 (measured), so shapes that keep the cuts where they were are preferred; `same_sums` tells them.
+A matrix product rounds differently if its sums are cut into other blocks. oneDNN (measured) adds up to 1024 terms in
+one block, and more in blocks of 512. So shapes that keep the same blocks are preferred; `same_sums` recognizes them.
 
 An added layer changes nothing, so early exit and layer skipping look better on a widened model than they are.
 """
@@ -31,20 +32,20 @@ from parlay.models.weights.shapes import weight_shapes
 
 _TOLERANCE = 0.05
 _WHOLE = 1024
-"""Terms of a sum that oneDNN adds in one block; it cuts longer sums into blocks of _BLOCK."""
+"""The most terms of a sum that oneDNN adds in one block; it cuts longer sums into blocks of _BLOCK."""
 _BLOCK = 512
 _SHAPED_FILES = ("config.json", "provenance.json", "model.safetensors.index.json")
 _NORM_SUFFIXES = ("layernorm.weight", "model.norm.weight")
 _ZERO_FILLED = ("model.embed_tokens.weight", "o_proj.weight", "down_proj.weight")
-"""Weights that write into the hidden state: their new rows and columns must add nothing to it."""
+"""Weights that add to the hidden state: their new rows and columns must add nothing."""
 
 
 def widen(checkpoint_dir: Path, out_dir: Path, params: int, *, seed: int = 0) -> DecoderConfig:
     """Write a checkpoint of about ``params`` parameters whose logits equal those of ``checkpoint_dir``.
 
-    They are equal in exact arithmetic, and bit for bit in the native decoder on CPU if `same_sums` holds for the
-    shape. ``params`` is met within 5 %. Tokenizer files are copied, ``provenance.json`` says where it came from.
-    Returns the new shape. Raises ValueError when no sane shape is near ``params``.
+    The logits are equal in exact arithmetic, and bit for bit in the native decoder on CPU if `same_sums` holds for the
+    shape. The number of parameters is within 5 % of ``params``. Tokenizer files are copied; ``provenance.json`` names
+    the source. Returns the new shape. Raises ValueError if no shape has about ``params`` parameters.
     """
     narrow = read_config(checkpoint_dir)
     wide = choose_shape(narrow, params)
@@ -73,9 +74,10 @@ def count_parameters(config: DecoderConfig) -> int:
 
 
 def choose_shape(narrow: DecoderConfig, params: int) -> DecoderConfig:
-    """The shape near ``params`` that keeps the bits if there is one, and whose proportions are the sanest.
+    """Return the shape near ``params`` that keeps the logits' bits, if there is one, and of these the one with the most
+    usual proportions.
 
-    Sane: the feed-forward's share of the hidden size as it was, and 64 hidden units per layer.
+    Usual proportions keep the ratio of feed-forward size to hidden size, and have 64 hidden units per layer.
     """
     if params <= count_parameters(narrow):
         raise ValueError(f"params {params}: the checkpoint has {count_parameters(narrow)} already; ask for more")
@@ -86,7 +88,7 @@ def choose_shape(narrow: DecoderConfig, params: int) -> DecoderConfig:
 
 
 def same_sums(narrow: DecoderConfig, wide: DecoderConfig) -> bool:
-    """Whether each product of the wide model adds the narrow one's terms in the same order."""
+    """Whether each matrix product of the wide model adds the narrow model's terms in the same order."""
     sums = [
         (narrow.hidden_size, wide.hidden_size),
         (narrow.intermediate_size, wide.intermediate_size),
@@ -119,7 +121,7 @@ def _strangeness(shape: DecoderConfig, narrow: DecoderConfig) -> float:
 
 
 def _filling(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Numbers that change no logit wherever the narrow weight does not overwrite them."""
+    """Return a wide weight of numbers that change no logit. The narrow weight overwrites its corner."""
     if name.endswith(_ZERO_FILLED):
         return torch.zeros(shape, dtype=dtype)
     if len(shape) == 1:
@@ -128,9 +130,10 @@ def _filling(name: str, shape: tuple[int, ...], dtype: torch.dtype, generator: t
 
 
 def _is_scaled(name: str, wide: DecoderConfig) -> bool:
-    """Whether a weight is divided by sqrt(r): norm weights, and queries and keys that are normed.
+    """Whether a weight is divided by sqrt(r): norm weights, and the projections of queries and keys that are normed.
 
-    Their norm shares the epsilon that shrank by r, so what it norms must shrink by sqrt(r) for the same result.
+    The norm of queries and keys uses the same epsilon, which shrank by r. So its inputs must shrink by sqrt(r) for the
+    same result.
     """
     normed = wide.qk_norm and ("q_proj" in name or "k_proj" in name)
     return normed or name.endswith(_NORM_SUFFIXES)

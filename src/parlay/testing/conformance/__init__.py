@@ -1,8 +1,8 @@
 """The conformance kit: proves that a strategy gives plain decoding's text, whatever it drafts.
 
-`check_strategy` takes a strategy by name, as on the command line; `check_drafter` takes a way to make a drafter, with
-another accept rule if need be. Both run the universal tests (U1 to U8) on toys with known logits and on a tiny native
-decoder in fp32 and bf16, in well under a minute on two cores, and return a `Report`.
+`check_strategy` takes a strategy by name, as on the command line; `check_drafter` takes a function that makes a
+drafter, and optionally an accept rule. Both run the universal tests (U1 to U8) on toys with known logits and on a tiny
+native decoder in fp32 and bf16, in well under a minute on two cores, and return a `Report`.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "constrained": constrained,
     }
 )
-"""What is checked, by name: greedy and sampled U1 and U8, distribution U3, continuing U5, mixed U6, endings U7; then
-the context's end, strain, and texts under a constraint."""
+"""The checks by name. ``greedy`` and ``sampled`` are the universal tests U1 and U8, ``distribution`` is U3,
+``continuing`` U5, ``mixed`` U6, and ``endings`` U7. The others test the end of the context, little memory, failures,
+and texts under a constraint."""
 
 DISTRIBUTION_STAGE = "toy distribution"
 
@@ -110,7 +111,8 @@ def check_drafter(
 
 
 def catalogue_specs() -> list[str]:
-    """Every catalogue entry under each of its toy settings: a new entry is enrolled by being listed."""
+    """List every catalogue entry under each of its toy settings, so that a new entry is tested once the catalogue has
+    it."""
     entries = catalogue().values()
     return [f"{entry.name}:{toys}" if toys else entry.name for entry in entries for toys in entry.toys]
 
@@ -129,7 +131,8 @@ def subject_of(spec: str) -> Subject:
 
 @cache
 def default_stages() -> Mapping[str, Stage]:
-    """Toys and tiny models, made once: a tree runner, a recurrent one that takes chains, native in two dtypes."""
+    """Make the stages once: a toy that takes trees, a recurrent toy that takes chains, a toy without drafts, a toy for
+    the distribution, and a tiny native model in two dtypes."""
     stages = (
         toy_stage("toy"),
         toy_stage("toy recurrent", tree="chain", cut=4),
@@ -147,7 +150,7 @@ def applies(check: str, stage: Stage) -> bool:
 
 
 def run_check(check: str, subject: Subject, stage: Stage, effort: KitLength = SHORT) -> Finding:
-    """One check on one stage. Any exception is a finding."""
+    """Run one check on one stage. Any exception becomes a failed finding."""
     began = time.perf_counter()
     try:
         excuses = CHECKS[check](subject, stage, effort)

@@ -18,7 +18,7 @@ from parlay.types import ParlayError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 when every strategy passed, 1 when one did not, 2 for one that does not exist."""
+    """Return exit status 0 if every strategy passed, 1 if one failed, and 2 if one does not exist."""
     parser = argparse.ArgumentParser(prog="python -m parlay.testing.conformance", description=__doc__)
     parser.add_argument("strategies", nargs="*", metavar="STRATEGY", help="default: every entry of the catalogue")
     parser.add_argument("--long", action="store_true", help=f"{LONG.tokens} tokens and {LONG.draws} draws")
@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def as_markdown(reports: Iterable[Report], effort: KitLength) -> str:
-    """One line per strategy, one column per stage: checks passed of checks run, and what was excused."""
+    """Write one line per strategy and one column per stage: checks passed of checks run. Notes below list failures and
+    excused differences."""
     stages = list(default_stages())
     lines = [
         "# Conformance: the last run",

@@ -1,4 +1,4 @@
-"""Compare texts, say why they differ, and report: one line for each check and stage."""
+"""Compares texts, explains differences, and reports one line for each check and stage."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ class Divergence(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Excuse:
-    """A first difference within numerical noise: at this token, by this much in one logit."""
+    """A first difference that numerical noise explains. ``position``: the token; ``gap``: the largest difference in one
+    logit."""
 
     position: int
     gap: float
 
 
 def comparable(strategy: Strategy, ask: StageRequest) -> bool:
-    """Whether the strategy promises the tokens of plain decoding: greedy, the distribution has one text."""
+    """Whether the strategy promises the tokens of plain decoding. Under greedy decoding, an exact distribution has one
+    text."""
     level = strategy.rule.exactness
     return level in (Exactness.BITS, Exactness.SEED) or (level is Exactness.DISTRIBUTION and ask.params.greedy)
 
 
 def same_tokens(stage: Stage, ask: StageRequest, expected: Sequence[int], got: StageSample) -> Excuse | None:
-    """None when the texts are equal. Raises Divergence unless the first difference is excused.
+    """Return None if the texts are equal. Raises Divergence unless the first difference is excused.
 
-    It is excused when the two rows of logits for the text before it differ by at most the stage's noise bound, and the
-    one sampler maps each row to its own token.
+    The difference is excused if two conditions hold for the text before it: the strategy's and the reference's row of
+    logits differ by at most the stage's noise bound, and the same sampler picks each text's token from its row.
     """
     tokens = got.tokens
     if tokens == list(expected):
@@ -54,8 +56,8 @@ def same_tokens(stage: Stage, ask: StageRequest, expected: Sequence[int], got: S
 
 
 def widest_gap(logits_V: Tensor, other_V: Tensor) -> float:
-    """The largest difference between two rows of logits. Equal infinities, of tokens that a model never writes, count
-    as 0."""
+    """Return the largest difference between two rows of logits. Equal infinities, of tokens that a model never writes,
+    count as no difference."""
     return float((logits_V - other_V).where(logits_V != other_V, 0.0).abs().max())
 
 

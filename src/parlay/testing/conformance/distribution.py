@@ -1,4 +1,5 @@
-"""U3: the distribution of sampled texts: counts of draws against exact probabilities, computed here by definition."""
+"""Tests U3, the distribution of sampled texts: compares counts of draws with exact probabilities, computed by
+definition."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from parlay.testing.reference import LogitsOf
 from parlay.types import Exactness, SamplingParams
 
 LENGTH = 3
-"""Tokens per draw: the root's, one that may have been drafted, and one below that."""
+"""Tokens per draw: the one at the root, one that may have been drafted, and one below that."""
 
 TRUNCATED = SamplingParams(temperature=1.3, top_k=3, top_p=0.85)
 
@@ -27,11 +28,11 @@ UNLIKELY = 1e-6
 
 
 def distribution(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
-    """U3: drawn texts have the target's distribution, under temperature alone and with top-k and top-p together; in the
-    long form also under each with and without the others. Lossy rules promise no distribution.
+    """U3: drawn texts have the target's distribution, under temperature alone, and with top-k and top-p together. The
+    long form tests all combinations of the three. Lossy rules promise no distribution.
 
-    A count sees coarse faults, such as coins that turn up a tenth too often. Rules are proved by enumerating their
-    random numbers, in tests of their own.
+    Counts of draws show coarse faults, such as an outcome that is a tenth too frequent. Each rule is proved in a test
+    of its own, which enumerates its random numbers.
     """
     if subject.rule().exactness is Exactness.LOSSY:
         return []
@@ -64,7 +65,7 @@ def _count(subject: Subject, stage: Stage, params: SamplingParams, draws: int) -
 def text_distribution(
     logits_of: LogitsOf, prompt: Sequence[int], params: SamplingParams, length: int
 ) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Every text of ``length`` tokens that can be drawn, with its probability."""
+    """Yield every text of ``length`` tokens that can be drawn, with its probability."""
     if length == 0:
         yield (), 1.0
         return
@@ -76,7 +77,8 @@ def text_distribution(
 
 
 def token_distribution(logits_V: Tensor, params: SamplingParams) -> Tensor:
-    """Temperature, then top-k, then top-p, each as its definition says, by a sort."""
+    """Return the probabilities ``[V]`` after temperature, top-k and top-p, applied in this order, each by
+    definition."""
     probs_V = (logits_V.double() / params.temperature).softmax(dim=-1)
     order = probs_V.argsort(descending=True, stable=True)
     keep = order[: params.top_k] if params.top_k > 0 else order
@@ -90,7 +92,7 @@ def token_distribution(logits_V: Tensor, params: SamplingParams) -> Tensor:
 def chi_square(
     counts: Mapping[tuple[int, ...], int], distribution: Mapping[tuple[int, ...], float], draws: int
 ) -> float:
-    """Pearson's test; outcomes expected fewer than five times are counted as one."""
+    """Return the p-value of Pearson's chi-square test. Outcomes that are expected fewer than five times are pooled."""
     rare = [text for text, probability in distribution.items() if probability * draws < 5]
     cells = [([text], probability) for text, probability in distribution.items() if probability * draws >= 5]
     rest = sum(distribution[text] for text in rare)

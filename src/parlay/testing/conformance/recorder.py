@@ -1,4 +1,4 @@
-"""A runner that remembers the logits it gave, so that a differing token can be traced to the numbers behind it."""
+"""A runner that records the logits that it returns, so that a differing token can be traced to them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from parlay.testing.toys import row_texts
 from parlay.types import NO_SKIP, Output, Runner, Segment, Skip
 
 Texts = dict[tuple[int, ...], list[Tensor]]
-"""Rows of logits by the text before them; more than one where a text was computed again."""
+"""Rows of logits by the text before them. A text that was computed several times has several rows."""
 
 
 class RecordingRunner(WrappedRunner):
-    """Passes everything on to ``inner`` and fills ``texts``."""
+    """Passes all calls on to ``inner``, and records the logits in ``texts``."""
 
     def __init__(self, inner: Runner) -> None:
         super().__init__(inner)

@@ -1,4 +1,5 @@
-"""U4 and what else a runner owes the engine: whatever happened to its cache, logits are those of a fresh prefill."""
+"""Tests runners: after any use of the cache, logits must equal those of a fresh prefill (U4); and a full cache must
+refuse."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def check_runner(
 
 @dataclass(slots=True)
 class Judge:
-    """Compares rows of logits with recomputed ones, and remembers how many it saw and how far apart they were."""
+    """Compares rows of logits with recomputed ones. It counts the rows, and keeps the largest difference."""
 
     logits_of: LogitsOf
     noise_bound: float
@@ -63,7 +64,8 @@ class Judge:
 
 
 def random_walk(open_runner: Callable[[int], Runner], judge: Judge, steps: int, seed: int) -> str:
-    """Sequences are opened, forked, cut back, released; each step feeds some a chunk or a tree and keeps a path."""
+    """Open, fork, cut back and release sequences at random. Each step feeds some of them a chunk or a tree, and keeps a
+    path."""
     walk = _RandomWalk(open_runner(CAPACITY), judge, random.Random(seed))
     for _ in range(steps):
         walk.change()
@@ -73,7 +75,8 @@ def random_walk(open_runner: Callable[[int], Runner], judge: Judge, steps: int, 
 
 
 class _RandomWalk:
-    """Invariant: the runner holds ``texts[name][: cached[name]]``, and at least one token is pending."""
+    """The state of a random walk. Invariant: the runner holds ``texts[name][: cached[name]]`` of each sequence, and at
+    least one token of it is pending."""
 
     def __init__(self, runner: Runner, judge: Judge, chance: random.Random) -> None:
         self.runner = runner
@@ -85,7 +88,7 @@ class _RandomWalk:
         self._next = 0
 
     def change(self) -> None:
-        """Open, fork, cut back or release one sequence; finished ones always go."""
+        """Open, fork, cut back or release one sequence. Sequences longer than `LONGEST` are always released."""
         for name in [name for name, text in self._texts.items() if len(text) > LONGEST]:
             self._release(name)
         chance = self._chance.random()
@@ -103,7 +106,8 @@ class _RandomWalk:
             self._release(self._chance.choice(list(self._texts)))
 
     def step(self) -> None:
-        """Feed a random choice of sequences at once, each something else; compare every row; keep random paths."""
+        """Feed some sequences in one forward, each with a segment of its own; compare every row, and keep random
+        paths."""
         names = self._chance.sample(list(self._texts), self._chance.randint(1, len(self._texts)))
         segments = [self._segment(name) for name in names]
         if self.runner.spec.layer_skip and self._chance.random() < 0.3:
@@ -115,7 +119,7 @@ class _RandomWalk:
             self._keep(segment)
 
     def _run(self, segments: Sequence[Segment]) -> None:
-        """Run them in one forward; in two that are under way together, where the runner takes as many."""
+        """Run the segments in one forward, or in two concurrent forwards if the runner allows two."""
         parts = [segments]
         if self.runner.spec.in_flight > 1 and len(segments) > 1:
             parts = [segments[:1], segments[1:]]
@@ -134,7 +138,7 @@ class _RandomWalk:
                 self._judge.compare(text, row_V, where)
 
     def _run_without_layers(self, segments: Sequence[Segment]) -> None:
-        """Some cached tokens run again, too; nothing that follows may show it."""
+        """Run the segments, and some cached tokens again, with layers skipped. Later logits must not change."""
         sublayers = self.runner.spec.sublayers
         skip = frozenset(self._chance.sample(sublayers, self._chance.randint(1, len(sublayers))))
         bases = [-self._chance.randint(0, self._cached[segment.sequence]) for segment in segments]
@@ -144,7 +148,7 @@ class _RandomWalk:
         )
 
     def _run_beginnings(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Run the first nodes of some trees; what then is left to run of all segments."""
+        """Run the first nodes of some trees. Returns all segments, with what is left to run of each."""
         grown = [segment for segment in segments if segment.tree.tokens and self._chance.random() < 0.7]
         if not grown:
             return list(segments)
@@ -163,7 +167,7 @@ class _RandomWalk:
         pending = tuple(text[cached:])
         tree = Tree()
         if len(pending) > 1 and self._chance.random() < 0.5:
-            pending = pending[: self._chance.randint(1, len(pending) - 1)]  # a prefill chunk carries no draft
+            pending = pending[: self._chance.randint(1, len(pending) - 1)]  # a chunk of a prefill has no draft
         elif self.runner.spec.tree != "none":
             tree = self._tree()
         logits_from = self._chance.randint(0, len(pending))
@@ -216,7 +220,8 @@ class _RandomWalk:
 
 
 def limits(open_runner: Callable[[int], Runner], judge: Judge, steps: int, seed: int) -> str:
-    """A full cache refuses and recovers; what could never fit is OutOfRoom; salts keep prefixes apart."""
+    """A full cache refuses tokens, and has room again after releases. Tokens that can never fit raise OutOfRoom.
+    Prefixes are reused under their own salt only."""
     runner = open_runner(CAPACITY)
     chance = random.Random(seed)
     text = [chance.randrange(runner.spec.vocab_size) for _ in range(40)]
@@ -246,7 +251,7 @@ def limits(open_runner: Callable[[int], Runner], judge: Judge, steps: int, seed:
 
 
 def _salts(runner: Runner, text: Sequence[int]) -> str:
-    """A released text may be found again under its own salt, and never under another."""
+    """Check that a released text is never found under another salt. It may be found under its own."""
     runner.open(0, text, salt="a")
     assert runner.reserve(0, len(text)), "no room for a single text"
     runner.forward([Segment(0, tuple(text), logits_from=len(text))])

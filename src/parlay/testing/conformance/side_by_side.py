@@ -1,4 +1,5 @@
-"""Many strategies through the kit, several at once; apart from the command: processes can't import a main module."""
+"""Runs the kit on many strategies, several at once. It is no part of `__main__`, because other processes can't import
+that."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from parlay.testing.conformance import KitLength, Report, check_strategy
 
 
 def run(specs: Sequence[str], effort: KitLength, processes: int) -> Iterator[Report]:
-    """A report for each strategy, in order, as they come."""
+    """Yield a report for each strategy, in order, as soon as it is ready."""
     if processes <= 1:
         yield from (check_quietly(spec, effort) for spec in specs)
         return
@@ -23,7 +24,7 @@ def run(specs: Sequence[str], effort: KitLength, processes: int) -> Iterator[Rep
 
 
 def check_quietly(spec: str, effort: KitLength) -> Report:
-    """Silence the engine's warnings: drafters that fail on purpose are no news."""
+    """Check a strategy without the engine's warnings, because some drafters fail on purpose."""
     logger = logging.getLogger("parlay")
     level = logger.level
     logger.setLevel(logging.ERROR)

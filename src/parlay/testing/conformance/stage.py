@@ -1,4 +1,5 @@
-"""Where conformance is tested: small targets whose every logit can be recomputed, and the loop that decodes on them."""
+"""Stages of the conformance kit: small targets whose logits can all be recomputed, and the loop that decodes on
+them."""
 
 from __future__ import annotations
 
@@ -48,16 +49,16 @@ class Steady:
         return 1.0 + 0.01 * rows
 
     def record(self, rows: int, context: int, seconds: float) -> None:
-        """Learns nothing."""
+        """Ignore the measurement."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """A target to decode on.
 
-    ``open_runner(capacity)`` makes a fresh runner whose cache holds so many tokens, ``logits_of`` recomputes any
-    logits without a cache, ``resources`` is what drafters are built from. ``noise_bound`` is how far two computations
-    of one logit may lie apart on this model, dtype and device: 0 for runners that are ``bits``.
+    ``open_runner(capacity)`` makes a fresh runner whose cache holds ``capacity`` tokens. ``logits_of`` recomputes any
+    logits without a cache. Drafters are built from ``resources``. ``noise_bound``: the largest difference between two
+    computations of one logit on this model, dtype and device; 0 for runners whose exactness is ``bits``.
     """
 
     name: str
@@ -67,38 +68,41 @@ class Stage:
     resources: Resources
     noise_bound: float = 0.0
     checks: frozenset[str] = frozenset()
-    """Names of the checks that mean something here; empty: all but the count of the distribution."""
+    """Names of the checks that apply to this stage; empty: all but ``distribution``."""
     known: dict[str, ReferenceText] = field(default_factory=dict, compare=False)
-    """Texts that the reference has decoded here already."""
+    """Texts that the reference decoder has already decoded on this stage."""
 
     def expected(self, ask: StageRequest, max_context: int | None = None) -> ReferenceText:
-        """Texts of plain decoding, by the slow reference decoder; decoded once. ``max_context`` None: no limit."""
+        """Return the text of plain decoding by the slow reference decoder, which decodes it once. ``max_context`` None:
+        no limit."""
         name = ask.spelling if max_context is None else f"{ask.spelling} in {max_context}"
         if name not in self.known:
             self.known[name] = reference.decode(self.text_logits, ask.request("expected"), max_context or 1 << 30)
         return self.known[name]
 
     def text_logits(self, ids: Sequence[int]) -> Tensor:
-        """The logits by which texts are written: a model that fills canvases never writes its mask."""
+        """Return the logits after a text. A model that fills canvases never writes its mask, so the mask has no
+        probability."""
         return self.logits_of(ids) if self.mask is None else without(self.mask, self.logits_of)(ids)
 
     @property
     def mask(self) -> int | None:
-        """The id of open places, where the target fills canvases."""
+        """The mask's id, if the target fills canvases."""
         target = self.resources.target
         return None if target is None or target.canvas is None else target.canvas.mask_id
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Subject of a test: a way to make a drafter (None: plain decoding), and the rule that accepts its drafts."""
+    """The subject of a test: a function that makes a drafter (or None, for plain decoding), and the rule that accepts
+    its drafts."""
 
     name: str
     make: Callable[[Resources], Drafter | None]
     rule: Callable[[], AcceptRule] = SharedNoise
 
     def strategy(self, stage: Stage, budget: int) -> Strategy:
-        """A fresh instance that always drafts ``budget`` nodes."""
+        """Return a fresh strategy that always drafts ``budget`` nodes."""
         drafter = self.make(stage.resources)
         if drafter is None:
             return Strategy(self.name, (), self.rule(), Plain())
@@ -107,18 +111,20 @@ class Subject:
 
 @dataclass(frozen=True)
 class SeveralSubject(Subject):
-    """A strategy of several drafters, ``all_of`` them."""
+    """A strategy of several drafters, which ``all_of`` makes."""
 
     all_of: Callable[[Resources], tuple[Drafter, ...]] = lambda _: ()
 
     def strategy(self, stage: Stage, budget: int) -> Strategy:
-        """A fresh instance that drafts ``budget`` nodes, by another drafter in each step."""
+        """Return a fresh strategy whose drafters and numbers of nodes, up to ``budget``, change at random from step to
+        step."""
         drafters = self.all_of(stage.resources)
         return Strategy(self.name, drafters, self.rule(), Shuffled(budget, len(drafters)))
 
 
 class Shuffled(Fixed):
-    """Asks one drafter or two, and keeps the first proposal or the second; some watch. A wild but repeatable choice."""
+    """Asks two random drafters for each sequence, and keeps one of their drafts; a random drafter watches. The choice
+    repeats exactly."""
 
     def __init__(self, budget: int, drafters: int) -> None:
         super().__init__(budget)
@@ -151,7 +157,7 @@ PLAIN = Subject("none", lambda _: None)
 
 
 class StopOnTokens:
-    """A stop string over ids: complete when they were the last ones committed."""
+    """A stop checker for token ids: stops when the last committed ids are the ids of ``stop``."""
 
     def __init__(self, stop: Sequence[int]) -> None:
         self._stop = list(stop)
@@ -164,7 +170,7 @@ class StopOnTokens:
 
 @dataclass(frozen=True)
 class StageRequest:
-    """Parameters of a request without its state: `request` makes as many alike as there are runs."""
+    """The parameters of a request, without state. `request` makes a request of them for each run."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -179,7 +185,8 @@ class StageRequest:
 
     @cached_property
     def spelling(self) -> str:
-        """The same for equal requests. Drafters that know the text ask for it at each step."""
+        """A text that is the same for equal requests. It is cached, because drafters that know the text ask for it at
+        each step."""
         return repr(self)
 
     def request(self, name: str) -> Request:
@@ -199,12 +206,12 @@ class StageRequest:
 
 @dataclass(slots=True)
 class StageSample:
-    """Result of one request."""
+    """The result of one request."""
 
     texts: Texts
     committed: list[Committed] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
-    """Tokens committed by each step."""
+    """The number of tokens that each step committed."""
     last: Event | None = None
     drafters: tuple[WatchedDrafter, ...] = ()
     """The drafters of the request's strategy, which other samples may share."""
@@ -233,7 +240,7 @@ class StageSample:
 def decode(
     runner: Runner, jobs: Sequence[tuple[StageRequest, Strategy]], limits: Limits | None = None
 ) -> list[StageSample]:
-    """Run the jobs together to the end, proving the cache's invariants after each step."""
+    """Run the jobs together to the end, and check the cache's invariants after each step."""
     recorder = RecordingRunner(runner)
     exact = runner.spec.exactness is Exactness.BITS
     engine = Engine(runner if exact else recorder, Steady(), limits)

@@ -47,7 +47,8 @@ def toy_stage(
     in_flight: int = 1,
     checks: frozenset[str] = frozenset(),
 ) -> Stage:
-    """A `ToyRunner`; its draft model has the same logits but for what hangs on the whole text, so it is often right."""
+    """Make a stage with a `ToyRunner`. Its draft model has the same logits, without the part that depends on the whole
+    text, so it is often right."""
     canvas = CanvasSpec(vocab_size - 1, block=4, shift=True)  # causal, so it changes no other strategy
     logits_of = with_mask(RandomLogits(canvas.mask_id), canvas.mask_id)
     draft = with_mask(RandomLogits(canvas.mask_id, drift=0.0), canvas.mask_id)
@@ -66,7 +67,7 @@ def toy_stage(
 def runner_stage(
     name: str, open_runner: Callable[[int], Runner], draft: Callable[[], Runner], noise_bound: float = 0.0
 ) -> Stage:
-    """A real runner; its logits are recomputed by another instance of it, from an empty cache each time."""
+    """Make a stage with a real runner. Another instance of it recomputes logits, each time without cached tokens."""
     judge = open_runner(8192)
     vocab_size = judge.spec.vocab_size
     resources = _resources(RunnerCache(lambda _: draft()), "draft", judge.spec)
@@ -76,14 +77,15 @@ def runner_stage(
 
 
 def _resources(shelf: RunnerCache, draft: str, target: RunnerSpec) -> Resources:
-    """With tokenizers of two kinds: the draft model's is another one than the target's. Targets are rounded already."""
+    """Make the resources of a stage. The draft model's tokenizer differs from the target's. The target's weights are
+    rounded already."""
     return Resources(
         target.vocab_size,
         shelf,
         default_draft=draft,
         tokenizer=toy_tokenizer(target.vocab_size),
         open_tokenizer=lambda _: toy_tokenizer(target.vocab_size, seed=1),
-        target=replace(target, cheaper=target.hides),  # what is slower elsewhere gives the same texts there
+        target=replace(target, cheaper=target.hides),  # so that drafters that would be slower here run, too
         find_head=random_heads(target),
         open_drafter=lambda _: copying_link(target.vocab_size),
         round_weights=lambda bits: None,
@@ -91,7 +93,7 @@ def _resources(shelf: RunnerCache, draft: str, target: RunnerSpec) -> Resources:
 
 
 def copying_link(vocab_size: int) -> LocalLink:
-    """A service of this process that copies within each text."""
+    """A draft service in this process that copies within each text."""
     copier = PromptLookup(Resources(vocab_size, RunnerCache(_no_model)), PromptLookupOptions())
     return LocalLink(DraftService(copier, vocab_size, 1 << 20), REMOTE)
 
@@ -101,7 +103,8 @@ def _no_model(name: str) -> NoReturn:
 
 
 def _with_datastore(resources: Resources, logits_of: LogitsOf, open_runner: Callable[[int], Runner]) -> Resources:
-    """With a datastore, its states and an n-gram model of texts that the target would write, whatever file is named."""
+    """Add a datastore, its hidden states and an n-gram model, all made of texts that the target writes. Every file name
+    opens them."""
 
     @cache
     def texts() -> list[list[int]]:
@@ -127,7 +130,7 @@ def _with_datastore(resources: Resources, logits_of: LogitsOf, open_runner: Call
 
 
 def ngram_model(texts: Iterable[Sequence[int]], vocab_size: int) -> NgramModel:
-    """An n-gram model with counts, of trigrams; its file is gone when it returns."""
+    """Make an n-gram model of trigrams with counts. Its file is deleted."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model"
         build_from_ids(file, texts, Vocabulary(vocab_size), NgramOptions(order=3, counts=True, memory=16))
@@ -135,7 +138,7 @@ def ngram_model(texts: Iterable[Sequence[int]], vocab_size: int) -> NgramModel:
 
 
 class EveryState:
-    """An index that looks at every state; see `parlay.drafters.stores.state_store.Index`."""
+    """An index that compares a query with every state; see `parlay.drafters.stores.state_store.Index`."""
 
     def __init__(self, states_NH: NDArray[np.float16]) -> None:
         self._states_NH = states_NH.astype(np.float64)
@@ -147,7 +150,7 @@ class EveryState:
 
 
 def states_in_memory(store: Datastore, runner: Runner) -> MappedStates:
-    """A datastore with the states that ``runner`` has at its tokens, in no file."""
+    """Return a datastore in memory with the hidden states of ``runner`` at its tokens."""
     parts, spec = list(states_of(store, runner)), runner.spec
     states_NH, places_N = (np.concatenate(each) for each in zip(*parts, strict=True))
     header = StateHeader(
@@ -167,7 +170,8 @@ def states_in_memory(store: Datastore, runner: Runner) -> MappedStates:
 
 
 def recomputed(runner: Runner) -> LogitsOf:
-    """The runner's logits for any text, each from a sequence of its own that shares no prefix with another."""
+    """Return a function that computes the runner's logits after any text, each in a new sequence that shares no
+    prefix."""
     names = itertools.count()
 
     @lru_cache(maxsize=4096)
@@ -184,7 +188,7 @@ def recomputed(runner: Runner) -> LogitsOf:
 
 
 def tiny_llama(context: int) -> DecoderConfig:
-    """The config of `random_model`'s Llama."""
+    """Return the config of `random_model`'s Llama."""
     return DecoderConfig(
         architecture="LlamaForCausalLM",
         vocab_size=VOCAB_SIZE,
@@ -201,7 +205,8 @@ def tiny_llama(context: int) -> DecoderConfig:
 
 
 def native_stage(dtype: torch.dtype, context: int = 4096, device: torch.device = _CPU, *, graphs: bool = True) -> Stage:
-    """A tiny Llama with random weights in the native decoder; its draft model is itself with disturbed weights.
+    """Make a stage with a tiny Llama of random weights in the native decoder. Its draft model is the same model with
+    noise added to the weights.
 
     ``graphs``: whether CUDA devices run steps as CUDA graphs.
     """

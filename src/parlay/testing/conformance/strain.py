@@ -1,4 +1,5 @@
-"""Strains of a server on a strategy: little memory, forks, prompts in chunks, broken drafters, aborts, pauses."""
+"""Tests a strategy under a server's conditions: little memory, forks, chunked prefill, failing drafters, aborts,
+pauses."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from parlay.types import Budgets, Drafter, SequenceView, Strategy
 
 
 def continuing(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
-    """U5: a text that goes on from the cache another one left behind is the text of a fresh prefill."""
+    """U5: a text that reuses cache entries of an earlier text is the same as after a fresh prefill."""
     strategy = subject.strategy(stage, 6)
     runner = stage.open_runner(CAPACITY)
     first = StageRequest(prompt(stage, 11, 24), replace(VARIETY[1], max_tokens=30), seed=5)
@@ -31,7 +32,7 @@ def continuing(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse
 
 
 def forks(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
-    """Samples of one prompt share its cache, and each is the text of its own sample index."""
+    """Samples of one prompt share the prompt's cache, and each gives the text of its own sample index."""
     strategy = subject.strategy(stage, 5)
     asks = [
         StageRequest(prompt(stage, 13, 37), replace(VARIETY[0], max_tokens=18 + index), 9, index, group="siblings")
@@ -41,7 +42,7 @@ def forks(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
 
 
 def chunks(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
-    """Long prompts are prefilled a few rows at a time, beside sequences that decode."""
+    """Long prompts are prefilled a few rows at a time, in the same steps in which other sequences decode."""
     strategy = subject.strategy(stage, 4)
     jobs = [
         (
@@ -54,7 +55,7 @@ def chunks(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
 
 
 def preemption(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
-    """A cache that holds about two of six sequences: some wait, some are put back, and no text changes."""
+    """The cache holds about two of six sequences: some wait, some are preempted, and no text changes."""
     strategy = subject.strategy(stage, 6)
     jobs = [
         (
@@ -72,10 +73,10 @@ CONTEXT = 48
 
 
 def context(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
-    """Texts that reach the end of the context: no draft goes beyond it, and none of the last tokens is lost.
+    """Texts reach the end of the context: no draft goes beyond it, and none of the last tokens is lost.
 
-    Something must be drafted meanwhile: the texts repeat themselves, and one has a reference that holds all of it. A
-    drafter that proposes nothing here passes all else without a test.
+    The drafter must propose something: the texts repeat themselves, and one has a reference that contains the whole
+    text. A drafter that proposes nothing would pass all other checks untested.
     """
     strategy, limits = subject.strategy(stage, 5), Limits(max_context=CONTEXT)
     asks = [
@@ -91,7 +92,7 @@ def context(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
 
 
 def references(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
-    """References that hold the text, a part of it, something else, or nothing: the text stays."""
+    """References that contain the text, a part of it, another text, or nothing do not change the text."""
     strategy = subject.strategy(stage, 8)
     base = StageRequest(prompt(stage, 23, 15), replace(VARIETY[0], max_tokens=40), seed=2)
     text = tuple(stage.expected(base).output)
@@ -100,7 +101,7 @@ def references(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse
 
 
 def failures(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
-    """A drafter that raises, at once or midway, costs its requests their drafts and nothing else."""
+    """If a drafter raises, at once or later, its requests lose their drafts and nothing else."""
     excuses: list[Excuse] = []
     healthy = subject.strategy(stage, 4)
     for at in (0, 3):
@@ -120,7 +121,8 @@ def failures(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
 
 
 def interruptions(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
-    """A request is aborted, and comes again; and for some steps its drafter is not asked, nor shown all of them."""
+    """A request is aborted, and sent again. For some steps its drafter is not asked, and does not observe all of
+    them."""
     strategy, runner = subject.strategy(stage, 4), stage.open_runner(CAPACITY)
     ask = StageRequest(prompt(stage, 31, 33), replace(VARIETY[0], max_tokens=30), seed=3)
     engine = Engine(runner, Steady())
@@ -136,7 +138,7 @@ def interruptions(subject: Subject, stage: Stage, effort: KitLength) -> list[Exc
 
 
 class Pausing(Fixed):
-    """Lets nobody draft in some steps, which are counted from 1."""
+    """A policy under which no drafter drafts in some steps, counted from 1."""
 
     def __init__(self, budget: int, pauses: range) -> None:
         super().__init__(budget)

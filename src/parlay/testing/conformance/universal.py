@@ -1,7 +1,7 @@
-"""The universal tests: what every strategy must keep on every stage, whatever it drafts.
+"""The universal tests: properties that every strategy must have on every stage, whatever it drafts.
 
-Each check takes a subject, a stage and an effort, and raises AssertionError. What it compares with is the slow
-reference decoder, which has no cache, no drafts and no batch.
+Each check takes a subject, a stage and an effort, and raises AssertionError if the property does not hold. It compares
+texts with those of the slow reference decoder, which has no cache, no drafts and no batch.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from parlay.testing.toy_constraint import ToyGrammar
 from parlay.types import TARGET, Runner, SamplingParams, Strategy
 
 CAPACITY = 8192
-"""Tokens that a runner's cache holds where memory is not what is tested."""
+"""Tokens that a runner's cache holds in tests that do not test memory."""
 
 BUDGETS = (0, 1, 2, 5, 16)
 
 
 @dataclass(frozen=True, slots=True)
 class KitLength:
-    """How much a run does: ``tokens`` of the long texts, from which the others' lengths follow, ``draws`` for the
-    distribution."""
+    """The length of a run. ``tokens``: tokens of the long texts, of which other texts have a fixed share. ``draws``:
+    texts drawn to test the distribution."""
 
     tokens: int
     draws: int
@@ -43,7 +43,8 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def favour_even(ids: list[int], logits_V: Tensor) -> Tensor:
-    """A logits processor that depends on the whole path: raises even ids when the ids so far sum to an odd number."""
+    """Raise the logits of even ids if the ids so far sum to an odd number: a logits processor that depends on the whole
+    path."""
     result = logits_V.clone()
     if sum(ids) % 2:
         result[::2] += 2.0
@@ -60,11 +61,12 @@ VARIETY = (
     SamplingParams(temperature=1.0, logit_bias={1: 1.5, 2: -2.0}, allowed_token_ids=tuple(range(1, 12))),
     SamplingParams(temperature=0.8, logits_processors=(favour_even,), logprobs=3, logprobs_mode="processed"),
 )
-"""A mixed batch of eight: every way to choose tokens, penalties and processors that depend on the path."""
+"""Eight sampling parameters for a mixed batch: every way to choose tokens, penalties, and a processor that depends on
+the path."""
 
 
 def prompt(stage: Stage, seed: int, length: int) -> tuple[int, ...]:
-    """Random ids in which the first half comes back at the end, so that copying has something to copy."""
+    """Return random ids whose second half repeats the first, so that drafters that copy find a match."""
     chance = random.Random(seed)
     half = [chance.randrange(stage.vocab_size) for _ in range((length + 1) // 2)]
     return tuple((half + half)[:length])
@@ -79,9 +81,10 @@ def agree(
     runner: Runner | None = None,
     faults: bool = False,
 ) -> list[Excuse]:
-    """Decode the jobs together; each must give the reference's tokens, ending and logprobs, if its rule promises so.
+    """Decode the jobs together. Each must give the reference's tokens, ending and logprobs, if its rule promises that.
 
-    Unless ``faults`` no drafter may raise: the engine would go on without it, and nothing would be tested.
+    Unless ``faults`` is set, no drafter may raise: the engine would go on without the drafter, and nothing would be
+    tested.
     """
     samples = decode(runner or stage.open_runner(capacity), jobs, limits)
     excuses: list[Excuse] = []
@@ -102,7 +105,8 @@ def agree(
 
 
 def same_ending(stage: Stage, ask: StageRequest, sample: StageSample, known: ReferenceText) -> None:
-    """The sample ends for the reference's reason and carries the reference's logprobs, to the stage's noise bound."""
+    """Check that the sample ends for the reference's reason and has the reference's logprobs, to within the stage's
+    noise bound."""
     assert sample.ending[0] == known.finish_reason, f"ends with {sample.ending[0]}, expected {known.finish_reason}"
     if ask.params.logprobs is None:
         return
@@ -116,7 +120,7 @@ def same_ending(stage: Stage, ask: StageRequest, sample: StageSample, known: Ref
 
 
 def same_counts(sample: StageSample) -> None:
-    """The metrics agree with the events: one counter."""
+    """Check that the metrics agree with the events."""
     metrics = sample.metrics
     drafted = sum(one.source != TARGET for one in sample.committed)
     assert metrics.completion_tokens == len(sample.committed) == sum(sample.steps)
@@ -129,7 +133,7 @@ def same_counts(sample: StageSample) -> None:
 
 
 def greedy(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
-    """U1: the greedy text, alone, at every budget; at full length under one of them."""
+    """U1: a request alone gives the greedy text under every budget, and at full length under one of them."""
     excuses: list[Excuse] = []
     for budget in BUDGETS:
         length = effort.tokens if budget == BUDGETS[-2] else effort.tokens // 4
@@ -139,7 +143,8 @@ def greedy(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
 
 
 def sampled(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
-    """U1 with temperature, truncation, penalties, masks and processors: same seed, same text, alone."""
+    """U1 with temperature, truncation, penalties, masks and processors: a request alone with the same seed gives the
+    same text."""
     excuses: list[Excuse] = []
     for seed, params in enumerate(VARIETY):
         length = effort.tokens if seed == 0 else effort.tokens // 4
@@ -149,7 +154,8 @@ def sampled(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
 
 
 def mixed(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
-    """U6: eight requests at once that differ in everything, some sharing one instance of the strategy."""
+    """U6: eight requests decode together. They differ in all parameters, and some share one instance of the
+    strategy."""
     asks = [
         StageRequest(
             prompt(stage, seed, 3 + 17 * (seed % 4)), replace(params, max_tokens=(2 + seed) * effort.tokens // 16), seed
@@ -176,9 +182,10 @@ LENGTH = 20
 
 
 def constrained(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
-    """Whatever the budget and the drafts, alone, beside others, forked, and put back for want of memory.
+    """Texts follow their grammar and equal the reference's under any budget: alone, in a batch, forked, and preempted
+    for lack of memory.
 
-    A committed token that is not allowed is an error of its request, under every rule.
+    Under every rule, committing a token that the grammar does not allow makes the request fail.
     """
     asks = [
         StageRequest(
@@ -200,9 +207,9 @@ ENDINGS_TOKENS = 24
 
 
 def asks(stage: Stage, effort: KitLength) -> Iterator[StageRequest]:
-    """Requests that end everywhere in a block of drafted tokens, for every reason there is, greedy and sampled.
+    """Yield requests that end at any place in a block of drafted tokens, for every finish reason, greedy and sampled.
 
-    In the short form some places end greedy texts, and those between them sampled ones.
+    In the short form, greedy and sampled texts end at alternate places.
     """
     short = effort.tokens < LONG.tokens
     for first, params in enumerate((GREEDY, VARIETY[0])):
@@ -219,7 +226,7 @@ def asks(stage: Stage, effort: KitLength) -> Iterator[StageRequest]:
 
 
 def endings(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
-    """Tokens, reason and logprobs are the reference's wherever a request ends; the token that completes a stop counts,
-    later ones do not exist."""
+    """Wherever a request ends, its tokens, finish reason and logprobs equal the reference's. The token that completes a
+    stop belongs to the text; no later token does."""
     shared = subject.strategy(stage, 9)
     return agree(stage, [(ask, shared) for ask in asks(stage, effort)])

@@ -1,4 +1,4 @@
-"""A drafter under observation: what it raised, what it must not do, and how much it proposed."""
+"""Wraps a drafter to record its errors, its misuse of the protocol, and the number of nodes that it proposes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from parlay.types import BesideDrafter, Draft, Drafter, Needs, Observation, Sequ
 
 
 class WatchedDrafter:
-    """Passes everything on to ``inner``.
+    """Passes all calls on to ``inner``.
 
-    ``fault`` is what it did wrong first: an error that it raised, or tokens of a view that it changed, which are put
-    back, since else the engine would decode another text. ``nodes`` counts what it proposed.
+    ``fault`` describes the first fault: an error that the drafter raised, or a view whose tokens it changed. Changed
+    tokens are put back, because the engine would otherwise decode another text. ``nodes`` counts the proposed nodes.
     """
 
     def __init__(self, inner: Drafter) -> None:
@@ -58,8 +58,8 @@ class WatchedDrafter:
 
 
 def watched(strategy: Strategy) -> tuple[Strategy, tuple[WatchedDrafter, ...]]:
-    """Return the strategy with its drafters under observation, and these. One that drafts beside forwards is left
-    alone: the engine knows it by its kind."""
+    """Return the strategy with its drafters wrapped, and the wrapped drafters. A `BesideDrafter` is not wrapped,
+    because the engine recognizes it by its class."""
     drafters = tuple(
         drafter if isinstance(drafter, BesideDrafter) else WatchedDrafter(drafter) for drafter in strategy.drafters
     )
