@@ -166,7 +166,7 @@ NGRAM_LAYERS = replace(
     complete=_ngram_layers,
     keys=("ngram_layers",),
     gguf=None,
-    note="one process; no inputs in place of tokens, no adapters by request, no GGUF file",
+    note="one process; inputs can't replace tokens; no adapters by request; no GGUF file is written from it",
 )
 DEEP_SHALLOW = replace(
     QWEN3,
@@ -175,5 +175,5 @@ DEEP_SHALLOW = replace(
     complete=_deep_shallow,
     keys=("answer_layers", "answer_after"),
     gguf=None,
-    note="one process; no inputs in place of tokens, no GGUF file",
+    note="one process; inputs can't replace tokens; no GGUF file is written from it",
 )
