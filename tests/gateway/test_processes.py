@@ -11,16 +11,21 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from parlay.cli import main, parser_of
-from parlay.cli.serve_replicas import check_replicas
+from parlay.cli.replica_process import ReplicaProcess
+from parlay.cli.serve_replicas import Processes, check_replicas
 
 DEADLINE = 600
 """Seconds after which a test fails: processes of ranks are slow on cores that others use."""
@@ -135,7 +140,7 @@ def test_replicas_end_when_their_terminal_is_closed() -> None:
 
 @pytest.mark.slow
 def test_replicas_outlive_the_process_that_forks_them_and_leave_nothing_when_their_parent_is_killed() -> None:
-    """Their parent takes them for ended, and starts others in their places."""
+    """They serve until others take their places, one after another."""
     with started("serve", "parlay-mini", "--replicas", "2", "--router-memory", "off") as (process, url, log):
 
         def found(pattern: str) -> list[str]:
@@ -145,15 +150,49 @@ def test_replicas_outlive_the_process_that_forks_them_and_leave_nothing_when_the
         expected = texts(url, 4)
         forks = Path(f"/proc/{found('is process ([0-9]+)')[0]}/stat").read_text().rpartition(")")[2].split()[1]
         assert texts(url, 4, lambda: os.kill(int(forks), signal.SIGKILL)) == expected
-        while len(found("is process ([0-9]+)")) < 4 or len(found("(unix:.*) is ready")) < 4:
-            time.sleep(0.05)
-        ready(url)
+        assert process.stdout is not None
+        while "all are new" not in process.stdout.readline():
+            assert set(httpx.get(f"{url}/health").json()["replicas"].values()) == {"ready"}
         assert texts(url, 4) == expected
         folder = Path(found("unix:(.*) is ready")[0]).parent
         assert folder.is_dir()
         process.kill()
         while folder.exists():
             time.sleep(0.05)
+
+
+class Beginning(Processes):
+    """Replicas whose processes the test begins."""
+
+    def __init__(self, count: int, fleet: Any) -> None:
+        super().__init__(Namespace(), [f"socket-{place}" for place in range(count)], fleet, 0, "")
+        self.says: list[Connection] = []
+        self._running = {place: self._begin(place) for place in range(count)}
+
+    def _begin(self, place: int) -> ReplicaProcess:
+        news, says = Pipe(duplex=False)
+        self.says.append(says)
+        says.send(None)
+        process: Any = SimpleNamespace(is_alive=lambda: True, sentinel=0, pid=os.getpid(), terminate=lambda: None)
+        return ReplicaProcess(process, news)
+
+
+def test_replicas_without_their_fork_server_serve_until_others_are_ready() -> None:
+    """Only one that has ended itself counts as lost."""
+    lost: list[int] = []
+    fleet: Any = SimpleNamespace(report_new=lambda place: None, report_loss=lambda place, why: lost.append(place))
+    processes = Beginning(3, fleet)
+    processes._mend()
+    old = dict(processes._running)
+    for one in old.values():
+        one.process.is_alive = lambda: False
+    processes.says[2].close()
+    for _ in range(4):
+        processes._mend()
+        processes._start_anew()
+    assert lost == [2]
+    assert all(processes._running[place] is not old[place] for place in old)
+    assert not processes._leaving
 
 
 @pytest.mark.slow

@@ -47,8 +47,15 @@ class ReplicaProcess:
         return self.kill_at is not None and not self.alive
 
     @property
+    def orphaned(self) -> bool:
+        """Whether it serves on, though the fork server has ended and ``alive`` is False; it ends with this object."""
+        return self.ready_at is not None and self.kill_at is None and not self.alive and not self.news.poll()
+
+    @property
     def waited_for(self) -> list[Connection | int]:
         """Objects to wait for: one of them becomes ready when the process has news."""
+        if self.orphaned:
+            return [self.news]
         return [self.process.sentinel, *([] if self.ready_at is not None or not self.alive else [self.news])]
 
     def becomes_ready(self) -> bool:

@@ -284,8 +284,17 @@ class Processes:
             if self._due.get(place, math.inf) <= time.monotonic():
                 del self._due[place]
                 self._running[place] = self._begin(place)
-            elif not one.alive and one.kill_at is None and place not in self._due:
+            elif not one.alive and one.kill_at is None and place not in self._due and not self._adopts(place, one):
                 self._note_end(place, one)
+
+    def _adopts(self, place: int, one: ReplicaProcess) -> bool:
+        """Whether the replica serves on although the fork server has ended: it is replaced as in a rolling update."""
+        if not one.orphaned or not (place in self._to_renew or fits_twice(one.process)):
+            return False
+        if place not in self._to_renew:
+            self._to_renew.append(place)
+            logger.warning("replica %d will be replaced: the process that started it has ended", place + 1)
+        return True
 
     def _note_end(self, place: int, one: ReplicaProcess) -> None:
         """Schedule a replica's restart, unless all are being ended: a signal to all may reach its process first."""
@@ -337,6 +346,8 @@ class Processes:
             self._next, old.kill_at = None, None
             self._to_renew.clear()
             logger.warning("replica %d did not start anew: it and the others stay as they are", place + 1)
+            if old.orphaned:
+                self._note_end(place, old)
 
     def _fail(self, place: int) -> None:
         """End everything, unless that is under way already. A replica that ended by itself has reported why."""
