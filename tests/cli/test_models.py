@@ -112,3 +112,4 @@ def test_a_shell_completes_commands_flags_and_strategies(cli: Cli) -> None:
     script = cli("completion", "bash").out
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
     assert {"generate", "--max-tokens", "prompt-lookup"} <= set(script.replace('"', "'").replace("'", " ").split())
+    assert "_shtab_parlay_train_eagle3_option_strings=(-h --help --config" in script, "a recipe's flags come late"

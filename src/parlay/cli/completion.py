@@ -8,6 +8,7 @@ from importlib import import_module
 
 from parlay.cli import Command
 from parlay.cli.commands import COMMANDS
+from parlay.cli.parser import Parser
 from parlay.types import ParlayError
 
 
@@ -42,6 +43,8 @@ def _offer_strategies(parser: argparse.ArgumentParser) -> None:
     a name."""
     from parlay.strategies.catalogue import catalogue
 
+    if isinstance(parser, Parser):
+        parser.fill()
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for part in action.choices.values():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from parlay.cli.other_programs import translated
 from parlay.options import close_to, nearest
@@ -38,9 +38,24 @@ class Parser(argparse.ArgumentParser):
         """``everyday`` are the flags that ``-h`` shows; if empty, ``-h`` equals ``--help``."""
         super().__init__(prog=prog, description=description, allow_abbrev=False, add_help=not everyday)
         self._everyday = frozenset(everyday)
+        self._later: Callable[[argparse.ArgumentParser], object] | None = None
         if everyday:
             self.add_argument("-h", action=_ShortHelp, help="show the options that most people need")
             self.add_argument("--help", action="help", help="show all options")
+
+    def add_later(self, add: Callable[[argparse.ArgumentParser], object]) -> None:
+        """Have ``add`` add arguments when they are first needed, as it may import much."""
+        self._later = add
+
+    def fill(self) -> None:
+        """Add the arguments that were to come later."""
+        add, self._later = self._later, None
+        if add is not None:
+            add(self)
+
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        self.fill()
+        return super().parse_known_args(args, namespace)
 
     def short_help(self) -> str:
         """The help of the most useful flags, with a hint at the rest."""
@@ -61,10 +76,11 @@ class Parser(argparse.ArgumentParser):
         """Parse a command line, including flags of llama.cpp and vLLM; an error for an unknown flag names the closest
         one."""
         self._refuse_early_flag(words)
-        found, extra = self.parse_known_args(translated(words, self._option_string_actions, self.prog))
+        found = argparse.Namespace()
+        _, extra = self.parse_known_args(translated(words, self._option_string_actions, self.prog), found)
         if extra:
             parts = self._subcommands()
-            parser = next((parts[name] for name in parts if name in vars(found).values()), self)
+            parser = next((part for name, part in parts.items() if name in vars(found).values()), self)
             flags = [word.partition("=")[0] for word in extra if word.startswith("--")]
             hint = close_to(flags[0], parser._option_string_actions) if flags else ""
             parser.error(f"{_unknown(extra)}{hint and f': {hint}'}")
@@ -76,6 +92,8 @@ class Parser(argparse.ArgumentParser):
         first = words[0].partition("=")[0] if words else ""
         if not parts or not first.startswith("--") or first in self._option_string_actions:
             return
+        for part in parts.values():
+            part.fill()
         homes = [name for name, part in parts.items() if first in part._option_string_actions]
         if not homes:
             hint = close_to(first, self._option_string_actions)
@@ -84,8 +102,8 @@ class Parser(argparse.ArgumentParser):
         usual = " ".join(word for word in words if word != home)
         self.error(f"{first} stands after the subcommand: {self.prog} {home} {usual}")
 
-    def _subcommands(self) -> Mapping[str, argparse.ArgumentParser]:
-        """Parsers by name; to look one up may take seconds where its flags are imported then."""
+    def _subcommands(self) -> Mapping[str, Parser]:
+        """Their parsers by name."""
         found = (action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction))
         return next(found, {})
 
@@ -124,8 +142,9 @@ def _unknown(words: Sequence[str]) -> str:
     return f"{' '.join(words)}: more words than the command takes; put a text of several words into quotes"
 
 
-def add_action(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str
-) -> argparse.ArgumentParser:
+_AnyParser = TypeVar("_AnyParser", bound=argparse.ArgumentParser)
+
+
+def add_action(actions: argparse._SubParsersAction[_AnyParser], name: str, summary: str) -> _AnyParser:
     """Add a subcommand; its description is the summary as a sentence."""
     return actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")

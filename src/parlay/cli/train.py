@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections import UserDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from parlay.cli.flags import add_config_flags, options_or_config
-from parlay.cli.parser import add_action
+from parlay.cli.parser import Parser, add_action
 from parlay.drafters import options as methods
 
 
@@ -29,6 +28,9 @@ class Recipe:
     def options_class(self) -> Any:
         """Import the class of the options, which takes seconds."""
         return _imported(self.options)
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        add_config_flags(parser, self.options_class())
 
 
 def _imported(place: str) -> Any:
@@ -121,21 +123,10 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 
-class _Parsers(UserDict[str, argparse.ArgumentParser]):
-    """The recipes' parsers by name. Each is given its flags when it is first asked for."""
-
-    def __getitem__(self, name: str) -> argparse.ArgumentParser:
-        parser = super().__getitem__(name)
-        if "--config" not in parser._option_string_actions:
-            add_config_flags(parser, RECIPES[name].options_class())
-        return parser
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    recipes = parser.add_subparsers(dest="kind", metavar="RECIPE", required=True)
-    recipes._name_parser_map = recipes.choices = _Parsers()  # type: ignore[assignment]  # it is used as a mapping
+    recipes = parser.add_subparsers(dest="kind", metavar="RECIPE", required=True, parser_class=Parser)
     for name, recipe in RECIPES.items():
-        add_action(recipes, name, recipe.summary)
+        add_action(recipes, name, recipe.summary).add_later(recipe.add_flags)
 
 
 def run(options: argparse.Namespace) -> int:
