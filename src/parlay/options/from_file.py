@@ -54,6 +54,8 @@ def _pairs(path: Path) -> list[tuple[object, object]]:
         raise
     except (OSError, ValueError, OverflowError, yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"{path} can't be read as YAML: {' '.join(str(error).split())}") from None
+    except (LookupError, AttributeError):  # so the reader's own parts fail
+        raise UsageError(f"{path} can't be read as YAML: a value does not fit its tag (!!int, !!bool, ...)") from None
 
 
 def _value(option: Option, label: str, value: object) -> object:
