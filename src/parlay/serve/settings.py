@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from parlay.options import Options, check_values, option
+from parlay.options import Options, check_values, option, whole
 from parlay.types import ScoreBy
 
 PROMPT_LOG = "parlay.serve.prompts"
@@ -43,10 +43,10 @@ class KeyLimits:
         """A copy with the changes in ``words``, each ``name=number``. Raises ValueError for an invalid change."""
         changes: dict[str, Any] = {}
         for word in words:
-            name, equals, number = word.partition("=")
-            if not equals or name not in {known.name for known in fields(self)} or not number.lstrip("-").isdecimal():
+            name, _, number = word.partition("=")
+            if name not in {known.name for known in fields(self)} or not number.removeprefix("-").isdecimal():
                 raise ValueError(f"{word!r} is no limit of a key: write requests=N, tokens=N, priority=N or record=1")
-            changes[name] = bool(int(number)) if name == "record" else int(number)
+            changes[name] = bool(whole(number)) if name == "record" else whole(number)
         return replace(self, **changes)
 
 
