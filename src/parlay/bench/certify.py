@@ -20,9 +20,9 @@ from parlay.strategies.spelling import StrategySpec
 from parlay.system.progress import Progress, bar
 from parlay.types import Exactness, Metrics, SamplingParams
 
-_TOGETHER = 16
+_BATCH = 16
 """If strategies fill canvases, this many prompts are decoded together."""
-_ALONE = 16
+_TIMED_ALONE = 16
 """If prompts are decoded together, this many are decoded alone, to measure the speed."""
 
 Ids = tuple[int, ...]
@@ -186,7 +186,7 @@ def _decoded(
     reference = llm.gate.reference
     found: list[list[RequestOutput]] = [[] for _ in ways]
     at_once = len(prompts) - alone
-    batches = [slice(start, min(start + _TOGETHER, at_once)) for start in range(0, at_once, _TOGETHER)]
+    batches = [slice(start, min(start + _BATCH, at_once)) for start in range(0, at_once, _BATCH)]
     turns = [*batches, *(slice(place, place + 1) for place in range(at_once, len(prompts)))]
     every = (turns[0], *turns)
     with bar(sum(len(prompts[turn]) for turn in every) * len(ways), "Calibrating", "answer", progress) as shown:
@@ -207,7 +207,7 @@ def _alone(strategies: Iterable[StrategySpec], prompts: int) -> int:
     With several sequences at once, policies draft less, so lossy rules would accept fewer tokens that plain decoding
     would not write.
     """
-    return min(_ALONE, prompts) if all(find(strategy.name).selects for strategy in strategies) else prompts
+    return min(_TIMED_ALONE, prompts) if all(find(strategy.name).selects for strategy in strategies) else prompts
 
 
 def _shown(

@@ -23,7 +23,7 @@ from parlay.types import ParlayError, SamplingParams
 
 LOOPS = "the answer repeats itself at once"
 NO_ROOM = "no room in the context"
-_TOGETHER = 8
+_BATCH = 8
 T = TypeVar("T")
 
 
@@ -89,7 +89,7 @@ class Preparation:
         return Ask(ids=ids, most=most, references=references, prediction=item.prediction, talk=talk.number)
 
     def _answers(self, asks: Sequence[Ask], temperature: float) -> Iterator[Answer]:
-        for group in in_groups(asks, _TOGETHER):
+        for group in in_groups(asks, _BATCH):
             yield from self.waves.decode(PLAIN, group, temperature).answers
 
     def _text(self, tokens: Ids) -> str:

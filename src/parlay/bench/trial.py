@@ -298,8 +298,8 @@ def choose(ranked: Sequence[Candidate]) -> Candidate | None:
         if each.low is not None and each.low > 1 and each.prompts >= ENOUGH and (each.whole is None or each.whole > 1)
     ]
     best = max(sure, key=_speed, default=None)
-    usual = next((each for each in sure if each.strategy == DEFAULT_STRATEGY), None)
-    return usual if best and usual and _speed(usual) * EQUAL >= _speed(best) else best
+    default = next((each for each in sure if each.strategy == DEFAULT_STRATEGY), None)
+    return default if best and default and _speed(default) * EQUAL >= _speed(best) else best
 
 
 def _length(candidate: Candidate) -> tuple[int, int]:

@@ -22,10 +22,10 @@ Array = NDArray[np.float64]
 Ratios = tuple[float, float]
 """FLOPs per byte at which arithmetic takes as long as reading: for weights in memory, and for weights in the cache."""
 
-_FEWEST = 8
+_MIN_SAMPLES = 8
 _RATIOS = tuple(4.0**power for power in range(-1, 6))
-_REFINED = 24
-_FREE = 1e-18
+_REFINEMENTS = 24
+_MIN_COST = 1e-18
 """Seconds per byte, or per FLOP, of a kind of operator for which the fit found no cost."""
 
 
@@ -43,12 +43,12 @@ def fit(samples: Sequence[TimedForward], cache_bytes: float = 0.0, threads: int 
 
     ``threads`` is the number of threads that share the KV heads in attention. Raises ValueError for too few samples.
     """
-    if len(samples) < _FEWEST:
-        raise ValueError(f"{len(samples)} timed forwards are too few to fit a machine: give at least {_FEWEST}")
+    if len(samples) < _MIN_SAMPLES:
+        raise ValueError(f"{len(samples)} timed forwards are too few to fit a machine: give at least {_MIN_SAMPLES}")
     counted = _Counted.of(samples, cache_bytes, threads)
     best = min((counted.solve(ratios) for ratios in itertools.product(_RATIOS, _RATIOS)), key=_loss)
     spread = _RATIOS[1] / _RATIOS[0]
-    for _ in range(_REFINED):
+    for _ in range(_REFINEMENTS):
         spread **= 0.75
         factors = (1 / spread, 1.0, spread)
         steps = [(best.ratios[0] * one, best.ratios[1] * other) for one in factors for other in factors]
@@ -81,7 +81,7 @@ class _Solution:
     def machine(self, cache_bytes: float, threads: int) -> Machine:
         linear, cached = self._from_both(0, 1)
         attention, cached_attention = self._from_both(2, 3)
-        vector, product = (max(float(each), _FREE) for each in self.seconds[4:6])
+        vector, product = (max(float(each), _MIN_COST) for each in self.seconds[4:6])
         layer, attend, forward = (float(each) for each in self.seconds[6:])
         return Machine(
             bandwidth=1 / linear,
@@ -102,7 +102,7 @@ class _Solution:
     def _from_both(self, memory: int, cache: int) -> tuple[float, float]:
         """Return the seconds per byte from memory and from the cache. A constant without samples equals the other."""
         found = [float(self.seconds[place]) for place in (memory, cache)]
-        return max(found[0] or found[1], _FREE), max(found[1] or found[0], _FREE)
+        return max(found[0] or found[1], _MIN_COST), max(found[1] or found[0], _MIN_COST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,21 +26,21 @@ _CONTEXTS = tuple(1 << power for power in range(9, 24))  # upper ends of the buc
 _PRIOR_SECONDS = 0.01
 _PRIOR_ROW = 0.03  # guessed cost of a further row, as a share of a forward of one row: typical of small models on CPUs
 
-_FEW = 4  # the first estimate of a row count is the shortest of this many records
+_FIRST_RECORDS = 4  # the first estimate of a row count is the shortest of this many records
 _WINDOW = 0.2  # relative errors are clipped to this, because a delay may be of any size
 _UP, _DOWN = (
     0.22,
     0.5,
 )  # a slower (quicker) step moves all estimates by this share of its error; unequal shares give a low quantile
-_BY_CHANCE = 3  # if more slower (or quicker) steps than this follow each other, the machine's speed has changed
-_OWN = 0.2  # the estimate of the measured row count moves further than the other estimates by this share
+_CHANCE_RUN = 3  # if more slower (or quicker) steps than this follow each other, the machine's speed has changed
+_OWN_SHARE = 0.2  # the estimate of the measured row count moves further than the other estimates by this share
 
-_LONG = 32  # after this many records, estimates that none of them measured are lowered
-_TRUST = 0.975  # decay of trust at that time: an estimate with ten records is trusted for some 3,000 further records
-_MOVED = 0.1  # relative change of an estimate that counts as a revision
+_RECORDS_TO_LOWER = 32  # after this many records, estimates that none of them measured are lowered
+_TRUST_DECAY = 0.975  # decay of trust at that time: an estimate with ten records is trusted for 3,000 further records
+_REVISED = 0.1  # relative change of an estimate that counts as a revision
 
-_QUICKEST, _SLOWEST = 1e-9, 1e9  # seconds of any forward
-_LEARNED = 32  # steps after which the estimates are worth keeping
+_MIN_SECONDS, _MAX_SECONDS = 1e-9, 1e9  # seconds of any forward
+_STEPS_TO_KEEP = 32  # steps after which the estimates are worth keeping
 
 
 class _Curve:
@@ -51,7 +51,7 @@ class _Curve:
     def __init__(self, seconds: Sequence[float], measured: Sequence[int]) -> None:
         self.seconds = list(seconds)
         self.measured = list(measured)
-        self.recent = [0] * len(ROWS)  # records of each row count since `_forget` last ran
+        self.recent = [0] * len(ROWS)  # records of each row count since `_lower_untouched` last ran
         self.records = 0  # the sum of ``recent``
         self.trusted = [0.0] * len(ROWS)  # records of each row count, older records weighted less
         self.slower, self.run = False, 0  # whether the last step was slower than estimated; steps like it in a row
@@ -60,7 +60,7 @@ class _Curve:
 
     def kept(self) -> tuple[float, ...]:
         """Return the curve as numbers: the level, then for each of `ROWS` its seconds, measurements and trust."""
-        return (self.level, *self.seconds, *[min(count, _FEW) for count in self.measured], *self.trusted)
+        return (self.level, *self.seconds, *[min(count, _FIRST_RECORDS) for count in self.measured], *self.trusted)
 
     def scale(self, level: float) -> None:
         """Scale the curve to a machine on which a forward of one row after a short context takes ``level`` seconds."""
@@ -75,7 +75,7 @@ class _Curve:
             raise ValueError(f"{len(numbers)} numbers are no estimates of {len(ROWS)} row counts")
         level, *rest = numbers
         seconds, measured, trusted = rest[: len(ROWS)], rest[len(ROWS) : 2 * len(ROWS)], rest[2 * len(ROWS) :]
-        if not all(_QUICKEST < each < _SLOWEST for each in (level, seconds[0], seconds[-1])):
+        if not all(_MIN_SECONDS < each < _MAX_SECONDS for each in (level, seconds[0], seconds[-1])):
             raise ValueError("a forward that takes no time, or years")
         curve = _Curve(list(accumulate(seconds, max)), list(map(int, measured)))
         curve.level, curve.trusted = level, trusted
@@ -92,12 +92,12 @@ class _Curve:
     def learn(self, rows: int, seconds: float) -> bool:
         """Record a step of ``rows`` rows.
 
-        Returns whether the estimate of this row count has moved by more than `_MOVED` since the last revision, which is
-        the last time that this returned True.
+        Returns whether the estimate of this row count has moved by more than `_REVISED` since the last revision, which
+        is the last time that this returned True.
         """
         place = _nearest(rows)
         ratio = seconds / self.at(rows)
-        if self.measured[place] >= _FEW:
+        if self.measured[place] >= _FIRST_RECORDS:
             self._follow(place, ratio)
         elif ratio < 1 or not self.measured[place]:
             self._set(place, ratio)
@@ -105,10 +105,10 @@ class _Curve:
         self.recent[place] += 1
         self.trusted[place] += 1
         self.records += 1
-        _make_way(self.seconds, place)
-        if self.records >= _LONG:
-            self._forget()
-        moved = abs(self.seconds[place] - self.watched[place]) > _MOVED * self.watched[place]
+        _keep_rising(self.seconds, place)
+        if self.records >= _RECORDS_TO_LOWER:
+            self._lower_untouched()
+        moved = abs(self.seconds[place] - self.watched[place]) > _REVISED * self.watched[place]
         if moved:
             self.watched = list(self.seconds)
         return moved
@@ -127,7 +127,7 @@ class _Curve:
         for guessed in range(place, known[0] if known else len(ROWS)):
             self.seconds[guessed] = min(self.seconds[guessed] * ratio, most)
 
-    def _forget(self) -> None:
+    def _lower_untouched(self) -> None:
         """Lower the estimates of row counts that were not measured for a long time.
 
         A policy never tries row counts that seem too expensive, so a wrong high estimate would stay for ever. An
@@ -146,7 +146,7 @@ class _Curve:
                 self.seconds[place] = math.sqrt(self.seconds[place] * likely)
                 self.measured[place] = 0
         self.seconds = list(accumulate(self.seconds, max))
-        self.trusted = [_TRUST * records for records in self.trusted]
+        self.trusted = [_TRUST_DECAY * records for records in self.trusted]
         self.recent, self.records = [0] * len(ROWS), 0
 
     def _follow(self, place: int, ratio: float) -> None:
@@ -158,12 +158,12 @@ class _Curve:
         slower = ratio > 1
         self.run = self.run + 1 if slower == self.slower else 1
         self.slower = slower
-        window = _WINDOW * max(1, self.run - _BY_CHANCE)
+        window = _WINDOW * max(1, self.run - _CHANCE_RUN)
         error = min(max(math.log(ratio), -window), window)
         step = error * (_UP if error > 0 else _DOWN)
         factor = math.exp(step)
         self.seconds = [estimate * factor for estimate in self.seconds]
-        self.seconds[place] *= 1 + _OWN * step
+        self.seconds[place] *= 1 + _OWN_SHARE * step
 
 
 class MeasuredCost:
@@ -186,7 +186,7 @@ class MeasuredCost:
         self._steps = 0
         if samples:
             most = max(samples)  # estimates up to this row count come from timed forwards
-            self._curves[0] = _Curve(_fill(samples), [_FEW * (rows <= most) for rows in ROWS])
+            self._curves[0] = _Curve(_fill(samples), [_FIRST_RECORDS * (rows <= most) for rows in ROWS])
 
     def forward(self, rows: int, context: int) -> float:
         """Return the estimated seconds of a forward of ``rows`` rows after ``context`` cached tokens."""
@@ -206,9 +206,9 @@ class MeasuredCost:
     def kept(self) -> KeptCost:
         """Return the learned estimates, for other processes on this machine.
 
-        They are empty before `_LEARNED` steps. Any thread may call.
+        They are empty before `_STEPS_TO_KEEP` steps. Any thread may call.
         """
-        if self._steps < _LEARNED:
+        if self._steps < _STEPS_TO_KEEP:
             return {}
         return {str(_CONTEXTS[bucket]): curve.kept() for bucket, curve in list(self._curves.items())}
 
@@ -256,7 +256,7 @@ def _nearest(rows: int) -> int:
     return place - 1 if place and rows - ROWS[place - 1] < ROWS[place] - rows else place
 
 
-def _make_way(curve: list[float], place: int) -> None:
+def _keep_rising(curve: list[float], place: int) -> None:
     """Raise estimates after ``place`` and lower those before it until the curve never falls."""
     now = curve[place]
     for above in range(place + 1, len(curve)):

@@ -342,7 +342,7 @@ class Machine:
     def step(self, shape: ModelShape, step: StepShape) -> float:
         """Return the seconds of one forward that is given by its sums."""
         started = self.layer_seconds + self.attend_seconds * step.sequences
-        seconds = self.forward_seconds + shape.num_layers * started + self._busy(shape, step)
+        seconds = self.forward_seconds + shape.num_layers * started + self._operator_seconds(shape, step)
         if shape.split:
             return max(seconds, shape.split.streamed_bytes / self.disk_bandwidth)
         fetched = shape.fetched_bytes(step.rows)
@@ -364,7 +364,7 @@ class Machine:
         cached = shape.read_bytes <= self.cache_bytes
         return (cached and self.cached_attention_bandwidth) or self.attention_bandwidth
 
-    def _busy(self, shape: ModelShape, step: StepShape) -> float:
+    def _operator_seconds(self, shape: ModelShape, step: StepShape) -> float:
         """Return the seconds of all operators, without the fixed times to start them."""
         cached = shape.read_bytes <= self.cache_bytes
         reached = {

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from parlay.cost.measured import MeasuredCost
 from parlay.types import NO_COST, KeptCost, OutOfRoom, Runner, Segment, trees
 
-_CALIBRATED = (1, 16, 4, 32, 2, 8, 17, 9, 33, 12, 13, 64, 65)  # rows, most informative first, in case time runs out
+_ROW_COUNTS = (1, 16, 4, 32, 2, 8, 17, 9, 33, 12, 13, 64, 65)  # rows, most informative first, in case time runs out
 _PASSES, _ENOUGH = 3, 0.1  # no further pass begins after this number of passes and this number of seconds
-_SMALL, _AGAIN = (1, 2, 4, 8), 0.1  # row counts timed again, which decide whether drafts pay; seconds for that
+_SMALL_ROWS, _AGAIN = (1, 2, 4, 8), 0.1  # row counts timed again, which decide whether drafts pay; seconds for that
 _SCRATCH = -1  # number of the sequence that calibration uses; the engine's sequences have no negative numbers
 _CHUNK = 256  # rows of a prefill chunk
-_OF_STREAMED = 3.0
+_STREAMED_SECONDS = 3.0
 """Seconds for calibration of a runner that reads layers from disk, which takes most of the time of a forward."""
 _log = logging.getLogger(__name__)
 
@@ -80,11 +80,11 @@ def calibrate(
     runner without room for 65 tokens is not timed; its cost starts from a guess. A runner that reads layers from disk
     gets more time, and at least two row counts are timed, so that the cost of further rows is no guess.
     """
-    seconds = _OF_STREAMED if runner.spec.streamed_bytes else seconds
+    seconds = _STREAMED_SECONDS if runner.spec.streamed_bytes else seconds
     timer, deadline = _Timer(runner, clock), clock() + seconds
     runner.open(_SCRATCH, (0,))
     try:
-        encoder, most = runner.spec.encoder, max(_CALIBRATED)
+        encoder, most = runner.spec.encoder, max(_ROW_COUNTS)
         if (encoder is not None and encoder.max_target < most) or not runner.reserve(_SCRATCH, most):
             return MeasuredCost()
         return _restored(timer, kept) if kept else MeasuredCost(timer.shortest(deadline))
@@ -112,18 +112,18 @@ class _Timer:
     clock: Callable[[], float]
 
     @property
-    def least(self) -> int:
+    def min_row_counts(self) -> int:
         """Number of row counts that are timed even after the deadline."""
         return 2 if self.runner.spec.streamed_bytes else 1
 
     def small(self) -> list[tuple[int, float]]:
-        """Time a forward of one row, then the row counts `_SMALL` in turn for `_AGAIN` seconds."""
+        """Time a forward of one row, then the row counts `_SMALL_ROWS` in turn for `_AGAIN` seconds."""
         self._forward(1)  # the first forward may build kernels
         timed = [(1, self._forward(1))]
-        again, latest = self.clock() + _AGAIN, len(_SMALL) * timed[0][1]
+        again, latest = self.clock() + _AGAIN, len(_SMALL_ROWS) * timed[0][1]
         while self.clock() + latest <= again:
-            timed += [(rows, self._forward(rows)) for rows in _SMALL]
-            latest = sum([seconds for _, seconds in timed[-len(_SMALL) :]])
+            timed += [(rows, self._forward(rows)) for rows in _SMALL_ROWS]
+            latest = sum([seconds for _, seconds in timed[-len(_SMALL_ROWS) :]])
         return timed
 
     def shortest(self, deadline: float) -> dict[int, float]:
@@ -131,12 +131,12 @@ class _Timer:
 
         Every pass times all row counts, so a slow moment affects all of them alike. There may be time for only one
         pass. A delay in it could make a small draft seem too expensive, and would never be corrected, because a policy
-        does not verify such drafts. So the row counts `_SMALL` are timed more often.
+        does not verify such drafts. So the row counts `_SMALL_ROWS` are timed more often.
         """
         best = self._all(deadline)
         again = self.clock() + _AGAIN
-        while self.clock() + sum(best.get(rows, math.inf) for rows in _SMALL) <= again:
-            for rows in _SMALL:
+        while self.clock() + sum(best.get(rows, math.inf) for rows in _SMALL_ROWS) <= again:
+            for rows in _SMALL_ROWS:
                 best[rows] = min(best[rows], self._forward(rows))
         return best
 
@@ -147,9 +147,9 @@ class _Timer:
         self._forward(1)  # the first one ever may build kernels
         passes = 0
         while passes < _PASSES or self.clock() < enough:
-            for rows in _CALIBRATED:
+            for rows in _ROW_COUNTS:
                 guess = best.get(rows) or max(best.values(), default=0.0)
-                if len(best) >= self.least and self.clock() + guess > deadline:
+                if len(best) >= self.min_row_counts and self.clock() + guess > deadline:
                     return best
                 best[rows] = min(best.get(rows, math.inf), self._forward(rows))
             passes += 1

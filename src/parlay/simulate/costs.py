@@ -94,9 +94,9 @@ class TimedStep:
     def causes(self) -> tuple[float, float, float]:
         """The three numbers that make a step of its group longer: rows, keys, and pairs beyond one for each key.
 
-        Up to `_EACH` rows, all steps of a group have the same number of rows, so that number is left out as 0.
+        Up to `_MAX_SINGLE_ROWS` rows, all steps of a group have the same number of rows, so that number is left out: 0.
         """
-        rows = float(self.rows) if self.rows > _EACH else 0.0
+        rows = float(self.rows) if self.rows > _MAX_SINGLE_ROWS else 0.0
         return rows, self.keys, max(0.0, self.pairs - self.keys)
 
 
@@ -133,12 +133,12 @@ class MeasuredSteps:
         return sum(step.rows for step in group) / len(group), seconds / len(group)
 
 
-_EACH = 32
+_MAX_SINGLE_ROWS = 32
 """Up to this number of rows, each number has a group of steps. Above it a group is a range of about an eighth."""
 
 
 def _group(rows: int) -> int:
-    if rows <= _EACH:
+    if rows <= _MAX_SINGLE_ROWS:
         return rows
     width = 1 << (rows.bit_length() - 4)
     return rows // width * width

@@ -43,7 +43,7 @@ class Drafting:
 
 PLAIN = Drafting()
 
-_FEW = 64
+_MAX_DRAWN = 64
 """Answers of at most this many tokens draw the result of each step. Longer ones draw only their number of steps."""
 
 
@@ -56,7 +56,7 @@ def steps_of(output: int, chance: float, nodes: int, draw: random.Random) -> int
     """
     if not nodes or not chance:
         return output
-    if output > _FEW:
+    if output > _MAX_DRAWN:
         mean, variance = _moments(chance, nodes)
         beyond = (variance + mean**2) / (2 * mean) - 0.5  # mean tokens by which the last step would pass the end
         drawn = round(draw.gauss((output + beyond) / mean, (output * variance / mean**3) ** 0.5))
@@ -85,7 +85,7 @@ class Lane:
     sequence ends is known, and the lane need not visit its sequences in every step.
     """
 
-    __slots__ = ("brevity", "chance", "count", "each", "nodes", "progress", "table")
+    __slots__ = ("chance", "count", "each", "inverse_lengths", "nodes", "progress", "table")
 
     def __init__(self, drafting: Drafting, kind: str) -> None:
         self.table: Sequence[float] = drafting.tokens(kind)
@@ -94,7 +94,7 @@ class Lane:
         self.each = self.table[self.nodes]
         self.count = 0
         self.progress = 0.0
-        self.brevity = 0.0
+        self.inverse_lengths = 0.0
         """Sum of 1 / length over the answers, with lengths in tokens; `cut_rows` needs it."""
 
     @property
@@ -110,7 +110,7 @@ class Lane:
         drafts have k nodes. An answer passes each r with the probability 1 / E, so it saves k (k + 1) / 2E nodes in
         all. An answer of n tokens takes n / E steps, so it saves k (k + 1) / 2n nodes per step.
         """
-        return self.nodes * (self.nodes + 1) / 2 * self.brevity
+        return self.nodes * (self.nodes + 1) / 2 * self.inverse_lengths
 
     def draft(self, nodes: int) -> None:
         """Draft ``nodes`` nodes from now on."""

@@ -101,11 +101,11 @@ class _Simulation:
         self._existing: dict[int, tuple[Replica, float]] = {}
         """The servers that are paid for, each with the time from which it is, by number."""
         self._draining: set[int] = set()
-        self._lives: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
         """How often each server has started. A failure that was drawn before its last start is ignored."""
-        self._homeless: deque[Job] = deque()
+        self._unrouted: deque[Job] = deque()
         """Requests that arrived while no server was up."""
-        self._under_way = 0
+        self._unfinished = 0
         self._wanted_since: tuple[int, float] = (0, 0.0)
         self._out = Outcome(requests=len(traffic.arrivals))
 
@@ -117,11 +117,11 @@ class _Simulation:
         now = begin
         for request in arrivals:
             self._until(request.seconds)
-            self._under_way += 1
+            self._unfinished += 1
             self._route(Job(request), request.seconds)
         self._until(end)
-        at_end = self._under_way
-        while self._under_way and self._events and self._events[0][0] <= stop:
+        at_end = self._unfinished
+        while self._unfinished and self._events and self._events[0][0] <= stop:
             now, _, event = heapq.heappop(self._events)
             event(now)
         self._close(begin, max(now, end), at_end, stop - end)
@@ -142,7 +142,7 @@ class _Simulation:
 
     def _route(self, job: Job, now: float) -> None:
         if not self._up:
-            self._homeless.append(job)
+            self._unrouted.append(job)
             return
         replica = self._router.pick(job.request)
         version = replica.version
@@ -170,7 +170,7 @@ class _Simulation:
 
     def _count(self, job: Job) -> None:
         out, request = self._out, job.request
-        self._under_way -= 1
+        self._unfinished -= 1
         out.finished += 1
         out.tokens += request.output
         out.first.append(job.first - request.seconds)
@@ -205,10 +205,10 @@ class _Simulation:
         self._router.add(replica)
         failures = self._setup.fleet.failures
         if failures is not None and failures.mtbf is not None:
-            life = self._lives[replica.number] = self._lives.get(replica.number, 0) + 1
+            life = self._starts[replica.number] = self._starts.get(replica.number, 0) + 1
             self._at(now + self._draw.expovariate(1 / failures.mtbf), lambda now: self._fail(replica, life, now))
-        while self._homeless:
-            self._route(self._homeless.popleft(), now)
+        while self._unrouted:
+            self._route(self._unrouted.popleft(), now)
 
     def _leave(self, replica: Replica) -> None:
         del self._up[replica.number]
@@ -234,7 +234,7 @@ class _Simulation:
             self._die(max(self._up.values(), key=lambda replica: replica.load), now)
 
     def _fail(self, replica: Replica, life: int, now: float) -> None:
-        if self._lives[replica.number] == life:
+        if self._starts[replica.number] == life:
             self._die(replica, now)
 
     def _die(self, replica: Replica, now: float) -> None:
@@ -265,7 +265,7 @@ class _Simulation:
         assert scaling is not None
         have = len(self._existing) - len(self._draining)
         wanted = min(
-            scaling.max_replicas, max(scaling.min_replicas, math.ceil(self._under_way / scaling.target_ongoing))
+            scaling.max_replicas, max(scaling.min_replicas, math.ceil(self._unfinished / scaling.target_ongoing))
         )
         way = (wanted > have) - (wanted < have)
         if way != self._wanted_since[0]:
@@ -285,8 +285,8 @@ class _Simulation:
 
     def _close(self, begin: float, now: float, at_end: int, drain: float) -> None:
         out = self._out
-        out.span = (now if self._under_way else out.span) - begin
-        if self._under_way:
+        out.span = (now if self._unfinished else out.span) - begin
+        if self._unfinished:
             out.unfinished_after = drain
             out.backlog = at_end / max(1e-9, self._traffic.span)
         for replica, since in self._existing.values():

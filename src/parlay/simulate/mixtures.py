@@ -58,12 +58,12 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 _CLIENTS = 8
 """Number of clients of each kind. The i-th client sends 1 / i times as many requests as the first."""
 _PARETO = 1.5  # exponent of the tail
-_LONGEST = 1 << 17  # tokens of a prompt
+_MAX_PROMPT = 1 << 17  # tokens of a prompt
 _DAY = 86_400.0
-_EARLIER = 5.0
+_LEAD = 5.0
 """The first sessions begin this many times their mean length before the traffic, so that it begins with some running.
 """
-_SPEED = 20.0  # assumed tokens per second of answers: a user reads the answer, then thinks
+_ANSWER_SPEED = 20.0  # assumed tokens per second of answers: a user reads the answer, then thinks
 
 
 def read_mixture(text: str) -> dict[str, float]:
@@ -115,8 +115,8 @@ def _client(kind: Kind, rate: float, seconds: float, daily: float, seed: str) ->
     shape = 1 / kind.bursts**2
     scale = kind.turns / (rate * shape)
     waiting: list[tuple[float, int, Arrival]] = []
-    number, begun = 0, draw.random() * scale * shape - (_EARLIER * kind.turns * kind.think if kind.turns > 1 else 0.0)
-    while (when := _of_day(begun, daily)) < seconds:
+    number, begun = 0, draw.random() * scale * shape - (_LEAD * kind.turns * kind.think if kind.turns > 1 else 0.0)
+    while (when := _with_daily_rhythm(begun, daily)) < seconds:
         while waiting and waiting[0][0] <= when:
             yield heapq.heappop(waiting)[2]
         for each in _session(kind, when, draw, f"{seed} {number}"):
@@ -132,14 +132,14 @@ def _session(kind: Kind, when: float, draw: random.Random, name: str) -> Iterato
     """Yield the requests of one session, which begins at the time ``when``."""
     history = 0
     while True:
-        prompt = min(_LONGEST, history + (0 if history else kind.common) + _prompt(kind, draw))
+        prompt = min(_MAX_PROMPT, history + (0 if history else kind.common) + _prompt(kind, draw))
         output = 1 + int(draw.expovariate(1 / kind.output))
         single = kind.turns <= 1
         yield Arrival(when, prompt, output, kind.name, "" if single else name, history, kind.common)
         if single or draw.random() < 1 / kind.turns:
             return
         history = prompt + output
-        when += output / _SPEED + draw.expovariate(1 / kind.think)
+        when += output / _ANSWER_SPEED + draw.expovariate(1 / kind.think)
 
 
 def _prompt(kind: Kind, draw: random.Random) -> int:
@@ -148,7 +148,7 @@ def _prompt(kind: Kind, draw: random.Random) -> int:
     return 1 + int(draw.lognormvariate(math.log(kind.prompt), kind.spread))
 
 
-def _of_day(even: float, daily: float) -> float:
+def _with_daily_rhythm(even: float, daily: float) -> float:
     """Return the time at which traffic with a daily rhythm has as many requests as even traffic at ``even`` seconds.
 
     The rate at the time t, relative to its mean, is 1 - daily * cos(2 pi t / day). Its integral up to t is
@@ -157,13 +157,13 @@ def _of_day(even: float, daily: float) -> float:
     if not daily:
         return even
     days, rest = divmod(even, _DAY)
-    after = bisect.bisect_right(range(int(_DAY)), rest, key=lambda second: _come(second, daily))
-    before, come = _come(after - 1, daily), _come(after, daily)
+    after = bisect.bisect_right(range(int(_DAY)), rest, key=lambda second: _expected(second, daily))
+    before, come = _expected(after - 1, daily), _expected(after, daily)
     return days * _DAY + after - 1 + (rest - before) / max(1e-9, come - before)
 
 
-def _come(seconds: float, daily: float) -> float:
-    """Return the integral of the relative rate from 0 to ``seconds``; see `_of_day`."""
+def _expected(seconds: float, daily: float) -> float:
+    """Return the integral of the relative rate from 0 to ``seconds``; see `_with_daily_rhythm`."""
     return seconds - daily * math.sin(2 * math.pi * seconds / _DAY) * _DAY / (2 * math.pi)
 
 

@@ -22,7 +22,7 @@ from parlay.simulate.prefixes import Prefixes
 _MOST_STEPS = 256
 """Limit on the steps that are simulated as one event. Over them, the seconds of a step are assumed to grow linearly."""
 _MOST_CHOICES = 1 << 14
-_SLACK = 1e-7  # tolerance for rounding errors of a lane's progress, which is a sum of many numbers
+_TOLERANCE = 1e-7  # tolerance for rounding errors of a lane's progress, which is a sum of many numbers
 _HEADROOM, _PAGE = 16, 16
 """As in the engine: tokens that must be free for each running sequence before another one starts; tokens of a page."""
 
@@ -62,7 +62,7 @@ class Replica:
         self._prefixes = Prefixes()
         self._chunks: list[tuple[Job, int]] = []
         self._start = 0.0
-        self._planned, self._first, self._rise = 0, 0.0, 0.0
+        self._planned, self._first, self._growth = 0, 0.0, 0.0
         self._refused: Job | None = None
         """The request that last had no room to start, when ``_refused_free`` tokens were free."""
         self._refused_free = 0
@@ -93,13 +93,13 @@ class Replica:
         """End the planned steps at the time `wake`, and begin the next ones. Returns the requests that are done."""
         now = self.wake
         self._advance(self._planned)
-        done = self._reap(now)
+        done = self._end_finished(now)
         for job, rows in self._chunks:
             job.fed += rows
             if job.fed >= job.text:
                 self._feeding.remove(job)
                 self._fed -= job.text
-                done += self._enter(job, now)
+                done += self._begin_decoding(job, now)
         self._begin(now)
         return done
 
@@ -134,18 +134,18 @@ class Replica:
         growth = sum(lane.count * lane.each for lane in self._lanes.values())
         first, self._step_rows = self._seconds(self._context)
         last = self._seconds(self._context + growth * (self._planned - 1))[0] if self._planned > 1 else first
-        self._first, self._rise = first, (last - first) / max(1, self._planned - 1)
-        taken = self._taken(self._planned)
+        self._first, self._growth = first, (last - first) / max(1, self._planned - 1)
+        taken = self._seconds_of(self._planned)
         self.wake = now + taken
         self.busy += taken
 
-    def _taken(self, steps: int) -> float:
-        """Return the seconds of the first ``steps`` planned steps, each ``_rise`` longer than the one before."""
-        return steps * self._first + self._rise * steps * (steps - 1) / 2
+    def _seconds_of(self, steps: int) -> float:
+        """Return the seconds of the first ``steps`` planned steps, each ``_growth`` longer than the one before."""
+        return steps * self._first + self._growth * steps * (steps - 1) / 2
 
     def _steps_before(self, now: float, *, whole: bool = False) -> int:
         """Return how many planned steps, at least 1, begin before a time or, if ``whole``, how many end by then."""
-        seconds, half = now - self._start, self._rise / 2
+        seconds, half = now - self._start, self._growth / 2
         slope = self._first - half
         steps = seconds / slope if half <= 0 else (math.sqrt(slope * slope + 4 * half * seconds) - slope) / (2 * half)
         if whole:
@@ -155,9 +155,9 @@ class Replica:
     def _cut(self, steps: int) -> None:
         """Plan only ``steps`` steps, so that a new request can start in the first step after its arrival."""
         if steps < self._planned:
-            self.busy -= self._taken(self._planned) - self._taken(steps)
+            self.busy -= self._seconds_of(self._planned) - self._seconds_of(steps)
             self._planned = steps
-            self.wake = self._start + self._taken(steps)
+            self.wake = self._start + self._seconds_of(steps)
             self.version += 1
 
     def _advance(self, steps: int) -> None:
@@ -174,7 +174,7 @@ class Replica:
         for kind, ends in self._ends.items():
             lane = self._lanes[kind]
             if lane.count:
-                steps = min(steps, math.ceil((ends[0][0] - lane.progress - _SLACK) / lane.each))
+                steps = min(steps, math.ceil((ends[0][0] - lane.progress - _TOLERANCE) / lane.each))
         if self._fits(0, steps - 1):
             return max(1, steps)
         return max(1, bisect.bisect_left(range(1, steps), True, key=lambda more: not self._fits(0, more)) + 1)
@@ -243,7 +243,7 @@ class Replica:
         self._fed += job.text
         return job
 
-    def _enter(self, job: Job, now: float) -> list[Job]:
+    def _begin_decoding(self, job: Job, now: float) -> list[Job]:
         """Begin to decode a request whose prompt is read. The step that read it committed its first tokens."""
         self._prefixes.read(job.request)
         lane, job.lane = self._lane(job), None
@@ -255,18 +255,18 @@ class Replica:
         job.lane, job.span = lane, steps * lane.each
         job.began, job.entered = lane.progress, job.text + 1.0
         lane.count += 1
-        lane.brevity += self._brevity(job)
+        lane.inverse_lengths += self._inverse_length(job)
         self._decoding += 1
         self._context += job.entered
         heapq.heappush(self._ends[job.request.kind], (job.began + job.span, job.rank, job))
         return []
 
-    def _reap(self, now: float) -> list[Job]:
+    def _end_finished(self, now: float) -> list[Job]:
         """End the sequences that have written all their tokens."""
         done = []
         for kind, ends in self._ends.items():
             lane = self._lanes[kind]
-            while ends and ends[0][0] <= lane.progress + _SLACK:
+            while ends and ends[0][0] <= lane.progress + _TOLERANCE:
                 job = heapq.heappop(ends)[2]
                 self._leave(job)
                 done.append(self._end(job, now))
@@ -281,14 +281,14 @@ class Replica:
         lane = job.lane
         assert lane is not None
         lane.count -= 1
-        lane.brevity = lane.brevity - self._brevity(job) if lane.count else 0.0
+        lane.inverse_lengths = lane.inverse_lengths - self._inverse_length(job) if lane.count else 0.0
         self._decoding -= 1
         self._context -= job.entered + lane.progress - job.began
         job.lane = None
         if not self._decoding:
             self._context = 0.0
 
-    def _brevity(self, job: Job) -> float:
+    def _inverse_length(self, job: Job) -> float:
         return 1 / max(job.left, self._drafting.nodes + 1)
 
     def _make_room(self) -> bool:
@@ -328,7 +328,7 @@ class Replica:
         used = sum(_paged(job.text) for job in self._feeding)
         for job in self._running():
             assert job.lane is not None
-            used += _paged(math.floor(job.entered + job.lane.progress - job.began + steps * job.lane.each + _SLACK))
+            used += _paged(math.floor(job.entered + job.lane.progress - job.began + steps * job.lane.each + _TOLERANCE))
         return self.limits.cache_tokens // _PAGE * _PAGE - used
 
     def _running(self) -> Sequence[Job]:
@@ -338,7 +338,7 @@ class Replica:
         lane = job.lane
         assert lane is not None
         share = (lane.progress - job.began) / job.span
-        return min(job.request.output - 1, job.written + 1 + int(share * (job.left - 1) + _SLACK))
+        return min(job.request.output - 1, job.written + 1 + int(share * (job.left - 1) + _TOLERANCE))
 
     # --------------------------------------------------------------------------------------------------- drafting
 

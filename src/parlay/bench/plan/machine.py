@@ -35,9 +35,9 @@ from parlay.system.machine import cpu_model
 from parlay.system.user_cache import user_cache
 from parlay.types import ParlayError, Runner
 
-_LEAST_CONTEXT = 128
-_HERE = ("float64", "float32", "bfloat16", "float16", "int8")
-_TOLD = ("device", "processor", "threads", "date", "weights", "weight_bytes", "kv_bytes")
+_MIN_CONTEXT = 128
+_COMPUTED_TYPES = ("float64", "float32", "bfloat16", "float16", "int8")
+_REQUIRED_FIELDS = ("device", "processor", "threads", "date", "weights", "weight_bytes", "kv_bytes")
 """The provenance fields that a calibration must have."""
 Log = Callable[[str], None]
 
@@ -61,7 +61,7 @@ def load_here(model: str, asked: LoadOptions) -> LoadOptions:
 
 def check_here(weights: WeightType) -> None:
     """Raise ValueError for a type of weights that Parlay can't compute with on this machine."""
-    if weights.blocks is None and weights.name not in _HERE:
+    if weights.blocks is None and weights.name not in _COMPUTED_TYPES:
         raise ValueError(f"weights of type {weights.name} don't run here: take another type, or name a --device")
 
 
@@ -114,7 +114,7 @@ def calibrate_here(
     other programs does not count.
     """
     shapes = shapes or (SHAPES if blocks is None else tuple(map(_in_whole_blocks, SHAPES)))
-    longest = max(_LEAST_CONTEXT, *(work.context + work.rows for work in works))
+    longest = max(_MIN_CONTEXT, *(work.context + work.rows for work in works))
     room = 2 * max(work.batch * (work.context + work.rows) for work in works) + 1024
     opened: list[Runner] = []
 
@@ -170,7 +170,7 @@ def cache_bytes(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> float
 def load_calibration(path: Path) -> MachineCalibration:
     """Read a file that `calibrate_here` made. Raises ParlayError, in one line, for any other file."""
     calibration = load(path)
-    missing = [name for name in _TOLD if name not in calibration.provenance]
+    missing = [name for name in _REQUIRED_FIELDS if name not in calibration.provenance]
     if missing:
         raise ParlayError(f"{path} does not say {', '.join(missing)}: make a calibration with parlay plan --calibrate")
     return calibration

@@ -39,7 +39,7 @@ _TOKENS = 40
 _PROMPT = 3
 
 
-class _Wrong(FromText):
+class _WrongDrafter(FromText):
     """Drafts the first tokens of the vocabulary, which takes no time and is almost never right."""
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
@@ -52,7 +52,7 @@ def engine_overheads(runner: Runner, clock: Clock = time.perf_counter) -> Overhe
     Four of the overheads are fitted to the cases by non-negative least squares of relative errors. The other two follow
     from drafting with 1 and with 8 sequences.
     """
-    seconds = [_besides(_decode(runner, _Wrong(), batch, nodes, clock)) for batch, nodes in _CASES]
+    seconds = [_engine_seconds(_decode(runner, _WrongDrafter(), batch, nodes, clock)) for batch, nodes in _CASES]
     counts = [[1, batch, batch * (nodes > 0), batch * nodes] for batch, nodes in _CASES]
     matrix = np.array(counts, dtype=float) / np.array(seconds)[:, None]
     step, sequence, drafted, node = map(float, nonnegative(matrix, np.ones(len(seconds))))
@@ -68,20 +68,20 @@ def engine_overheads(runner: Runner, clock: Clock = time.perf_counter) -> Overhe
     )
 
 
-def _besides(metrics: Metrics) -> float:
+def _engine_seconds(metrics: Metrics) -> float:
     """Return the seconds of one step besides the target's forward, with the time of drafting."""
     return (metrics.overhead_seconds + metrics.draft_seconds) / metrics.steps
 
 
 def _level(runner: Runner, batch: int, clock: Clock) -> float:
     """Return the seconds of one level of a draft besides the draft model's forward."""
-    metrics = _decode(runner, _writer(runner), batch, _LEVELS, clock)
+    metrics = _decode(runner, _draft_model(runner), batch, _LEVELS, clock)
     work = ForwardShape(batch=batch, context=_PROMPT + _TOKENS // 2)
     ((_, forward),) = measure(runner, [work], clock=clock)
     return max(0.0, metrics.draft_seconds / metrics.steps / _LEVELS - forward)
 
 
-def _writer(runner: Runner) -> Drafter:
+def _draft_model(runner: Runner) -> Drafter:
     """Make a drafter whose draft model is the runner."""
     resources = Resources(
         vocab_size=runner.spec.vocab_size, open_runner=lambda name: runner, default_draft=runner.spec.name
@@ -103,4 +103,4 @@ def _decode(runner: Runner, drafter: Drafter, batch: int, nodes: int, clock: Clo
     counted: list[Metrics] = []
     while not engine.idle:
         counted += [event.metrics for event in engine.step() if event.metrics is not None]
-    return sorted(counted, key=_besides)[len(counted) // 2]
+    return sorted(counted, key=_engine_seconds)[len(counted) // 2]

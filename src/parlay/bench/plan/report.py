@@ -12,12 +12,12 @@ from parlay.cost.speed import DraftPlan, Setting, Speed, choose, crossover, pred
 
 USABLE = 0.9
 """The share of a device's memory that weights and cache may take. Programs and activations need the rest."""
-_GAIN = 1.02
+_MIN_GAIN = 1.02
 """A strategy is picked only at a speedup over plain decoding above this."""
 BETTER = 1.05
 """A later strategy is picked instead of an earlier one only at a speedup over it above this. A few prompts can't rank
 closer strategies."""
-_CHANCES = tuple(place / 50 for place in range(1, 50))
+_PROBABILITIES = tuple(place / 50 for place in range(1, 50))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +151,13 @@ def with_offers(found: PlanCase, setting: Setting, plans: Plans) -> PlanCase:
     offers = []
     for name, own in plans.items():
         speed = choose([replace(predict(setting, plan), name=name) for plan in own])
-        pays = max((crossover(setting, plan) or _EVERY for plan in own if plan.nodes), default=_EVERY)
+        pays = max((crossover(setting, plan) or _ALWAYS for plan in own if plan.nodes), default=_ALWAYS)
         gain = speed.tokens_per_second / found.plain_tokens_per_second
-        offers.append(StrategySpeed(speed, gain, None if pays == _EVERY else pays))
+        offers.append(StrategySpeed(speed, gain, None if pays == _ALWAYS else pays))
     return replace(found, offers=tuple(offers), pick=choose([offer.speed for offer in offers]).name)
 
 
-_EVERY = 1 << 30
+_ALWAYS = 1 << 30
 
 
 def with_kinds(found: PlanCase, setting: Setting, plans: Plans, pickable: Sequence[str]) -> PlanCase:
@@ -182,7 +182,7 @@ def with_kinds(found: PlanCase, setting: Setting, plans: Plans, pickable: Sequen
 def _pick(speeds: Sequence[KindSpeed]) -> str:
     """Return the first strategy, or a later one that is clearly faster on the same texts.
 
-    Returns plain decoding if the mean gain of that strategy is too small; see `_GAIN`.
+    Returns plain decoding if the mean gain of that strategy is too small; see `_MIN_GAIN`.
     """
     if not speeds:
         return "none"
@@ -192,7 +192,7 @@ def _pick(speeds: Sequence[KindSpeed]) -> str:
         times = prod(other.gains[text] / best.gains[text] for text in common)
         if times > BETTER ** len(common):
             best = other
-    return best.strategy if best.low * best.high > _GAIN**2 else "none"
+    return best.strategy if best.low * best.high > _MIN_GAIN**2 else "none"
 
 
 def _kind_speed(setting: Setting, kind: str, name: str, plans: Sequence[DraftPlan]) -> KindSpeed | None:
@@ -216,7 +216,7 @@ def _kind_speed(setting: Setting, kind: str, name: str, plans: Sequence[DraftPla
 def _break_even(setting: Setting, plan: DraftPlan) -> float | None:
     """Return the lowest acceptance probability at which drafts beat plain decoding; None if they never do."""
     plain = _plain(setting)
-    return next((chance for chance in _CHANCES if _rate(setting, plan, chance) > _GAIN * plain), None)
+    return next((chance for chance in _PROBABILITIES if _rate(setting, plan, chance) > _MIN_GAIN * plain), None)
 
 
 def _rate(setting: Setting, plan: DraftPlan, chance: float) -> float:

@@ -57,9 +57,9 @@ _CONTEXTS = {
 """The longest context in tokens by the beginning of a model's name, from the makers' config.json. If variants differ,
 it is the longest one. All other models have `_LONGEST`."""
 _LONGEST = 1 << 17
-_SAME = {"llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b", "llama-3.3-70b": "llama-3-70b"}
+_ALIASES = {"llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b", "llama-3.3-70b": "llama-3-70b"}
 _MAKER = re.compile(r"^meta-")
-_KIND = re.compile(r"-(instruct|chat|base|hf|it|coder|math|v0\.\d|v1\.\d|\d{4}|4k|128k|gguf)(?=-|$)")
+_VARIANT = re.compile(r"-(instruct|chat|base|hf|it|coder|math|v0\.\d|v1\.\d|\d{4}|4k|128k|gguf)(?=-|$)")
 
 
 def known_shape(model: str) -> _Sizes | None:
@@ -70,8 +70,8 @@ def known_shape(model: str) -> _Sizes | None:
 
 
 def _plain_name(model: str) -> str:
-    name = _KIND.sub("", _MAKER.sub("", model.rpartition("/")[2].lower()))
-    return _SAME.get(name, name)
+    name = _VARIANT.sub("", _MAKER.sub("", model.rpartition("/")[2].lower()))
+    return _ALIASES.get(name, name)
 
 
 def known_name(model: str) -> bool:

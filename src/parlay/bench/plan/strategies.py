@@ -17,9 +17,9 @@ ADAPTS = "adaptive"
 """The policy that drafts the number of tokens that is fastest. Other policies are modelled as if they always drafted k
 nodes."""
 
-_FREE = ("copy", "store", "retrieval")
-_WRITTEN, _SELF, _PLAIN, _HEADS = "model", "self", "plain", "heads"
-MODELLED = (_PLAIN, *_FREE, _WRITTEN, _SELF)
+_COPYING = ("copy", "store", "retrieval")
+_DRAFT_MODEL, _SELF, _PLAIN, _HEADS = "model", "self", "plain", "heads"
+MODELLED = (_PLAIN, *_COPYING, _DRAFT_MODEL, _SELF)
 """Families of strategies whose costs are modelled. The heads in `HEADS` are modelled, too."""
 
 
@@ -82,7 +82,7 @@ def compared(named: Sequence[StrategySpec], models: Models) -> list[StrategySpec
     If none is named, the others are one that copies, the strategies that the default strategy chooses from (with a
     trained head), and the default strategy itself.
     """
-    plain, copying = (_first_of(family) for family in (_PLAIN, _FREE[0]))
+    plain, copying = (_first_of(family) for family in (_PLAIN, _COPYING[0]))
     usuals = [copying, *_arms(models, heads=True), parse(DEFAULT_STRATEGY)]
     return [plain, *(spec for spec in named or usuals if spec != plain)]
 
@@ -99,7 +99,7 @@ def _arms(models: Models, *, heads: bool) -> list[StrategySpec]:
     best: dict[str, StrategyEntry] = {}
     for entry in catalogue().values():
         wanted = entry.arm > best[entry.family].arm if entry.family in best else entry.arm > 0
-        known = {_WRITTEN: models.draft is not None, _HEADS: heads}.get(entry.family, True)
+        known = {_DRAFT_MODEL: models.draft is not None, _HEADS: heads}.get(entry.family, True)
         if wanted and known and not entry.beside and is_modelled(entry.name):
             best[entry.family] = entry
     return [StrategySpec(entry.name) for entry in best.values()]
@@ -163,7 +163,7 @@ def _drafter(spec: StrategySpec, family: str, models: Models) -> ModelShape | No
 
     Raises ValueError for a strategy that needs a draft model if there is none.
     """
-    if family == _WRITTEN:
+    if family == _DRAFT_MODEL:
         if models.draft is None:
             raise ValueError(f"strategy {spec} drafts with a model: name it with --draft-model")
         return models.draft

@@ -52,7 +52,7 @@ def _mixed(name: str, usual: Format) -> Blocks:
     return Blocks(name, usual, {"v_proj": half, "down_proj": half, "lm_head": (Format.Q6_K,)})
 
 
-def _but_head(name: str, usual: Format) -> Blocks:
+def _with_six_bit_head(name: str, usual: Format) -> Blocks:
     return Blocks(name, usual, {"lm_head": (Format.Q6_K,)})
 
 
@@ -60,9 +60,9 @@ _NUMBERS = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp
 _MIXES: Mapping[str, tuple[float, Blocks | None]] = {
     "q6_k": (6.56, Blocks("q6_k", Format.Q6_K)),
     "q5_k_m": (5.70, _mixed("q5_k_m", Format.Q5_K)),
-    "q5_k_s": (5.57, _but_head("q5_k_s", Format.Q5_K)),
+    "q5_k_s": (5.57, _with_six_bit_head("q5_k_s", Format.Q5_K)),
     "q4_k_m": (4.89, _mixed("q4_k_m", Format.Q4_K)),
-    "q4_k_s": (4.67, _but_head("q4_k_s", Format.Q4_K)),
+    "q4_k_s": (4.67, _with_six_bit_head("q4_k_s", Format.Q4_K)),
     "q3_k_m": (4.00, None),
     "q2_k": (3.16, None),
     "awq": (4.25, None),

@@ -78,7 +78,7 @@ def ratios(rows: Sequence[Row], name: str) -> dict[str, float]:
     """Return how many times as fast as plain decoding a system was, by workload."""
     found: dict[str, float] = {}
     for kind in _workloads(rows):
-        value = ratio(_only(rows, name, kind), _only(rows, PLAIN, kind))
+        value = ratio(_rows_of(rows, name, kind), _rows_of(rows, PLAIN, kind))
         found |= {kind: value.median} if value is not None else {}
     return found
 
@@ -88,7 +88,7 @@ def _ratios(where: Conditions, rows: Sequence[Row]) -> Table:
     every = {name: ratios(rows, name) for name in names}
 
     def cell(name: str, kind: str) -> str:
-        own = _only(rows, name, kind)
+        own = _rows_of(rows, name, kind)
         if own and not any(row.tokens for row in own):
             return "no tokens"
         steps = _tokens_per_step(own)
@@ -107,7 +107,7 @@ def steps_alone(rows: Sequence[Row]) -> Section:
     for where, own in _parts([row for row in _decoded(rows) if row.steps and not row.tokens_per_second]):
         kinds = _workloads(own)
         steps = {
-            name: {kind: value for kind in kinds if (value := _tokens_per_step(_only(own, name, kind)))}
+            name: {kind: value for kind in kinds if (value := _tokens_per_step(_rows_of(own, name, kind)))}
             for name in _systems(own)
         }
         lines = [
@@ -130,7 +130,7 @@ def steps_alone(rows: Sequence[Row]) -> Section:
 def _rate(rows: Sequence[Row], name: str) -> str:
     """Return tokens per second, as the geometric mean over workloads, and how many of them it covers if not all."""
     kinds = _workloads(rows)
-    rates = {kind: Spread.of(row.tokens_per_second for row in _only(rows, name, kind)) for kind in kinds}
+    rates = {kind: Spread.of(row.tokens_per_second for row in _rows_of(rows, name, kind)) for kind in kinds}
     return _mean({kind: rate.median for kind, rate in rates.items() if rate and rate.median}, kinds, ".1f")
 
 
@@ -148,8 +148,8 @@ def by_position(rows: Sequence[Row]) -> Section:
     own = [row for row in _decoded(rows) if row.proposed]
     lines = []
     for name in _systems(own):
-        proposed = _by_depth(row.proposed_by_position for row in _only(own, name))
-        accepted = _by_depth(row.accepted_by_position for row in _only(own, name))
+        proposed = _by_depth(row.proposed_by_position for row in _rows_of(own, name))
+        accepted = _by_depth(row.accepted_by_position for row in _rows_of(own, name))
         counts = enumerate(zip_longest(proposed, accepted, fillvalue=0), start=1)
         at = {place: taken / made for place, (made, taken) in counts if made >= FEWEST}
         if at:
@@ -285,7 +285,7 @@ def _workloads(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(row.cell.workload for row in rows))
 
 
-def _only(rows: Iterable[Row], name: str, workload: str | None = None) -> list[Row]:
+def _rows_of(rows: Iterable[Row], name: str, workload: str | None = None) -> list[Row]:
     """Return the rows of a system, and of one workload if it is given."""
     return [row for row in rows if _system(row) == name and workload in (None, row.cell.workload)]
 
@@ -298,7 +298,7 @@ def _tokens_per_step(rows: Sequence[Row]) -> float:
 
 def _same(rows: Iterable[Row], name: str) -> str:
     """Return how many of the compared texts equal plain decoding's; empty if none were compared."""
-    own = _only(rows, name)
+    own = _rows_of(rows, name)
     compared = sum(row.of for row in own)
     return f"{sum(row.same for row in own)}/{compared}" if compared else ""
 

@@ -15,7 +15,7 @@ ROWS = (1, 32)
 _ROUNDS, _SECONDS = 2, 0.4
 """Windows of each row count, and seconds of one window. The row counts take turns. A counter is updated every 20 to
 100 ms, so it is updated several times in a window."""
-_MOST = 5  # attempts to measure a window, each longer than the last, until its counters have moved
+_ATTEMPTS = 5  # attempts to measure a window, each longer than the last, until its counters have moved
 
 
 class MeasurementFailed(ParlayError):
@@ -60,7 +60,7 @@ def _measured(meter: EnergyMeter, forward: Callable[[int], object], clock: Calla
 
 def _add_window(meter: EnergyMeter, forward: Callable[[], object], measured: _Sum, clock: Callable[[], float]) -> None:
     window = meter.begin()
-    for attempt in range(1, _MOST + 1):
+    for attempt in range(1, _ATTEMPTS + 1):
         until = clock() + _SECONDS
         while clock() < until:
             forward()
@@ -68,7 +68,7 @@ def _add_window(meter: EnergyMeter, forward: Callable[[], object], measured: _Su
         try:
             energy = meter.end(window)
         except TooShort:
-            if attempt == _MOST:
+            if attempt == _ATTEMPTS:
                 raise
         else:
             measured.joules += energy.joules or 0.0
