@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from parlay.cli import parser_of
 from parlay.cli.commands import COMMANDS
+from parlay.cli.parser import Parser
 
 
 def reference(level: int = 2) -> str:
@@ -19,6 +20,8 @@ def reference(level: int = 2) -> str:
 
 
 def _command(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
+    if isinstance(parser, Parser):
+        parser.fill()
     yield f"{'#' * level} {parser.prog}\n\n{parser.description or ''}\n"
     places = [_name(action) for action in parser._actions if not action.option_strings]
     yield f"```text\n{' '.join([parser.prog, '[FLAGS]', *places])}\n```\n"

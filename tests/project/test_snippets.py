@@ -85,6 +85,8 @@ def test_a_command_line_is_understood(page: str, line: str, monkeypatch: pytest.
 
 
 def flags_of(parser: argparse.ArgumentParser) -> set[str]:
+    if isinstance(parser, Parser):
+        parser.fill()
     known = set(parser._option_string_actions)
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

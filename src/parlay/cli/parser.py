@@ -103,7 +103,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"{first} stands after the subcommand: {self.prog} {home} {usual}")
 
     def _subcommands(self) -> Mapping[str, Parser]:
-        """Their parsers by name."""
+        """The subcommands' parsers by name."""
         found = (action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction))
         return next(found, {})
 

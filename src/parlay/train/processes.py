@@ -25,7 +25,7 @@ LossOf = Callable[[TrainingBatch], Tensor]
 
 
 class Processes(Protocol):
-    """This process's rank, and how it works with the others."""
+    """One process's view of a run: its rank, and how it works with the other processes."""
 
     rank: int
     count: int

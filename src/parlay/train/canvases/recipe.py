@@ -1,4 +1,4 @@
-"""What canvas recipes share: the protocol, losses of masked positions, and the choice of trained weights.
+"""Base of canvas recipes: the protocol, losses of masked positions, and the choice of trained weights.
 
 Losses are pure functions of logits. Shapes: M positions, V tokens.
 """

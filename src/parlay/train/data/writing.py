@@ -26,7 +26,7 @@ _SHARD = 128
 
 @dataclass(frozen=True, slots=True)
 class WritingPlan:
-    """What to write. Shard ``i`` depends only on the plan, the target and ``i``.
+    """A plan of the texts to write. Shard ``i`` depends only on the plan, the target and ``i``.
 
     ``own_share`` of the prompts are written by the target. ``greedy_share`` of the answers are greedy; the others are
     sampled at ``temperature``.

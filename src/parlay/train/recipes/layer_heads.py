@@ -40,7 +40,7 @@ class LayerHeads(ByDepth):
 
 
 class ScaledHead(nn.Module):
-    """What a training checkpoint contains: a head that fuses features, and ``scale_F``, by which they are divided."""
+    """Contents of a training checkpoint: a head that fuses features, and ``scale_F``, by which they are divided."""
 
     scale_F: Tensor
 

@@ -1,4 +1,4 @@
-"""What recipes read from a target: its shape, its embedding and LM head, and the layers to tap."""
+"""The target as recipes need it: its shape, its embedding and LM head, and the layers to tap."""
 
 from __future__ import annotations
 

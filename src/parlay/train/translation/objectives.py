@@ -63,7 +63,7 @@ class TokenByToken:
 
 @dataclass(frozen=True, slots=True)
 class _Filling:
-    """What objectives that fill canvases share: the text of source and separator, and the loss of lengths."""
+    """Base of objectives that fill canvases: the text of source and separator, and the loss of lengths."""
 
     words: Words
 

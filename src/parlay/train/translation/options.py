@@ -98,7 +98,7 @@ class AheadTrainOptions(CanvasTranslatorTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatTrainOptions(CanvasTranslatorTrainOptions):
-    """What the positions of the answer read."""
+    """Options for what the positions of the answer read."""
 
     fertilities: bool = option(
         True, "guess how many of the answer's tokens stand for each of the source's; else one length, spread evenly"
