@@ -1,2 +1,2 @@
-"""Ranks: several processes that each run a part of one model. Rank 0 has the engine; the others repeat its runner's
-calls."""
+"""Runs one model in several processes, the ranks. Rank 0 has the engine; the other ranks repeat the calls of its
+runner."""

@@ -1,4 +1,4 @@
-"""LoRA adapters for single requests of a model that several ranks run: all ranks read an adapter before a row uses it.
+"""LoRA adapters for single requests, when several ranks run the model. All ranks read an adapter before a row uses it.
 
 Rank 0 numbers the adapters that all ranks have read. Each rank keeps its part of the matrices, and drops it when rank 0
 does.
@@ -23,16 +23,16 @@ from parlay.types import Adapter, Runner, RunnerLost
 
 
 class Readers(Protocol):
-    """The other ranks, for reading adapters."""
+    """The other ranks, which read adapters when rank 0 asks them to."""
 
     def read_adapter(self, order: AdapterOrder) -> None:
-        """Have all of them read an adapter, and wait for them. Raises BadAdapter if one of them can't, and
+        """Have all other ranks read an adapter, and wait for them. Raises BadAdapter if one of them can't, and
         RunnerLost."""
         ...
 
 
 class AdapterBook:
-    """Rank 0's numbers for adapters that all ranks have read; any thread may use it."""
+    """Rank 0's numbers for adapters that all ranks have read. Any thread may use this object."""
 
     def __init__(self, name: str, others: Readers) -> None:
         """``name`` is the model's name, for messages."""
@@ -54,7 +54,8 @@ class AdapterBook:
         weakref.finalize(adapter, self._gone.append, number).atexit = False
 
     def number(self, adapter: Adapter | None) -> int:
-        """The number of an adapter; 0 for None. Raises ValueError if the other ranks have not read it."""
+        """Return the number of an adapter; 0 for None. Raises ValueError if the other ranks have not read the
+        adapter."""
         if adapter is None:
             return 0
         found = self._numbers.get(adapter)
@@ -69,7 +70,7 @@ class AdapterBook:
 
 
 class AdapterShelf:
-    """The adapters that another rank has read, by rank 0's numbers; rank 0 decides when a row uses one."""
+    """The adapters that a rank other than 0 has read, by rank 0's numbers. Rank 0 decides which rows use them."""
 
     def __init__(self, runner: Runner, connection: Connection) -> None:
         self._runner, self._connection = runner, connection

@@ -1,7 +1,7 @@
-"""A runner's calls encoded as integers: rank 0 logs its own, and the other ranks repeat them.
+"""Encodes a runner's calls as integers. Rank 0 logs the calls of its runner, and the other ranks repeat them.
 
-So all ranks have the same sequences, prefixes and trees, and the same memory for them. Only completed calls of rank 0's
-runner are logged, with their results; a rank whose runner returns something else ends.
+So all ranks hold the same sequences, prefixes and trees, in equally much memory. Rank 0 logs only completed calls, with
+their results. A rank whose runner returns another result ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from parlay.types import Adapter, Runner, RunnerLost, Segment, Skip, Tree
 
 
 class Call(IntEnum):
-    """A runner's calls that change its state. `REFUSED`: the previous forward raised ValueError, and must do so on all
+    """A runner's calls that change its state. `REFUSED`: the previous forward raised ValueError, as it must on all
     ranks.
 
     `FORGET`: no row will use the adapter with this number any more.
@@ -118,7 +118,7 @@ class _Numbers:
 class Replay:
     """Repeats the calls of a log on ``runner``, which must return the same results as on rank 0.
 
-    ``adapters`` are those that this rank has read, by rank 0's numbers.
+    ``adapters``: the adapters that this rank has read, by rank 0's numbers.
     """
 
     def __init__(self, runner: Runner, adapters: MutableMapping[int, Adapter]) -> None:
@@ -163,8 +163,8 @@ class Replay:
             )
 
     def _open(self, sequence: int, numbers: _Numbers) -> None:
-        """Open a sequence; rank 0 may have found less, as it drops cached pages to make room for drafters, so the same
-        is cut here."""
+        """Open a sequence. Rank 0 may have found fewer cached tokens, because it drops pages to make room for drafters.
+        If so, the sequence is cut to that length here, too."""
         cached, salt, tokens = numbers.one(), bytes(numbers.many()).decode("utf-8", "surrogatepass"), numbers.many()
         found = self._runner.open(sequence, tokens, salt)
         if found > cached:

@@ -1,8 +1,7 @@
-"""Groups of ranks on CUDA devices: NCCL gathers all ranks' numbers on each rank, which adds them up in the order of
-ranks.
+"""Groups of ranks on CUDA devices. NCCL gathers all ranks' numbers on each rank, which adds them in the order of ranks.
 
-So sums have the same guarantee as in host memory: a row's sum depends on no other row, which NCCL's own sums do not
-guarantee.
+So sums have the same guarantee as in host memory: a row's sum does not depend on other rows. NCCL's own sums do not
+guarantee that.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, ProcessGroup, Store
 
 _BLOCKS = "TORCH_NCCL_BLOCKING_WAIT"
-"""With this variable a failed exchange raises in the waiting thread; otherwise torch ends the process."""
+"""Environment variable of torch. If it is set, a failed exchange raises in the waiting thread; otherwise torch ends the
+process."""
 
 
 class MakeBackend(Protocol):
@@ -34,8 +34,8 @@ class MakeBackend(Protocol):
 
 
 class DeviceGroup:
-    """A `Group` whose numbers are on a device. ``ranks`` are its members, and ``processes`` is torch's group of
-    them."""
+    """A `Group` whose numbers are on a device. ``ranks`` are its members, and ``processes`` is torch's process
+    group."""
 
     def __init__(self, processes: ProcessGroup, device: torch.device, ranks: Sequence[int], seconds: float) -> None:
         self._processes, self.device, self._ranks, self._seconds = processes, device, ranks, seconds
@@ -59,14 +59,14 @@ class DeviceGroup:
             own += part
 
     def give_up(self) -> None:
-        """End all waiting in sums; any thread may call this."""
+        """Make all waiting sums fail now. Any thread may call this."""
         with suppress(RuntimeError):
             self._processes.abort()
 
 
 def nccl(store: Store, member: int, count: int, seconds: float) -> Backend:
-    """The NCCL backend, which waits at most ``seconds`` for an exchange. Raises ParlayError if torch was built without
-    it."""
+    """Make the NCCL backend, which waits at most ``seconds`` for an exchange. Raises ParlayError if torch was built
+    without NCCL."""
     try:
         from torch._C._distributed_c10d import ProcessGroupNCCL
     except ImportError:
@@ -99,11 +99,11 @@ def device_group(
 
 
 def _meet(connections: Mapping[int, Connection], ranks: Sequence[int], member: int, seconds: float) -> Store:
-    """Open the store through which torch's backends find each other; the first of ``ranks`` hosts it, and tells the
-    others its address.
+    """Open the key-value store through which torch's backends find each other. The first of ``ranks`` hosts the store,
+    and tells the others its address.
 
-    It is on the network through which the ranks have joined, and needs no secret. Raises RunnerLost if another rank
-    can't be reached.
+    The store listens on the network over which the ranks have joined, and asks for no secret. Raises RunnerLost if
+    another rank can't be reached.
     """
     from torch._C._distributed_c10d import TCPStore
 

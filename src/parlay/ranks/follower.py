@@ -25,13 +25,14 @@ from parlay.ranks.wire import Connection, Door, Kind, Stopped, listen, one_line
 from parlay.types import ParlayError, Runner, RunnerLost
 
 BEATS = 4
-"""How many heartbeats a rank sends in the time after which silence means that it is lost."""
+"""How many heartbeats a rank sends within the timeout. A rank that is silent for the whole timeout is lost."""
 SLACK = 64
-"""Extra pages of a follower's cache, as it may keep pages that rank 0 gave up for its drafters."""
+"""Extra pages of a follower's cache: it may still hold pages that rank 0 has given up to its drafters."""
 
 
 def machine_name() -> str:
-    """Identifies the machine whose memory this process can share; another container has another folder for that."""
+    """Return a name for the set of processes that can share memory with this one: the machine, and the device of the
+    shared folder, which differs between containers."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.stat(shared_folder()).st_dev}"
@@ -46,7 +47,7 @@ def follow(
     model: str | None = None,
     threads: int | None = None,
 ) -> None:
-    """Run a part of a model until rank 0 ends, which waits at the address ``leader`` and is connected already.
+    """Run a part of a model until rank 0 ends. ``connection`` leads to rank 0, and ``leader`` is its address.
 
     ``model`` is the model's path here, if it differs from rank 0's. Raises ParlayError with the reason in one line, or
     RunnerLost if another rank is the cause.
@@ -76,7 +77,7 @@ def _run(connection: Connection, plan: Plan, model: str, join: Callable[[], Rank
     with _Beats(connection, plan.seconds) as beats:
         part = beats.part = join()
         connection.send(Kind.JOINED)
-        budget = Budget()  # of one page, until rank 0 sends the number of pages
+        budget = Budget()  # one page, until rank 0 sends the number of pages
         if plan.lora is not None and digest_of(Path(plan.lora)) != plan.adapter:
             raise ParlayError(f"{plan.lora} has another adapter here than on rank 0: copy the files of rank 0")
         runner = models.load(model, plan.load, cache_tokens=BLOCK, budget=budget, make_forward=part)
@@ -103,8 +104,8 @@ def _repeat(connection: Connection, runner: Runner) -> None:
 
 
 def _own_files(connection: Connection, model: str | None) -> str:
-    """The model's name here, after rank 0 has confirmed that its files are the same. Raises ParlayError if they are
-    not."""
+    """Return the model's name on this machine, after its files were found equal to rank 0's. Raises ParlayError if they
+    differ."""
     wanted = decode_wanted(connection.expect(Kind.MODEL))
     connection.bound(wanted.seconds)
     name = model or wanted.model
@@ -126,7 +127,7 @@ def _own_files(connection: Connection, model: str | None) -> str:
 class _Beats:
     """A context in which a thread sends this rank's heartbeats, and notices when rank 0 ends.
 
-    Then nothing waits for ranks in ``part`` any more.
+    When rank 0 ends, all waits for other ranks in ``part`` end, too.
     """
 
     def __init__(self, connection: Connection, seconds: float) -> None:
@@ -150,7 +151,8 @@ class _Beats:
 
 
 def _reason(connection: Connection, error: RunnerLost) -> str:
-    """Why this rank ends after losing another one; rank 0's reason is used if it sends one, else rank 0 is told."""
+    """Return why this rank ends after losing another one: rank 0's reason if it sends one, else this rank's own. Rank 0
+    is told the latter."""
     line = one_line(error)
     with suppress(RunnerLost):
         connection.send(Kind.FAILED, line.encode())

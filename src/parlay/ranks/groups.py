@@ -1,8 +1,8 @@
-"""Groups of ranks that run the same layers together: their numbers are combined in the order of ranks.
+"""Groups of ranks that run the same layers together. Their numbers are added or gathered in the order of ranks.
 
 Every rank adds up the same numbers in the same order, beginning with the first rank's. So all ranks have the same
-hidden states, and a row's sum does not depend on other rows or their number; adding up in a ring or a tree would not
-guarantee that.
+hidden states, and a row's sum does not depend on the other rows or on their number. Adding up in a ring or a tree would
+not guarantee that.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _bytes(count: int) -> int:
 
 
 def shared_folder() -> Path:
-    """The folder whose files are in memory, or else the folder for temporary files."""
+    """Return the folder whose files are in memory, or else the folder for temporary files."""
     memory = Path("/dev/shm")
     return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
 
@@ -52,7 +52,7 @@ def make_shared_file(count: int) -> Path:
         handle, name = tempfile.mkstemp(prefix="parlay-ranks-", dir=shared_folder())
         with open(handle, "wb") as file:
             file.truncate(_bytes(count))
-            if sys.platform == "linux":  # writing to memory that does not exist would kill the process
+            if sys.platform == "linux":  # without room, a later write to the mapped memory would kill the process
                 os.posix_fallocate(file.fileno(), 0, _bytes(count))
     except OSError as error:
         if name:
@@ -64,9 +64,9 @@ def make_shared_file(count: int) -> Path:
 
 
 class SharedGroup:
-    """A `Group` on one machine: the library adds up in shared memory. ``ranks`` are its members.
+    """A `Group` on one machine, in which the compiled library adds up in shared memory. ``ranks`` are its members.
 
-    Raises RunnerLost if the file is not there, NotLoaded without the library.
+    Raises RunnerLost if the file does not exist, and NotLoaded without the library.
     """
 
     device = _HOST
@@ -133,7 +133,8 @@ class SocketGroup:
             connection.close()
 
     def _sum_at(self, numbers: ctypes._Pointer[ctypes.c_float], count: int) -> int:
-        """Add up for the library, which calls this from one of its threads. Returns 0, or 1 if a rank is lost."""
+        """Add up the ranks' numbers. The compiled library calls this from one of its threads. Returns 0, or 1 if a rank
+        is lost."""
         return self._for_library(lambda: self._exchange(np.ctypeslib.as_array(numbers, (count,))))
 
     def _gather_at(self, numbers: ctypes._Pointer[ctypes.c_float], each: int) -> int:
@@ -143,8 +144,8 @@ class SocketGroup:
     def _for_library(self, exchange: Callable[[], bool]) -> int:
         """Exchange numbers within a forward; see `_sum_at`.
 
-        No garbage is collected meanwhile, as freeing a model waits until no forward runs. An interrupt can't pass
-        through the library, which would treat it as success, so it counts as a lost rank.
+        No garbage is collected meanwhile, because freeing a model waits until no forward runs. An interrupt can't pass
+        through the library, which would take it for success; so it counts as a lost rank.
         """
         collects = gc.isenabled()
         gc.disable()
@@ -177,13 +178,13 @@ class SocketGroup:
     def _swap_all(
         self, numbers: np.ndarray[tuple[int], np.dtype[np.float32]]
     ) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
-        """Send these numbers to all ranks; returns all ranks' numbers in order, or an empty list after a rank is
+        """Send this rank's numbers to all ranks. Returns all ranks' numbers in order, or an empty list if a rank is
         lost."""
         parts: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = []
         for rank in self._ranks:
             try:
                 parts.append(numbers if rank == self._own else self._swap(rank, numbers))
-            except Exception as error:  # it could not pass through the library
+            except Exception as error:  # an exception can't pass through the library
                 self.loss = Loss(rank, one_line(error))
                 return []
         return parts
@@ -209,7 +210,7 @@ def send_rows(connection: Connection, rows_NH: Tensor) -> None:
 
 def receive_rows(connection: Connection, rows: int, hidden: int) -> Tensor:
     """Receive the hidden states, float32 ``[N, H]``, of ``rows`` rows from another rank. Raises RunnerLost for any
-    other number."""
+    other number of rows."""
     found = connection.expect(Kind.DATA)
     if len(found) != rows * hidden * 4:
         raise RunnerLost(f"rank {connection.rank} sent {len(found)} bytes of {rows} rows of {hidden}: the ranks differ")

@@ -21,11 +21,11 @@ from parlay.types import ParlayError, RunnerLost
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``tensor`` ranks share each layer, and ``stages`` groups of them have some of the layers each; rank 0 is in the
-    first.
+    """The division of a model among ranks. ``tensor`` ranks share each layer. ``stages`` groups of such ranks have some
+    of the layers each; rank 0 is in the first group.
 
-    Alternatively ``context`` groups have all layers, and each has some of each text's keys and values: ``span`` tokens
-    in turn. Ranks are numbered through the shares of the first group, then through those of the next.
+    Alternatively, ``context`` groups have all layers, and each holds a part of every text's keys and values: the groups
+    take ``span`` tokens in turn. Ranks are numbered through the shares of the first group, then of the next, and so on.
     """
 
     tensor: int = 1
@@ -44,29 +44,30 @@ class Layout:
         return self.tensor * self.context
 
     def stage(self, rank: int) -> int:
-        """The number of the stage whose layers a rank has."""
+        """Return the number of the stage whose layers a rank has."""
         return rank // self.together
 
     def share(self, rank: int) -> int:
-        """The number of a rank's share of these layers."""
+        """Return the number of a rank's share of its stage's layers."""
         return rank % self.tensor
 
     def spread(self, rank: int) -> Spread:
-        """The pages of each text that a rank has."""
+        """Return which pages of each text a rank has."""
         return Spread(rank % self.together // self.tensor, self.context, self.span)
 
     def groups(self, rank: int) -> tuple[range, range]:
-        """The ranks with the other shares of the same layers and texts, and the ranks with the same share of other
-        parts of the texts.
+        """Return two groups of ranks: with the other shares of the same layers and texts, and with the same share of
+        the other parts of the texts.
 
-        Both are in order, and include this rank; a group of one does not count.
+        Both groups are in order, and include the rank itself. A group of one exchanges nothing.
         """
         first, stage = rank - self.share(rank), self.stage(rank) * self.together
         others = range(stage + self.share(rank), stage + self.together, self.tensor)
         return range(first, first + self.tensor), others
 
     def peers(self, rank: int, over_sockets: Iterable[range] = ()) -> list[int]:
-        """The ranks with which a rank exchanges rows, and all in the groups ``over_sockets``."""
+        """Return the ranks to which a rank needs connections: its neighbouring stages, and its groups in
+        ``over_sockets``."""
         found = {rank - self.together, rank + self.together} if self.stages > 1 else set()
         last = self.ranks - self.together
         found |= {last} if rank == 0 and self.stages > 1 else {0} if rank == last and rank else set()
@@ -74,7 +75,7 @@ class Layout:
         return sorted((found - {rank}) & set(range(self.ranks)))
 
     def check(self, name: str, config: DecoderConfig) -> None:
-        """Raises ParlayError for more ranks than the model has key heads or layers, and for layers that can't be
+        """Raise ParlayError for more ranks than the model has key heads or layers, and for layers that can't be
         divided."""
         if config.is_uneven:
             raise ParlayError(
@@ -111,7 +112,7 @@ class Layout:
 
 
 def core_name() -> str | None:
-    """The instruction set of the compiled decoder; None without one."""
+    """Return the instruction set of the compiled decoder; None if there is no compiled decoder."""
     try:
         name: bytes = load().name
     except NotLoaded:
@@ -120,14 +121,14 @@ def core_name() -> str | None:
 
 
 def build_name() -> str:
-    """Everything that may change a number: versions, and the instruction set of the compiled decoder."""
+    """Describe all that may change a result: versions, and the instruction set of the compiled decoder."""
     core = core_name() or "no compiled decoder"
     return f"parlay {__version__}, sources {digest()}, {core}, torch {torch.__version__}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """A joining rank's message: the address at which it listens for others, and its machine."""
+    """A joining rank's message: its build, the address at which it listens for other ranks, and its machine."""
 
     build: str
     host: str
@@ -149,12 +150,12 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Rank 0's orders to another ``rank``: the model, how to load it, and the ranks it works with.
+    """Rank 0's orders to the rank ``rank``: the model, how to load it, and the ranks that it works with.
 
-    ``hosts`` and ``ports`` are the addresses of all ranks; rank 0's is where the others have joined. ``memory`` are the
-    shared files of the rank's two groups; if empty, a group exchanges over sockets or on GPUs. ``adapter`` is the
-    SHA-256 of the adapter in the folder ``lora``, which every rank merges into its part; empty: none. The other fields
-    are those of LoadOptions.
+    ``hosts`` and ``ports`` are the addresses of all ranks; the other ranks have joined at rank 0's. ``memory``: the
+    shared files of the rank's two groups; a group with an empty name exchanges over sockets or on GPUs. Every rank
+    merges the adapter in the folder ``lora`` into its part; ``adapter`` is its SHA-256, or empty if there is no
+    adapter. The other fields are the same as in LoadOptions.
     """
 
     rank: int
@@ -193,7 +194,7 @@ class Plan:
         )
 
     def with_threads(self, threads: int | None) -> Plan:
-        """The plan with another number of threads, unless it is None."""
+        """Return the plan with this number of threads, or unchanged for None."""
         return self if threads is None else replace(self, threads=threads)
 
 

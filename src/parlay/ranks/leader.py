@@ -1,4 +1,4 @@
-"""Rank 0: its runner looks like any other to engine, drafters and server, and the other ranks repeat its calls."""
+"""Rank 0: a runner for the engine, drafters and server, whose calls the other ranks repeat."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from parlay.types import NO_SKIP, Adapter, Exactness, Finish, Output, Runner, Ru
 
 _log = logging.getLogger(__name__)
 _LAST_SECONDS = 5.0
-"""Seconds for processes to end by themselves after the work is done."""
+"""How many seconds child processes get to end by themselves when the ranks are closed."""
 
 
 class Followers:
-    """The other ranks as rank 0 sees them; a thread receives their messages, and if one is lost, all are ended.
+    """The other ranks, as rank 0 sees them. A thread receives their messages. If one rank is lost, all are ended.
 
-    ``busy``: a caller waits for a forward, and will get the error.
+    ``busy``: a caller waits for a forward, and will get the error of a lost rank.
     """
 
     def __init__(self, connections: Sequence[Connection], children: Sequence[subprocess.Popen[bytes]], seconds: float):
@@ -50,9 +50,10 @@ class Followers:
         threading.Thread(target=self._watch, name="parlay-ranks", daemon=True).start()
 
     def joined(self, part: RankPart) -> None:
-        """Set the part whose waits end when a rank is lost, and wait until all ranks have joined.
+        """Wait until all ranks have joined. If a rank is lost, now or later, waits in ``part`` end.
 
-        Raises RunnerLost if one ends before that. Errors of later loading are likely to occur in this process, too.
+        Raises RunnerLost if a rank ends before it has joined. Errors of loading, which come later, are not awaited
+        here: they are likely to occur in this process, too.
         """
         self._part = part
         with self._changed:
@@ -62,18 +63,18 @@ class Followers:
             self.check()
 
     def loss(self) -> str:
-        """Why a rank is lost; empty if none is. Any thread may call this."""
+        """Return why a rank is lost; empty if none is. Any thread may call this."""
         return self._reason
 
     def silence(self) -> str:
-        """The rank that holds up a forward which takes too long, if one is silent; others may only be waiting for
-        it."""
+        """Return a message about the rank that has been silent longest, if it has been silent for half the timeout;
+        else an empty string. Other ranks that report an error may only be waiting for this one."""
         connection = min(self._heard, key=self._heard.__getitem__)
         silent = time.monotonic() - self._heard[connection] > self._seconds / 2
         return f"rank {connection.rank} has not done its part of a forward within {self._seconds:g} s" if silent else ""
 
     def check(self) -> None:
-        """Raises RunnerLost after a rank is lost."""
+        """Raise RunnerLost if a rank is lost or the ranks are closed."""
         if self._reason or self._over:
             raise RunnerLost(self._reason or "the ranks of this model have been closed")
 
@@ -86,8 +87,8 @@ class Followers:
         return Exactness.weakest(*self._exactness.values())
 
     def read_adapter(self, order: AdapterOrder) -> None:
-        """Have all ranks read an adapter, and wait for them. Raises BadAdapter if one of them can't; then all go on
-        without it."""
+        """Have all ranks read an adapter, and wait for them. Raises BadAdapter if one of them can't; all then go on
+        without the adapter."""
         with self._changed:
             answers = self._answers[order.number] = {}
         try:
@@ -128,7 +129,7 @@ class Followers:
         self._stop(reason)
 
     def close(self) -> None:
-        """End all ranks after the work is done, and wait for those started here."""
+        """End all ranks after the work is done, and wait for the ranks that are child processes."""
         with self._changed:
             ends, self._over = not self._over and not self._reason, True
             self._changed.notify_all()
@@ -211,10 +212,11 @@ class Followers:
 
 
 class Leader(WrappedRunner):
-    """A runner whose calls are logged, and sent with the next forward; `follow` repeats them. It waits for no answers.
+    """A runner that logs its calls and sends them with the next forward. The other ranks repeat them in `follow`. It
+    waits for no answers.
 
-    Errors of its own runner are raised before any exchange with other ranks, and in the same way on all ranks. With
-    stages several forwards may be under way; the other ranks repeat them, and the calls between them, in the same
+    An error of a forward in its own runner is raised before any exchange with other ranks, and on all ranks alike. With
+    stages, several forwards may be under way; the other ranks repeat them, and the calls between them, in the same
     order.
     """
 
@@ -235,7 +237,7 @@ class Leader(WrappedRunner):
     def read_adapter(self, folder: Path, name: str) -> Adapter:
         """Have all ranks read their parts of the adapter in a folder. Any thread may call this.
 
-        Raises BadAdapter if one of them can't, and then none has it, and RunnerLost.
+        Raises BadAdapter if one of them can't, in which case no rank uses the adapter, and RunnerLost.
         """
         if not isinstance(self._inner, NativeRunner):
             raise UnsupportedModel(f"{self.spec.name} runs no adapters here: merge one at load (--lora)")
@@ -280,7 +282,8 @@ class Leader(WrappedRunner):
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """A context that ends all ranks if one is lost in it or this one fails, as they would differ from then on."""
+        """Context manager for forwards: if a rank is lost or rank 0 fails inside, all ranks end, because their states
+        would differ from then on."""
         self.followers.busy = True
         try:
             yield
@@ -316,10 +319,12 @@ class Leader(WrappedRunner):
 
 
 def adapter_reader(runner: Runner) -> Callable[[Path, str], Adapter] | None:
-    """The function that reads an adapter from a folder, for rows of this runner; None if it supports none."""
+    """Return the function that reads an adapter from a folder for this runner's rows; None if the runner supports no
+    adapters."""
     return runner.read_adapter if isinstance(runner, NativeRunner | Leader) else None
 
 
 def ending_of(error: BaseException, before: str = "") -> str:
-    """The reason that other ranks get when rank 0 ends: ``before`` and the error, or no error after an interrupt."""
+    """Return the reason that other ranks get when rank 0 ends: ``before`` and the error, or only that it ended after an
+    interrupt."""
     return "rank 0 has ended" if isinstance(error, KeyboardInterrupt) else before + one_line(error)

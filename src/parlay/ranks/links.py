@@ -1,4 +1,4 @@
-"""Measures links between ranks: how long two processes on this machine take for an exchange."""
+"""Measures links between ranks: the time that two processes on this machine take for an exchange."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from parlay.ranks.wire import Connection
 from parlay.types import ParlayError
 
 _SIZES = ((64, 400), (1 << 15, 100))
-"""Numbers in a short and in a long sum, and how often each is timed."""
+"""How many numbers a short and a long sum have, and how often each sum is timed."""
 _SECONDS = 60.0
-"""Seconds for the other process to start, as it imports torch."""
+"""Seconds allowed for the other process to start; it imports torch."""
 _COMMAND = "import sys; from parlay.ranks.links import answer; answer(sys.argv[1], int(sys.argv[2]))"
 
 
@@ -79,7 +79,7 @@ def _timed(file: Path, opened: socket.socket, member: int) -> dict[str, Measured
 
 
 def _seconds(add: Callable[[torch.Tensor], None], size: int, times: int) -> float:
-    """The median of ``times`` sums."""
+    """Return the median seconds of ``times`` sums."""
     numbers, found = torch.zeros(size), list[float]()
     for _ in range(times):
         began = time.perf_counter()

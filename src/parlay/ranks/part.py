@@ -31,9 +31,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RankPart:
-    """A rank's part of a model, and the ranks it works with; a `MakeForward`.
+    """A rank's part of a model, and the ranks that it works with. It is a `MakeForward`.
 
-    ``group`` sums the outputs of the layers' shares, and ``context`` has the other keys and values of texts.
+    ``group``: the ranks that have the other shares of the same layers; it sums their outputs. ``context``: the ranks
+    that have the other keys and values of the texts.
     """
 
     rank: int
@@ -43,7 +44,7 @@ class RankPart:
     peers: Mapping[int, Connection] = field(default_factory=dict)
 
     def give_up(self) -> None:
-        """End all waiting for other ranks; any thread may call this."""
+        """Make all waits for other ranks fail now. Any thread may call this."""
         for group in (self.group, self.context):
             if group is not None:
                 group.give_up()
@@ -79,7 +80,7 @@ class RankPart:
             cut=lambda adapter: replace(adapter, matrices=adapter_part(adapter.matrices, mine, spans)),
         )
         forward, reason = choose_forward(sizes, own, dtype, device, packed=packed, cached=cached, part=part)
-        if layout.tensor > 1:  # sums of parts round differently, so the line about kernels says it
+        if layout.tensor > 1:  # sums of parts round differently, so the kernels' line says this
             reason = f"{reason}; {layout.tensor} ranks share each layer"
         if layout.stages == 1:
             return forward, reason
@@ -89,7 +90,7 @@ class RankPart:
         return StageForward(forward, placed, config.hidden_size, vocab, dtype), reason
 
     def _stage(self, layers: range, count: int, first: int) -> Stage:
-        """The stage with these layers, and its neighbours."""
+        """Return the stage with these layers, and the connections to its neighbours."""
         last = self.layout.ranks - self.layout.together
         back = {0: last, last: 0}.get(self.rank, -1)
         after = self.rank + self.layout.together if layers.stop < count else -1
@@ -99,7 +100,7 @@ class RankPart:
 
 
 def _never() -> None:
-    """Default check, which never raises."""
+    """Do nothing: the default check, which never raises."""
 
 
 def join_group(
@@ -110,8 +111,8 @@ def join_group(
 ) -> RankPart:
     """Connect the plan's rank to the ranks with which it exchanges rows. ``leader`` is rank 0's address, or None.
 
-    Each rank connects to those before it, then waits for those after it. Raises RunnerLost, and what ``check`` raises
-    if a rank is lost meanwhile.
+    Each rank connects to the ranks before it, then waits for the ranks after it. Raises RunnerLost, and what ``check``
+    raises if a rank is lost meanwhile.
     """
     rank, layout = plan.rank, plan.layout
     connections: dict[int, Connection] = {}
@@ -135,7 +136,7 @@ def join_group(
         if joined.rank in later:
             connections[joined.rank] = joined
             later.discard(joined.rank)
-        else:  # not expected, or one that has ended: the expected one may still come
+        else:  # not expected, or already ended: the expected rank may still come
             _log.warning("a rank joined that nobody waits for, and was sent away")
             joined.send_away("all ranks of the model are there")
     (sums, texts), (added, gathered) = groups, plan.memory
@@ -149,7 +150,7 @@ def join_group(
 
 
 def _named(joined: Connection) -> int:
-    """The rank's number from its greeting; -1 if it sends none."""
+    """Return the rank's number from its greeting; -1 if it sends no number."""
     try:
         greeting = joined.expect(Kind.HELLO)
     except RunnerLost:
@@ -160,7 +161,7 @@ def _named(joined: Connection) -> int:
 def _host_group(
     plan: Plan, members: Sequence[int], file: str, connections: Mapping[int, Connection]
 ) -> SharedGroup | SocketGroup | None:
-    """The group with these members, over a shared file or over connections; None if the rank is alone."""
+    """Make the group with these members, over a shared file or over connections; None if the rank is alone."""
     if len(members) == 1:
         return None
     if file:

@@ -1,13 +1,13 @@
 """Pipeline parallelism: the decoder's layers run in several stages, each on a rank of its own.
 
-Rank 0 has the first layers, the embedding and the LM head. A stage's output goes to the next in float32, and the last
-stage returns to rank 0 the hidden states of the rows that need logits: a hundredth as many numbers as their logits. So
-every logit has the same bits as in one process. Rank 0 does not wait for rows without logits, as in chunks of a prompt,
-but goes on with the next chunk.
+Rank 0 has the first layers, the embedding and the LM head. A stage sends its output to the next stage in float32, so
+every logit has the same bits as in one process. The last stage returns to rank 0 the hidden states of the rows that
+need logits: a hundredth as many numbers as the logits. Rank 0 does not wait for rows without logits, as in chunks of a
+prompt, but goes on with the next chunk.
 
-On rank 0 a forward has begun when its own layers have run, and is over when the last stage has answered. In between
-rank 0 may begin one more for each stage, so that all stages work. A thread of rank 0 reads the answers as they arrive,
-so that the last stage never waits for rank 0 while rank 0 waits to send.
+On rank 0, a forward has begun when rank 0's layers have run, and is over when the last stage has answered. In between,
+rank 0 may begin further forwards, one for each stage, so that all stages work. A thread of rank 0 reads the answers as
+they arrive, so that the last stage never waits for rank 0 while rank 0 waits to send.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Stage:
 
 
 class StageForward(Forward):
-    """One stage as a `Forward`; ``body`` runs its layers. Only rank 0 has logits, of ``vocab`` tokens."""
+    """One stage as a `Forward`; ``body`` runs its layers. Only rank 0 has logits, for ``vocab`` tokens."""
 
     def __init__(self, body: CompiledForward, stage: Stage, hidden: int, vocab: int, dtype: torch.dtype) -> None:
         self._body, self._stage, self._layers = body, stage, stage.layers
@@ -62,14 +62,14 @@ class StageForward(Forward):
         return self._body.add_adapter(adapter)
 
     def embed(self, ids: Sequence[int]) -> Tensor:
-        """Raises UnsupportedModel, as no process has the whole model."""
+        """Raise UnsupportedModel, because no process has the whole model."""
         raise UnsupportedModel("embeddings can't be read here: several processes run the model")
 
     def run(self, work: ForwardBatch) -> ForwardOutput:
         return self.begin(work)()
 
     def begin(self, work: ForwardBatch) -> Callable[[], ForwardOutput]:
-        """Run this stage's layers; the last stage's answer is awaited later."""
+        """Run this stage's layers. The returned function waits for the last stage's answer."""
         known = [tap for tap in sorted(work.taps) if self._stage.first <= tap < self._layers.start]
         inputs, states = None, dict[int, Tensor]()
         if self._stage.before is not None:
@@ -101,13 +101,13 @@ class StageForward(Forward):
         return found[count] if leaves else torch.empty(0, self._hidden)
 
     def _returned(self, work: ForwardBatch) -> Sequence[int]:
-        """The rows of the last layer's output that rank 0 reads: all if that output is tapped."""
+        """Return the rows of the last layer's output that rank 0 reads: all rows if that output is tapped."""
         return range(len(work.ids)) if self._stage.count in work.taps else work.wanted
 
     def _finish(
         self, work: ForwardBatch, states: dict[int, Tensor], late: Sequence[int], answer: Future[list[Tensor]]
     ) -> ForwardOutput:
-        """The end of a forward on rank 0: the final norm and LM head on the rows from the last stage."""
+        """Finish a forward on rank 0: apply the final norm and the LM head to the rows from the last stage."""
         hidden, *later = answer.result()
         states.update(zip(late, later, strict=True))
         normed, logits = self._stage.count in work.taps, torch.empty(0, self._vocab)

@@ -1,4 +1,4 @@
-"""Starts the ranks of a model: as child processes on this machine, or by waiting for those of other machines."""
+"""Starts the ranks of a model: as child processes on this machine, or by waiting until ranks of other machines join."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Start = Callable[[tuple[str, int], int, bytes], list[subprocess.Popen[bytes]]]
-"""Starts ``count`` other ranks, which join at an address with a secret; returns those that are child processes."""
+"""Starts a number of other ranks, which join at an address with a secret. Returns the child processes among them."""
 
 ALONE = RankOptions()
-"""One process."""
+"""The options for a model in one process."""
 
 
 def open_target(
@@ -62,7 +62,7 @@ def open_target(
 ) -> Runner:
     """Load a model in this process, or as rank 0 of several processes. Raises what `models.load` and `lead` raise.
 
-    ``longest`` is that of `models.load`; several processes compute all texts with the factors for short ones.
+    ``longest`` is passed to `models.load`. Several processes compute all texts with the rotary factors for short ones.
     """
     if options.ranks == 1 and options.rank_listen is not None:
         raise ValueError(
@@ -99,7 +99,8 @@ def ranks_ended_on_error(runner: Runner) -> Iterator[None]:
 
 
 def loss_of(runner: Runner) -> Callable[[], str]:
-    """A function that returns why a runner is lost, or an empty string. It does not keep the runner alive."""
+    """Return a function that tells why a runner is lost, or returns an empty string. It does not keep the runner
+    alive."""
     if isinstance(runner, NativeRunner):
         return runner.loss
     return runner.followers.loss if isinstance(runner, Leader) else str
@@ -118,8 +119,8 @@ def lead(
 ) -> Leader:
     """Load ``model`` as rank 0 of several processes; `Leader.close` ends them. The other arguments are those of `load`.
 
-    ``start`` starts the other ranks; None: as child processes, or not at all with ``rank_listen``. ``span`` is how many
-    consecutive tokens of a text are on one rank.
+    ``start`` starts the other ranks; None: as child processes, or not at all with ``rank_listen``. ``span``: how many
+    consecutive tokens of a text one rank holds under context parallelism.
 
     Raises ParlayError, in one line, if not all ranks become ready; then all are ended.
     """
@@ -132,7 +133,7 @@ def lead(
     start = start or (start_here if here else start_nobody)
     secret = _secret(options)
     load = _with_threads(settled(model, load), layout.ranks if here else 1)
-    plan = _plan(model, load, layout, options.rank_timeout)  # reads all files, before anyone waits
+    plan = _plan(model, load, layout, options.rank_timeout)  # reads all files, before other ranks wait for this one
     where = ("127.0.0.1", 0) if options.rank_listen is None else read_address(options.rank_listen)
     with (
         listen(where) as listener,
@@ -161,8 +162,8 @@ def lead(
 
 
 def _secret(options: RankOptions) -> bytes:
-    """The ranks' secret: the given one, or a random one if all ranks are children of this process. Raises ParlayError
-    if one is needed and missing."""
+    """Return the ranks' secret: the given one, or a random one if all ranks are child processes. Raises ParlayError if
+    a secret is needed and missing."""
     given = read_secret(None if options.rank_secret_file is None else Path(options.rank_secret_file))
     if options.rank_listen is None:
         return given or secrets.token_hex(32).encode()
@@ -197,7 +198,7 @@ def start_here(leader: tuple[str, int], count: int, secret: bytes) -> list[subpr
 
 
 def start_nobody(leader: tuple[str, int], count: int, secret: bytes) -> list[subprocess.Popen[bytes]]:
-    """Start no ranks, as others start them on other machines."""
+    """Start no ranks: users start them on other machines."""
     del leader, count, secret
     return []
 
@@ -218,9 +219,9 @@ def _ended_on_error(children: list[subprocess.Popen[bytes]]) -> Iterator[list[su
 
 
 class _Gathering:
-    """The ranks that have joined, and those that have not confirmed yet that they have the model.
+    """Collects the ranks that join, and checks that each has the same model and version.
 
-    A rank with another model or version is refused; if ``patient``, rank 0 waits for another in its place.
+    A rank that differs is refused. If ``patient``, rank 0 then waits for another rank; otherwise the error is raised.
     """
 
     def __init__(
@@ -237,13 +238,14 @@ class _Gathering:
         self._asked: dict[Connection, Hello | None] = {}
 
     def wait_for(self, count: int) -> list[tuple[Connection, Hello]]:
-        """Wait until ``count`` ranks have joined. Raises ParlayError if they don't; those that have joined are told."""
+        """Wait until ``count`` ranks have joined. If they do not join in time, the others are told, and ParlayError is
+        raised."""
         seconds = self._wanted.seconds
         until = time.monotonic() + seconds
         try:
             while len(self._joined) < count:
                 left = until - time.monotonic()
-                if self._hear(max(0.0, min(left, 1.0))) or left > 0:  # messages sent in time are read, however late
+                if self._hear(max(0.0, min(left, 1.0))) or left > 0:  # messages that were sent in time are still read
                     continue
                 start = "start them with parlay rank --join, or " if self._patient else ""
                 raise ParlayError(
@@ -286,7 +288,8 @@ class _Gathering:
         return admitted is not None or any(isinstance(each, Connection) for each in ready)
 
     def _take(self, connection: Connection) -> None:
-        """Read a rank's greeting, then whether it has the model; a rank that differs is refused."""
+        """Read a rank's next message: its greeting or, after that, whether it has the model. A rank that differs is
+        refused."""
         hello = self._asked.pop(connection)
         try:
             if hello is None:
@@ -343,8 +346,8 @@ def _plan(model: str, load: LoadOptions, layout: Layout, seconds: float) -> Plan
 
 @contextmanager
 def _shared_memory(layout: Layout, machines: Sequence[str], *, on_host: bool) -> Iterator[list[list[str]]]:
-    """The shared files of each rank's groups; empty if a group's ranks are on several ``machines`` or can't share
-    memory.
+    """Yield the names of the shared files of each rank's groups. A name is empty if the group's ranks are on several
+    ``machines`` or can't share memory.
 
     The files exist within the block; processes that have opened them keep the memory.
     """
@@ -380,7 +383,7 @@ def _send_plans(
 
 
 def device_of(device: str, machines: Sequence[str], rank: int) -> str:
-    """The device of a rank; ``device`` is rank 0's, and the ranks of one machine take its CUDA devices in order."""
+    """Return the device of a rank. ``device`` is rank 0's; the ranks of one machine take its CUDA devices in order."""
     kind, _, first = device.partition(":")
     if kind != "cuda":
         return device
@@ -389,5 +392,5 @@ def device_of(device: str, machines: Sequence[str], rank: int) -> str:
 
 
 def _is_here(host: str) -> bool:
-    """Whether an address is reachable from this machine only."""
+    """Whether an address is a loopback address, which only this machine can reach."""
     return ipaddress.ip_address(host.partition("%")[0]).is_loopback
