@@ -1,4 +1,4 @@
-"""Answers one request at a gateway: tries one replica after another until the client has the whole answer, each part
+"""Answers one request at a gateway: tries one replica after another until the client has every part of the answer
 once."""
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 REPLICA_HEADER = b"parlay-replica"
 _ELSEWHERE = frozenset({500, 502, 503, 504, LOOP})
-"""Statuses of a replica for which another replica is tried."""
+"""If a replica answers with one of these statuses, another replica is tried."""
 _STREAMS = (EVENT_STREAM.encode(), b"application/x-ndjson")
 
 
 class Answer:
-    """Gives one client its answer; ``cut`` says whether the gateway is shutting down."""
+    """Sends one client its answer. ``cut`` tells whether the gateway is shutting down."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Answer:
         self._loop = 0
         """The number of a replica from which the request came back to this gateway."""
         self._events = b""
-        """What `_take` left to be sent."""
+        """The events that `_take` could not send at once."""
         self._ended = False
         self.started = False
         """Whether the head has been sent to the client."""
@@ -101,8 +101,8 @@ class Answer:
     # ------------------------------------------------------------------------------------------------------ one replica
 
     async def _next(self, tried: Tried) -> Replica | None:
-        """The replica to try next. If there is already an answer, even an error, do not wait for a replica to become
-        ready."""
+        """Return the replica to try next. If a replica has answered already, even with an error, do not wait for
+        another to become ready."""
         seconds = self._settings.wait_seconds if self._last is None and self._error_event is None else 0
         return await self._fleet.wait(self._asked.key, tried, seconds)
 
@@ -125,7 +125,8 @@ class Answer:
         return True
 
     def _body(self) -> bytes | None:
-        """The body for a replica, which asks for a resumable stream or for the rest of one; None: the client's own."""
+        """Return the body for a replica, which asks for a resumable stream or for the rest of one; None for the
+        client's own body."""
         if not self._asked.resumable:
             return None
         rest = self._delivered.resume() if self._delivered.opened else {}
@@ -160,8 +161,8 @@ class Answer:
         return True
 
     def _take(self, data: bytes) -> bool:
-        """Write the received part of a resumable stream at once; returns False if writing, or what follows, may have to
-        wait."""
+        """Write the received part of a resumable stream at once. Returns False if writing, or the next part, may have
+        to wait."""
         delivered = self._delivered
         events = delivered.feed(data)
         whole = delivered.done or delivered.fault is not None
@@ -171,8 +172,8 @@ class Answer:
         return not whole
 
     async def _pass_on(self, head: Head, number: int, exchange: Exchange) -> None:
-        """Relay a stream that can't be resumed, in whole events. Until the first event it can be restarted on another
-        replica."""
+        """Relay a stream that can't be resumed, in whole events. Until the first event, the request can be sent to
+        another replica."""
         end = b"\n\n" if head.get(b"content-type").startswith(_STREAMS[0]) else b"\n"
         kept = last = b""
         while data := await exchange.read():
@@ -219,7 +220,8 @@ class Answer:
         return False
 
     def _note_loss(self, replica: Replica, error: ReplicaLost) -> None:
-        """Raises ApiError if the client has a part that no other replica can continue."""
+        """Note the loss of a replica. Raises ApiError if the client has a part that no other replica can continue, or
+        if the request may not be repeated."""
         if self.started and not self._delivered.opened:
             why = self._problem or f"those of {self._asked.path} never can"
             message = f"the replica was lost ({error}), and this stream can't be resumed: {why}"
@@ -261,7 +263,7 @@ class Answer:
         await self._send({"type": "http.response.body", "body": body})
 
     async def _part(self, head: Head, number: int, data: bytes, *, last: bool = False) -> None:
-        """Send a part of a stream, with the head before the first."""
+        """Send a part of a stream; before the first part, send the head."""
         if not self.started:
             await self._start(head, number, [])
         self._ended = last
@@ -281,12 +283,13 @@ class Answer:
 
 
 def _looks_like_json(body: bytes) -> bool:
-    """Whether a body begins and ends like an object or a list; parsing a large one would delay all other requests."""
+    """Whether a body begins and ends like an object or a list. It is not parsed, because a large one would delay all
+    other requests."""
     return body[:1] + body.rstrip()[-1:] in (b"{}", b"[]")
 
 
 def _message(body: bytes) -> str:
-    """The message of an error reply; empty if there is none."""
+    """Return the message of an error reply; empty if it has none."""
     try:
         return str(from_json(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):

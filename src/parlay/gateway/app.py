@@ -1,4 +1,4 @@
-"""`create_gateway` makes the application in front of some replicas."""
+"""Makes the gateway's application, which stands in front of several replicas."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Gateway:
             await error.response(path)(scope, receive, send)
 
     async def _metrics_of(self, number: int, scope: Scope) -> Response:
-        """The metrics of one replica, which clients may not be able to reach themselves."""
+        """Return the metrics of one replica, which clients may not be able to reach themselves."""
         replica = next((one for one in self.fleet.replicas if one.number == number), None)
         if replica is None:
             missing = ApiError(404, f"there is no replica {number} here, only {len(self.fleet.replicas)}")
@@ -121,7 +121,7 @@ class Gateway:
         return Response(body, head.status, media_type=head.get(b"content-type").decode("latin-1"))
 
     def _health(self, path: str, via: bytes) -> Response:
-        """The replicas' states by number; their addresses are not shown to clients.
+        """Return the replicas' states by number. Clients do not learn their addresses.
 
         A gateway learns that its requests would come back: always if it asks itself, and if it asks another one that
         has it as a replica, only while that has no other replica that is ready.
@@ -141,10 +141,10 @@ class _ClientGone(Exception):
 
 
 async def _while_client_waits(leaving: Leaving | None, receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work while the client waits for it. Raises ClientGone when the client leaves.
+    """Do the work while the client waits for it. Raises _ClientGone when the client leaves.
 
-    The work stays in the caller's task, as a task of its own would cost each request time. If the server has no
-    ``leaving``, a task watches for the client's end.
+    The work runs in the caller's task, because a task of its own would cost time in each request. If the server gives
+    no ``leaving``, a task watches for the client's disconnection.
     """
     own = asyncio.current_task()
     assert own is not None

@@ -1,5 +1,5 @@
-"""HTTP/1.1 to a replica: one request at a time per connection, limits on what is received, and every failure
-noticed."""
+"""An HTTP/1.1 client for replicas: one request at a time per connection, limits on the reply's size, and an error for
+every failure."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from parlay.serve.errors import ApiError
 Headers = list[tuple[bytes, bytes]]
 
 HEAD_BYTES = 64 * 1024
-"""Most bytes of a reply's head."""
+"""The most bytes of a reply's head."""
 BUFFERED_BYTES = 256 * 1024
-"""Reading pauses while this much waits for the client."""
+"""Reading from a replica pauses while this many bytes wait for the client."""
 IDLE = 64
-"""Most idle connections kept per replica."""
+"""The most idle connections kept per replica."""
 _HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"upgrade"}
     | {b"transfer-encoding", b"content-length", b"proxy-connection"}
 )
-"""Headers of one connection only, which are not passed on."""
+"""Headers that concern one connection only, so they are not passed on."""
 
 
 class ReplicaLost(Exception):
@@ -37,7 +37,7 @@ class ReplicaLost(Exception):
 
 
 class NoFiles(ApiError):
-    """Raised if the gateway has no file descriptor for a connection, which is no replica's fault, so no other is
+    """Raised if the gateway has no file descriptor for a connection. No replica is to blame, so no other replica is
     tried."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class NoFiles(ApiError):
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]], *others: bytes) -> Headers:
-    """Headers of a message rather than of its connection, without ``others``."""
+    """Return the headers that are passed on: all but the connection's own and ``others``."""
     return [(name, value) for name, value in headers if (lower := name.lower()) not in _HOP and lower not in others]
 
 
@@ -58,7 +58,7 @@ class Head:
     headers: Headers = field(default_factory=list)
 
     def get(self, name: bytes) -> bytes:
-        """The first header of that name; empty if there is none."""
+        """Return the first header of this name; empty if there is none."""
         return next((value for own, value in self.headers if own == name), b"")
 
     @property
@@ -78,13 +78,13 @@ class Connection(asyncio.Protocol):
         self._error: ReplicaLost | None = None
         self._paused = False
         self.used = False
-        """Whether it has carried a request before, so that the replica may have closed it meanwhile."""
+        """Whether the connection has carried an earlier request. If so, the replica may have closed it meanwhile."""
         self.age = 0
-        """Of the pool that made it."""
+        """The age of the pool when it made the connection."""
         self.on_end: Callable[[Connection], None] | None = None
-        """Called once the reply has ended that nobody reads any more."""
+        """Called when a reply that nobody reads any more has ended."""
         self._parser = HttpResponseParser(self)
-        """Of all replies: it is used again only after a whole one."""
+        """Parses all replies. It can be used again because the connection is reused only after a complete reply."""
         self._begin()
 
     def _begin(self) -> None:
@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes = self._buffered = 0
         self._head_complete = self._complete = self._stays = False
         self.heard = 0.0
-        """When the last byte of the reply came; 0 before the first."""
+        """When the last bytes of the reply came; 0 before the first."""
 
     # ------------------------------------------------------------------------------------------------ the caller's
 
@@ -114,11 +114,11 @@ class Connection(asyncio.Protocol):
         return self._take()
 
     async def pass_to(self, sink: Callable[[bytes], bool]) -> bool:
-        """Pass each part of the body to ``sink`` when it arrives, within the event loop's callback, so that no task
-        wakes up.
+        """Pass each part of the body to ``sink`` when it arrives, in the event loop's callback, so that no task must
+        wake up.
 
-        ``sink`` must not raise; it returns whether it takes the next part, too. Returns whether the body has ended.
-        Raises ReplicaLost.
+        ``sink`` must not raise; it returns whether it accepts the next part, too. `pass_to` returns whether the body
+        has ended. Raises ReplicaLost.
         """
         self._sink = sink
         try:
@@ -143,12 +143,12 @@ class Connection(asyncio.Protocol):
         self._buffered = 0
         if self._paused and not self.closed:
             self._paused = False
-            self._transport.resume_reading()  # type: ignore[union-attr]  # it is there where it is not closed
+            self._transport.resume_reading()  # type: ignore[union-attr] # a connection that is not closed has one
         return data
 
     @property
     def reusable(self) -> bool:
-        """Whether another request may be sent on it."""
+        """Whether another request may be sent on this connection."""
         open = self._error is None and self._transport is not None and not self._transport.is_closing()
         return open and self._complete and not self._pieces and self._stays
 
@@ -184,7 +184,7 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------------------ asyncio's calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport only has the methods
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the methods, but is no subclass
 
     def data_received(self, data: bytes) -> None:
         self.heard = time.monotonic()
@@ -232,7 +232,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._head.status < 200:
-            self._head = Head(0)  # an interim reply, which the real one follows
+            self._head = Head(0)  # an interim reply; the final one follows
         elif self._head.sized or self._head.status in (204, 304):
             self._complete, self._stays = True, bool(self._parser.should_keep_alive())  # the parser knows that only now
             if self.on_end is not None:
@@ -247,13 +247,14 @@ class Pool:
         self._seconds = connect_seconds
         self._idle: list[Connection] = []
         self._age = 0
-        """How often another process has come to answer at the address."""
+        """How often a new process has replaced the one at the address."""
         self._ending: dict[Connection, float] = {}
-        """Connections whose reply is only to end, and since when."""
+        """Connections whose reply has only its end left, and since when."""
         self._tls = ssl.create_default_context() if address.tls else None
 
     async def take(self, *, fresh: bool = False) -> Connection:
-        """A connection to the replica, a new one if ``fresh``. Raises NoFiles, or ReplicaLost if nobody listens."""
+        """Return a connection to the replica, a new one if ``fresh``. Raises NoFiles, or ReplicaLost if the replica
+        does not accept it."""
         while self._idle and not fresh:
             connection = self._idle.pop()
             if not connection.closed:
@@ -279,7 +280,8 @@ class Pool:
         return connection
 
     def give_back(self, connection: Connection, *, read: bool = False) -> None:
-        """Keep a connection whose reply has ended; close any other, unless everything but the end has been ``read``."""
+        """Keep a connection whose reply has ended. Close any other connection, unless all of its reply but the end has
+        been ``read``."""
         connection.on_end = None
         self._ending.pop(connection, None)
         if connection.reusable and len(self._idle) < IDLE and connection.age == self._age:
@@ -297,7 +299,8 @@ class Pool:
             self._idle.pop().abort()
 
     def close(self, *, unused: float = 0.0) -> None:
-        """Close replies that have not ended ``unused`` seconds after their reader left; with 0, close everything."""
+        """Close connections whose reply has not ended ``unused`` seconds after it was read. With 0, close all
+        connections."""
         now = time.monotonic()
         for connection in [one for one, since in self._ending.items() if now - since >= unused]:
             del self._ending[connection]

@@ -43,7 +43,7 @@ class Counts:
         counter.inc()
 
     def render(self) -> bytes:
-        """All metrics in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 

@@ -1,4 +1,4 @@
-"""The part of a stream that a client has, from which another replica can send exactly the rest."""
+"""Records the part of a stream that a client has, so that another replica can send exactly the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from parlay.gateway.client import ReplicaLost
 from parlay.serve.protocol.resume_comments import DONE, END, FAILED, NO, OPENED, TOKENS
 
 BLOCK_BYTES = 4 * 1024 * 1024
-"""Most bytes of one event, and of events that are held until the comment on the last of them arrives."""
+"""The most bytes of one event, and of the events that are held until the comment on the last of them arrives."""
 _HOLDING = (TOKENS.encode(), END.encode())
 """Comments with a choice's index and token ids."""
 _LAST = re.compile(
@@ -21,7 +21,8 @@ _OPENED, _DONE, _FAILED = OPENED.encode(), DONE.encode(), FAILED.encode()
 
 
 class ErrorEvent(Exception):
-    """Raised if the replica ended the stream with an error: its event, and whether another replica may succeed.
+    """Raised if the replica ended the stream with an error. ``event`` is the error's event; ``elsewhere``: another
+    replica may succeed.
 
     ``leaving``: the replica is shutting down.
     """
@@ -42,7 +43,7 @@ class Delivered:
     """The state of a stream so far, parsed from its events. `feed` returns the bytes for the client.
 
     ``header`` is the replica's: fingerprint, id and time. Events are held until the comment arrives that says what they
-    contain; see `parlay.serve.protocol.resume_comments`. Until the first of these the stream can be restarted.
+    contain; see `parlay.serve.protocol.resume_comments`. Until the first such comment, the stream can be restarted.
     """
 
     header: str = ""
@@ -52,17 +53,18 @@ class Delivered:
     ended: list[int] = field(default_factory=list)
     events: int = 0
     fault: ReplicaLost | ErrorEvent | None = None
-    """Why the replica's stream can't be read any further; `feed` returns what came before."""
+    """The reason why the replica's stream can't be read any further; `feed` returns the events before it."""
     _end: bytes = b"\n\n"
     """The separator that the client expects after each event."""
     _buffer: bytes = b""
     _kept: list[bytes] = field(default_factory=list)
     """Events whose comment has not arrived."""
     _notes: bytearray = field(default_factory=bytearray)
-    """Lines of an index and ids that are not in ``tokens`` yet; they are parsed only when a stream is resumed."""
+    """Lines, each a choice's index and token ids, that are not in ``tokens`` yet. They are parsed only when a stream is
+    resumed."""
 
     def begin(self, header: str, *, lines: bool) -> None:
-        """Start reading a replica's stream, which has this header, and consists of events or ``lines``.
+        """Start reading a replica's stream with this header, which consists of events or of ``lines``.
 
         Raises ReplicaLost if it continues another stream.
         """
@@ -87,7 +89,7 @@ class Delivered:
         self._notes.clear()
 
     def resume(self) -> dict[str, object]:
-        """The value of the body's field that asks for the rest."""
+        """Return the value of the body's field ``resume``, which asks for the rest."""
         self._fold()
         fingerprint, name, created = self.header.split()
         choices = max(self.tokens, default=-1) + 1
@@ -101,7 +103,7 @@ class Delivered:
         }
 
     def feed(self, data: bytes) -> bytes:
-        """The complete events received, without comments, up to the first that can't be relayed."""
+        """Return the complete events received, without comments, up to the first that can't be relayed."""
         *blocks, self._buffer = (self._buffer + data if self._buffer else data).split(b"\n\n")
         given: list[bytes] = []
         try:
@@ -114,7 +116,7 @@ class Delivered:
         return b"".join(given)
 
     def _read(self, block: bytes, given: list[bytes]) -> None:
-        """Read an event and its comment; add to ``given`` what the client may have now."""
+        """Read an event and its comment; add to ``given`` the events that the client may have now."""
         comment, event = b"", block
         if block.startswith(b": "):
             comment, _, event = block[2:].partition(b"\n")

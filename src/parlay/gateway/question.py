@@ -1,4 +1,4 @@
-"""A client's request: its body, whether its stream can be resumed, and the replica it belongs to."""
+"""A client's request: its body, whether its stream can be resumed, and the key that decides its replica."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESUMABLE = {
     "/api/chat": "options",
     "/api/generate": "options",
 }
-"""Paths with resumable streams, and the object of the body that has the seed ("" is the body itself)."""
+"""Paths with resumable streams, and the field of the body whose object has the seed ("": the body itself has it)."""
 SESSION = b"x-session-id"
 _SEED_BITS = 53
 """JavaScript clients keep integers in float64."""
@@ -38,8 +38,8 @@ _KEY_CHARACTERS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A client's request. ``fields`` are those of a JSON body, None for other bodies; requests with the same ``key``
-    belong to the same replica.
+    """A client's request. ``fields``: the fields of a JSON body; None for other bodies. Requests with the same ``key``
+    go to the same replica.
 
     ``resumable``: the body asks for a stream that another replica can continue.
     """
@@ -53,15 +53,16 @@ class Question:
     key: bytes = b""
     resumable: bool = False
     resume: Mapping[str, Any] = field(default_factory=dict)
-    """The content of the body's field ``resume`` for every replica."""
+    """Content that the body's field ``resume`` has for every replica."""
 
     @property
     def retried(self) -> bool:
-        """Whether the request may be sent again if its first replica was lost; most requests change nothing there."""
+        """Whether the request may be sent to another replica after the first was lost, because it changes nothing on a
+        replica."""
         return self.method in ("GET", "HEAD") or (self.method == "POST" and not self.path.startswith(_CHANGING))
 
     def message(self, authority: str, body: bytes | None = None) -> bytes:
-        """The request's bytes for a replica, with ``body`` in place of its own if given."""
+        """Return the request's bytes for a replica, with ``body`` in place of the request's own if given."""
         body = self.body if body is None else body
         target = self.path.encode("latin-1") + (b"?" + self.query if self.query else b"")
         lines = [f"{self.method} ".encode() + target + b" HTTP/1.1", b"host: " + authority.encode()]
@@ -71,7 +72,7 @@ class Question:
         return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
     def with_fields(self, **more: object) -> bytes:
-        """The body with these fields added, or in place of its own."""
+        """Return the body with these fields added or replaced."""
         assert self.fields is not None
         return _with(self.body, self.fields, more)
 
@@ -83,8 +84,8 @@ _CHANGING = (
 
 
 async def read_question(scope: Scope, body: bytes) -> Question:
-    """Parse a request; a large body is parsed in a thread. A body that is not a JSON object is left for the replica to
-    refuse."""
+    """Parse a request; a large body is parsed in a thread. A body that is no JSON object is passed on, so that the
+    replica refuses it."""
     path: str = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
     headers = passed_on(scope["headers"], b"host", b"expect")
     read = from_json if len(body) <= LIGHT_BYTES else _in_thread
@@ -103,7 +104,7 @@ async def read_question(scope: Scope, body: bytes) -> Question:
     resume = dict[str, Any]()
     if path in RESUMABLE and (more := _seed(path, fields)):
         if _has_several(fields.get("prompt")):
-            resume = more  # one seed would give two equal prompts the same text
+            resume = more  # with one seed in the body, two equal prompts would get the same text
         else:
             body, fields = _with(body, fields, more), {**fields, **more}
     return Question(scope["method"], path, scope["query_string"], headers, body, fields, key, resumable, resume)
@@ -114,7 +115,7 @@ async def _in_thread(body: bytes) -> Any:
 
 
 def _seed(path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A field with a random seed, so that each retry gives the same text; empty if the body has a seed."""
+    """Return a field with a random seed, so that each retry gives the same text; empty if the body has a seed."""
     within = RESUMABLE[path]
     holder = fields.get(within) or {} if within else fields
     if not isinstance(holder, Mapping) or _is_seed(holder.get("seed"), path):
@@ -124,8 +125,8 @@ def _seed(path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_seed(value: object, path: str) -> bool:
-    """Whether the value determines the text; Ollama treats negative numbers as no seed, and llama-server its
-    default."""
+    """Whether the value is a seed that determines the text. Ollama treats negative numbers as no seed, and llama-server
+    treats its default so."""
     if path.startswith(OLLAMA) and isinstance(value, int):
         return value >= 0
     return value is not None and not (path in _LLAMA_SERVER and value in RANDOM_SEEDS)
@@ -137,7 +138,7 @@ def _has_several(prompt: object) -> bool:
 
 
 def _with(body: bytes, fields: Mapping[str, Any], more: Mapping[str, object]) -> bytes:
-    """A JSON object with these fields added at its end, or in place of its own."""
+    """Return a JSON object with these fields added at its end, or replaced."""
     if more.keys() & fields.keys():
         return to_json({**fields, **more})
     start = body.rstrip()[:-1].rstrip()
@@ -146,14 +147,16 @@ def _with(body: bytes, fields: Mapping[str, Any], more: Mapping[str, object]) ->
 
 
 def _session(headers: Headers) -> bytes:
-    """The session that the client names in a header, as Ray's routers read it; empty if none."""
+    """Return the session that the client names in a header, the same that Ray's routers read; empty if it names
+    none."""
     return next((b"session:" + value[:_KEY_CHARACTERS] for name, value in headers if name.lower() == SESSION), b"")
 
 
 def _place(fields: Mapping[str, Any]) -> bytes:
-    """A common key for prompts that begin alike, so that one replica has their beginning cached.
+    """Return a key that prompts with the same beginning share, so that one replica has the beginning cached.
 
-    For a conversation it is everything up to the user's first message, which stays the same as the conversation grows.
+    The key of a conversation is everything up to the user's first message, which stays the same while the conversation
+    grows.
     """
     named = fields.get("prompt_cache_key")
     if isinstance(named, str) and named:

@@ -1,4 +1,5 @@
-"""The replicas behind a gateway: which are ready, which gets a request, and the requests on each."""
+"""The replicas behind a gateway: checks which are ready, chooses one for each request, and tracks the requests on
+each."""
 
 from __future__ import annotations
 
@@ -26,26 +27,27 @@ _OPEN = (
 )
 _KEY_UNKNOWN = "it does not take this gateway's first key: start it and the gateway with the same --api-key-file FILE"
 _HASHING_SECONDS = 600.0
-"""Seconds for a server to hash its weights when asked for its identity."""
+"""Seconds allowed for a server to hash its weights when it is asked for its identity."""
 _OWN_DELAY = 0.5
-"""Share of the time allowed for a health check by which the gateway itself may be late; beyond it, the gateway was
-stopped or starved."""
+"""The share of a health check's time limit by which the gateway itself may be late. If later, it was itself
+suspended."""
 _BODY_BYTES = 64 * 1024
-"""Most bytes read of a health check's body."""
+"""The most bytes read of a health check's body."""
 LOOP = 508
-"""The status with which a gateway answers its own requests."""
+"""The status with which a gateway answers a request that it has sent itself."""
 COMES_BACK = "requests come back from it to this gateway: leave out each --replica that leads back here"
 _REFUSALS = {
     LOOP: COMES_BACK,
     401: "it asks for a key: give this gateway one that it takes, with --api-key-file FILE",
 }
-"""Why a replica is not used, by the status of its answer to a check."""
+"""The reason why a replica is not used, by the status with which it answers a check."""
 Tried = set[tuple[int, int]]
 """The replicas that a request has tried, by number and epoch."""
 
 
 class Exchange:
-    """One request on one replica, as a context in which every failure is ReplicaLost, and is recorded at the end."""
+    """One request on one replica. It is a context manager: every failure inside raises ReplicaLost, and is recorded at
+    the end."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -53,7 +55,7 @@ class Exchange:
         self._expired = ""
         self._asked = time.monotonic()
         self.read_all = False
-        """Whether the rest of the reply is not wanted any more."""
+        """Whether all of the reply that is wanted has been read."""
 
     def __enter__(self) -> Self:
         self._replica.in_flight += 1
@@ -72,13 +74,13 @@ class Exchange:
 
     @property
     def heard(self) -> float:
-        """When the replica last sent something, or was sent the request."""
+        """The time at which the replica last sent bytes, or at which the request began."""
         return max(self._asked, self._connection.heard) if self._connection is not None else self._asked
 
     async def send(self, request: bytes) -> Head:
         """Send a whole request, and return the reply's head. Raises ReplicaLost if that fails.
 
-        If the replica has closed a kept connection meanwhile, the request is sent on a new one.
+        If the replica has closed an idle connection meanwhile, the request is sent on a new one.
         """
         connection = await self._take()
         try:
@@ -95,7 +97,7 @@ class Exchange:
         return self._connection
 
     async def read(self) -> bytes:
-        """The next part of the reply's body; empty at its end. Raises ReplicaLost."""
+        """Return the next part of the reply's body; empty at its end. Raises ReplicaLost."""
         assert self._connection is not None
         return await self._connection.read()
 
@@ -105,7 +107,7 @@ class Exchange:
         return await self._connection.pass_to(sink)
 
     async def rest(self, most: int) -> bytes:
-        """The whole body of the reply. Raises ReplicaLost, also if it has more than ``most`` bytes."""
+        """Return the whole body of the reply. Raises ReplicaLost, also if the body has more than ``most`` bytes."""
         pieces, size = list[bytes](), 0
         while data := await self.read():
             pieces.append(data)
@@ -123,14 +125,14 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Hashes of all that a replica's texts depend on, from `/identity`."""
+    """Hashes of everything that a replica's texts depend on, from `/identity`."""
 
     build: str
     models: str
     kernels: str
 
     def differs(self, other: Identity, *, mixed: bool) -> str:
-        """How this identity differs from ``other`` in a way that matters, and what to do; empty if it does not."""
+        """Describe a difference from ``other`` that matters, and what to do about it; empty if there is none."""
         if self.models != other.models:
             return "other models or weights than replica {}: put a gateway of its own before it"
         if mixed or self == other:
@@ -149,10 +151,10 @@ def read_identity(body: bytes) -> Identity:
 
 
 class Replica:
-    """A server behind the gateway. ``number`` counts from 1; ``epoch`` counts how often it became ready. All calls
-    belong to one event loop.
+    """A server behind the gateway. ``number`` counts from 1; ``epoch`` counts how often it became ready. Only one event
+    loop calls its methods.
 
-    ``others`` are all replicas of the gateway.
+    ``others``: the list of all replicas of the gateway, this one included.
     """
 
     def __init__(self, number: int, address: Address, settings: GatewaySettings, others: Sequence[Replica]) -> None:
@@ -164,18 +166,18 @@ class Replica:
         self.epoch = 0
         self.losses = 0
         self.in_flight = 0
-        """Number of requests under way."""
         self.exchanges: set[Exchange] = set()
+        """The requests under way."""
         self.loops = False
         """Whether requests come back from it to this gateway."""
         self._others = others
         self._settings = settings
         self._look_again = asyncio.Event()
         self._asked: asyncio.Task[tuple[Head, bytes]] | None = None
-        """The task that asks for its identity, as long as that takes."""
+        """The task that is asking the replica for its identity, if any."""
 
     def note_loss(self, reason: str) -> None:
-        """Send it no requests until a health check succeeds; the next check is now."""
+        """Send the replica no requests until a health check succeeds, and check it now."""
         if self.state == "ready":
             self._change("lost", reason)
         self._look_again.set()
@@ -187,13 +189,13 @@ class Replica:
         self._look_again.set()
 
     def abandon(self, *, silent_for: float = 0.0, reason: str = "it does not answer") -> None:
-        """End its exchanges that have been silent for ``silent_for`` seconds."""
+        """End the replica's exchanges that have been silent for ``silent_for`` seconds."""
         now = time.monotonic()
         for exchange in [one for one in self.exchanges if now - one.heard >= silent_for]:
             exchange.expire(reason)
 
     async def watch(self, changed: asyncio.Event) -> None:
-        """Check its health until cancelled; ``changed`` is set whenever it becomes ready."""
+        """Check the replica's health until cancelled. ``changed`` is set after each check that finds it ready."""
         try:
             while True:
                 await self._look()
@@ -206,7 +208,7 @@ class Replica:
                 try:
                     async with asyncio.timeout(self._settings.probe_seconds):
                         await self._look_again.wait()
-                    await asyncio.sleep(self._settings.probe_seconds / 10)  # a dead replica is not asked all the time
+                    await asyncio.sleep(self._settings.probe_seconds / 10)  # a lost replica is not checked all the time
                 except TimeoutError:
                     pass
         finally:
@@ -220,18 +222,18 @@ class Replica:
                 objection = await self._objection()
             unknown = ready.status == 200 and self.state != "ready" and not self.address.socket
             if unknown and not await self._has_identified():
-                return  # it is still hashing its weights, and keeps its state until then
+                return  # the replica is still hashing its weights, and keeps its state
             found = self._asked.result() if unknown and self._asked is not None else None
             self._asked = None
         except NoFiles:
-            self._ask_no_more()  # nothing is known, so it keeps its state
+            self._ask_no_more()  # nothing is known, so the replica keeps its state
         except ReplicaLost as error:
             self._ask_no_more()
             self._miss(str(error))
         except TimeoutError:
             self._ask_no_more()
             most = self._settings.health_seconds
-            if time.monotonic() - began < (1 + _OWN_DELAY) * most:  # otherwise its answer may be here, unread
+            if time.monotonic() - began < (1 + _OWN_DELAY) * most:  # otherwise the answer may have come, unread
                 self._miss(f"it did not answer within {most:g} seconds")
                 self.abandon()
         else:
@@ -244,7 +246,7 @@ class Replica:
                 self._change("draining", "it takes no new requests")
 
     async def _has_identified(self) -> bool:
-        """Whether its identity is known; otherwise it is asked for while health checks go on."""
+        """Whether the replica has told its identity. If not, the question stays open while health checks go on."""
         self._asked = self._asked or asyncio.create_task(self._identify())
         done, _ = await asyncio.wait([self._asked], timeout=self._settings.health_seconds)
         return bool(done)
@@ -255,8 +257,8 @@ class Replica:
         self._asked = None
 
     async def _identify(self) -> tuple[Head, bytes]:
-        """Ask for its identity; it may hash its weights first, which takes about a second per gigabyte. Raises
-        ReplicaLost if that fails."""
+        """Ask the replica for its identity. It may hash its weights first, which takes about a second per gigabyte.
+        Raises ReplicaLost if that fails."""
         try:
             async with asyncio.timeout(_HASHING_SECONDS):
                 answer, body = await self._get("/identity")
@@ -267,7 +269,7 @@ class Replica:
         return answer, body
 
     async def _objection(self) -> str:
-        """Why its API keys make it unusable; empty if they don't."""
+        """Return why the replica's API keys make it unusable; empty if they do not."""
         if self._settings.open_replicas and not self._settings.keys:
             return ""
         refuses = (await self._get("/load"))[0].status == 401
@@ -276,7 +278,7 @@ class Replica:
         return "" if refuses else _OPEN
 
     def _refusal(self, ready: Head, found: tuple[Head, bytes] | None) -> str:
-        """Why it can't be used, in one line; empty if it can."""
+        """Return why the replica can't be used, in one line; empty if it can."""
         for status in (ready.status, found[0].status if found is not None else 0):
             if status in _REFUSALS:
                 return _REFUSALS[status]
@@ -311,7 +313,7 @@ class Replica:
             connection.abort()
 
     def _miss(self, reason: str) -> None:
-        """Mark it as lost, unless it was never ready."""
+        """Mark the replica as lost, unless it was never ready."""
         if self.state != "starting":
             self._change("lost", reason)
 
@@ -326,7 +328,8 @@ class Replica:
 
 
 class Fleet:
-    """All replicas; ``spread`` limits the load of each, see `GatewaySettings`. All calls belong to one event loop."""
+    """All replicas of a gateway. ``spread`` limits the load of each, see `GatewaySettings`. Only one event loop calls
+    the methods."""
 
     def __init__(self, addresses: Sequence[Address], settings: GatewaySettings) -> None:
         self.replicas: list[Replica] = []
@@ -365,11 +368,11 @@ class Fleet:
         return [replica for replica in self.replicas if replica.state == "ready"]
 
     def choose(self, key: bytes, tried: Tried) -> Replica | None:
-        """The replica for a request, except for those ``tried``; None if none is ready.
+        """Return the replica for a request, other than those ``tried``; None if none is ready.
 
-        Requests with the same ``key`` go to the same replica, the first in an order derived from the key (rendezvous
-        hashing), or to the next one if it has more than its share (consistent hashing with bounded loads, Mirrokni et
-        al. 2018). Without a key the replica with the fewest requests is chosen.
+        The key gives an order of the replicas (rendezvous hashing). The request goes to the first of them that has less
+        than its share of requests (consistent hashing with bounded loads, Mirrokni et al. 2018). Without a key the
+        replica with the fewest requests is chosen.
         """
         free = [replica for replica in self.ready if (replica.number, replica.epoch) not in tried]
         if len(free) < 2:
@@ -395,5 +398,5 @@ class Fleet:
 
 
 def _rank(key: bytes, replica: Replica) -> bytes:
-    """A hash with the replica's number, so that a replica that returns gets its former keys."""
+    """Hash a key with the replica's number, so that a replica that returns gets its former keys."""
     return hashlib.blake2b(b"%d:%s" % (replica.number, key), digest_size=8).digest()

@@ -107,11 +107,11 @@ class GatewayOptions(Options):
 class GatewaySettings(GatewayOptions):
     """Limits, keys and flags of a gateway.
 
-    ``keys``: one of them must come with every request, none given, none asked for; the first is the gateway's own, with
-    which it asks the replicas. ``spread``: a replica gets at most so many times the mean of requests before those that
-    belong to it go elsewhere. ``hosts`` are the names that the Host header may carry; none: any. ``open_replicas``:
-    replicas that ask for no key may be used, although others than this machine reach the gateway. ``via`` makes the
-    header Via of all that the gateway sends.
+    ``keys``: every request must carry one of them; if there are none, no key is asked for. The gateway's own health
+    checks carry the first. ``spread``: a replica gets at most this many times the mean number of requests; further
+    requests go to other replicas. ``hosts``: the names that the Host header may carry; empty: any. ``open_replicas``:
+    replicas that ask for no key may be used, although other machines can reach the gateway. ``via`` makes the
+    header Via of everything that the gateway sends, by which it recognizes its own requests.
     """
 
     keys: Mapping[str, KeyLimits] = field(default_factory=dict, repr=False)
