@@ -1,6 +1,7 @@
-"""Messages between ranks over sockets: frames of bytes, after both sides have proved that they know the secret.
+"""Messages between ranks over sockets. Both sides first prove that they know the secret, and then exchange frames of
+bytes.
 
-A frame is its length, its kind and its content, which each reader checks. Nothing is unpickled.
+A frame consists of its length, its kind and its content; the reader checks all three. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ _NONCE = 32
 _HANDSHAKE_SECONDS = 10.0
 """Seconds for the whole handshake, so that a peer that sends a byte now and then does not delay others."""
 _AT_ONCE = 32
-"""Most handshakes at a time; other connections wait to be accepted."""
+"""The most handshakes at a time; further connections wait to be accepted."""
 LOOK_SECONDS = 0.05
-"""Seconds between two checks of these handshakes."""
+"""Seconds between two checks whether a handshake has ended."""
 _HEADER = struct.Struct("<IB")
 _MOST_BYTES = 1 << 28
 _ONE_PACKET = 1 << 15
 
 
 class Kind(IntEnum):
-    """The kinds of frames. While ranks join: a rank's greeting, its plan, that it is ready, that all are."""
+    """The kinds of frames. The first four are sent while ranks join: a rank's greeting, its plan, the message that the
+    rank is ready, and the message that all are."""
 
     HELLO = 1
     PLAN = 2
@@ -58,9 +60,9 @@ class Kind(IntEnum):
     FAILED = 9
     """To rank 0: the sender ends, for the reason given."""
     MODEL = 10
-    """From rank 0: the files that a rank must have. The answer has no content, and confirms that."""
+    """From rank 0: the files that a rank must have. The answer has no content, and confirms that the rank has them."""
     ADAPTER = 11
-    """From rank 0: read an adapter. The answer says how that went."""
+    """From rank 0: read an adapter. The answer says whether the rank could read it."""
     JOINED = 12
     """To rank 0: the sender has found the other ranks, and opened its shared memory."""
 
@@ -74,7 +76,7 @@ class WrongSecret(ParlayError):
 
 
 class Connection:
-    """A socket to another rank, on which every wait ends after ``seconds``; any thread may send."""
+    """A socket to another rank. Every wait on it ends after ``seconds``. Any thread may send."""
 
     def __init__(self, opened: socket.socket, rank: int, seconds: float) -> None:
         self.rank = rank
@@ -137,7 +139,7 @@ class Connection:
 
     def has_ended(self, seconds: float) -> bool:
         """Wait for ``seconds``, or until the peer closes the connection; returns whether it has."""
-        if sys.platform != "linux":  # elsewhere the next message shows it
+        if sys.platform != "linux":  # on other systems, the next message shows the end
             time.sleep(seconds)
             return self._socket.fileno() < 0
         poller = select.poll()
@@ -154,19 +156,19 @@ class Connection:
         self.close_softly()
 
     def close_softly(self) -> None:
-        """Send nothing more, so that the peer can read what was sent, and then the end."""
+        """Close the sending side only, so that the peer can still read what was sent."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close the connection, also for threads that wait on it."""
-        with suppress(OSError):  # the peer was faster
+        with suppress(OSError):  # the peer has closed it already
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 
 def _read(opened: socket.socket, size: int, until: float | None = None) -> bytearray:
-    """Read exactly ``size`` bytes, at the latest ``until`` then. Raises OSError if that fails."""
+    """Read exactly ``size`` bytes, at the latest by the time ``until``. Raises OSError if that fails."""
     content = bytearray(size)
     view = memoryview(content)
     while view:
@@ -222,7 +224,8 @@ class Door:
         return bool(self._asked) or not self._admitted.empty()
 
     def admit(self, until: float) -> Connection | None:
-        """Wait ``until`` then for a peer that knows the secret; others are refused and logged."""
+        """Wait until the time ``until`` for a peer that knows the secret; None if none comes. Other peers are refused
+        and logged."""
         while True:
             with suppress(Empty):
                 return self._admitted.get_nowait()
@@ -249,7 +252,7 @@ class Door:
             self.close()
 
     def close(self) -> None:
-        """Refuse accepted peers that nobody has taken."""
+        """Refuse peers that were accepted and that `admit` has not returned."""
         self._closed = True
         with suppress(Empty):
             while True:
@@ -257,8 +260,8 @@ class Door:
 
 
 def present(opened: socket.socket, secret: bytes, where: str) -> None:
-    """Prove to the rank at ``where`` that we know the secret, and have it prove the same. Raises WrongSecret if it
-    can't."""
+    """Prove to the rank at ``where`` that this rank knows the secret, and have it prove the same. Raises WrongSecret if
+    it can't."""
     opened.settimeout(_HANDSHAKE_SECONDS)
     mine, until = secrets.token_bytes(_NONCE), time.monotonic() + _HANDSHAKE_SECONDS
     try:
@@ -305,7 +308,7 @@ def connect(
 
 
 def listen(where: tuple[str, int]) -> socket.socket:
-    """Listen at a host and port; port 0 chooses a free one. Raises ParlayError, in one line, if that fails."""
+    """Listen at a host and port; port 0 chooses a free port. Raises ParlayError, in one line, if that fails."""
     try:
         family = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server(where, family=family)
@@ -324,7 +327,8 @@ def read_address(text: str) -> tuple[str, int]:
 
 
 def read_secret(file: Path | None) -> bytes:
-    """The secret from a file or the environment; empty if there is none. Raises ParlayError if it is too short."""
+    """Return the secret from a file or the environment; empty if there is none. Raises ParlayError if it is too
+    short."""
     try:
         text = os.environ.get(SECRET, "") if file is None else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 STICKY = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
-"""Ray's router that keeps a session, named in the header ``x-session-id``, on one replica."""
+"""Ray's router that keeps a session on one replica; the header ``x-session-id`` names the session."""
 
 
 def application(
@@ -36,9 +36,9 @@ def application(
 ) -> Any:
     """Make the application for ``ray.serve.run``. Every replica loads all ``models``, given as NAME=MODEL or MODEL.
 
-    Ray scales the replicas so that each has about ``target_ongoing_requests``; each gets ``cpus``, and as many threads
-    unless ``load`` sets their number. ``sticky``: a session stays on one replica (`STICKY`). ``memory`` is that of
-    ``parlay serve``. Raises ParlayError without Ray.
+    Ray scales the number of replicas so that each has about ``target_ongoing_requests``. Each replica gets ``cpus``
+    cores, and as many threads unless ``load`` sets another number. ``sticky``: a session stays on one replica
+    (`STICKY`). ``memory`` is written as for ``parlay serve``. Raises ParlayError if Ray is not installed.
     """
     try:
         from ray import serve
@@ -71,7 +71,7 @@ def application(
 
 def server(models: Sequence[str], load: LoadOptions, memory: str | None, settings: Settings) -> FastAPI:
     """Make the server's application with its models loaded, which runs in each replica."""
-    from parlay.aio import AsyncLLM  # here, as replicas import them, but not the driver
+    from parlay.aio import AsyncLLM  # here, so that replicas import them, and not the driver
     from parlay.llm.llm import LLM
     from parlay.serve.app import create_app
 

@@ -2,7 +2,7 @@
 
 `register` is an entry point of ``sglang.srt.plugins``, which SGLang calls in each of its processes. The algorithm is a
 `CustomSpecAlgo` with ``is_ngram``; its worker is SGLang's `NGRAMWorker` with other drafts. It was checked against
-SGLang's source, but never run: ``tests/vllm/test_sglang.py`` has the signatures that it relies on.
+SGLang's source, but never run; ``tests/vllm/test_sglang.py`` has the signatures that it relies on.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Texts:
     _opened: int = 0
 
     def read(self, requests: Sequence[Request]) -> Call:
-        """Add the tokens that the last step committed of each request."""
+        """Add, to each request's text, the tokens that the last step committed."""
         before, texts, observations = self._known, list[TokenText](), []
         self._known = {}
         for request in requests:
@@ -82,12 +82,12 @@ class Texts:
 def as_trees(
     roots: Sequence[int], drafts: Sequence[Sequence[int]], width: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Convert drafts to the arrays of SGLang's n-gram worker: ``width`` nodes per text, and the mask of which node sees
-    which.
+    """Convert drafts to the arrays of SGLang's n-gram worker: ``width`` nodes per text, and the attention mask between
+    nodes.
 
     Returns tokens ``[texts * width]`` and a mask ``[texts * width * width]``, row by row. The first node is the text's
-    last token, the draft follows it as a chain, and the remaining nodes are guesses of token 0 below the first node,
-    which SGLang verifies like any others.
+    last token, the draft follows it as a chain, and each remaining node is token 0 below the first node. SGLang
+    verifies these nodes like any others.
     """
     tokens = np.zeros((len(drafts), width), dtype=np.int64)
     mask = np.zeros((len(drafts), width, width), dtype=np.bool_)

@@ -24,9 +24,10 @@ _HELP = {
 
 @cache
 def counters() -> dict[str, Counter]:
-    """The process's counters by name, exported as ``parlay:proposer_NAME_total``; empty without prometheus_client.
+    """Return the process's counters by name, exported as ``parlay:proposer_NAME_total``; empty without
+    prometheus_client.
 
-    vLLM's ``/metrics`` includes those of its worker processes if PROMETHEUS_MULTIPROC_DIR is set.
+    vLLM's ``/metrics`` includes the counters of its worker processes if PROMETHEUS_MULTIPROC_DIR is set.
     """
     try:
         from prometheus_client import Counter

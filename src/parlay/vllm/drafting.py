@@ -16,7 +16,7 @@ class ChainDrafting:
     """Drafts for all texts of a batch as the strategy's policy decides; each draft is cut to its best chain.
 
     ``cost`` learns from the steps between calls. If a drafter raises, its texts get no draft in that step. A draft is
-    cut before the first id outside ``vocab_size``, as ids of padded embedding rows are.
+    cut before the first id of ``vocab_size`` or more, which only padded embedding rows have.
     """
 
     def __init__(
@@ -32,12 +32,12 @@ class ChainDrafting:
         """The number of further steps of these texts in which the policy is inactive."""
         self._is_inactive = False
         self._drafting, self._planning = [0.0] * len(strategy.drafters), 0.0
-        """Seconds of the last step, of each drafter, and of the policy."""
+        """Seconds that each drafter, and the policy, took in the last step."""
         self._said: set[str] = set()
 
     def learn(self, observations: Sequence[Observation], seconds: float) -> None:
-        """Report a step to the drafters and the policy. ``seconds`` is its duration, if it decoded these texts and did
-        nothing else."""
+        """Report a step to the drafters and the policy. ``seconds`` is the step's duration, or 0 if the step did more
+        than decode these texts."""
         if not observations:
             return
         rows = sum([len(each.draft) + 1 for each in observations])
@@ -87,7 +87,7 @@ class ChainDrafting:
             drafter.release(text.sequence)
 
     def _ask(self, texts: Sequence[TokenText], rooms: Sequence[int], budgets: Budgets) -> dict[TokenText, Draft | None]:
-        """Ask each drafter once for all its texts; a text's draft is None if its drafter failed."""
+        """Ask each drafter once, for all texts that it drafts for. A text's draft is None if its drafter failed."""
         offers: dict[TokenText, Draft | None] = {}
         numbers = budgets.drafters or [0] * len(texts)
         for number, drafter in enumerate(self._strategy.drafters):

@@ -28,7 +28,7 @@ from parlay.vllm.options import ProposerOptions, read_options
 from parlay.vllm.rows import Call, Ids, Rows
 
 _FAILURES = 8
-"""After this many failed calls in a row no drafts are made any more."""
+"""After this many failed calls in a row, nothing is drafted any more."""
 
 _log = logging.getLogger("vllm.parlay")
 
@@ -66,8 +66,8 @@ class VllmConfig(Protocol):
 class StepDrafter:
     """Drafts for another engine's texts with one strategy, based on the measured seconds of its steps.
 
-    A draft has at most ``most`` tokens. `step` never raises: after an error that step has no drafts, and after several
-    in a row no step has. Raises UsageError for a strategy that can't work here.
+    A draft has at most ``most`` tokens. `step` never raises: a step with an error has no drafts, and after several such
+    steps in a row no step has. The constructor raises UsageError for a strategy that can't work here.
     """
 
     def __init__(
@@ -123,11 +123,11 @@ class StepDrafter:
         return [list(text.draft.tree.tokens) if text is not None else [] for text in call.texts]
 
     def _room(self, text: TokenText) -> int:
-        """How many tokens may be drafted such that the token after them still fits."""
+        """Return how many tokens may be drafted so that the token after them still fits into the context."""
         return max(0, min(self._most, self._longest - len(text.tokens) - 1))
 
     def _fail(self, error: Exception, clear: Callable[[], Sequence[TokenText]]) -> None:
-        """Forget all texts, as their states may be wrong."""
+        """Count a failed call, and forget all texts, because their states may be wrong."""
         self._failures += 1
         self._last = 0.0
         self.counts.add(self._clock(), failures=1)
@@ -168,8 +168,8 @@ class Proposer:
         token_ids_cpu: Ids,
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """Draft for each row of the batch; the arguments are vLLM's: the step's committed tokens, the texts' lengths,
-        and their ids."""
+        """Draft for each row of the batch. The arguments are vLLM's: the tokens that the step committed, the texts'
+        lengths, and the texts' ids."""
 
         def read() -> Call:
             return self._rows.read(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
@@ -192,7 +192,7 @@ def _open_strategy(options: ProposerOptions, model: ModelConfig, cost: MeasuredC
 
 
 def _tokenizer(name: str | None) -> Tokenizer | None:
-    """The target's tokenizer if it is on this machine, against which datastores are checked."""
+    """Return the target's tokenizer, against which datastores are checked; None if it is not on this machine."""
     try:
         return load_tokenizer(resolve_tokenizer(name)) if name and is_local(name) else None
     except (ParlayError, OSError) as error:

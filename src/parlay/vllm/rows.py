@@ -1,4 +1,4 @@
-"""Finds the text of each row of vLLM's batch, as vLLM does not name requests, and rows move when others end."""
+"""Finds the text of each row of vLLM's batch. vLLM does not name requests, and rows move when other requests end."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from parlay.types import Observation, SamplingParams
 Ids = NDArray[np.int32]
 
 _END = 32
-"""Tokens compared at both ends of a text to see whether its row has not moved."""
+"""How many tokens at both ends of a text are compared to see whether its row has moved."""
 _AWAY = 16
-"""Calls without a row after which a text is over; vLLM may leave a request out for some calls, as in preemption."""
+"""A text is over after this many calls in which it had no row. vLLM may leave a request out for some calls, as in
+preemption."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: the texts by row (None while a prompt is being read), and the tokens that the step committed of each
-    text.
+    """One call: the texts by row (None while a prompt is being read), and what the step committed to each text.
 
-    ``ended`` are texts that have no row any more. ``decoded``: the step decoded exactly these texts, and the previous
-    call saw all of them.
+    ``ended``: texts that have no row any more. ``decoded``: the step decoded exactly these texts, and the previous call
+    had all of them.
     """
 
     texts: Sequence[TokenText | None]
@@ -36,11 +36,11 @@ class Call:
 
 @dataclass(eq=False)
 class Rows:
-    """Finds texts by row, and those whose row has moved by all their tokens.
+    """Finds texts by row; a text whose row has moved is found by comparing all its tokens.
 
-    ``longest`` is the most tokens of a text, ``most`` the most texts kept besides those of the last call. Two rows with
-    the same tokens are told apart by their places; if both move they may be confused, which does no harm, as what is
-    known of one is true of the other.
+    ``longest``: the most tokens of a text. ``most``: the most texts kept that were not in the last call. Two rows with
+    the same tokens are told apart by their places. If both move, they may be confused; that does no harm, because the
+    state of either text is valid for the other.
     """
 
     longest: int
@@ -48,12 +48,12 @@ class Rows:
     store: bool = False
     _last: list[TokenText | None] = field(default_factory=list)
     _away: dict[TokenText, int] = field(default_factory=dict)
-    """Texts without a row in the last calls, and for how many calls."""
+    """Texts without a row, and for how many calls they had none."""
     _opened: int = 0
 
     def read(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int] | Ids, ids: Ids) -> Call:
-        """Read the arguments of a call of vLLM. ``sampled`` are the tokens that the step committed of each row, empty
-        while its prompt is read.
+        """Read the arguments of a call of vLLM. ``sampled``: the tokens that the step committed to each row, empty
+        while the row's prompt is read.
 
         Row i has the tokens ``ids[i, :lengths[i]]``, including committed ones.
         """
@@ -106,7 +106,7 @@ class Rows:
             texts[row] = found
 
     def _put_away(self, texts: Sequence[TokenText | None]) -> list[TokenText]:
-        """Note the texts without a row; returns those that are over."""
+        """Note the texts without a row; returns the texts that are over."""
         there = set(filter(None, texts))
         absent = {text: calls + 1 for text, calls in self._away.items() if text not in there}
         absent |= {text: 1 for text in self._last if text is not None and text not in there}
