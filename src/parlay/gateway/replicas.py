@@ -46,8 +46,8 @@ Tried = set[tuple[int, int]]
 
 
 class Exchange:
-    """One request on one replica. It is a context manager: every failure inside raises ReplicaLost, and is recorded at
-    the end."""
+    """One request on one replica: a context manager in which every failure is ReplicaLost, and is recorded at the
+    end."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
