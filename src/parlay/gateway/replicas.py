@@ -1,5 +1,4 @@
-"""The replicas behind a gateway: checks which are ready, chooses one for each request, and tracks the requests on
-each."""
+"""The replicas behind a gateway: checks their health, chooses one for each request, and tracks the requests on each."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ _KEY_UNKNOWN = "it does not take this gateway's first key: start it and the gate
 _HASHING_SECONDS = 600.0
 """Seconds allowed for a server to hash its weights when it is asked for its identity."""
 _OWN_DELAY = 0.5
-"""The share of a health check's time limit by which the gateway itself may be late. If later, it was itself
-suspended."""
+"""The share of a health check's time limit by which the gateway itself may be late; beyond it, it was suspended."""
 _BODY_BYTES = 64 * 1024
 """The most bytes read of a health check's body."""
 LOOP = 508
@@ -46,8 +44,7 @@ Tried = set[tuple[int, int]]
 
 
 class Exchange:
-    """One request on one replica: a context manager in which every failure is ReplicaLost, and is recorded at the
-    end."""
+    """One request on one replica: a context manager in which each failure is ReplicaLost, and recorded at the end."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -257,8 +254,8 @@ class Replica:
         self._asked = None
 
     async def _identify(self) -> tuple[Head, bytes]:
-        """Ask the replica for its identity. It may hash its weights first, which takes about a second per gigabyte.
-        Raises ReplicaLost if that fails."""
+        """Ask the replica for its identity. It may first hash its weights, a second per gigabyte. Raises
+        ReplicaLost."""
         try:
             async with asyncio.timeout(_HASHING_SECONDS):
                 answer, body = await self._get("/identity")
@@ -370,7 +367,7 @@ class Fleet:
     def choose(self, key: bytes, tried: Tried) -> Replica | None:
         """Return the replica for a request, other than those ``tried``; None if none is ready.
 
-        The key gives an order of the replicas (rendezvous hashing). The request goes to the first of them that has less
+        The key gives an order of the replicas (rendezvous hashing). The request goes to the first of them with less
         than its share of requests (consistent hashing with bounded loads, Mirrokni et al. 2018). Without a key the
         replica with the fewest requests is chosen.
         """
