@@ -1,13 +1,16 @@
-"""One thread for the whole suite: its models are tiny, and threads that wait for each other cost more than they do.
+"""Settings of the whole suite.
 
-What routers learn in tests is no habit of the user's, and no test begins with what another one learned.
+torch uses one thread, because the tests' models are tiny, and threads that wait for each other cost more than the
+models.
 
-Modules and tests live to the end: the garbage collector rests while they are loaded, does not walk them later, and
-looks less often for what else has gone.
+Routers keep what they learn in a folder of the test, so neither the user nor another test sees it.
 
-Triton, where it is installed and there is no GPU, is loaded with its interpreter, before anything else loads it.
+Modules and tests live until the end. So the garbage collector is off while they are loaded, skips them later, and runs
+less often.
 
-A test draws the same numbers whichever tests came before it: those of torch, of `random`, and seeds that nobody gave.
+If Triton is installed and there is no GPU, Triton is loaded with its interpreter, before any other code loads it.
+
+A test draws the same random numbers whichever tests ran before it: from torch, from `random`, and for default seeds.
 """
 
 import gc
@@ -36,7 +39,8 @@ settings.load_profile("parlay")
 
 
 def interpret_triton() -> None:
-    """See above. Its variable is not left behind: decoders that later tests make attend as they always do."""
+    """Load Triton with its interpreter (see above). The variable is unset again, so that decoders in later tests do not
+    use Triton's kernels."""
     import torch  # here, for threads are counted when it is loaded
 
     if find_spec("triton") is not None and not torch.cuda.is_available():
@@ -51,13 +55,13 @@ interpret_triton()
 
 @dataclass
 class RouterMemory:
-    """Where routers remember, a folder for each test; it is made when the first one does."""
+    """The folder in which routers keep what they learn, one for each test. It is made on first use."""
 
     cache: Path
     test: int = 0
 
     def folder(self) -> Path | None:
-        """None where a test has moved the cache."""
+        """Return the folder; None if the test has moved the cache."""
         ours = os.environ.get(_CACHE) == str(self.cache)
         return self.cache / f"router-memory-{self.test}" if ours else None
 
@@ -73,13 +77,13 @@ def pytest_unconfigure() -> None:
 
 
 def draw_as(name: str) -> None:
-    """Have whoever draws without a seed of his own draw what goes with a name."""
+    """Seed the random numbers of torch and `random` by a name."""
     import torch  # here, for threads are counted when it is loaded
 
     seed = zlib.crc32(name.encode())
     if torch.cuda.is_available():
         torch.manual_seed(seed)
-    else:  # that would note for three kinds of device, with the whole call stack, what to seed when they come
+    else:  # `torch.manual_seed` would also record a call stack for each of three missing kinds of device
         torch.default_generator.manual_seed(seed)
     random.seed(seed)
 
@@ -91,7 +95,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
-    """What several tests share takes no numbers from the one that happens to come first."""
+    """Give fixtures that several tests share random numbers of their own, so that they take none from the first
+    test."""
     if fixturedef.scope == "function":
         return (yield)
     import torch
@@ -106,7 +111,8 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[Non
 
 
 class DrawnInTests(random.Random):
-    """Seeds of an LLM that has none: the test's numbers, though other tests may have used the LLM before."""
+    """Seeds for an LLM without a seed. They come from the test's random numbers, although other tests may have used the
+    LLM before."""
 
     def getrandbits(self, k: int, /) -> int:
         return random.getrandbits(k)
@@ -114,7 +120,7 @@ class DrawnInTests(random.Random):
 
 @pytest.fixture(scope="session", autouse=True)
 def seeds_of_tests() -> Iterator[None]:
-    """See `DrawnInTests`."""
+    """Make LLMs without a seed use `DrawnInTests`."""
 
     def drawn(seed: int | None) -> random.Random:
         return DrawnInTests() if seed is None else random.Random(seed)
@@ -127,7 +133,8 @@ def seeds_of_tests() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache in which models are the user's, and nothing else of Parlay is: for processes that tests start, too."""
+    """Make a cache folder that shares the user's models and nothing else of Parlay's. Processes that tests start use
+    it, too."""
     from parlay.system.user_cache import user_cache  # here, for threads are counted when torch is loaded
 
     users, own = user_cache(), tmp_path_factory.mktemp("cache")
@@ -135,24 +142,24 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kept in (*users.parent.glob("*"), users / "models"):
         if kept != users and kept.exists():
             (own / kept.relative_to(users.parent)).symlink_to(kept)
-    os.environ[_CACHE] = str(own)  # for good: what is kept when the process ends is none of the user's either
+    os.environ[_CACHE] = str(own)  # not undone: what the process writes at its end stays out of the user's cache, too
     return own
 
 
 @pytest.fixture(scope="session", autouse=True)
 def patience() -> None:
-    """Processes that compile, and servers, may answer late: the machine may be busy. Computing stays bounded."""
+    """Let child processes and servers answer late, because the machine may be busy. Limits of CPU time stay."""
     from parlay.system import bounded_process
 
     bounded_process._WALL_SECONDS = bounded_process._LAST_SECONDS = 600.0
-    usual = inspect.signature(httpx.get).parameters["timeout"].default  # of all that name none
+    usual = inspect.signature(httpx.get).parameters["timeout"].default  # of calls that name no timeout
     usual.connect = usual.read = usual.write = usual.pool = 600.0
 
 
 @pytest.fixture(scope="session", autouse=True)
 def brief_calibration() -> None:
-    """A model that is opened times its forwards for a fifth of a second, however small it is: a tenth of that will do
-    where it is opened hundreds of times, and no text hangs on prices. Each row count is timed as often as always."""
+    """Shorten the timing of forwards when a model is opened, from a fifth of a second to a tenth of that. Tests open
+    models hundreds of times, and no text depends on the measured costs. Each row count is timed as often as usual."""
     from parlay.cost import timing
 
     timing._ENOUGH = timing._AGAIN = 0.01
@@ -160,7 +167,8 @@ def brief_calibration() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_commit() -> Iterator[None]:
-    """Results that a test goes on with are of its own commit, though somebody commits or edits meanwhile."""
+    """Cache the commit that results name, so that a test can resume its results although somebody commits or edits
+    meanwhile."""
     from parlay.bench import provenance
 
     with pytest.MonkeyPatch.context() as patch:
@@ -170,7 +178,7 @@ def one_commit() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def router_memory(own_cache: Path) -> Iterator[RouterMemory]:
-    """Has routers of tests remember in its folder; whoever changes where the cache is gets what is there."""
+    """Make tests' routers use the folder of `RouterMemory`. A test that moves the cache uses the cache's own folder."""
     from parlay.system.user_cache import user_cache
 
     memory = RouterMemory(own_cache)
@@ -181,13 +189,13 @@ def router_memory(own_cache: Path) -> Iterator[RouterMemory]:
 
 @pytest.fixture(autouse=True)
 def own_router_memory(router_memory: RouterMemory) -> None:
-    """What routers learn in one test is not known in the next."""
+    """Give each test a new folder for what routers learn."""
     router_memory.test += 1
 
 
 @pytest.fixture
 def signals_as_before() -> Iterator[None]:
-    """A test may have signals handled in another way."""
+    """Restore the signal handlers after a test that changes them."""
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for each, handler in before.items():

@@ -60,7 +60,7 @@ SANITIZERS = {
 
 
 def package(name: str, instructions: str) -> Path:
-    """Copy the package, with a library of its own; what it returns is for PYTHONPATH."""
+    """Copy the package, compile its library with the sanitizer, and return the folder for PYTHONPATH."""
     folder = ROOT / "build" / "sanitize" / name
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "src" / "parlay", folder / "parlay", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
@@ -69,7 +69,7 @@ def package(name: str, instructions: str) -> Path:
 
 
 def run(name: str, instructions: str, tests: list[str]) -> int:
-    """Run tests with one of the sanitizers but those of other instruction sets, and return pytest's exit code."""
+    """Run tests with one of the sanitizers, except tests of other instruction sets, and return pytest's exit code."""
     own = SANITIZERS[name]
     ids = [f"{begin}{each}{end}" for each in NAMES if each != instructions for begin in "[-" for end in "-]"]
     # And that of C++, without which AddressSanitizer ends the process at the first exception that torch throws.

@@ -1,4 +1,4 @@
-"""One service for the tests that leave it open, and what plain decoding says, asked of it one request at a time."""
+"""One service for the tests that leave it open, and the texts of plain decoding, one request at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPTS = [
     "Once upon a time there was a king who",
 ]
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
-"""Over ten seconds of decoding for an engine that is `hindered`: what ends sooner was ended."""
+"""Over ten seconds of decoding for an engine that is `hindered`. A request that ends sooner was aborted."""
 
 Plain = Callable[[str, SamplingParams], list[tuple[int, ...]]]
 
@@ -33,7 +33,8 @@ def service() -> Iterator[AsyncLLM]:
 
 @pytest.fixture(scope="module")
 def plain(service: AsyncLLM) -> Plain:
-    """`LLM.generate` without drafts, in the engine thread while nothing else runs: the token ids of each sample."""
+    """Return a function that gives the token ids of each sample of `LLM.generate` without drafts. It runs in the engine
+    thread, alone."""
     known: dict[tuple[str, str], list[tuple[int, ...]]] = {}
 
     def tokens(prompt: str, params: SamplingParams) -> list[tuple[int, ...]]:
@@ -47,7 +48,8 @@ def plain(service: AsyncLLM) -> Plain:
 
 
 def hindered(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step after the first ten takes a sixteenth of a second more, so no machine is done before a test acts."""
+    """Make each step after the first ten a sixteenth of a second slower, so that no machine is done before the test
+    acts."""
     step, quick = llm.engine.step, iter(range(10))
 
     def slowly() -> Any:
@@ -74,6 +76,6 @@ def fresh() -> LLM:
 
 @pytest.fixture
 def late(fresh: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
-    """The same, `hindered`."""
+    """The model of `fresh`, `hindered`."""
     hindered(fresh, monkeypatch)
     return fresh

@@ -28,6 +28,6 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tiny_folder: Path) -> Iterator[LLM]:
-    """Reads up to 256 tokens; says nothing of sense, and repeats itself when it is greedy."""
+    """Open the tiny model. It reads up to 256 tokens, writes nonsense, and repeats itself under greedy decoding."""
     with LLM(str(tiny_folder), tokenizer=letters(ALPHABET), dtype="float32", strategy="none") as llm:
         yield llm

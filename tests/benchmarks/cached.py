@@ -1,4 +1,4 @@
-"""An LLM that notes how many tokens of each prompt it found in its cache."""
+"""An LLM that records how many tokens of each prompt it found in its cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from parlay.llm.outputs import RequestOutput
 
 
 def noting_llm() -> tuple[type[LLM], list[int]]:
-    """The class, and what all of its objects note: the cached tokens of each request."""
+    """Return the class, and the list in which all its objects record the cached tokens of each request."""
     cached: list[int] = []
 
     class Noting(LLM):

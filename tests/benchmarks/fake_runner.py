@@ -1,4 +1,4 @@
-"""A runner without an engine, started as a process by `test_peers`: its modes do what real ones may do."""
+"""A fake of a benchmark's runner process, started by `test_peers`. Its modes behave as real runners may."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture
 def certify(llm: LLM, tmp_path: Path) -> Certify:
-    """``certify(strategy, **changes)``: a certificate that claims a floor of 0.9, whatever is true."""
+    """``certify(strategy, **changes)`` writes a certificate that claims a floor of 0.9, true or not."""
 
     def made(
         *strategies: str,
@@ -45,7 +45,7 @@ def certify(llm: LLM, tmp_path: Path) -> Certify:
 
 
 def damaged(path: Path, change: Callable[[dict[str, object]], object]) -> Path:
-    """The same file, its JSON changed."""
+    """Change the JSON of a file, and return its path."""
     data = json.loads(path.read_text())
     change(data)
     path.write_text(json.dumps(data))

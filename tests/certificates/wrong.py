@@ -1,4 +1,4 @@
-"""A drafter that is always wrong, and a lossy strategy that takes what it says."""
+"""A drafter that is always wrong, and a lossy strategy that accepts its drafts."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from parlay.cli import main
 
 SNAPSHOTS = Path(__file__).parent / "help"
 NO_MODEL = ("--model", "/nowhere/at/all")
-"""Naming it proves that a mistake was found before any model was looked for."""
+"""No such model exists: a command that names it and reports another mistake has not looked for the model."""
 MINI = ("--model", "parlay-mini")
-"""The test model: without a name, a command fetches a real one."""
+"""Names the test model. Without a name, a command would fetch a real model."""
 
 
 @dataclass(frozen=True, slots=True)

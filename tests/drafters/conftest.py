@@ -1,4 +1,4 @@
-"""A runner whose logits depend on every token before them, so that a cache gone stale shows in the next draft."""
+"""A runner whose logits depend on all earlier tokens, so that a stale cache shows in the next draft."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOCAB = 12
 
 
 class ToyRunner:
-    """Caches token lists. ``capacity`` is how many tokens all sequences may hold together."""
+    """A runner that caches token lists. ``capacity``: how many tokens all sequences may hold together."""
 
     def __init__(self, capacity: int = 10_000, vocab: int = VOCAB, trees: bool = True, max_context: int = 1000) -> None:
         tree = "tree" if trees else "chain"
@@ -30,7 +30,7 @@ class ToyRunner:
         return torch.randn(self.spec.vocab_size, generator=noise) * 2
 
     def continuation(self, tokens: Sequence[int], count: int) -> list[int]:
-        """What the model itself writes next, greedily."""
+        """Return the tokens that the model writes next under greedy decoding."""
         written: list[int] = []
         for _ in range(count):
             written.append(int(self.logits([*tokens, *written]).argmax()))

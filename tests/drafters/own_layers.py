@@ -1,4 +1,4 @@
-"""A target's own layers whose logits are known for every text and every set that is skipped."""
+"""A fake of a target's own layers, with known logits for every text and every set of skipped layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LogitsOf = Callable[[Sequence[int], Skip], Tensor]
 
 @dataclass
 class Layers:
-    """``calls``: the sequences, what was skipped, and how many rows each text asked for."""
+    """``calls``: the sequences, the skipped layers, and the number of rows of each text."""
 
     logits_of: LogitsOf
     calls: list[tuple[tuple[int, ...], Skip, int]] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Layers:
 
     @property
     def tried(self) -> list[Skip]:
-        """What was skipped where more than the last row was asked for."""
+        """The layers skipped in calls that asked for more than the last row."""
         return [skip for _, skip, rows in self.calls if rows > 1]
 
 

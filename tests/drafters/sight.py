@@ -1,4 +1,4 @@
-"""What tests share that drive a drafter by hand: requests, a view of a sequence, and one call of `propose`."""
+"""Helpers for tests that drive a drafter by hand: requests, a view of a sequence, and one call of `propose`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Sight:
 
 
 def propose(drafter: Drafter, view: SequenceView, budget: int) -> Draft:
-    """The draft for one sequence."""
+    """Return the draft for one sequence."""
     return drafter.propose([view], [budget])[0]
 
 
 def drafted(drafter: Drafter, tokens: Sequence[int], budget: int, request: Request = GREEDY) -> Draft:
-    """The draft after these tokens."""
+    """Return the draft after these tokens."""
     return propose(drafter, Sight(0, list(tokens), request, len(request.prompt)), budget)
 
 

@@ -1,4 +1,4 @@
-"""What tests of drafting during forwards share: virtual time, a drafter in it, and runs of an engine."""
+"""Helpers for tests of drafting during forwards: a virtual clock, a drafter on it, and runs of an engine."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ MOSTLY = toy_drafters.sometimes(ANSWER, VOCAB, [True, True, False, True, True, T
 
 
 class Time:
-    """Virtual seconds, which whoever works moves on. Forwards take ``slower`` times as long at present."""
+    """A virtual clock, which the work itself advances. ``slower``: the factor on the time of forwards at present."""
 
     def __init__(self) -> None:
         self.now, self.slower = 0.0, 1.0
 
 
 class VirtualDrafting:
-    """A `DraftResource` whose tokens take so many virtual seconds each.
+    """A `DraftResource` whose tokens take a given number of virtual seconds each.
 
-    Drafting and forwards beside each other take ``contention`` times as long as alone.
+    Drafting and forwards that run at the same time take ``contention`` times as long as alone.
     """
 
     def __init__(self, toy: ToyDrafter, time: Time, token: float, contention: float = 1.0) -> None:
@@ -83,7 +83,8 @@ class VirtualDrafting:
 
 
 class TimedRunner(ToyRunner):
-    """Each forward takes so many virtual seconds, and ``row`` for each row. ``sizes`` are the texts of each."""
+    """A runner whose forwards take a given number of virtual seconds, plus ``row`` for each row. ``sizes``: the number
+    of texts in each forward."""
 
     def __init__(self, time: Time, seconds: float, row: float = 0.0) -> None:
         super().__init__(LOGITS, VOCAB)

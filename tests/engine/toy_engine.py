@@ -1,4 +1,4 @@
-"""What tests of the engine share: a toy target, the drafter that knows its answers, an engine on it."""
+"""Helpers for tests of the engine: a toy target, a drafter that knows its answers, and an engine with both."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PLAIN = Strategy("none", (), SharedNoise(), Plain())
 
 
 def engine(runner: ToyRunner | None = None, **limits: int) -> Engine:
-    """On a toy runner, unless another is given."""
+    """Make an engine, with a toy runner unless another is given."""
     return Engine(runner or ToyRunner(LOGITS, VOCAB), Steady(), Limits(**limits))
 
 
 def committed(events: Iterable[Event]) -> list[int]:
-    """The tokens of these events, one after another."""
+    """Return the tokens of these events, in order."""
     return [one.token for event in events for one in event.committed]

@@ -1,4 +1,4 @@
-"""Replicas for a gateway: the test model behind a server that can be cut, hung, stopped or slowed down; plain fakes."""
+"""Replicas for a gateway: a server with the test model whose connection can be cut, hung or slowed, and fakes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from parlay.serve.app import create_app
 from parlay.serve.settings import Settings
 
 DEADLINE = 90
-"""Seconds after which a test fails rather than waits."""
+"""Seconds after which a waiting test fails."""
 IDENTITY = b'{"build":"b","models":"m","kernels":"k"}'
 READY = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(IDENTITY), IDENTITY)
 
@@ -47,11 +47,11 @@ def server() -> Iterator[int]:
 
 
 class Line:
-    """A replica: passes bytes on to the server at a port. From a POST's answer it lets ``most`` bytes through. It says
-    that it is what every `Fake` is.
+    """A replica that passes bytes on to the server at a port. It lets ``most`` bytes of a POST's answer through. Its
+    identity is the same as each `Fake`'s.
 
-    Then it is ``dead`` (connections are reset), or, if it ``hangs``, silent to everybody. ``pause`` is the time between
-    two pieces.
+    After that it is ``dead`` (connections are reset) or, if it ``hangs``, silent on all connections. ``pause``: seconds
+    between two pieces.
     """
 
     def __init__(self, port: int) -> None:
@@ -113,21 +113,22 @@ class Line:
             if self.silent:
                 await asyncio.Event().wait()
             if self.dead:
-                await asyncio.sleep(0.02)  # what was written arrives first
+                await asyncio.sleep(0.02)  # lets the written bytes arrive first
                 return
             sent += len(data)
             writer.write(data)
 
 
 class Fake:
-    """A replica that answers every POST with the same bytes, is ready while ``awake``, and says who once ``hashed``."""
+    """A replica that answers every POST with the same bytes. It is ready while ``awake``, and tells its identity once
+    ``hashed``."""
 
     def __init__(self, answer: bytes, ready: bytes = READY) -> None:
         self._answer = answer
         self._ready = ready
         self.posts: list[bytes] = []
         self.looks = 0
-        """How often it was asked whether it is ready."""
+        """How often the gateway asked whether it is ready."""
         self.awake, self.hashed = asyncio.Event(), asyncio.Event()
         self.awake.set()
         self.hashed.set()
@@ -186,7 +187,7 @@ asyncio.run(main())
 
 
 class Relay:
-    """A replica that is a process of its own, and passes bytes on to a server until it is stopped by a signal."""
+    """A replica in a process of its own, which passes bytes on to a server until a signal stops it."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -203,7 +204,8 @@ class Relay:
 
 @contextmanager
 def relay(port: int, most: int = -1) -> Iterator[Relay]:
-    """A relay to the server at a port. It stops itself (SIGSTOP) once, with so many bytes of a POST's answer."""
+    """Start a relay to the server at a port. It stops itself (SIGSTOP) once, after ``most`` bytes of a POST's
+    answer."""
     command = [sys.executable, "-I", "-S", "-c", RELAY, str(port), str(most)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -219,7 +221,7 @@ Handler = Line | Fake
 async def standing(
     replicas: Sequence[Handler | Relay], *, ready: int | None = None, **settings: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Gateway]]:
-    """A gateway in front of these replicas, in this event loop, and a client of it."""
+    """Start a gateway in front of the replicas, in this event loop, and yield a client and the gateway."""
     own = [each for each in replicas if not isinstance(each, Relay)]
     servers = [await asyncio.start_server(each.handle, "127.0.0.1", 0) for each in own]
     addresses = [Address("127.0.0.1", one.sockets[0].getsockname()[1]) for one in servers]

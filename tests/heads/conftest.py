@@ -1,4 +1,4 @@
-"""A tiny target, and a head for it with a proof that was made here."""
+"""A tiny target, and a head for it with a proof."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def head(model: Path) -> HeadArtefact:
-    """With a proof that was made here."""
+    """Make a head with a proof."""
     runner, target = models.load(str(model), LOAD), Target.named(str(model))
     opened = random_heads(runner.spec)(EAGLE3, "")
     assert opened is not None

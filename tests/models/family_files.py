@@ -1,4 +1,4 @@
-"""GGUF files as llama.cpp's converter writes them, of the weights that the decoder has of a checkpoint in a folder."""
+"""GGUF files as llama.cpp's converter writes them, made of the weights of a checkpoint in a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ranks for tests: forks of one process that has loaded torch, so that a rank costs its part of a model alone."""
+"""Ranks for tests. They are forks of one process that has loaded torch, so starting a rank costs only loading its part
+of the model."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ for line in sys.stdin:
 
 
 class Crew:
-    """Starts ranks, and hears what each says last."""
+    """Starts ranks, and receives the lines that they write."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -82,9 +83,9 @@ class Crew:
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._test = 0
         self.model = ""
-        """Where the next ranks find their model, if not where rank 0 does."""
+        """The path at which the next ranks find their model, if it differs from rank 0's."""
         self.namespace = "-"
-        """The network namespace in which they run, if it is another one."""
+        """The network namespace in which the next ranks run; ``-``: this one."""
         threading.Thread(target=self._listen, daemon=True).start()
 
     def start(self, leader: tuple[str, int], count: int, secret: bytes) -> list[subprocess.Popen[bytes]]:
@@ -96,14 +97,15 @@ class Crew:
         return []
 
     def wait(self) -> None:
-        """Wait until it has loaded what ranks need: tests give them seconds to join, however long that takes."""
+        """Wait until the process has loaded what ranks need, so that loading does not count against the seconds that
+        tests give ranks to join."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{self._test} ready\n")
         self._process.stdin.flush()
         self.said()
 
     def lead(self, model: Path) -> int:
-        """Start four ranks, rank 0 among them, and return the process of that one. All say that they are there."""
+        """Start four ranks, rank 0 included, and return rank 0's process id once all have written a line."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{self._test} lead {model}\n")
         self._process.stdin.flush()
@@ -111,19 +113,19 @@ class Crew:
         return processes["leads"]
 
     def said(self) -> tuple[int, str]:
-        """The next line of a rank that this test has started, and its process."""
+        """Return the next line of a rank that this test has started, with the rank's process id."""
         while True:
             test, process, line = self._lines.get(timeout=600).split(maxsplit=2)
             if int(test) == self._test:
                 return int(process), line
 
     def begin(self) -> None:
-        """Begin a test: ranks of earlier ones end when nobody has their rank 0 any more, and are not heard."""
+        """Begin a test. Lines of earlier tests' ranks are ignored; these ranks end when their rank 0 is gone."""
         self._test += 1
         self.model, self.namespace = "", "-"
 
     def close(self) -> None:
-        """Ranks end when their rank 0 does."""
+        """End the process. Its ranks end when their rank 0 does."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)
@@ -135,7 +137,7 @@ class Crew:
 
 
 class Relay:
-    """Passes on what ranks and rank 0 say to each other, ``delay`` seconds later, until `end`."""
+    """Passes messages between ranks and rank 0 on, ``delay`` seconds later, until `end`."""
 
     def __init__(self, leader: tuple[str, int], delay: float = 0.0) -> None:
         self._delay = delay
@@ -146,7 +148,8 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def end(self, after: int, *, stalls: bool) -> None:
-        """Pass on so many bytes more, in both directions together. Then close all links, or pass nothing on."""
+        """Pass on ``after`` more bytes, in both directions together. Then close all links or, if ``stalls``, pass
+        nothing on."""
         with self._lock:
             self._left, self._stalls = after, stalls
 
@@ -179,7 +182,7 @@ class Relay:
 
 @contextmanager
 def limping(process: int) -> Iterator[None]:
-    """Stop a process and let it go on, again and again."""
+    """Stop and continue a process again and again during the block."""
     over = threading.Event()
 
     def limp() -> None:
@@ -203,14 +206,14 @@ def request(number: int, tokens: int) -> Request:
 
 
 class Steep(Steady):
-    """Rows cost so much that two groups always pay, however slow the machine is."""
+    """A cost at which rows are so expensive that two groups always pay, on any machine."""
 
     def forward(self, rows: int, context: int) -> float:
         return 1000.0 * rows
 
 
 def decode(runner: Runner, texts: dict[str, list[int]], tokens: int = 24) -> None:
-    """Decode four requests, in groups where the runner takes several; ``texts`` grow."""
+    """Decode four requests, in several groups if the runner allows, and append their tokens to ``texts``."""
     engine = Engine(runner, Steep())
     for number in range(4):
         engine.add(request(number, tokens), PLAIN)
@@ -220,7 +223,7 @@ def decode(runner: Runner, texts: dict[str, list[int]], tokens: int = 24) -> Non
 
 
 def texts_of(runner: Runner, tokens: int = 24) -> dict[str, list[int]]:
-    """What the requests are answered with."""
+    """Decode four requests, and return their tokens."""
     texts: dict[str, list[int]] = {}
     decode(runner, texts, tokens)
     return texts

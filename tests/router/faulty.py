@@ -29,14 +29,14 @@ CLOCK = Clock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultyOptions(Options):
-    """When it fails."""
+    """The call in which it fails."""
 
     raises: int = option(NEVER, "proposals after which it raises", low=0)
     slows: int = option(NEVER, "proposals after which each takes a second", low=0)
 
 
 class Faulty:
-    """Copies from the text."""
+    """Copy from the text."""
 
     needs = Needs()
 

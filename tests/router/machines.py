@@ -13,7 +13,7 @@ from parlay.types import Spent, trees
 from tests.router.views import SequenceView
 
 Delay = Callable[[int, random.Random], float]
-"""By which factor something takes longer in this step. It is asked for the forward and for drafting separately."""
+"""The factor by which work takes longer in this step. It is asked separately for the forward and for drafting."""
 
 STALL = 0.3  # of a forward: what one hold-up of something short takes, times the factor
 
@@ -28,7 +28,7 @@ def idle(step: int, coin: random.Random) -> float:
 
 
 def spikes(share: float, factor: float) -> Delay:
-    """This share of all steps takes so many times as long."""
+    """A given share of all steps takes longer, by a factor."""
     return lambda step, coin: factor if coin.random() < share else 1.0
 
 
@@ -55,7 +55,7 @@ class Drafting:
 
 @dataclass
 class Outcome:
-    """What came of it, in seconds that the same steps take on an idle machine."""
+    """The result, in seconds that the same steps take on an idle machine."""
 
     tokens: int = 0
     steps: int = 0
@@ -79,7 +79,7 @@ def simulate(
     budget: int = 16,
     true: Callable[[int], float] = steep,
 ) -> Outcome:
-    """Requests of so many tokens, one after another, as the engine drives a policy and its measured cost."""
+    """Decode requests, one after another, as the engine drives a policy and its measured cost."""
     coin, noise = random.Random(seed), random.Random(seed + 1000)
     cost = cost if cost is not None else MeasuredCost({rows: true(rows) for rows in (1, 2, 4, 8, 16, 32)})
     policy = policy or adaptive(cost, budget)

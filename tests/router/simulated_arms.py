@@ -1,4 +1,4 @@
-"""Simulated drafters of known acceptance and price, and a router that decodes with them as an engine drives it."""
+"""Simulated drafters with known acceptance and cost, and a router that is driven as an engine drives it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class SimulatedArm:
 
 @dataclass
 class Run:
-    """What came of it."""
+    """The result of a run."""
 
     tokens: int = 0
     steps: int = 0
@@ -123,7 +123,7 @@ class Machine:
         """By sequence and arm: the length at which the rows of the step before guess what follows."""
 
     def decode(self, tokens: int, sequences: int = 1, first: int = 0, kind: str = "") -> Run:
-        """So many tokens of each of so many sequences together, all of one kind."""
+        """Decode several sequences of one kind together, each to the same number of tokens."""
         request = replace(REQUEST, kind=kind)
         views = [SequenceView(first + number, request) for number in range(sequences)]
         self.pause = 0

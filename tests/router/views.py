@@ -11,7 +11,7 @@ REQUEST = Request(id="r", prompt=(1,), params=SamplingParams(max_tokens=None), k
 
 @dataclass
 class SequenceView:
-    """The real one, whose tokens the test sets."""
+    """A real view, whose tokens the test sets."""
 
     sequence: int
     request: Request = REQUEST

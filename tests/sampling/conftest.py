@@ -1,4 +1,4 @@
-"""What the sampling tests share: a view of a text that nobody is decoding."""
+"""A view of a text without an engine, for the sampling tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MakeView = Callable[..., ReferenceText]
 
 @pytest.fixture
 def view() -> MakeView:
-    """``view(params, prompt, output, seed, stop_ids)``."""
+    """``view(params, prompt, output, seed, stop_ids)`` makes a view."""
 
     def make(
         params: SamplingParams,

@@ -1,4 +1,4 @@
-"""Every outcome that chance can have, in exact rationals: this proves a rule, and does not estimate it."""
+"""Enumerates every outcome of random choices in exact rationals, which proves a rule instead of estimating it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Explorer:
 
 
 def outcomes(run: Callable[[Explorer], Outcome]) -> Iterator[tuple[Outcome, Fraction]]:
-    """Everything that ``run`` can return, with its probability; some more than once."""
+    """Yield every value that ``run`` can return, with its probability. A value may come several times."""
     scripts: list[list[int]] = [[]]
     while scripts:
         explorer = Explorer(scripts.pop())

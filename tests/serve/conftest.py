@@ -24,7 +24,7 @@ from parlay.serve.settings import Settings
 
 
 class Shared(AsyncLLM):
-    """Stays open when an application that uses it shuts down."""
+    """An AsyncLLM that stays open when an application that uses it shuts down."""
 
     async def close(self, drain_seconds: float | None = None) -> None:
         pass
@@ -42,9 +42,9 @@ def engine() -> Iterator[AsyncLLM]:
 
 @pytest.fixture(scope="session")
 def make_app(engine: AsyncLLM) -> Iterator[Callable[..., FastAPI]]:
-    """``make_app(**settings)``: an application of its own around the one engine.
+    """``make_app(**settings)`` makes a new application around the shared engine.
 
-    To describe it takes longer than most tests do, so what has the same settings and paths is described once.
+    Making an OpenAPI document takes longer than most tests, so applications with the same settings and paths share one.
     """
     ours, described, describe = WeakSet[FastAPI](), list[tuple[object, dict[str, Any]]](), Application.openapi
 
@@ -71,13 +71,14 @@ def make_app(engine: AsyncLLM) -> Iterator[Callable[..., FastAPI]]:
 
 @pytest.fixture(scope="module")
 def client(make_app: Callable[..., FastAPI]) -> TestClient:
-    """Answers as a server would: a fault is a 500. One application for a module: to describe its fields takes long."""
+    """Make a client that answers as a server would: an exception is a 500. A module shares one application, because
+    making its OpenAPI document is slow."""
     return TestClient(make_app(), raise_server_exceptions=False)
 
 
 @pytest.fixture
 def tell(capfd: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """``tell(line)`` shows how far a long test is, with the seconds since it began."""
+    """``tell(line)`` prints a long test's progress, with the seconds since it began."""
     began = time.monotonic()
 
     def show(line: str) -> None:
@@ -89,11 +90,12 @@ def tell(capfd: pytest.CaptureFixture[str]) -> Callable[[str], None]:
 
 @contextmanager
 def listening(app: FastAPI, http: type[asyncio.Protocol] | None = None) -> Iterator[str]:
-    """The application on a free port of this machine; its models stay open afterwards. ``http``: its connections."""
+    """Serve the application on a free port of this machine, and yield its URL; its models stay open afterwards.
+    ``http``: the protocol class of its connections."""
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", http=http or "auto"))
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        bound.listen()  # who comes before the server is up waits
+        bound.listen()  # connections made before the server is up wait
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         try:

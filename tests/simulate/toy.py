@@ -1,4 +1,4 @@
-"""What tests of the simulator share: a cheap server and traffic for it."""
+"""Helpers for tests of the simulator: a cheap server, and traffic for it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from parlay.simulate.traffic import Arrival, Traffic
 
 
 def cost(sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> float:
-    """10 ms a step and 0.1 ms a row."""
+    """A cost of 10 ms per step and 0.1 ms per row."""
     return 0.01 + 1e-4 * rows
 
 
 def steady(count: int, gap: float, prompt: int = 100, output: int = 50) -> Traffic:
-    """Requests that are alike, one every ``gap`` seconds."""
+    """Make equal requests, one every ``gap`` seconds."""
     return Traffic("steady", [Arrival(place * gap, prompt, output) for place in range(count)])
 
 

@@ -1,4 +1,4 @@
-"""What these tests share: grammars over the built-in model's vocabulary, and the model itself."""
+"""Grammars over the built-in model's vocabulary, and the model itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parlay.structured.grammars import Grammars
 from parlay.types import Tokenizer
 
 EOS = (0, 4)
-"""Both end a text of the built-in model."""
+"""The two ids that end a text of the built-in model."""
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Answers that come too late, whatever the machine does."""
+"""Makes a bounded process's answers come too late, on any machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parlay.system import bounded_process
 
 @contextmanager
 def late_answers() -> Iterator[None]:
-    """Nobody hears from a bounded process in time, though it may have answered before anyone looks."""
+    """Make every wait for a bounded process time out, although the process may have answered already."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bounded_process.Connection, "poll", lambda _connection, _seconds: False)
         yield

@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Some 20,000 characters."""
+    """Make a folder with some 20,000 characters of text."""
     root = tmp_path / "data"
     root.mkdir()
     paragraphs = (" ".join(SENTENCES[(n + at) % 4] for at in range(4)) + f" Part {n}." for n in range(80))

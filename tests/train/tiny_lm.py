@@ -11,7 +11,7 @@ Kind = TypeVar("Kind", bound=TrainOptions)
 
 
 def tiny(kind: type[Kind], data: Path, folder: Path, **more: Any) -> Kind:
-    """Of a kind of run, which ``more`` options may describe; all that it writes lies in ``folder``."""
+    """Return the options of a kind of run, changed by ``more``. The run writes into ``folder`` only."""
     return kind(
         data=data,
         out=folder / "out",

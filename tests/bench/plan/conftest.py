@@ -1,4 +1,4 @@
-"""A model's folder without weights, and what a calibration in a second measures."""
+"""A model's folder without weights, and forwards that a calibration measures within a second."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORKS = tuple(
 
 @pytest.fixture
 def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exchanges between processes are not timed: that starts one, and a test of its own has them."""
+    """Skip the timing of exchanges between processes, which starts a process. Another test covers it."""
     monkeypatch.setattr("parlay.bench.plan.machine.measure_links", dict)
 
 

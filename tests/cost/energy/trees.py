@@ -1,6 +1,6 @@
-"""What Linux shows of energy in /sys on some kinds of machine, as its documents describe the files; values are made up.
+"""Energy files in /sys of some kinds of machine, as Linux's documents describe them, with made-up values.
 
-Each line is a file and what it holds.
+Each line is a file's path and its content.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small target, what strategies find for it, and what they decode with it."""
+"""A small target, and helpers that find heads for it and decode with them."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ def spec_of(model: Path) -> RunnerSpec:
 
 @pytest.fixture
 def find(model: Path) -> ProvedHeads:
-    """As strategies find heads."""
+    """Find heads as strategies do."""
     return ProvedHeads(heads_of(str(model), spec_of(model), None))
 
 
 @pytest.fixture
 def drafts(model: Path) -> Drafts:
-    """Proves that a strategy drafts with the head of a folder, and that its text is plain decoding's."""
+    """``drafts(method, folder)`` checks that the strategy drafts with the folder's head, and gives plain decoding's
+    text."""
 
     def check(method: str, folder: Path) -> None:
         prompt, greedy = TokensPrompt(prompt_token_ids=[3, 4]), SamplingParams(temperature=0, max_tokens=12)

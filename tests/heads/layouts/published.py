@@ -1,4 +1,4 @@
-"""Small heads as others publish them: files by the names and shapes of the published code, written by hand."""
+"""Small heads in published layouts: files with the names and shapes of the published code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoders that attend by kernels over pages, without Triton, and runners over them with and without graphs."""
+"""Decoders with paged attention kernels but without Triton, and runners of them, with and without graphs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def host_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are those of `host_kernels`."""
+    """Use the attention kernels of `host_kernels`."""
 
     def paged(config, kinds, ropes, sinks, *, dtype, device):
         pages = LayerPages.of(config)
@@ -45,7 +45,7 @@ def open_runner(
     tokens: int = 2048,
     budget: Budget | None = None,
 ) -> NativeRunner:
-    """A runner whose steps the recorder records."""
+    """Make a runner. If there is a recorder, it records the runner's steps."""
 
     def make(config, weights, dtype, device, *, packed, cached):
         record = None if recorder is None else lambda: recorder
@@ -59,5 +59,5 @@ def open_runner(
 
 
 def tiny_runner(recorder: Recorder | None = None, **how) -> NativeRunner:
-    """A Llama with random weights."""
+    """Make a runner of a tiny Llama with random weights."""
     return open_runner(tiny_llama(4096), random_model("llama").state_dict(), recorder, **how)

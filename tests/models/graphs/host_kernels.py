@@ -1,7 +1,7 @@
-"""What Triton's kernels of attention do, in numpy over the addresses that they read: for tests without a GPU or Triton.
+"""Triton's attention kernels in numpy, over the same addresses, for tests without a GPU or Triton.
 
-A row's result depends on no other row. Arguments are those of the kernels, so what launches them is the code that runs
-on a GPU.
+A row's result does not depend on other rows. The arguments are the kernels' own, so the code that launches them is the
+code that runs on a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FACTORS = {torch.float32: None}
 
 
 class Seen(NamedTuple):
-    """A tensor as a CUDA graph keeps it."""
+    """A tensor as a CUDA graph stores it."""
 
     address: int
     shape: tuple[int, ...]

@@ -28,11 +28,11 @@ _WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "repeat
 
 
 class NotCapturable(RuntimeError):
-    """What a CUDA graph can't have."""
+    """Raised for an operation that a CUDA graph can't contain."""
 
 
 class _Host(TorchFunctionMode):
-    """Refuses what brings numbers to the host, or from there, without an operator."""
+    """Refuses operations that move numbers to or from the host without an operator."""
 
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in _FETCHING:
@@ -136,7 +136,7 @@ class StandIn:
         return Recording(replay, self.bytes)
 
     def forget(self) -> None:
-        """Nothing is held."""
+        """Hold nothing."""
 
 
 def _watched(call: Callable[[], None]) -> tuple[list[tuple[object, ...]], list[Tensor]]:

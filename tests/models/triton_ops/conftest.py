@@ -1,4 +1,4 @@
-"""Kernels as Triton's interpreter runs them on CPU; `make check-gpu` runs them on a GPU."""
+"""Tests kernels in Triton's interpreter on the CPU; `make check-gpu` runs them on a GPU."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from parlay.compiled.triton_here import INTERPRET
 
 @pytest.fixture(autouse=True)
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoders that are made in this test attend by Triton's kernels."""
+    """Make decoders in this test use Triton's attention kernels."""
     monkeypatch.setenv(INTERPRET, "1")

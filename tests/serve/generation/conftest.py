@@ -1,4 +1,4 @@
-"""Parts that the tests of generation share: requests and answers, the Python API's answers, the official client."""
+"""Helpers for the tests of generation: requests and answers, the Python API's answers, and the official client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Serve = Callable[[FastAPI], AbstractContextManager[str]]
 
 @pytest.fixture
 def post(client: TestClient) -> Post:
-    """``post(path, **fields)``: the body of the answer, which must be a good one."""
+    """``post(path, **fields)`` returns the body of an answer, whose status must be 200."""
 
     def send(path: str, **fields: Any) -> Any:
         answer = client.post(f"/v1/{path}", json={"model": "parlay-mini", **fields})
@@ -36,7 +36,7 @@ def post(client: TestClient) -> Post:
 
 @pytest.fixture
 def stream(client: TestClient) -> Post:
-    """``stream(path, **fields)``: the chunks of a stream that must end well."""
+    """``stream(path, **fields)`` returns the chunks of a stream, which must end with [DONE]."""
 
     def send(path: str, **fields: Any) -> list[Any]:
         answer = client.post(f"/v1/{path}", json={"model": "parlay-mini", "stream": True, **fields})
@@ -51,7 +51,7 @@ def stream(client: TestClient) -> Post:
 
 @pytest.fixture
 def refusal(client: TestClient) -> Post:
-    """``refusal(path, **fields)``: the error of a request that must be refused with 400."""
+    """``refusal(path, **fields)`` returns the error of a request, which must be refused with 400."""
 
     def send(path: str, **fields: Any) -> Any:
         answer = client.post(f"/v1/{path}", json={"model": "parlay-mini", **fields})
@@ -63,7 +63,7 @@ def refusal(client: TestClient) -> Post:
 
 @pytest.fixture(scope="session")
 def generate(engine: AsyncLLM) -> Callable[..., RequestOutput]:
-    """The same from the Python API, by plain decoding."""
+    """``generate(prompt, params)`` returns the Python API's output of plain decoding."""
 
     def run(prompt: Prompt | Messages, params: SamplingParams) -> RequestOutput:
         def ask(llm: Any) -> Any:
@@ -82,7 +82,7 @@ def question() -> list[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def create(make_app: Callable[..., FastAPI], serve: Serve, question: list[dict[str, str]]) -> Iterator[Post]:
-    """``create(**fields)``: an answer to the question at temperature 0, by the official client."""
+    """``create(**fields)`` asks the official client to answer the question at temperature 0."""
     with serve(make_app()) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
 
         def ask(**fields: Any) -> Any:

@@ -1,6 +1,6 @@
-"""A Chromium for the tests of a file, a tab for each, and a server with canned answers.
+"""A Chromium for each test file, a browser context for each page, and a server with canned answers.
 
-Not one for the session: while Playwright runs, nothing else in its thread can start an event loop.
+The whole session can't share one, because no other code in Playwright's thread can start an event loop while it runs.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def fake(server: Fake) -> Fake:
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("no Chromium here: `make check-browser` installs it")
-    expect.set_options(timeout=20_000)  # a busy machine is no fault of the page
+    expect.set_options(timeout=20_000)  # the machine may be busy
     with sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
 
 @contextmanager
 def opening(browser: Browser) -> Iterator[Open]:
-    """``open(url, **context)``: the page in a browser of its own.
+    """Yield ``open(url, **context)``, which opens the page in a context of its own.
 
-    No script may fail in it, nothing may break its security policy, and no request may go to another host.
+    No script may fail there, nothing may break the page's security policy, and no request may go to another host.
     """
     contexts, faults = [], []
 

@@ -1,4 +1,4 @@
-"""A server that serves the page as Parlay's does, and answers with canned streams."""
+"""A server that serves the page as Parlay's server does, and answers with canned streams."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def event(**chunk: Any) -> str:
 
 @contextmanager
 def serving() -> Iterator[Fake]:
-    """The server in a thread of its own, on a port that was free."""
+    """Run the server in a thread of its own, on a free port."""
     fake = Fake()
     config = uvicorn.Config(make_app(fake), port=0, log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
