@@ -52,11 +52,11 @@ MISTAKES = {
     "not JSON": ('{"prompt": "p", "output": "o"}\n\n{oops\n', "line 3: not JSON"),
     "no object": ('"text"\n', "line 1: not an object, but str"),
     "no object in an array": ("[1]\n", "record 1: not an object, but int"),
-    "no answer": ('{"prompt": "p"}\n', "line 1: no recorded answer: wanted an answer under output"),
-    "no question": ('{"output": "o"}\n', "line 1: no recorded answer"),
-    "answer is no text": ('{"prompt": "p", "output": 3}\n', "line 1: output is no text"),
-    "references are no list": ('{"prompt": "p", "output": "o", "references": "r"}\n', "references is no list"),
-    "result is no object": ('{"query": "q", "docs": [], "result": "o"}\n', "line 1: result is no object"),
+    "no answer": ('{"prompt": "p"}\n', "line 1: not a recorded answer, which has an answer in"),
+    "no question": ('{"output": "o"}\n', "line 1: not a recorded answer"),
+    "answer is no text": ('{"prompt": "p", "output": 3}\n', "line 1: output is not a text"),
+    "references are no list": ('{"prompt": "p", "output": "o", "references": "r"}\n', "references is not a list"),
+    "result is no object": ('{"query": "q", "docs": [], "result": "o"}\n', "line 1: result is not an object"),
     "half a character": ('{"prompt": "\\ud800", "output": "o"}\n', "line 1: prompt is not valid Unicode"),
 }
 

@@ -58,5 +58,5 @@ def test_models_take_turns_on_their_own_threads_beside_the_reading_of_their_weig
 def test_prices_are_those_of_one_model() -> None:
     with pytest.raises(ValueError, match="no timed forwards"):
         prices([replace(forward(1, 1.0), steps=0)], "x.jsonl")
-    with pytest.raises(ValueError, match="forwards of m, n: wanted those of one model"):
+    with pytest.raises(ValueError, match="forwards of m, n: it must hold timed forwards of one model"):
         prices([forward(1, 1.0), forward(1, 1.0, model="n")], "x.jsonl")

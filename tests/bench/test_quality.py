@@ -164,7 +164,7 @@ def test_a_selector_that_opens_places_again_has_no_sum() -> None:
 
 
 def test_an_oracle_needs_answers_of_one_length() -> None:
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(ValueError, match="the same length"):
         Law([("a",), ("a", "b")])
 
 

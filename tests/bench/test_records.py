@@ -56,7 +56,7 @@ def test_rows_of_other_texts_of_the_same_name_are_not_taken_for_ones_own(tmp_pat
     path, texts = tmp_path / "rows.jsonl", {"edit": fingerprint(["a"])}
     Results(path, HEADER, texts=texts).add([ROW])
     assert Results(path, HEADER, texts={**texts, "prose": fingerprint(["b"])}).rows[0].texts == texts["edit"]
-    with pytest.raises(ValueError, match=r"holds rows of other texts called edit: give another --out, or --fresh"):
+    with pytest.raises(ValueError, match=r"holds rows of another workload called edit: give another --out, or --fresh"):
         Results(path, HEADER, texts={"edit": fingerprint(["b"])})
     assert not Results(path, HEADER, texts={"edit": fingerprint(["b"])}, fresh=True).rows
 
@@ -120,7 +120,7 @@ GOOD = '{"model": "m", "strategy": "none", "workload": "edit"'
 def test_what_is_no_row_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(f'{{"provenance": {{}}}}\n{GOOD}}}\n{line}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match="line 3: no row of results"):
+    with pytest.raises(ValueError, match="line 3: not a row of results"):
         read(path)
 
 

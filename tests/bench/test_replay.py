@@ -76,8 +76,8 @@ def test_copying_saves_steps_and_copies_nothing_that_is_not_there(texts: Texts, 
 @pytest.mark.parametrize(
     ("strategy", "reason"),
     [
-        ("jacobi", "prefers"),
-        ("token-recycling", "prefers"),
+        ("jacobi", "most likely tokens"),
+        ("token-recycling", "most likely tokens"),
         ("layer-skip", "layers"),
         ("draft-model", "draft model"),
         ("universal-draft", "draft model"),

@@ -209,10 +209,10 @@ def test_parts_of_one_file_are_not_mixed() -> None:
     [
         ("", "does not begin with a provenance record"),
         ('{"provenance": {}}\n', "holds no rows"),
-        ('{"provenance": {}}\n{"model": 3}\n', "line 2: no row of results"),
+        ('{"provenance": {}}\n{"model": 3}\n', "line 2: not a row of results"),
         (
             '{"provenance": {}}\n{"model": "m", "strategy": "s", "workload": "w"}\nnot JSON\n',
-            "line 3: no row of results",
+            "line 3: not a row of results",
         ),
         (
             '{"provenance": []}\n{"model": "m", "strategy": "s", "workload": "w"}\n',

@@ -21,7 +21,7 @@ MISTAKES = {
         ["--workloads", "humaneval"],
         "needs --data DIR, a folder",
     ),
-    "folder without the set": (["--preset", "spec-bench", "--data", "."], "wants spec-bench/question.jsonl"),
+    "folder without the set": (["--preset", "spec-bench", "--data", "."], "needs spec-bench/question.jsonl"),
     "unknown strategy": (["--strategies", "none,prompt-lokup"], "did you mean prompt-lookup"),
     "effort for nobody": (["--effort", "low", "--strategies", "none,prompt-lookup"], "none, prompt-lookup do not"),
     "unknown parameter": (["--strategies", "prompt-lookup:k=3,gramm=2"], "gramm"),

@@ -55,7 +55,7 @@ def test_answers_are_replayed_once_priced_and_reported(cli: Cli, tmp_path: Path)
     words = ["bench", "--replay", str(answers), "--strategies", "none,prompt-lookup,jacobi", "--out", str(out)]
     result = cli(*words)
     assert result.code == 0, result.err
-    assert "jacobi: looks at what the target prefers" in result.out
+    assert "jacobi: needs the target's most likely tokens" in result.out
     header, rows = read(out)
     assert header["command"] == "parlay bench --replay mine.jsonl --strategies none,prompt-lookup,jacobi"
     assert [row.cell.strategy for row in rows] == ["none", "prompt-lookup", "jacobi"]
@@ -64,10 +64,10 @@ def test_answers_are_replayed_once_priced_and_reported(cli: Cli, tmp_path: Path)
     answers.write_text(ANSWERS.replace("four", "five"))
     changed = cli(*words)
     assert (changed.code, changed.out) == (2, "")
-    assert "holds rows of other texts called mine: give another --out, or --fresh" in changed.err
+    assert "holds rows of another workload called mine: give another --out, or --fresh" in changed.err
     answers.write_text(ANSWERS)
     failed = cli(*words[:3], "--strategies", "jacobi", "--out", str(tmp_path / "failed.jsonl"))
-    assert (failed.code, "jacobi: looks at what the target prefers" in failed.out) == (1, True)
+    assert (failed.code, "jacobi: needs the target's most likely tokens" in failed.out) == (1, True)
 
     priced = cli(*words, "--cost-model", "parlay-mini")
     assert "speeds are modelled" in priced.out

@@ -87,4 +87,4 @@ def test_a_busy_machine_is_named_in_a_line(cli: Cli, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(demo, "busy_cores", lambda: cores)
     monkeypatch.setattr(demo, "SLOW_LINES", 0)
     lines = cli("demo").out.splitlines()
-    assert (lines[1] == "Other processes keep 1.9 cores busy: speeds are lower, ratios hold.") == said
+    assert (lines[1] == "Other processes keep 1.9 cores busy: speeds will be too low, but ratios stay valid.") == said

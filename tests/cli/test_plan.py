@@ -252,7 +252,7 @@ def test_traffic_that_cannot_be_used_is_one_line(cli: Cli, tmp_path: Path) -> No
     traffic = tmp_path / "traffic.jsonl"
     for content, named in {
         "": "holds no prompts",
-        '{"prompt": "Hi", "answer": "Ho"}\n{"prompt": "Hi"}\n': "line 2: no recorded answer",
+        '{"prompt": "Hi", "answer": "Ho"}\n{"prompt": "Hi"}\n': "line 2: not a recorded answer",
         '{"question": "Hi"}\n': "line 1: no known shape",
         "Hello\n": "line 1: not JSON",
     }.items():
@@ -267,7 +267,7 @@ MISTAKES = {
     "unknown device": (["--device", "h300"], "name one of b200"),
     "two machines": (["--device", "h200", "--calibrate"], "leave out --calibrate"),
     "weights of no type": (["--device", "h200", "--quantize", "q4_q"], "are not known: use one of"),
-    "weights that do not run here": (["--quantize", "q2_k"], "don't run here"),
+    "weights that do not run here": (["--quantize", "q2_k"], "can't run here"),
     "rows that are no numbers": (["--device", "h200", "--rows", "1,many"], "--rows 1,many"),
     "no rows": (["--device", "h200", "--rows", "0"], "from 1"),
     "more than the model holds": (
@@ -349,7 +349,7 @@ def test_a_calibration_of_unknown_origin_is_a_failure(cli: Cli, tmp_path: Path) 
     MachineCalibration(known_machine("l4", "float32"), {"device": "cpu"}, (sample,)).save(tmp_path / "found.json")
     result = cli("plan", *MINI, "--calibration", str(tmp_path / "found.json"))
     assert result.code == 1
-    assert "does not say processor, threads" in result.err
+    assert "lacks processor, threads" in result.err
 
 
 def test_layers_on_disk_take_the_time_of_reading_them_whatever_the_rows(cli: Cli) -> None:
@@ -405,14 +405,14 @@ def test_the_disk_is_measured_on_the_model_s_file() -> None:
     bandwidth, path = measure_disk("parlay-mini")
     assert bandwidth > 1e6
     assert path.name == "model.safetensors"
-    with pytest.raises(ParlayError, match=r"no weights of llama-3\.1-8b are here to measure the disk on: say --disk"):
+    with pytest.raises(ParlayError, match=r"no weights of llama-3\.1-8b are here to measure the disk with: give"):
         measure_disk("llama-3.1-8b")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--memory", "weights=1MB", "--disk", "1"), "of it must be there"),
+        (("--memory", "weights=1MB", "--disk", "1"), "must be in memory"),
         (("--memory", "weights=9MB", "--disk", "1", "--link", "9"), "and not with --disk"),
         (("--link", "9"), "--link is for --devices, the number of devices, or for --device NAME with --memory"),
         (("--memory", "weights=9MB", "--link", "fast"), "--link fast: give gigabytes per second"),

@@ -30,7 +30,7 @@ def test_the_page_has_a_line_for_each_fleet(cli: Cli) -> None:
         "0.8",
     )
     assert found.code == 0, found.err
-    for words in ("113 requests in 59 s", "tokens/dollar", "whole p50", "joules/token", "The mixture is made by rule"):
+    for words in ("113 requests in 59 s", "tokens/dollar", "whole p50", "joules/token", "The requests are random"):
         assert words in found.out
     lines = [line.split() for line in found.out.splitlines()]
     assert sum(line[:2] in (["1", "none"], ["2", "none"], ["1", "prompt-lookup"]) for line in lines) >= 6
@@ -74,7 +74,7 @@ def test_recorded_traffic_has_lengths_by_the_tokenizer_and_times_by_the_rate(cli
     assert "say how many requests come per second with --rate" in cli(*words).err
     found = cli(*words, "--rate", "1")
     assert "5 requests in" in found.out
-    assert "Times are drawn: 1 requests/s" in found.out
+    assert "Times are random: 1 requests/s" in found.out
 
 
 def test_an_autoscaled_fleet_that_loses_servers(cli: Cli) -> None:
@@ -135,7 +135,7 @@ def test_a_load_that_does_not_drain_is_said_and_ends(cli: Cli) -> None:
         ((*CHATS, "--strategy", "prompt-lookup", "--acceptance", "code=0.5"), "says nothing of the kind 'open chat'"),
         (("--trace", "/nowhere/trace.csv"), "can't read /nowhere/trace.csv"),
         ((*CHATS, "--memory", "1B"), "leave no memory for a cache"),
-        ((*CHATS, "--max-model-len", "100"), "but the context is 100: say --too-long drop or cut"),
+        ((*CHATS, "--max-model-len", "100"), "but the context is 100: give --too-long drop or cut"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(cli: Cli, words: tuple[str, ...], message: str) -> None:

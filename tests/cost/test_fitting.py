@@ -153,9 +153,9 @@ def test_a_runner_without_room_is_named() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "is no calibration"),
-        ("[]", "is no calibration"),
-        ('{"format": 2, "machine": {}}', "is no calibration"),
+        ("{", "is not a calibration"),
+        ("[]", "is not a calibration"),
+        ('{"format": 2, "machine": {}}', "is not a calibration"),
         ('{"format": 99}', "has format 99 and not 2"),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_calibration_with_numbers_that_no_machine_has_is_one_line(
     MachineCalibration(MACHINE, {"kv_bytes": 2}, (TimedForward(TINY, work, 1e-3),)).save(path)
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, part: {**content[part], **changes} if changes is not None else []}))
-    with pytest.raises(ParlayError, match="is no calibration"):
+    with pytest.raises(ParlayError, match="is not a calibration"):
         load(path)
 
 

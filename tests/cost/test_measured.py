@@ -296,7 +296,7 @@ def test_calibration_goes_on_from_what_was_kept_or_says_why_not(caplog: pytest.L
     assert not caplog.records
     cost = calibrate(runner, kept={"512": (1.0,)}, clock=lambda: runner.now)
     assert cost.forward(32, 0) / cost.forward(1, 0) == pytest.approx(4.2 / 1.1)
-    assert ["measured anew" in each.getMessage() for each in caplog.records] == [True]
+    assert ["measured again" in each.getMessage() for each in caplog.records] == [True]
 
 
 @pytest.mark.parametrize(("place", "seconds"), [(0, 1e-320), (1, 1e-320), (len(ROWS), 1e300)])

@@ -140,7 +140,7 @@ def test_a_cache_that_holds_few_texts_still_answers_all() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: run(steady(1, 1.0), Fleet(replicas=0)), "a fleet of 0 replicas"),
+        (lambda: run(steady(1, 1.0), Fleet(replicas=0)), "a fleet needs at least 1 replica"),
         (lambda: run(Traffic("none", [])), "none has no requests"),
         (lambda: run(steady(1, 1.0), Fleet(routing="luck")), "routing 'luck' is not known"),
         (lambda: Autoscaling(min_replicas=3, max_replicas=2), "--autoscale 3:2"),

@@ -109,7 +109,7 @@ def test_measured_steps_are_means_straight_in_between_and_grow_with_keys() -> No
     cost = MeasuredSteps(timed)
     assert cost(1, 3, 3, 400, 0) == pytest.approx(0.0134)
     assert cost(1, 16, 16, 100, 0) == pytest.approx(0.0261)
-    with pytest.raises(ValueError, match="1 numbers of rows were measured"):
+    with pytest.raises(ValueError, match="1 different numbers of rows were measured"):
         MeasuredSteps(timed[:2])
     assert LearnedSteps(Steady())(2, 4, 4, 700, 0) == Steady().forward(4, 512)
 

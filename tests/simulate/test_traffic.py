@@ -76,7 +76,7 @@ _LOGGED = (
         ("time,prompt_tokens,output_tokens\n5,1,1\n4,1,1\n", "line 3: the time goes back by 1 s: sort"),
         ("time,prompt_tokens,output_tokens\n-5,1,1\n", "line 2: the time '-5' must be"),
         ("time,prompt_tokens,output_tokens\nnan,1,1\n", "line 2: the time 'nan' must be"),
-        ("time,prompt_tokens,output_tokens\nnoon,1,1\n", "line 2: 'noon' is no time"),
+        ("time,prompt_tokens,output_tokens\nnoon,1,1\n", "line 2: 'noon' is not a time"),
         ("time,prompt_tokens,output_tokens\n1,0,1\n", "line 2: prompt_tokens '0' must be a whole number from 1 on"),
         ("time,prompt_tokens,output_tokens\n1,3,many\n", "line 2: output_tokens 'many' must be"),
         ("time,prompt_tokens,output_tokens\n1,3\n", "line 2: GeneratedTokens is missing"),

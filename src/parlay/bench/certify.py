@@ -157,12 +157,12 @@ def check_request(floor: Floor, params: SamplingParams, prompts: int) -> None:
     """Raise ValueError for parameters that no certificate covers, and for too few prompts."""
     if prompts < fewest(floor):
         raise ValueError(
-            f"a floor of {floor.floor:g} with confidence {floor.confidence:g} takes at least {fewest(floor)} different "
-            f"prompts, all with good answers, and here are {prompts}: give more, or ask for less"
+            f"a floor of {floor.floor:g} with confidence {floor.confidence:g} needs at least {fewest(floor)} different "
+            f"prompts with good answers, but there are only {prompts}: give more prompts, or lower the floor"
         )
     if params.edits_logits or params.form:
         raise ValueError(
-            "a certificate covers no requests that edit logits, guide them or ask for a form: leave it out"
+            "no certificate covers requests that edit logits, use guidance or set a format: leave these parameters out"
         )
     if not params.max_tokens:
         raise ValueError("max_tokens must be a number: a certificate covers requests up to that length")

@@ -101,9 +101,9 @@ def fit(
     without the accept rule ``rollback``, and for too few examples.
     """
     if strategy.settings.get(RULE) != "rollback":
-        raise ValueError(f"strategy {strategy} has no thresholds to learn: name big-little, or rule=rollback")
+        raise ValueError(f"strategy {strategy} has no thresholds to learn: use big-little, or rule=rollback")
     if len(set(prompts)) < LEAST_EXAMPLES:
-        raise ValueError(f"thresholds are learned from at least {LEAST_EXAMPLES} examples, and here are {len(prompts)}")
+        raise ValueError(f"thresholds need at least {LEAST_EXAMPLES} examples, got {len(prompts)}: give more prompts")
     tried = _Trials(llm, list(dict.fromkeys(prompts)), params, is_good or good_by_agreement(floor), progress)
     learned = tuple(_learned(tried, kind, strategy, floor.floor) for kind in tried.kinds())
     usual, *own = learned

@@ -210,7 +210,7 @@ def prices(rows: Sequence[Row], where: str) -> ForwardPrices:
     models = list(dict.fromkeys(row.cell.model for row in rows if is_forward(row) and row.steps))
     if len(models) != 1:
         found = f"forwards of {', '.join(models)}" if models else "no timed forwards"
-        raise ValueError(f"{where} holds {found}: wanted those of one model")
+        raise ValueError(f"{where} holds {found}: it must hold timed forwards of one model")
     return ForwardPrices(models[0], curves(rows, models[0]))
 
 

@@ -61,7 +61,7 @@ _SPIN = """\
 import os, sys
 parent = int(sys.argv[1])
 print(flush=True)
-while os.getppid() == parent:  # nobody ends it when the parent was killed
+while os.getppid() == parent:  # ends also if the parent was killed
     for _ in range(1_000_000):
         pass
 """
@@ -102,7 +102,7 @@ def busy_note(cores: float) -> str:
     """Say what the busy cores mean for the figures; an empty text if there are too few to matter."""
     if cores <= BUSY_CORES:
         return ""
-    return f"Other processes keep {cores:.1f} cores busy: speeds are lower, ratios hold."
+    return f"Other processes keep {cores:.1f} cores busy: speeds will be too low, but ratios stay valid."
 
 
 def _times() -> tuple[int, int]:

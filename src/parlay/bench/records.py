@@ -216,7 +216,7 @@ def _row(path: Path, number: int, line: str) -> Row:
     try:
         return parse(json.loads(line))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}, line {number}: no row of results ({error})") from error
+        raise ValueError(f"{path}, line {number}: not a row of results ({error})") from error
 
 
 def _check_same_origin(path: Path, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -234,7 +234,7 @@ def _check_same_texts(path: Path, rows: Sequence[Row], texts: Mapping[str, str])
     name = next((row.cell.workload for row in rows if texts.get(row.cell.workload, row.texts) != row.texts), None)
     if name is not None:
         raise ValueError(
-            f"{path} holds rows of other texts called {name}: give another --out, or --fresh to start it anew"
+            f"{path} holds rows of another workload called {name}: give another --out, or --fresh to start it anew"
         )
 
 

@@ -25,7 +25,7 @@ from parlay.llm.llm import LLM
 from parlay.types import Exactness, Metrics, ParlayError, PowerModel, SamplingParams
 
 Ids = tuple[int, ...]
-UNMETERED = EnergyMeter((), "nobody asked")
+UNMETERED = EnergyMeter((), "energy is not measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

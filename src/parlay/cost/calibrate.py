@@ -113,12 +113,12 @@ def load(path: Path) -> MachineCalibration:
         links = {name: _link(link) for name, link in content.get("links", {}).items()}
         found = MachineCalibration(machine, _provenance(content["provenance"]), samples, links)
         if not found.median_error < math.inf:  # also refuses NaN
-            raise ValueError("no machine is like this")
+            raise ValueError("the times of this machine are not finite")
         return found
     except OSError as error:
         raise ParlayError(f"can't read the calibration {path}: {error.strerror}") from None
     except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError):
-        raise ParlayError(f"{path} is no calibration: make one with parlay plan --calibrate") from None
+        raise ParlayError(f"{path} is not a calibration: make one with parlay plan --calibrate") from None
 
 
 def _provenance(fields: Mapping[str, Any]) -> Provenance:
@@ -137,14 +137,14 @@ def _machine(fields: Mapping[str, Any]) -> Machine:
     speeds += [machine.attention_bandwidth, machine.attention_rate, machine.threads]
     speeds += [machine.cached_bandwidth, machine.cached_rate] if machine.cache_bytes else []
     if min(speeds) < 1:
-        raise ValueError("a machine that stands still")
+        raise ValueError("a machine without speed")
     return machine
 
 
 def _at_least_0(value: Any) -> float:
     """Convert to a float. Raises ValueError unless it is finite and at least 0."""
     if not 0 <= float(value) < math.inf:
-        raise ValueError(f"{value!r} is no number of at least 0")
+        raise ValueError(f"{value!r} is not a number of at least 0")
     return float(value)
 
 

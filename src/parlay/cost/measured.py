@@ -72,11 +72,11 @@ class _Curve:
     def restored(numbers: Sequence[float]) -> _Curve:
         """Make a curve from the numbers of `kept`. Raises ValueError if the numbers are malformed."""
         if len(numbers) != 3 * len(ROWS) + 1 or not all(0 <= number < math.inf for number in numbers):
-            raise ValueError(f"{len(numbers)} numbers are no estimates of {len(ROWS)} row counts")
+            raise ValueError(f"{len(numbers)} numbers are not estimates of {len(ROWS)} row counts")
         level, *rest = numbers
         seconds, measured, trusted = rest[: len(ROWS)], rest[len(ROWS) : 2 * len(ROWS)], rest[2 * len(ROWS) :]
         if not all(_MIN_SECONDS < each < _MAX_SECONDS for each in (level, seconds[0], seconds[-1])):
-            raise ValueError("a forward that takes no time, or years")
+            raise ValueError("a forward takes no time, or years")
         curve = _Curve(list(accumulate(seconds, max)), list(map(int, measured)))
         curve.level, curve.trusted = level, trusted
         return curve

@@ -100,7 +100,7 @@ def _restored(timer: _Timer, kept: KeptCost) -> MeasuredCost:
     try:
         return MeasuredCost.restored(kept, timed)
     except ValueError as error:
-        _log.warning("what was kept of the cost of steps can't be used (%s): it is measured anew", error)
+        _log.warning("the saved costs of steps can't be used (%s), so they are measured again", error)
         return MeasuredCost(timer.shortest(timer.clock() + _AGAIN))
 
 

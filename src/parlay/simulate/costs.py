@@ -113,7 +113,7 @@ class MeasuredSteps:
         for step in steps:
             groups.setdefault(_group(step.rows), []).append(step)
         if len(groups) < 2:
-            raise ValueError(f"steps of {len(groups)} numbers of rows were measured: at least 2 are needed")
+            raise ValueError(f"steps with {len(groups)} different numbers of rows were measured: at least 2 are needed")
         _, self._key, self._pair = map(float, _slopes(list(groups.values())))
         self._points = sorted(self._point(group) for group in groups.values())
 

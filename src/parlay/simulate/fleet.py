@@ -79,7 +79,7 @@ def simulate(traffic: Traffic, setup: Setup) -> Outcome:
     Raises ValueError for a fleet without servers, traffic without requests, and an unknown routing policy.
     """
     if setup.fleet.replicas < 1:
-        raise ValueError(f"a fleet of {setup.fleet.replicas} replicas serves nobody: take at least 1")
+        raise ValueError(f"a fleet needs at least 1 replica, got {setup.fleet.replicas}")
     if not traffic.arrivals:
         raise ValueError(f"{traffic.name} has no requests")
     if setup.fleet.routing not in ROUTERS:

@@ -101,9 +101,11 @@ def mixture(shares: Mapping[str, float], *, rate: float, seconds: float, seed: i
     ]
     arrivals = list(heapq.merge(*streams, key=lambda each: each.seconds))
     if not arrivals:
-        raise ValueError(f"{rate:g} requests/s for {seconds:g} s are none: take a longer time or a higher rate")
+        raise ValueError(
+            f"no request arrives at {rate:g} requests/s in {seconds:g} s: give a longer time or higher rate"
+        )
     name = ", ".join(f"{word} {share / whole:.0%}" for word, share in shares.items())
-    return Traffic(f"mixture of {name}, {rate:g} requests/s", arrivals, ("The mixture is made by rule, not measured.",))
+    return Traffic(f"mixture of {name}, {rate:g} requests/s", arrivals, ("The requests are random, not recorded.",))
 
 
 def _client(kind: Kind, rate: float, seconds: float, daily: float, seed: str) -> Iterator[Arrival]:
@@ -179,4 +181,4 @@ def timed(lengths: Traffic, rate: float, seed: int) -> Traffic:
     for each in lengths.arrivals:
         arrivals.append(each._replace(seconds=now))
         now += draw.expovariate(rate)
-    return replace(lengths, arrivals=arrivals, notes=(*lengths.notes, f"Times are drawn: {rate:g} requests/s."))
+    return replace(lengths, arrivals=arrivals, notes=(*lengths.notes, f"Times are random: {rate:g} requests/s."))

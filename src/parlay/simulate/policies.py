@@ -22,16 +22,20 @@ class Autoscaling(Options):
 
     min_replicas: int = option(1, "fewest replicas", low=1)
     max_replicas: int = option(1, "most replicas", low=1)
-    target_ongoing: float = option(8.0, "requests under way that each replica should have", low=0.01, high=1e6)
-    scale_interval: float = option(10.0, "seconds between two looks at the number of replicas", low=0.1, high=_DAY)
+    target_ongoing: float = option(8.0, "wanted number of unfinished requests per replica", low=0.01, high=1e6)
+    scale_interval: float = option(10.0, "seconds between two checks of the number of replicas", low=0.1, high=_DAY)
     up_delay: float = option(30.0, "seconds for which more replicas must be wanted before they start", low=0, high=_DAY)
-    down_delay: float = option(600.0, "seconds for which fewer must be wanted before some stop", low=0, high=_DAY)
+    down_delay: float = option(
+        600.0, "seconds for which fewer replicas must be wanted before some stop", low=0, high=_DAY
+    )
     start_delay: float = option(60.0, "seconds from the start of a replica to its first request", low=0, high=_DAY)
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
         if self.max_replicas < self.min_replicas:
-            raise UsageError(f"--autoscale {self.min_replicas}:{self.max_replicas}: the first must not be the larger")
+            raise UsageError(
+                f"--autoscale {self.min_replicas}:{self.max_replicas}: the first number must not be the larger one"
+            )
 
 
 def read_range(text: str) -> tuple[int, int]:
@@ -54,9 +58,11 @@ class Failures(Options):
     mtbf: float | None = option(None, "mean seconds until a replica dies", low=1, high=1e12, metavar="SECONDS")
     kill: str = option("", "seconds at which the replica with the most requests dies", metavar="SECONDS,...")
     down_time: float = option(60.0, "seconds until a dead replica is up again", low=0, high=1e12)
-    detect_delay: float = option(1.0, "seconds until its requests go to others", low=0, high=_DAY)
+    detect_delay: float = option(1.0, "seconds until a dead replica's requests go to others", low=0, high=_DAY)
     on_failure: str = option(
-        "retry", "write its answers anew, or continue them where they broke off", choices=("retry", "continue")
+        "retry",
+        "write a dead replica's answers anew, or continue them where they broke off",
+        choices=("retry", "continue"),
     )
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ TIMES = ("TIMESTAMP", "timestamp", "time", "arrival_time")
 PROMPTS = ("ContextTokens", "prompt_tokens", "input_tokens", "input_length")
 OUTPUTS = ("GeneratedTokens", "output_tokens", "completion_tokens", "output_length")
 SHAPES = (
-    "wanted a table (CSV with a header, or JSON lines) with columns time, prompt_tokens and output_tokens, Azure's "
+    "give a table (CSV with a header, or JSON lines) with columns time, prompt_tokens and output_tokens, Azure's "
     "TIMESTAMP, ContextTokens and GeneratedTokens, or the log of parlay serve --log-format json"
 )
 _FRACTION = re.compile(r"(\.\d{6})\d+")
@@ -54,7 +54,7 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise ValueError(f"can't read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is no text: {SHAPES}") from None
+        raise ValueError(f"{path} is not a text file: {SHAPES}") from None
 
 
 def _check_columns(path: Path, names: set[str]) -> None:
@@ -107,7 +107,7 @@ def _date(text: str, where: str) -> float:
         when = datetime.fromisoformat(_FRACTION.sub(r"\1", text.strip()))
     except ValueError:
         raise ValueError(
-            f"{where}: {text!r:.40} is no time: give seconds, or a date as in 2023-11-16 18:15:46"
+            f"{where}: {text!r:.40} is not a time: give seconds, or a date as in 2023-11-16 18:15:46"
         ) from None
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
@@ -172,7 +172,7 @@ def _log(path: Path, records: list[tuple[str, Mapping[str, Any]]], most: int | N
             )
             took = float(request["seconds"])
             if not 0 <= took < math.inf or cached < 0:
-                raise ValueError("seconds or cached_tokens can't be")
+                raise ValueError("seconds or cached_tokens is out of range")
             seconds = _seconds(record["time"], where) - took
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{where}: not a request of the log of parlay serve ({error})") from None
@@ -187,7 +187,8 @@ def _log(path: Path, records: list[tuple[str, Mapping[str, Any]]], most: int | N
     notes = [f"{empty:,} requests without tokens were left out."] if empty else []
     if any(each.common for each in found):
         notes.append(
-            "Tokens that the log says were cached are taken to be so on every server from its second request on."
+            "Tokens that were cached according to the log are assumed to be cached on each server after its first "
+            "request."
         )
     arrivals = [each._replace(seconds=each.seconds - begin) for each in found[:most]]
     return Traffic(path.name, arrivals, tuple(notes))

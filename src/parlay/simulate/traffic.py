@@ -87,7 +87,7 @@ def within(traffic: Traffic, context: int, cache: int, too_long: TooLong) -> Tra
             if too_long == "refuse":
                 raise ValueError(
                     f"{traffic.name}: request {number} has {each.prompt:,} tokens and an answer of {each.output:,}, "
-                    f"but the {limit}: say --too-long drop or cut, or allow more"
+                    f"but the {limit}: give --too-long drop or cut, or allow more"
                 )
             long += 1
             if too_long == "drop":

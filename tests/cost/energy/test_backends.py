@@ -59,7 +59,7 @@ def test_counters_that_may_not_be_read_are_a_reason(tmp_path: Path) -> None:
     domain(tmp_path, "intel-rapl:0", "package-0").chmod(0)
     counters, reason = rapl_counters(tmp_path)
     assert not counters
-    assert "readable by root alone" in reason
+    assert "can be read only by root" in reason
 
 
 def test_counters_that_break_later_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

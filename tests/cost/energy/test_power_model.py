@@ -106,5 +106,5 @@ def test_where_there_was_no_room_it_is_tried_again_at_once(monkeypatch: pytest.M
 
 def test_without_counters_an_unknown_device_is_an_error_that_says_both(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, EnergyMeter([], "no counters here"))
-    with pytest.raises(UsageError, match="no counters here; nor are there figures of the device cpu"):
+    with pytest.raises(UsageError, match="no counters here; and there are no figures for the device cpu"):
         power_of(ToyRunner(RandomLogits(24), 24), Steady())

@@ -86,10 +86,10 @@ def test_a_battery_is_asked_where_processors_may_not_be_and_tells_nothing_while_
     (battery / "energy_now").write_text("41220000")
     assert meter.end(window).joules == pytest.approx(36.0)
     (battery / "status").write_text("Charging")
-    with pytest.raises(CounterError, match="BAT0 does not drain any more"):
+    with pytest.raises(CounterError, match="BAT0 no longer drains"):
         meter.end(window)
     reason = choose_meter("cpu", system=tmp_path).reason
-    assert "readable by root alone: grant reading of energy_uj" in reason
+    assert "can be read only by root: allow users to read energy_uj" in reason
     assert "BAT0: a battery counts only while it drains" in reason
 
 
@@ -112,7 +112,7 @@ def test_counters_without_permission_are_one_line(
     locked(monkeypatch)
     meter = choose_meter("cpu", system=grow(tree, tmp_path))
     assert not meter.includes
-    assert f"are readable by root alone: grant reading of {file}" in meter.reason
+    assert f"can be read only by root: allow users to read {file}" in meter.reason
     assert "\n" not in meter.reason
 
 
@@ -135,7 +135,7 @@ def test_without_permission_watts_are_modelled_from_the_limit_that_everybody_may
         assert power_of(ToyRunner(RandomLogits(24), 24), Steady()) == modelled
     (line,) = [record.getMessage() for record in caplog.records]
     assert "modelled from the 410 W" in line
-    assert "readable by root alone" in line
+    assert "can be read only by root" in line
 
 
 @pytest.mark.parametrize("tree", [VIRTUAL_MACHINE, AMD_DESKTOP], ids=["virtual machine", "AMD"])

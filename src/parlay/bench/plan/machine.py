@@ -62,7 +62,7 @@ def load_here(model: str, asked: LoadOptions) -> LoadOptions:
 def check_here(weights: WeightType) -> None:
     """Raise ValueError for a type of weights that Parlay can't compute with on this machine."""
     if weights.blocks is None and weights.name not in _COMPUTED_TYPES:
-        raise ValueError(f"weights of type {weights.name} don't run here: take another type, or name a --device")
+        raise ValueError(f"weights of type {weights.name} can't run here: choose another type, or give --device")
 
 
 def open_random(
@@ -172,7 +172,7 @@ def load_calibration(path: Path) -> MachineCalibration:
     calibration = load(path)
     missing = [name for name in _REQUIRED_FIELDS if name not in calibration.provenance]
     if missing:
-        raise ParlayError(f"{path} does not say {', '.join(missing)}: make a calibration with parlay plan --calibrate")
+        raise ParlayError(f"{path} lacks {', '.join(missing)}: make a new calibration with parlay plan --calibrate")
     return calibration
 
 

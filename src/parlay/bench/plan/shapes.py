@@ -132,8 +132,8 @@ def shape_of(config: DecoderConfig, *, weight_bytes: float, kv_bytes: float, exp
     mixed = {form.experts for form in config.forms if form.experts is not None}
     if mixed and (not experts or len(mixed) > 1):
         raise UnsupportedModel(
-            f"{config.architecture}: no such plan for mixtures of experts, which read what rows choose; "
-            "measure with parlay bench --forwards"
+            f"{config.architecture}: the cost of this mixture of experts can't be predicted, because it depends on "
+            "the experts that rows choose: measure it with parlay bench --forwards"
         )
     recent_layers, recent_tokens = _recent(config)
     return ModelShape(

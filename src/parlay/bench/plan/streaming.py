@@ -79,8 +79,8 @@ def streamed(shape: ModelShape, sizes: WeightSizes, room: int) -> ModelShape:
     if split is None:
         least, whole = sizes.around + least_room(sizes.layers), sizes.around + sum(sizes.layers)
         raise ParlayError(
-            f"weights in {format_bytes(room)} of memory: all take {format_bytes(whole)}, and at least "
-            f"{format_bytes(least)} of it must be there: allow {least} bytes or more"
+            f"{format_bytes(room)} of memory is too little for the weights: all need {format_bytes(whole)}, and at "
+            f"least {format_bytes(least)} must be in memory: allow {least} bytes or more"
         )
     return replace(shape, split=split if split.streamed else None)
 
@@ -92,7 +92,7 @@ def measure_disk(model: str, clock: Callable[[], float] = time.perf_counter) -> 
     """
     path = max(_files_of(model), key=lambda file: file.stat().st_size, default=None)
     if path is None:
-        raise ParlayError(f"no weights of {model} are here to measure the disk on: say --disk GB/S")
+        raise ParlayError(f"no weights of {model} are here to measure the disk with: give --disk GB/S")
     descriptor, _ = open_past_cache(path)
     try:
         return _bandwidth(descriptor, clock), path

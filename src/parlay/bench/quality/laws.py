@@ -31,7 +31,7 @@ class Law:
         numbers: dict[str, int] = {}
         rows = [[numbers.setdefault(word, len(numbers)) for word in answer] for answer in answers]
         if len({len(row) for row in rows}) != 1:
-            raise ValueError("the answers of a problem with an oracle have one length")
+            raise ValueError("all right answers of a problem must have the same length for an oracle")
         self.words = tuple(numbers)
         self.answers_AP = torch.tensor(rows)
         self._known: dict[Places, Tensor] = {}
@@ -70,7 +70,7 @@ def success(law: Law, selector: Selector, prompt_length: int, seed: int = 0) -> 
     Raises ValueError for a selector that opens places again, because what it keeps depends on other words that it drew.
     """
     if selector.revokes:
-        raise ValueError("a selector that opens places again has no such sum: simulate it")
+        raise ValueError("success can't be computed for a selector that opens places again: simulate it")
     params = SamplingParams(temperature=1, max_tokens=law.places)
     request = Request(id="", prompt=(0,) * prompt_length, params=params, key=NoiseKey(seed))
     view = FixedText(0, request, request.prompt, prompt_length)

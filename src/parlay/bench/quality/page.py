@@ -109,8 +109,9 @@ def _numbers(model: str, own: Mapping[str, Sequence[Point]]) -> Section:
         lines.append((name, f"{area:.0f}", *_everywhere(own, name), *levels))
     head = ("selector", "AUP", f"{KEPT:.0%} kept on all tasks by", "tokens per forward", "PB90", "PB80", "PB60")
     text = (
-        "AUP is the area under accuracy in percent against tokens per forward, the mean over tasks; plain decoding "
-        "that is always right has 100. PB90 is the most tokens per forward at which the mean accuracy is 90 %."
+        "AUP is the area under the curve of accuracy in percent against tokens per forward, averaged over tasks. "
+        "Plain decoding that is always right has an AUP of 100. PB90 is the most tokens per forward at which the mean "
+        "accuracy is at least 90 %."
     )
     return Section(f"{model}: one number each", text, (Table(head, tuple(lines)),))
 
@@ -168,9 +169,9 @@ def _laws(model: str, rows: Sequence[Row]) -> list[Section]:
         lines.append((task, f"{inside} of {len(own)}", worst, *forms))
     head = ("task", "within 3 sigma", "largest, in sigma", *(f"k={k}" for k in _COUNTS))
     text = (
-        "The share of right answers that a law demands is a closed form for k places per step, or else the sum over "
-        "all right answers of the product of their words' probabilities where each is drawn. One place per step is "
-        "always right. Columns show formula / measured where the surest k places are decided per step."
+        "A law predicts the share of right answers: by a formula if k places are decided per step, or else by a sum of "
+        "the probabilities of all right answers. Deciding one place per step is always right. The last columns show "
+        "formula / measured for the selector that decides the k most certain places per step."
     )
     return [Section(f"{model}: against the laws, formula / measured", text, (Table(head, tuple(lines)),))]
 

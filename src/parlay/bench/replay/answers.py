@@ -12,8 +12,8 @@ from parlay.bench.workloads.files import records
 OUTPUTS = ("output", "answer", "response", "completion")
 """Fields that may hold the answer. The first of them that a record has is taken."""
 SHAPES = (
-    f"an answer under {', '.join(OUTPUTS)} with its question under prompt or instruction (and input), "
-    "or query, docs and result"
+    f"an answer in one of the fields {', '.join(OUTPUTS)} and a question in prompt or instruction (and input), or the "
+    "fields query, docs and result"
 )
 
 
@@ -35,7 +35,7 @@ def read_answers(path: Path) -> Iterator[RecordedAnswer]:
     for place, record in records(path):
         where = f"{path}, {place}"
         if not isinstance(record, Mapping):
-            raise ValueError(f"{where}: not an object, but {type(record).__name__}: wanted {SHAPES}")
+            raise ValueError(f"{where}: not an object, but {type(record).__name__}: an answer has {SHAPES}")
         yield _answer(record, where)
 
 
@@ -45,7 +45,7 @@ def _answer(record: Mapping[str, Any], where: str) -> RecordedAnswer:
         return _with_documents(record, where)
     output = next((name for name in OUTPUTS if name in record), None)
     if output is None or not {"prompt", "instruction"} & record.keys():
-        raise ValueError(f"{where}: no recorded answer: wanted {SHAPES}")
+        raise ValueError(f"{where}: not a recorded answer, which has {SHAPES}")
     references = tuple(_strings(record, "references", where))
     if "prompt" in record:
         return RecordedAnswer(_string(record, "prompt", where), _string(record, output, where), references)
@@ -58,7 +58,7 @@ def _with_documents(record: Mapping[str, Any], where: str) -> RecordedAnswer:
     """Convert a record of LLMA. Documents that the query does not quote come before it; all of them are references."""
     query, documents = _string(record, "query", where), _strings(record, "docs", where)
     if not isinstance(record["result"], Mapping):
-        raise ValueError(f"{where}: result is no object with a text")
+        raise ValueError(f"{where}: result is not an object with a text")
     unquoted = [document for document in documents if document not in query]
     return RecordedAnswer("\n\n".join([*unquoted, query]), _string(record["result"], "text", where), tuple(documents))
 
@@ -66,7 +66,7 @@ def _with_documents(record: Mapping[str, Any], where: str) -> RecordedAnswer:
 def _string(record: Mapping[str, Any], name: str, where: str) -> str:
     value = record.get(name)
     if not isinstance(value, str):
-        raise ValueError(f"{where}: {name} is no text")
+        raise ValueError(f"{where}: {name} is not a text")
     try:
         return value.encode().decode()
     except UnicodeEncodeError:
@@ -76,5 +76,5 @@ def _string(record: Mapping[str, Any], name: str, where: str) -> str:
 def _strings(record: Mapping[str, Any], name: str, where: str) -> list[str]:
     values = record.get(name, [])
     if not isinstance(values, list):
-        raise ValueError(f"{where}: {name} is no list of texts")
+        raise ValueError(f"{where}: {name} is not a list of texts")
     return [_string({name: value}, name, where) for value in values]

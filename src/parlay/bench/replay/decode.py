@@ -102,17 +102,17 @@ def whole_drafts(spec: StrategySpec) -> StrategySpec:
 def refuse_sight(strategy: Strategy) -> None:
     """Raise ValueError for a strategy that needs more from the target than its text, such as probabilities."""
     if strategy.rule.exactness not in (Exactness.BITS, Exactness.SEED):
-        raise ValueError("its accept rule weighs the target's probabilities, which were not recorded")
+        raise ValueError("its accept rule needs the target's probabilities, which were not recorded")
     needs = [drafter.needs for drafter in strategy.drafters]
     if any(each.top_k for each in needs):
-        raise ValueError("looks at what the target prefers beside the text, which was not recorded")
+        raise ValueError("needs the target's most likely tokens, which were not recorded")
     if any(each.layers or each.taps for each in needs):
-        raise ValueError("needs the target's own layers, and only its text was recorded")
+        raise ValueError("needs the target's layers, but only its text was recorded")
 
 
 def no_model(name: str) -> NoReturn:
     """Raise ValueError, because a replay has no model to draft with."""
-    raise ValueError("needs a draft model, and a replay has nothing but recorded tokens")
+    raise ValueError("needs a draft model, but a replay has only recorded tokens")
 
 
 def _request(number: int, record: Recorded) -> Request:

@@ -47,7 +47,7 @@ class Conditions(NamedTuple):
             f"{self.concurrency} requests at once" if self.concurrency != 1 else "",
             f"temperature {self.temperature:g}" if self.temperature else "",
             f"{self.context} tokens of context" if self.context else "",
-            f"{self.busy} busy processes beside" if self.busy else "",
+            f"{self.busy} other busy processes" if self.busy else "",
             "modelled, not measured" if self.modelled else "",
         ]
         return "; ".join(filter(None, words))
@@ -68,8 +68,8 @@ def by_workload(rows: Sequence[Row]) -> Section:
     """Return the section of ratios to plain decoding, with a table for each set of conditions that was timed."""
     tables = [_ratios(where, own) for where, own in _parts(_decoded(rows)) if any(row.tokens_per_second for row in own)]
     text = (
-        "Times as fast as plain decoding of the same requests, the median of the rounds, each ratio taken within a "
-        "round; in brackets tokens per step. The mean is geometric, over the workloads that both decoded."
+        "Speed as a multiple of plain decoding of the same requests: the median of ratios within rounds. Tokens per "
+        "step are in brackets. The mean is geometric, over the workloads that both decoded."
     )
     return Section(SPEED, text if tables else "no row holds a speed", tuple(tables))
 
@@ -121,8 +121,8 @@ def steps_alone(rows: Sequence[Row]) -> Section:
         ]
         tables.append(Table(("strategy", "mean", *kinds, "same text"), tuple(lines), where.words))
     text = (
-        "Steps are counted, and nothing is timed: no model was there but its recorded answers. For these texts the "
-        "numbers are exact, since the strategies here look at nothing but the text. The mean is geometric."
+        "Steps are counted but not timed, because recorded answers were decoded without their model. For these texts "
+        "the numbers are exact, because these strategies read only the text. The mean is geometric."
     )
     return Section(STEPS, text, tuple(tables))
 
@@ -156,12 +156,12 @@ def by_position(rows: Sequence[Row]) -> Section:
             shares = (number(at.get(place), ".2f") for place in SHOWN)
             lines.append((name, f"{sum(accepted) / sum(proposed):.2f}", *shares))
     text = (
-        "Accepted over proposed nodes, by how deep they stand in the draft. The deeper, the fewer drafts reach there, "
-        f"and those that do were longer for a reason: a row may rise. Depths of fewer than {FEWEST} proposals are left "
-        "out."
+        "Accepted over proposed nodes, by their depth in the draft. Few drafts are deep, and these were made long "
+        f"because they were likely to be right, so numbers may rise with depth. Depths with fewer than {FEWEST} "
+        "proposals are left out."
     )
     if not lines:
-        return Section(POSITIONS, "no row counts what was proposed by position, at least not often enough")
+        return Section(POSITIONS, "no row counts enough proposed nodes by position")
     return Section(POSITIONS, text, (Table(("strategy", "all", *map(str, SHOWN)), tuple(lines)),))
 
 
@@ -189,9 +189,9 @@ def forwards(rows: Sequence[Row]) -> Section:
         head = ("context", f"ms of {counts[0]} row", "of reading alone", *map(str, counts))
         tables.append(Table(head, tuple(lines), "; ".join(filter(None, (part, model)))))
     text = (
-        "Seconds of one forward that verifies a chain of so many rows, against those of one row behind the same text. "
-        "Drafting pays while tokens per step grow faster. *Of reading alone*: the time in which as many bytes as the "
-        "weights have are read here, over the time of one row."
+        "Seconds of a forward that verifies a chain of this many rows, divided by the seconds of one row after the "
+        "same text. Drafting is faster than plain decoding if it multiplies tokens per step by more than this. *Of "
+        "reading alone*: the time to read as many bytes as the weights have, divided by the time of one row."
     )
     return Section(FORWARDS, text if tables else "no forwards were timed: run with --forwards", tuple(tables))
 

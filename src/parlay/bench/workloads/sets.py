@@ -68,7 +68,7 @@ def find(name: str, data: Path | None) -> Path:
         raise ValueError(f"the workload {name} needs --data DIR, a folder that holds {FILES[name]}")
     path = data / FILES[name]
     if not path.exists():
-        raise ValueError(f"the workload {name} wants {FILES[name]}, which {data} does not hold")
+        raise ValueError(f"the workload {name} needs {FILES[name]}, which is not in {data}")
     return path
 
 

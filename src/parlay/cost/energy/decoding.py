@@ -42,7 +42,7 @@ def measure_power(
     try:
         return _measured(meter, forward, clock)
     except CounterError as error:
-        raise MeasurementFailed(f"what decoding draws can't be measured: {error}") from error
+        raise MeasurementFailed(f"the power of decoding can't be measured: {error}") from error
 
 
 def _measured(meter: EnergyMeter, forward: Callable[[int], object], clock: Callable[[], float]) -> PowerModel:
@@ -54,7 +54,7 @@ def _measured(meter: EnergyMeter, forward: Callable[[int], object], clock: Calla
             _add_window(meter, partial(forward, rows), measured, clock)
     watts, row_joules = _fit(sums)
     if not watts > 0:
-        raise MeasurementFailed(f"what decoding draws can't be measured: {meter.reason} showed {watts:.3g} W")
+        raise MeasurementFailed(f"the power of decoding can't be measured: {meter.reason} showed {watts:.3g} W")
     return PowerModel(watts, row_joules, f"measured: {meter.reason}")
 
 

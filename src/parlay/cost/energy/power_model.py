@@ -57,11 +57,11 @@ def power_of(runner: Runner, cost: Cost) -> PowerModel:
     modelled = modelled_power(runner.spec.device, cost)
     if modelled is None:
         raise UsageError(
-            f"what this machine draws is not known ({meter.reason}; nor are there figures of the device "
+            f"the power of this machine is not known ({meter.reason}; and there are no figures for the device "
             f"{_name(runner.spec.device)}): leave out goal=energy and power, or make a counter readable, as "
             "docs/explanation/energy.md says"
         )
-    _log.warning("what decoding draws is %s, because %s", modelled, meter.reason)
+    _log.warning("the power of decoding is %s, because %s", modelled, meter.reason)
     return modelled
 
 
@@ -86,7 +86,7 @@ def _measured(runner: Runner, meter: EnergyMeter) -> PowerModel:
             raise OutOfRoom(f"there is no room for {max(ROWS)} rows")
         return measure_power(meter, partial(_forward, runner))
     except OutOfRoom as error:
-        raise ParlayError(f"what decoding draws can't be measured: {error}; free memory and try again") from error
+        raise ParlayError(f"the power of decoding can't be measured: {error}; free memory and try again") from error
     finally:
         runner.release(_SCRATCH)
 

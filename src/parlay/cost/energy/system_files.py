@@ -133,7 +133,7 @@ def _opened(what: str, folder: Path, places: Iterable[tuple[str, Path]]) -> Foun
         counters = [_counter(name, place) for name, place in places]
     except PermissionError as error:
         file = Path(error.filename).name
-        return [], f"the counters in {folder} are readable by root alone: grant reading of {file}"
+        return [], f"the counters in {folder} can be read only by root: allow users to read {file}"
     except (OSError, ValueError) as error:
         return [], f"the counters in {folder} can't be read: {error}"
     return counters, f"{what} of {', '.join(counter.name for counter in counters)}" if counters else ""
@@ -169,7 +169,7 @@ def _battery(place: Path) -> Counter:
 
     def read() -> int:
         if _text(place / "status") != "Discharging":
-            raise CounterError(f"{name} does not drain any more, so it says nothing of what is used")
+            raise CounterError(f"{name} no longer drains, so it can't measure energy")
         try:
             return -_number(path)
         except (OSError, ValueError) as error:
