@@ -146,8 +146,8 @@ def version_of(executable: Path) -> str:
         done = None
     if done is None or done.returncode or not executable.exists():
         raise ValueError(
-            f"{executable} is no lm-eval: make an environment (python3 -m venv DIR; DIR/bin/pip install 'lm-eval[api]' "
-            "transformers) and give --lm-eval DIR/bin/lm_eval"
+            f"{executable} is not an lm-eval: make an environment (python3 -m venv DIR; DIR/bin/pip install "
+            "'lm-eval[api]' transformers) and give --lm-eval DIR/bin/lm_eval"
         )
     return done.stdout.strip()
 

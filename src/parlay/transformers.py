@@ -380,11 +380,11 @@ def _refuse(
     """Raises ValueError for the first option that can't be honoured."""
     for option, present in _REFUSED.items():
         if present(config):
-            raise ValueError(f"{option} is not supported by parlay.transformers.generate: leave it out")
+            raise ValueError(f"{option} is not supported by parlay.transformers.generate: remove it")
     usual = vars(GenerationConfig())
     for option in usual.keys() - _KNOWN_FIELDS:
         if vars(config)[option] != usual[option] and not option.startswith("_"):
-            raise ValueError(f"{option} is not known to parlay.transformers.generate: leave it out")
+            raise ValueError(f"{option} is not known to parlay.transformers.generate: remove it")
     for processor in processors:
         if isinstance(processor, _STATEFUL):
             raise ValueError(f"{type(processor).__name__} depends on its earlier calls, which drafts would disturb")
@@ -395,6 +395,6 @@ def _refuse_inputs(model_kwargs: Mapping[str, Any]) -> None:
     """Raise ValueError for a model input that `generate` does not feed, and for a cache that holds tokens."""
     for name, value in model_kwargs.items():
         if name not in _PREPARED and value is not None:
-            raise ValueError(f"model input {name!r} is not supported by parlay.transformers.generate: leave it out")
+            raise ValueError(f"model input {name!r} is not supported by parlay.transformers.generate: remove it")
         if name in CACHE_ARGUMENTS and value is not None and (not isinstance(value, Cache) or holds_tokens(value)):
             raise ValueError(f"{name} that holds tokens already is not supported: give the whole prompt instead")

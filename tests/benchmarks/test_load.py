@@ -51,4 +51,4 @@ def test_a_missing_program_is_one_clear_line(capsys: pytest.CaptureFixture[str])
     assert load.main(["--vllm", "no/such/python"]) == 2
     assert "no/such/python has no vLLM: make an environment" in capsys.readouterr().err
     assert lm_eval_run.main(["--lm-eval", "no/such/lm_eval"]) == 2
-    assert "no/such/lm_eval is no lm-eval: make an environment" in capsys.readouterr().err
+    assert "no/such/lm_eval is not an lm-eval: make an environment" in capsys.readouterr().err

@@ -125,7 +125,7 @@ def test_a_place_that_takes_no_certificate_is_told_before_the_calibration(
 ) -> None:
     """A device would be replaced by the file, too: its name is all that the new file would take over."""
     os.mkfifo(tmp_path / "pipe")
-    for place, wrong in ((tmp_path, "is a folder"), (tmp_path / "pipe", "is no regular file")):
+    for place, wrong in ((tmp_path, "is a folder"), (tmp_path / "pipe", "is not a regular file")):
         assert main(["calibrate", "nowhere.txt", "--floor", "0.4", "-o", str(place)]) == 2
         assert wrong in capsys.readouterr().err
 

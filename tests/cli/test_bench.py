@@ -32,23 +32,32 @@ MISTAKES = {
     "context below 0": (["--context", "-5"], "at least 0"),
     "several at once": (["--against", "transformers", "--concurrency", "2"], "include 1 in --concurrency"),
     "sampled": (["--preset", "readme", "--temperature", "1"], "0 in --temperature"),
-    "other weights": (["--against", "transformers", "--quantize", "int8"], "leave out --against, or --quantize int8"),
+    "other weights": (
+        ["--against", "transformers", "--quantize", "int8"],
+        "--against transformers can't be used with --quantize",
+    ),
     "minutes without prompts": (["--minutes", "2"], "--minutes works only with files of prompts"),
-    "prompts and workloads": (["x.txt", "--workloads", "edit"], "--workloads has no use beside files of prompts"),
-    "prompts together": (["x.txt", "--concurrency", "4"], "leave out --concurrency"),
+    "prompts and workloads": (["x.txt", "--workloads", "edit"], "--workloads can't be used with files of prompts"),
+    "prompts together": (
+        ["x.txt", "--concurrency", "4"],
+        "--concurrency and --context can't be used with files of prompts",
+    ),
     "prompts that are not there": (["x.txt"], "can't read x.txt"),
     "a model for prompts": (["llama.gguf"], "to measure a model, write --model llama.gguf"),
-    "report of nothing": (["report", "-o", "x"], "needs RESULTS"),
+    "report of nothing": (["report", "-o", "x"], "RESULTS or --output is missing"),
     "report without the word": (["--force"], "--force works only with parlay bench report"),
-    "loops of prompts": (["x.txt", "--keep-loops"], "--keep-loops has no use beside files of prompts"),
-    "forwards of prompts": (["x.txt", "--forwards"], "--forwards has no use beside files of prompts"),
-    "prices of prompts": (["x.txt", "--cost-table", "y"], "--cost-table has no use beside files of prompts"),
-    "no minutes": (["x.txt", "--minutes", "0"], "--minutes: give a number above 0"),
-    "a model of a report": (["report", "x", "-o", "y"], "--model has no effect on a report"),
+    "loops of prompts": (["x.txt", "--keep-loops"], "--keep-loops can't be used with files of prompts"),
+    "forwards of prompts": (["x.txt", "--forwards"], "--forwards can't be used with files of prompts"),
+    "prices of prompts": (["x.txt", "--cost-table", "y"], "--cost-table can't be used with files of prompts"),
+    "no minutes": (["x.txt", "--minutes", "0"], "--minutes must be above 0, got 0"),
+    "a model of a report": (["report", "x", "-o", "y"], "--model has no effect with parlay bench report"),
     "no workload": (["--workloads", ""], "a workload has no name"),
     "a workload too many": (["--workloads", "edit,"], "a workload has no name"),
     "no strategy": (["--strategies", ","], "no strategy is named"),
-    "too many at once": (["--concurrency", "1,100000"], "'100000' is not a whole number of at least 1 and at most 512"),
+    "too many at once": (
+        ["--concurrency", "1,100000"],
+        "--concurrency must be a whole number of at least 1 and at most 512, got '100000'",
+    ),
     "free of charge": (["--price-per-hour", "0"], "above 0"),
 }
 
@@ -106,11 +115,11 @@ def test_it_measures_prints_and_goes_on(cli: Cli, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Bench, "run", broken)
     stopped = cli(*words, "--max-tokens", "6")
     assert stopped.code == 143, "after SIGTERM, as of other commands"
-    assert "the same command goes on" in stopped.err
+    assert "repeat the same command to continue" in stopped.err
     monkeypatch.undo()
     liar = cli(*words, "--max-tokens", "6")
     assert liar.code == 1
-    assert "promises the same text and gave another" in liar.err
+    assert "gave another text than plain decoding" in liar.err
 
 
 def test_prompts_of_ones_own_end_in_a_sentence_on_what_to_take(cli: Cli, tmp_path: Path) -> None:
@@ -137,12 +146,12 @@ def test_prompts_of_ones_own_end_in_a_sentence_on_what_to_take(cli: Cli, tmp_pat
     last = told.out.rstrip().splitlines()[-1]
     assert re.fullmatch(
         r"Too few prompts for a recommendation: ([12]) of 5 could be timed, so give [34] more\. "
-        "Until then leave --strategy out: the default drafts only where it pays\\.",
+        "Until then remove --strategy: the default drafts only where it pays\\.",
         last,
     )
     plain = cli("bench", str(tmp_path / "a.txt"), "--strategies", "none", "--model", "parlay-mini")
     assert (plain.code, plain.out) == (2, "")
-    assert "plain decoding runs beside all others anyway" in plain.err
+    assert "plain decoding is always measured too" in plain.err
     old = cli("drafters", "recommend", "--prompts", str(tmp_path / "a.txt"), *amounts)
     assert "this is parlay bench" in old.err
     assert old.out.split()[:2] == told.out.split()[:2] == ["strategy", "tokens/s"]

@@ -18,21 +18,27 @@ MISTAKES = {
     "no such selector": (["--oracle", "--selectors", "treshold"], "no selector 'treshold': did you mean threshold?"),
     "a threshold above 1": (
         ["--oracle", "--strategies", "denoise:threshold=1.5"],
-        "threshold=1.5: must be at most 1",
+        "threshold must be at most 1, got 1.5",
     ),
     "a threshold below 0": (
         ["--oracle", "--strategies", "denoise:threshold=-1"],
-        "threshold=-1.0: must be at least 0",
+        "threshold must be at least 0, got -1",
     ),
-    "an oracle and a model": (["--oracle", *MINI], "--model and --oracle do not go together"),
-    "an oracle of summaries": (["--oracle", "--tasks", "summary"], "task summary has no oracle"),
+    "an oracle and a model": (["--oracle", *MINI], "--model can't be used with --oracle"),
+    "an oracle of summaries": (
+        ["--oracle", "--tasks", "summary"],
+        "task summary has too many right answers for --oracle",
+    ),
     "more examples than fit": (["--examples", "9"], "--examples 9: choose one of 0, 1, 2"),
-    "rounds": (["--rounds", "2"], "--rounds and --quality do not go together"),
-    "prompts": (["mine.txt"], "files of prompts and --quality do not go together"),
-    "selectors for a model in order": (["--selectors", "threshold", *MINI], "fills canvases, but parlay-mini writes"),
+    "rounds": (["--rounds", "2"], "--rounds can't be used with --quality"),
+    "prompts": (["mine.txt"], "files of prompts can't be used with --quality"),
+    "selectors for a model in order": (
+        ["--selectors", "threshold", *MINI],
+        "is for diffusion models, and parlay-mini is not one",
+    ),
     "canvases for a model in order": (
         ["--strategies", "denoise:threshold=1", *MINI],
-        "fills canvases, but parlay-mini",
+        "is for diffusion models, and parlay-mini is not one",
     ),
     "an answer longer than the context": (
         ["--tasks", "copy", "--max-tokens", "99999", *MINI],
@@ -61,7 +67,10 @@ def test_wrong_usage_is_one_line(cli: Cli, case: str, tmp_path: Path, monkeypatc
 
 def test_flags_of_quality_mean_nothing_without_it(cli: Cli) -> None:
     result = cli("bench", "--tasks", "copy")
-    assert (result.code, result.err) == (2, "parlay: error: --tasks works only with --quality\n")
+    assert (result.code, result.err) == (
+        2,
+        "parlay: error: --tasks works only with --quality: add it, or remove --tasks\n",
+    )
 
 
 def test_thresholds_of_0_and_1_are_one_forward_and_the_most_careful(cli: Cli, tmp_path: Path) -> None:

@@ -157,7 +157,11 @@ def test_the_makers_sampling_is_the_default(cli: Cli, tmp_path: Path) -> None:
 def test_input_that_is_not_text_and_a_draft_model_for_no_strategy_are_one_line(cli: Cli) -> None:
     for words, stdin, said in [
         ((), b"caf\xe9\n", "not UTF-8 (byte 3)"),
-        (("--draft-model", "parlay-mini-draft", "--strategy", "none"), b"Hello\n", "leave out --draft-model"),
+        (
+            ("--draft-model", "parlay-mini-draft", "--strategy", "none"),
+            b"Hello\n",
+            "--draft-model has no effect with strategy none",
+        ),
     ]:
         result = cli("chat", *FLAGS, *words, stdin=stdin)
         assert result.code == 2

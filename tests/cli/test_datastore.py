@@ -101,7 +101,7 @@ def test_what_is_not_text_is_left_out_of_a_folder_and_said_but_an_error_where_it
     out = str(tmp_path / "store")
     result = cli("datastore", "build", *MINI, str(folder), "-o", out)
     assert result.code == 0
-    assert "left out 1 of 3 files" in result.err
+    assert "skipped 1 of 3 files" in result.err
     assert "picture" in result.err
     failed(
         cli("datastore", "build", *MINI, str(folder / "picture"), "-o", out + "2"), 2, "picture", "not UTF-8 (byte 2)"
@@ -128,7 +128,7 @@ def test_a_line_without_text_is_named_by_its_number(cli: Cli, tmp_path: Path, li
         (["datastore", "build", "nowhere", "-o", "s"], 2, "no file or folder nowhere"),
         (["datastore", "build", "-", "-o", "no/such/folder/s"], 2, "no folder no/such/folder"),
         (["datastore", "build", "-", "-o", "."], 2, "is a folder"),
-        (["datastore", "build", "-", "-o", "s", "--model", "a", "--tokenizer", "b"], 2, "does not go with"),
+        (["datastore", "build", "-", "-o", "s", "--model", "a", "--tokenizer", "b"], 2, "can't be used with"),
         (["datastore", "build", "-", "-o", "s", "--model", "/nowhere/at/all"], 1, "/nowhere/at/all"),
         (["datastore", "build", *MINI, "-", "-o", "s"], 2, "no text"),
         (["datastore", "info", "nowhere"], 1, "nowhere"),

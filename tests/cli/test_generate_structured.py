@@ -34,7 +34,7 @@ def test_the_text_is_what_was_asked_for(cli: Cli, tmp_path: Path) -> None:
     [
         (("--json-schema", "/nowhere/schema"), "can't read the schema /nowhere/schema: No such file"),
         (("--choice", ""), "non-empty strings"),
-        (("--regex", "a", "--choice", "a"), "--choice does not go with --regex"),
+        (("--regex", "a", "--choice", "a"), "--choice can't be used with --regex"),
     ],
 )
 def test_what_can_not_be_asked_is_said_before_a_model_loads(cli: Cli, flags: tuple[str, ...], message: str) -> None:

@@ -23,6 +23,7 @@ generate x --zzz
 generate x --temperature hot
 generate x --temperature -1
 generate x --top-p 1.5
+generate x --typical-p 0
 generate x --min-p 2
 generate x --top-k -2
 generate x --max-tokens -3
@@ -77,6 +78,7 @@ serve --router-memory per-key
 serve --served-model-name mine
 serve --effort low --strategy none
 serve --max-loaded 0
+serve --max-concurrency 0
 serve --api-key-file nowhere
 serve --tokenizer t a b
 pull ./nowhere

@@ -63,9 +63,10 @@ def test_a_terminal_obeys_no_name_of_a_folder(
     place.mkdir(parents=True)
     (place / "model.safetensors").write_bytes(b"")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    told = cli("models").out
-    assert "[31mred" in told
-    assert "\x1b" not in told
+    listed, removed = cli("models").out, cli("rm", "someone/\x1b[31mred").out
+    assert "[31mred" in listed
+    assert "removed someone/" in removed
+    assert "\x1b" not in listed + removed
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_a_terminal_obeys_no_name_of_a_folder(
     [
         (("rm", "parlay-mini"), "part of Parlay"),
         (("rm", "smollm"), "did you mean smollm2-135m or smollm2-135m-draft?"),
-        (("generate", "x", "--model", "smollm2-135m:Q8_0"), "leave out :Q8_0"),
+        (("generate", "x", "--model", "smollm2-135m:Q8_0"), "remove :Q8_0"),
         (("run", "llama3:8b"), "user/repo:Q4_K_M"),
         (("chat", "--model", "./nowhere"), "no folder or file ./nowhere"),
     ],
@@ -98,7 +99,7 @@ def test_a_model_that_is_not_there_is_told_before_torch_is_loaded(words: tuple[s
     assert done.stdout.strip() == "[1, 1] False"
 
 
-@pytest.mark.parametrize(("text", "told"), [("{bad", "is not JSON"), ('{"type": "nonsense"}', "can't be used")])
+@pytest.mark.parametrize(("text", "told"), [("{bad", "is not JSON"), ('{"type": "nonsense"}', "is not valid")])
 def test_the_error_of_a_schema_names_its_file(cli: Cli, tmp_path: Path, text: str, told: str) -> None:
     schema = tmp_path / "form.json"
     schema.write_text(text)

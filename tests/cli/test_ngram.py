@@ -111,10 +111,10 @@ def test_a_long_text_is_looked_at_in_part(cli: Cli, tmp_path: Path, monkeypatch:
     [
         (["build", "-", "--words", "-o", "m"], "no text"),
         (["build", "nowhere", "--words", "-o", "m"], "nowhere"),
-        (["build", "-", "--words", "-o", "m", "--order", "0"], "order=0"),
-        (["build", "-", "--words", "-o", "m", "--prune", "2"], "prune=2"),
+        (["build", "-", "--words", "-o", "m", "--order", "0"], "--order must be at least 1, got 0"),
+        (["build", "-", "--words", "-o", "m", "--prune", "2"], "--prune 2: begin with 0"),
         (["build", "a.arpa", "-o", "m"], "a.arpa"),
-        (["build", "-", "--words", "-o", "/dev/null"], "/dev/null is no regular file"),
+        (["build", "-", "--words", "-o", "/dev/null"], "/dev/null is not a regular file"),
         (["prob", "nowhere", "-"], "nowhere"),
         (["generate", "nowhere"], "nowhere"),
         (["info", "-", "--words"], "no text"),
@@ -144,5 +144,5 @@ def test_a_folder_without_text_says_which_files_were_left_out(cli: Cli, tmp_path
     (folder / "a.txt").write_bytes(b"\xff\xfe\xfd")
     result = cli("ngram", "build", str(folder), "--words", "-o", str(tmp_path / "m"))
     assert result.code == 2
-    assert "left out 1 of 1 files" in result.err
+    assert "skipped 1 of 1 files" in result.err
     assert "the corpus holds no text" in result.err

@@ -201,7 +201,7 @@ def test_another_model_stands_in_where_there_is_only_a_config(
     assert "prompt-lookup 0." in found.out
     refused = cli(*words, "--strategy", "draft-model", "--draft-model", "parlay-mini-draft")
     assert refused.code == 2
-    assert "has no weights here: say --acceptance instead" in refused.err
+    assert "which are not on this machine: use --acceptance instead" in refused.err
 
 
 def test_copies_from_an_answer_that_repeats_itself_do_not_count() -> None:
@@ -265,14 +265,14 @@ def test_traffic_that_cannot_be_used_is_one_line(cli: Cli, tmp_path: Path) -> No
 
 MISTAKES = {
     "unknown device": (["--device", "h300"], "name one of b200"),
-    "two machines": (["--device", "h200", "--calibrate"], "leave out --calibrate"),
+    "two machines": (["--device", "h200", "--calibrate"], "--device can't be used with --calibrate"),
     "weights of no type": (["--device", "h200", "--quantize", "q4_q"], "are not known: use one of"),
     "weights that do not run here": (["--quantize", "q2_k"], "can't run here"),
-    "rows that are no numbers": (["--device", "h200", "--rows", "1,many"], "--rows 1,many"),
-    "no rows": (["--device", "h200", "--rows", "0"], "from 1"),
+    "rows that are no numbers": (["--device", "h200", "--rows", "1,many"], "joined by commas, got 1,many"),
+    "no rows": (["--device", "h200", "--rows", "0"], "between 1 and 1048576, joined by commas, got 0"),
     "more than the model holds": (
         ["--device", "h200", "--context", "64,5000"],
-        "--context 5000: parlay-mini holds 4096",
+        "--context must be at most 4096, the context of parlay-mini, got 5000",
     ),
     "empty batch": (["--device", "h200", "--batch", ""], "--batch"),
     "acceptance": (["--device", "h200", "--acceptance", "2"], "--acceptance 2"),
@@ -289,7 +289,7 @@ def test_the_model_is_named_as_in_other_commands(cli: Cli, config_only: Path) ->
     assert by_place.out == by_flag.out
     assert by_place.code == 0
     both = cli("plan", "one-model", "--model", "another", *words)
-    assert (both.code, "one-model and --model another name two models" in both.err) == (2, True)
+    assert (both.code, "the model is given twice, as one-model and as --model another" in both.err) == (2, True)
 
 
 @pytest.mark.parametrize("case", MISTAKES)
@@ -304,7 +304,9 @@ def test_mistakes_are_one_line_and_exit_code_2(cli: Cli, case: str) -> None:
 
 def test_models_known_by_name_hold_what_their_makers_say(cli: Cli) -> None:
     words = ("--device", "h100", "--rows", "1", "--strategy", "none")
-    assert "llama-2-7b holds 4096 tokens" in cli("plan", "llama-2-7b", *words, "--context", "5000").err
+    assert (
+        "must be at most 4096, the context of llama-2-7b" in cli("plan", "llama-2-7b", *words, "--context", "5000").err
+    )
     assert "context 5,000" in cli("plan", "Qwen/Qwen3-8B", *words, "--context", "5000").out
     assert "context 1,024" in cli("plan", "llama-2-7b", *words).out
 
@@ -413,12 +415,15 @@ def test_the_disk_is_measured_on_the_model_s_file() -> None:
     ("words", "said"),
     [
         (("--memory", "weights=1MB", "--disk", "1"), "must be in memory"),
-        (("--memory", "weights=9MB", "--disk", "1", "--link", "9"), "and not with --disk"),
-        (("--link", "9"), "--link is for --devices, the number of devices, or for --device NAME with --memory"),
-        (("--memory", "weights=9MB", "--link", "fast"), "--link fast: give gigabytes per second"),
-        (("--memory", "2GiB"), "--memory weights=SIZE bounds the weights alone"),
-        (("--memory", "weights=9MB", "--disk", "0"), "--disk is above 0"),
-        (("--memory", "weights=9MB", "--devices", "2"), "--memory and --disk are for one device"),
+        (("--memory", "weights=9MB", "--disk", "1", "--link", "9"), "and --memory weights=SIZE but not --disk"),
+        (("--link", "9"), "--link works only with --devices, or with --device NAME and --memory"),
+        (
+            ("--memory", "weights=9MB", "--link", "fast"),
+            "--link must be gigabytes per second and microseconds, as in 64:10, got fast",
+        ),
+        (("--memory", "2GiB"), "--memory must be weights=SIZE here"),
+        (("--memory", "weights=9MB", "--disk", "0"), "--disk must be above 0"),
+        (("--memory", "weights=9MB", "--devices", "2"), "--memory and --disk can't be used with --devices"),
     ],
 )
 def test_what_can_not_be_streamed_is_one_line(cli: Cli, words: tuple[str, ...], said: str) -> None:

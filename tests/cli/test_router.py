@@ -62,4 +62,4 @@ def test_nothing_is_kept_where_that_is_switched_off(cli: Cli) -> None:
 def test_keys_can_not_be_apart_where_there_are_none(cli: Cli) -> None:
     result = cli("serve", "--router-memory", "per-key")
     assert result.code == 2
-    assert "--router-memory per-key tells requests apart by their API key: give keys" in result.err
+    assert "--router-memory per-key needs API keys: add --api-key-file" in result.err

@@ -39,9 +39,9 @@ def test_what_does_not_fit_twice_is_one_process() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["parlay-mini", "--replicas", "2"], "leave out the flags"),
-        (["parlay-mini", "--tensor-parallel", "2"], "leave out the flags"),
-        (["a=parlay-mini", "b=parlay-mini"], "chooses for one model"),
+        (["parlay-mini", "--replicas", "2"], "remove the flags"),
+        (["parlay-mini", "--tensor-parallel", "2"], "remove the flags"),
+        (["a=parlay-mini", "b=parlay-mini"], "works with one model, got 2"),
     ],
 )
 def test_flags_that_choose_already_are_one_line(

@@ -71,7 +71,7 @@ def test_recorded_traffic_has_lengths_by_the_tokenizer_and_times_by_the_rate(cli
     record = tmp_path / "traffic.jsonl"
     record.write_text('{"prompt": "one two three", "answer": "four five six", "framed": true}\n' * 5)
     words = ("simulate", "--trace", str(record), "--model", "parlay-mini", "--device", "l4")
-    assert "say how many requests come per second with --rate" in cli(*words).err
+    assert "add --rate, the number of requests per second" in cli(*words).err
     found = cli(*words, "--rate", "1")
     assert "5 requests in" in found.out
     assert "Times are random: 1 requests/s" in found.out
@@ -118,21 +118,24 @@ def test_a_load_that_does_not_drain_is_said_and_ends(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "say which requests come: --trace FILE, or --mixture"),
-        (("--trace", "x.csv", "--mixture", "chat"), "say which requests come"),
+        ((), "no requests are given: add --trace FILE, or --mixture"),
+        (("--trace", "x.csv", "--mixture", "chat"), "no requests are given"),
         (("--mixture", "chat"), "--mixture needs --rate"),
         (("--mixture", "poems", "--rate", "1"), "there is no kind 'poems'"),
-        ((*CHATS, "--replicas", "0"), "--replicas 0: give whole numbers from 1"),
+        ((*CHATS, "--replicas", "0"), "--replicas must be whole numbers between 1 and 100000, joined by commas, got 0"),
         ((*CHATS, "--routing", "lest-loaded"), "did you mean least-loaded"),
         ((*CHATS, "--autoscale", "4"), "as in 1:8"),
-        ((*CHATS, "--rate", "-1"), "--rate -1: give a number above 0"),
+        ((*CHATS, "--rate", "-1"), "--rate must be above 0 and below 1e+09, got -1"),
         ((*CHATS, "--rate", "1e6", "--duration", "1e6"), "make 1e+12 requests: at most 10,000,000 are simulated"),
         ((*CHATS, "--learned-costs"), "has learned no step costs of llama-3.2-1b"),
-        ((*CHATS, "--price", "nan"), "--price nan: give a number above 0"),
-        ((*CHATS, "--down-time", "-1"), "down_time=-1.0: must be at least 0"),
-        ((*CHATS, "--strategy", "prompt-lookup", "--acceptance", "2"), "--acceptance 2: give a chance"),
+        ((*CHATS, "--price", "nan"), "--price must be above 0 and below 1e+09, got nan"),
+        ((*CHATS, "--down-time", "-1"), "--down-time must be at least 0, got -1"),
+        (
+            (*CHATS, "--strategy", "prompt-lookup", "--acceptance", "2"),
+            "--acceptance must be a probability, as in 0.6, or KIND=0.6, got 2",
+        ),
         ((*CHATS, "--strategy", "prompt-lookup", "--acceptance", "cod=0.5"), "did you mean code"),
-        ((*CHATS, "--strategy", "prompt-lookup", "--acceptance", "code=0.5"), "says nothing of the kind 'open chat'"),
+        ((*CHATS, "--strategy", "prompt-lookup", "--acceptance", "code=0.5"), "has no rate for the kind 'open chat'"),
         (("--trace", "/nowhere/trace.csv"), "can't read /nowhere/trace.csv"),
         ((*CHATS, "--memory", "1B"), "leave no memory for a cache"),
         ((*CHATS, "--max-model-len", "100"), "but the context is 100: give --too-long drop or cut"),
@@ -179,11 +182,17 @@ def test_a_drafter_apart_runs_beside_its_server(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--devices", "0", *CHATS), "--devices 0: give a whole number"),
-        (("--devices", "2"), "say which requests come"),
-        (("--devices", "2", *CHATS, "--link", "fast"), "--link fast: give gigabytes"),
-        (CHATS, "are for --devices"),
-        (("--devices", "2", *CHATS, "--strategy", "none", "--strategy", "auto"), "name one"),
+        (("--devices", "0", *CHATS), "--devices must be a whole number between 1 and 1024, or auto, got 0"),
+        (("--devices", "2"), "no requests are given"),
+        (
+            ("--devices", "2", *CHATS, "--link", "fast"),
+            "--link must be gigabytes per second and microseconds, as in 64:10, got fast",
+        ),
+        (CHATS, "work only with --devices"),
+        (
+            ("--devices", "2", *CHATS, "--strategy", "none", "--strategy", "auto"),
+            "--devices needs exactly one strategy",
+        ),
     ],
 )
 def test_mistakes_about_devices_are_one_line(cli: Cli, words: tuple[str, ...], message: str) -> None:

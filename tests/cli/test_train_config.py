@@ -53,24 +53,24 @@ def test_a_flag_may_say_the_default(config: Path) -> None:
         ("setps: 2", "no option is called setps: did you mean steps"),
         ("steps: 2\nsteps: 3", "steps is given twice"),
         ("batch-tokens: 64\nbatch_tokens: 64", "batch_tokens is given twice"),
-        ("steps: 0", "steps=0: must be at least 1"),
-        ("steps: many", "steps=many: expected a whole number"),
-        ("steps: 1.5", "expected a whole number"),
-        ("steps: true", "expected a whole number"),
-        ("steps: [1, 2]", "steps: expected one value"),
-        ("steps:\n  of: 3", "steps: expected one value"),
-        ("- steps", "expected lines of KEY: VALUE"),
-        ("steps: [", "can't be read as YAML"),
-        ("steps: 2026-99-99", "can't be read as YAML"),
-        ("steps: %s" % ("9" * 5000), "can't be read as YAML"),
-        ("steps: !!python/object/apply:os.getcwd []", "can't be read as YAML"),
-        ("steps: !!int ''", "can't be read as YAML: a value does not fit its tag"),
-        ("steps: !!bool 2", "can't be read as YAML: a value does not fit its tag"),
-        ("steps: !!timestamp 2", "can't be read as YAML: a value does not fit its tag"),
-        ("out: 7", "out=7: expected a path"),
-        ("steps:", "steps=None: expected a whole number"),
-        ("[" * 5000, "can't be read as YAML"),
-        ("steps: 2\n--- \nsteps: 3", "can't be read as YAML"),
+        ("steps: 0", "steps must be at least 1, got 0"),
+        ("steps: many", "steps must be a whole number, got many"),
+        ("steps: 1.5", "steps must be a whole number"),
+        ("steps: true", "steps must be a whole number"),
+        ("steps: [1, 2]", "steps must have one value"),
+        ("steps:\n  of: 3", "steps must have one value"),
+        ("- steps", "must contain lines of KEY: VALUE"),
+        ("steps: [", "run.yaml as YAML: "),
+        ("steps: 2026-99-99", "run.yaml as YAML: "),
+        ("steps: %s" % ("9" * 5000), "run.yaml as YAML: "),
+        ("steps: !!python/object/apply:os.getcwd []", "run.yaml as YAML: "),
+        ("steps: !!int ''", "run.yaml as YAML: a value does not fit its tag"),
+        ("steps: !!bool 2", "run.yaml as YAML: a value does not fit its tag"),
+        ("steps: !!timestamp 2", "run.yaml as YAML: a value does not fit its tag"),
+        ("out: 7", "out must be a path, got 7"),
+        ("steps:", "steps must be a whole number, got None"),
+        ("[" * 5000, "run.yaml as YAML: "),
+        ("steps: 2\n--- \nsteps: 3", "run.yaml as YAML: "),
     ],
 )
 def test_what_is_wrong_is_named_with_the_file(text: str, why: str, config: Path) -> None:
@@ -82,7 +82,7 @@ def test_what_is_wrong_is_named_with_the_file(text: str, why: str, config: Path)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"none\.yaml can't be read"):
+    with pytest.raises(UsageError, match=r"can't read .*none\.yaml"):
         parse("--config", str(tmp_path / "none.yaml"))
 
 
@@ -99,7 +99,7 @@ def test_what_must_be_given_may_stand_in_the_file(config: Path) -> None:
     add_config_flags(parser, TrainOptions)
     config.write_text("data: texts\n")
     assert options_or_config(TrainOptions, parser.parse_args(["--config", str(config)])).data == Path("texts")
-    with pytest.raises(UsageError, match="--data is needed"):
+    with pytest.raises(UsageError, match="--data is missing"):
         options_or_config(TrainOptions, parser.parse_args([]))
 
 

@@ -34,8 +34,8 @@ MISTAKES = {
     "no number": (["generate", "x", "--temperature", "hot"], "hot"),
     "temperature below 0": (["generate", "x", "--temperature", "-1"], "temperature"),
     "temperature not finite": (["generate", "x", "--temperature", "nan"], "temperature"),
-    "top_p above 1": (["generate", "x", "--top-p", "1.5"], "top_p"),
-    "max_tokens below 0": (["generate", "x", "--max-tokens", "-3"], "max_tokens"),
+    "top_p above 1": (["generate", "x", "--top-p", "1.5"], "--top-p must be above 0 and at most 1"),
+    "max_tokens below 0": (["generate", "x", "--max-tokens", "-3"], "--max-tokens must be at least 0"),
     "empty stop": (["generate", "x", "--stop", ""], "stop"),
     "empty prompt": (["generate", ""], "prompt is empty"),
     "empty standard input": (["generate"], "prompt is empty"),
@@ -50,7 +50,7 @@ MISTAKES = {
     ),
     "two efforts": (
         ["generate", "x", "--effort", "low", "--strategy", "auto:effort=high"],
-        "strategy auto:effort=high says high itself",
+        "strategy auto:effort=high already sets effort=high",
     ),
     "unknown effort": (["generate", "x", "--strategy", "auto:effort=some"], "choose one of low, medium, high"),
     "effort of a server without one": (["serve", "--effort", "low", "--strategy", "none"], "strategy none does not"),
@@ -67,6 +67,26 @@ def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, case: str) -> None:
     assert result.err.count("\n") == 1
     assert result.err.startswith("parlay: error: ")
     assert named in result.err
+
+
+@pytest.mark.parametrize("words", [["generate", "x", "--\x1b[31mred"], ["generate", "--file", "\x1b[31mred" * 99]])
+def test_an_error_has_no_escapes_of_the_command_line(cli: Cli, words: list[str]) -> None:
+    err = cli(*words).err
+    assert "[31mred" in err
+    assert "\x1b" not in err
+
+
+def test_an_error_names_the_flag_and_not_the_field_or_a_word_that_only_looks_like_one() -> None:
+    parser = parser_of("serve")
+    options = parser.parse([])
+    for message, said in (
+        ("concurrency must be at least 1, got 0", "--max-concurrency must be at least 1, got 0"),
+        ("nest alpha must be a finite number", "--nest-alpha must be a finite number"),
+        ("leave room: lower max_model_len=9", "leave room: lower --max-model-len 9"),
+        ("strategy remote: max_tokens must be at least 1", "strategy remote: max_tokens must be at least 1"),
+        ("no file ./max_tokens, did you mean 'max_tokens'?", "no file ./max_tokens, did you mean 'max_tokens'?"),
+    ):
+        assert parser.in_flags(message, options) == said
 
 
 def test_stdin_that_is_not_utf8_is_named_with_its_first_bad_byte(cli: Cli) -> None:

@@ -134,5 +134,5 @@ def test_a_sequence_with_another_request_starts_over() -> None:
 
 
 def test_levels_out_of_range_are_refused() -> None:
-    with pytest.raises(UsageError, match="ngram=0: must be at least 1"):
+    with pytest.raises(UsageError, match="ngram must be at least 1, got 0"):
         parse("aggressive:ngram=0")

@@ -213,7 +213,7 @@ def test_settings_out_of_range_are_refused(text: str) -> None:
 
 def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("no datastore")
-    with pytest.raises(BadDatastore, match="is no datastore"):
+    with pytest.raises(BadDatastore, match="is not a datastore"):
         build(parse(f"datastore:file={tmp_path / 'store'}"), Resources(VOCAB, no_runner))
 
 

@@ -210,8 +210,8 @@ def test_another_decoder_drafts_before_the_forward_and_says_so(caplog: pytest.Lo
     ("values", "words"),
     [
         ({"threads": 2}, "leaves none of 2 to the target"),
-        ({"form": "amusd", "ahead": 3}, "leave out ahead"),
-        ({"url": "http://127.0.0.1:1", "model": "tiny"}, "leave one of them out"),
+        ({"form": "amusd", "ahead": 3}, "remove ahead"),
+        ({"url": "http://127.0.0.1:1", "model": "tiny"}, "remove one of them"),
     ],
 )
 def test_what_can_not_be_is_one_line(values: dict[str, object], words: str) -> None:

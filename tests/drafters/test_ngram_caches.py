@@ -272,7 +272,7 @@ def test_sequences_are_told_apart() -> None:
 
 
 def test_parameters_that_cannot_work_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="remember=-1: must be at least 0"):
+    with pytest.raises(UsageError, match="remember must be at least 0, got -1"):
         parse("lookup-decoding:remember=-1")
     with pytest.raises(UsageError, match=r"nowhere: No such file"):
         NgramCaches(RESOURCES, Options(static=str(tmp_path / "nowhere")))

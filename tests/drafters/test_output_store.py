@@ -197,7 +197,7 @@ def test_a_write_that_fails_costs_no_request(
 def test_a_damaged_file_is_refused_when_the_store_is_made(tmp_path: Path) -> None:
     path = tmp_path / "past.store"
     path.write_bytes(b"not a store")
-    with pytest.raises(UsageError, match=r"^strategy made: store=.*it is no store; name another file$"):
+    with pytest.raises(UsageError, match=r"^strategy made: store=.*it is not a store; name another file$"):
         stores(path)
 
 

@@ -195,5 +195,5 @@ def test_ids_that_the_target_does_not_have_are_never_drafted() -> None:
 def test_contradicting_sizes_are_refused() -> None:
     with pytest.raises(UsageError, match="min_ngram 3 is more than max_ngram 2"):
         ReferenceCopy(RESOURCES, Options(max_ngram=2, min_ngram=3))
-    with pytest.raises(UsageError, match="max_ngram=0: must be at least 1"):
+    with pytest.raises(UsageError, match="max_ngram must be at least 1, got 0"):
         parse("reference-copy:max_ngram=0")

@@ -322,7 +322,7 @@ RUBBISH = {
     "no object": b"[]",
     "too few drafts": b'{"drafts": []}',
     "an id beyond the vocabulary": b'{"drafts": [{"tokens": [30], "parents": [-1]}]}',
-    "an id that is no number": b'{"drafts": [{"tokens": ["1"], "parents": [-1]}]}',
+    "an id that is not a number": b'{"drafts": [{"tokens": ["1"], "parents": [-1]}]}',
     "a parent after its child": b'{"drafts": [{"tokens": [1, 2], "parents": [1, -1]}]}',
     "more tokens than asked for": b'{"drafts": [{"tokens": [1,1,1,1,1], "parents": [-1,0,1,2,3]}]}',
     "tokens that it never had": b'{"drafts": [{"held": 99}]}',

@@ -163,7 +163,7 @@ def test_a_second_drafter_of_one_name_and_a_damaged_one_are_refused(cli: Cli, fo
         ({"origin": {"domain": 3}}, "domain is no text of one line"),
         ({"origin": {"owner": "me"}}, "holds no draft head that can be read"),
         ({"settings": None}, "settings are no table"),
-        ({"settings": {"expected": "often"}}, "expected is no share"),
+        ({"settings": {"expected": "often"}}, "expected is not a share"),
         ({"layer": {}}, "config.json lacks 'rope'"),
         ({"format": "2"}, "holds no draft head that can be read"),
     ],

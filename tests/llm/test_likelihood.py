@@ -60,7 +60,7 @@ def test_the_command_tells_perplexity_and_right_answers(tmp_path: Path, capsys: 
     assert second["questions"] == 1
     bad.write_text("{}\n")
     assert main(["score", str(bad), "--model", "parlay-mini"]) == 2
-    assert "line 1 is no question" in capsys.readouterr().err
+    assert "line 1 must be a question" in capsys.readouterr().err
 
 
 def test_scores_are_of_pairs_or_of_one_query_with_each(llm: LLM) -> None:

@@ -105,5 +105,5 @@ def test_questions_whose_answers_build_up_are_answered_plainly(llm: LLM, questio
 
 @pytest.mark.parametrize("params", [{"points": 1}, {"points": 99}, {"outline_tokens": 1}])
 def test_what_is_no_plan_is_refused(params: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="must be from"):
+    with pytest.raises(ValueError, match="must be between"):
         OutlineParams(**params)  # type: ignore[arg-type]

@@ -94,7 +94,7 @@ def test_a_link_stays_and_what_it_names_is_written(toy: Path, file: Path, tmp_pa
 
 def test_several_processes_keep_no_prefixes_and_say_so_before_they_load(file: Path) -> None:
     ranks = RankOptions(context_parallel=2)
-    with pytest.raises(UnsupportedModel, match="prefixes are kept by one process: leave out context_parallel=2"):
+    with pytest.raises(UnsupportedModel, match="prefixes are kept by one process: remove context_parallel=2"):
         LLM("parlay-mini", prefix_cache=file, ranks=ranks)
 
 

@@ -57,7 +57,7 @@ def test_arguments_without_effect_are_named_in_one_warning() -> None:
         ({"generation_config": "folder"}, "generation_config"),
         ({"speculative_config": {"method": "dflash"}}, "dflash"),
         ({"speculative_config": {"method": "ngram", "rejection_sample_method": "block"}}, "rejection_sample_method"),
-        ({"speculative_config": {"method": "ngram"}, "strategy": "none"}, "leave out one"),
+        ({"speculative_config": {"method": "ngram"}, "strategy": "none"}, "remove one of them"),
     ],
 )
 def test_arguments_that_would_matter_are_refused_by_name(arguments: dict[str, Any], words: str) -> None:

@@ -194,14 +194,14 @@ def test_a_pattern_that_never_ends_fails_its_own_request(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("params", "vote", "message"),
     [
-        (PARAMS, {"n": 1}, "vote.n must be from 2 to 128, got 1"),
-        (PARAMS, {"n": 500}, "vote.n must be from 2 to 128, got 500"),
+        (PARAMS, {"n": 1}, "vote.n must be between 2 and 128, got 1"),
+        (PARAMS, {"n": 500}, "vote.n must be between 2 and 128, got 500"),
         (PARAMS, {"confidence": 0.4}, "vote.confidence must be between 0.5 and 1"),
-        (PARAMS, {"confidence": 0.9, "by": "score"}, "vote.confidence stops a vote early"),
-        (PARAMS, {"n": 4, "at_once": 5}, "vote.at_once must be from 1 to n, which is 4, got 5"),
-        (PARAMS, {"answer": "("}, "vote.answer is no regular expression"),
+        (PARAMS, {"confidence": 0.9, "by": "score"}, "vote.confidence works only with"),
+        (PARAMS, {"n": 4, "at_once": 5}, "vote.at_once must be between 1 and 4, the number of chains, got 5"),
+        (PARAMS, {"answer": "("}, "vote.answer is not a regular expression"),
         (SamplingParams(temperature=0), {}, "temperature is 0"),
-        (SamplingParams(n=3), {}, "n is 3, and vote.n says"),
+        (SamplingParams(n=3), {}, "n is 3, but vote.n sets"),
     ],
 )
 def test_what_is_no_vote_is_refused(llm: LLM, params: SamplingParams, vote: dict[str, object], message: str) -> None:
@@ -211,5 +211,5 @@ def test_what_is_no_vote_is_refused(llm: LLM, params: SamplingParams, vote: dict
 
 
 def test_a_number_of_chains_alone_is_no_vote(llm: LLM) -> None:
-    with pytest.raises(ValueError, match=r"^vote is 8: give VoteParams\(n=\.\.\.\)$"):
+    with pytest.raises(ValueError, match=r"^vote must be a VoteParams, got 8: write vote=VoteParams\(n=\.\.\.\)$"):
         llm.generate(PROMPT, PARAMS, vote=8)  # type: ignore[arg-type]

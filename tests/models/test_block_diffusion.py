@@ -132,7 +132,7 @@ def test_the_usual_strategy_renoises_and_what_else_it_can_not(llm: LLM, folder: 
         llm.generate([[5]], params, strategy="none")
     with pytest.raises(ValueError, match="choose selector=renoise"):
         llm.generate([[5]], params, strategy="denoise:selector=threshold")
-    with pytest.raises(ParlayError, match="renoise fills whole canvases; leave block out"):
+    with pytest.raises(ParlayError, match="renoise fills whole canvases; remove block"):
         llm.generate([[5]], params, strategy="denoise:selector=renoise,block=4")
 
 

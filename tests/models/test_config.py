@@ -263,7 +263,7 @@ def test_broken_config_files_are_one_clear_line(tmp_path: Path) -> None:
 )
 def test_values_without_sense_or_measure_are_one_clear_line(changes: dict[str, Any], tmp_path: Path) -> None:
     """And no model for transformers either: the file is broken, whoever reads it."""
-    with pytest.raises(ParlayError, match=r"config\.json (is no description of a|says)") as caught:
+    with pytest.raises(ParlayError, match=r"config\.json (is not a description of a|says)") as caught:
         read_config(written(tmp_path, LLAMA, **changes))
     assert not isinstance(caught.value, UnsupportedModel)
     assert "\n" not in str(caught.value)
@@ -313,5 +313,5 @@ def test_a_config_that_is_nested_too_deep_is_one_clear_line(tmp_path: Path) -> N
 
 def test_a_pipe_is_no_config_and_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(ParlayError, match="it is no file"):
+    with pytest.raises(ParlayError, match="it is not a file"):
         read_config(tmp_path)

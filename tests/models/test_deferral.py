@@ -154,10 +154,10 @@ def test_a_head_of_another_pair_is_one_clear_line(folders: list[str], saved: str
     ("make", "line"),
     [
         (lambda: Ensemble("a", "defer"), "rule defer needs a head: train one with parlay train defer"),
-        (lambda: Ensemble(["a", "b"], "defer", head="x"), "defer takes one other model, the assistant"),
+        (lambda: Ensemble(["a", "b"], "defer", head="x"), "defer needs one other model, the assistant"),
         (lambda: Ensemble("a", "defer", (1, 2), head="x"), "the assistant, and no weights"),
-        (lambda: Ensemble("a", "defer", head="x", threshold=1.5), "threshold 1.5: must be from 0 to 1"),
-        (lambda: Ensemble("a", "mean", head="x"), "head and threshold are for rule defer, not mean"),
+        (lambda: Ensemble("a", "defer", head="x", threshold=1.5), "threshold must be between 0 and 1, got 1.5"),
+        (lambda: Ensemble("a", "mean", head="x"), "head and threshold work only with rule defer, not mean"),
     ],
 )
 def test_what_can_not_defer_is_one_clear_line(make: Callable[[], object], line: str) -> None:

@@ -330,16 +330,16 @@ def test_where_members_may_be_left_out_no_exactness_is_promised(lenient: Ensembl
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda: Ensemble([]), "names no model"),
-        (lambda: Ensemble("a", deadline=0), "deadline 0: must be above 0 seconds"),
-        (lambda: Ensemble("a", "contrast", deadline=1), "needs both of its models: leave out drop_failed and deadline"),
+        (lambda: Ensemble([]), "must name one or more other models"),
+        (lambda: Ensemble("a", deadline=0), "ensemble deadline must be above 0 seconds, got 0"),
+        (lambda: Ensemble("a", "contrast", deadline=1), "can't be used with drop_failed and deadline"),
         (lambda: Ensemble("a", "sum"), "ensemble rule 'sum': choose one of"),
-        (lambda: Ensemble("a", weights=(1, 0)), "weight 0: weights must be above 0"),
-        (lambda: Ensemble("a", weights=(1, -2)), "weight -2: weights must be above 0"),
-        (lambda: Ensemble("a", weights=(1, math.nan)), "weight nan: weights must be above 0"),
+        (lambda: Ensemble("a", weights=(1, 0)), "weights must be above 0, got 0"),
+        (lambda: Ensemble("a", weights=(1, -2)), "weights must be above 0, got -2"),
+        (lambda: Ensemble("a", weights=(1, math.nan)), "weights must be above 0, got nan"),
         (lambda: Ensemble("a", weights=(1,)), "1 weights for 2 models"),
-        (lambda: Ensemble(["a", "b"], "contrast"), "contrast takes one other model"),
-        (lambda: Ensemble("a", "contrast", alpha=2), "contrast alpha 2: must be from 0 to 1"),
+        (lambda: Ensemble(["a", "b"], "contrast"), "contrast needs one other model"),
+        (lambda: Ensemble("a", "contrast", alpha=2), "contrast alpha must be between 0 and 1, got 2"),
         (lambda: LLM("parlay-mini", ensemble="/no/such/model"), "/no/such/model"),
         (lambda: LLM("parlay-mini", ensemble="parlay-mini", certificates=["x"]), "certificates is for one model"),
         (lambda: LLM("parlay-mini", ensemble="parlay-mini", prefix_cache="x"), "prefix_cache is for one model"),
@@ -472,8 +472,8 @@ def test_what_can_not_guide_is_one_clear_line(guided: LLM) -> None:
 
     refuse("guidance_scale must be between 0 and 100", guidance_scale=-1)
     refuse("guidance_scale must be between 0 and 100", guidance_scale=math.nan)
-    refuse("negative_prompt must be a text or a list", guidance_scale=2, negative_prompt=[])
-    refuse("negative_prompt must be a text or a list", guidance_scale=2, negative_prompt=5)
+    refuse("negative_prompt must be a non-empty string or list", guidance_scale=2, negative_prompt=[])
+    refuse("negative_prompt must be a non-empty string or list", guidance_scale=2, negative_prompt=5)
     refuse("negative_prompt: a prompt is a text, a list", guidance_scale=2, negative_prompt=["a"])
     refuse("negative_prompt must have ids from 0 to 63", guidance_scale=2, negative_prompt=[64])
     refuse("negative_prompt of 254 tokens and the output", guidance_scale=2, negative_prompt=[5] * 254)

@@ -152,7 +152,7 @@ def test_tensors_that_are_missing_extra_or_of_another_shape_are_named(tmp_path: 
         ("blk.0.ffn_gate_up_exps.weight", (8, 32), gguf_files.Kind.F32, "extra: model.layers.0.mlp.experts"),
         ("blk.0.ffn_gate_up_exps.weight", (4,), gguf_files.Kind.F32, "extra: model.layers.0.mlp.experts"),
         ("blk.0.ffn_gate_exps.weight", (1 << 14, 1, 1), gguf_files.Kind.F32, "extra: model.layers.0.mlp.experts"),
-        ("blk.0.attn_q.bias", (64, 32), gguf_files.Kind.Q8_0, "is no matrix and stored as Q8_0"),
+        ("blk.0.attn_q.bias", (64, 32), gguf_files.Kind.Q8_0, "is not a matrix and stored as Q8_0"),
         ("rope_freqs.weight", (1 << 15,), gguf_files.Kind.F32, r"rope_freqs.weight has the shape \[32768\]"),
     ],
 )
@@ -233,7 +233,7 @@ TOKENIZERS: dict[str, tuple[dict[str, object], tuple[str, ...], str]] = {
     "other-words": ({"tokenizer.ggml.pre": "klingon"}, (), "'klingon', which Parlay does not know"),
     "no-words": ({}, ("tokenizer.ggml.pre",), "pre is missing"),
     "no-scores": ({"tokenizer.ggml.model": "llama"}, (), "scores is missing"),
-    "no-token": ({"tokenizer.ggml.eos_token_id": 1 << 30}, (), "eos_token_id is 1073741824, which is no token"),
+    "no-token": ({"tokenizer.ggml.eos_token_id": 1 << 30}, (), "eos_token_id is 1073741824, which is not a token"),
     "long-token": (
         {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", "a" * 5000], **SCORED},
         (),

@@ -242,14 +242,14 @@ def damaged(folder: Path, how: str) -> None:
     ("how", "message"),
     [
         ("missing", "is not there"),
-        ("pipe", "is no file"),
+        ("pipe", "is not a file"),
         ("cut", "cut short"),
         ("other", "another model"),
         ("longest 0", "of up to 0 tokens: 1 or more, of 2 to 8"),
         ("longest 9", "of up to 9 tokens"),
         ("count", "config.json asks for"),
         ("header", "damaged or cut short"),
-        ("places", "keys at a place that is no multiple of 8: the table is damaged"),
+        ("places", "keys at a place that is not a multiple of 8: the table is damaged"),
     ],
 )
 def test_a_table_that_is_not_the_models_is_one_line(tmp_path: Path, how: str, message: str) -> None:

@@ -51,7 +51,7 @@ def test_files_weights_on_disk_and_a_missing_package_are_one_line(
     file.write_bytes(b"GGUF")
     with pytest.raises(UsageError, match=r"is a GGUF file: name a folder of safetensors"):
         models.load(str(file), IN_MLX)
-    with pytest.raises(UnsupportedModel, match="not MLX: leave it out"):
+    with pytest.raises(UnsupportedModel, match="not MLX: remove it"):
         models.load("parlay-mini", IN_MLX, budget=Budget(weights=1 << 30))
     monkeypatch.setitem(sys.modules, "mlx_lm", None)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -241,7 +241,7 @@ def test_pulling_what_is_here_is_a_mistake(cli: Cli, home: Path) -> None:
     for model in ("parlay-mini", "./here", "model.gguf"):
         result = cli("pull", model)
         assert result.code == 2
-        assert "is no model to pull" in result.err
+        assert "is not a model to pull" in result.err
 
 
 def test_a_cache_that_can_not_be_written_to_is_one_line(cli: Cli, wheel: Path, home: Path) -> None:

@@ -373,7 +373,7 @@ def test_groups_of_uneven_numbers_become_numbers(tmp_path: Path, caplog: pytest.
         ({**NF4, "bnb_4bit_quant_type": "fp4"}, "'fp4'"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "8 bits"),
         ({**MLX, "mode": "mxfp8"}, "mode 'mxfp8'"),
-        ("awq", "is no object"),
+        ("awq", "is not an object"),
     ],
 )
 def test_forms_that_cannot_be_read_are_refused_by_name(said: object, message: str, tmp_path: Path) -> None:
@@ -410,5 +410,5 @@ def test_what_such_files_leave_in_sixteen_bits_can_be_rounded_to_eight(tmp_path:
     blocks = [
         weight for weight in load_weights(tmp_path, read_config(tmp_path)).values() if isinstance(weight, StoredTensor)
     ]
-    with pytest.raises(QuantizeRefused, match="the weights are in Q4_Z already; leave it out"):
+    with pytest.raises(QuantizeRefused, match="the weights are in Q4_Z already; remove it"):
         in_eight_bits({"model.embed_tokens.weight": blocks[0], "lm_head.weight": blocks[1]})

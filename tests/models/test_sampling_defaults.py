@@ -35,7 +35,7 @@ def test_numbers_are_taken(said: dict[str, Any], expected: dict[str, float], tmp
     [
         ({"temperature": -5}, "temperature must be at least 0, got -5"),
         ({"top_k": 2.5}, "top_k must be a whole number, got 2.5"),
-        ({"top_p": 7}, "top_p and typical_p must be in"),
+        ({"top_p": 7}, "top_p must be above 0 and at most 1, got 7"),
     ],
 )
 def test_what_nobody_can_sample_with_is_refused_by_the_files_name(

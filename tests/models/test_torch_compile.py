@@ -309,7 +309,7 @@ def test_models_without_tree_masks_run_as_they_are_with_a_line(
 
 def test_parlays_own_decoder_refuses_it_but_for_drafts(folders: list[str]) -> None:
     target = AdapterRunner(random_model("gpt2")).spec
-    with pytest.raises(CompileRefused, match=r"runs on Parlay's own decoder.*leave out compile"):
+    with pytest.raises(CompileRefused, match=r"runs on Parlay's own decoder.*remove compile"):
         LLM(folders[0], compile=True)
     with pytest.raises(CompileRefused):
         open_target(folders[0], COMPILE, RankOptions(tensor_parallel=2), None, lambda *_: None)

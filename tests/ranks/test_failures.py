@@ -206,7 +206,7 @@ def test_ranks_that_do_not_know_the_secret_are_sent_away(
     assert f"is {SECRET} the same on both?" in crew.said()[1]
     lines = [record.getMessage() for record in caplog.records if "was ended" in record.getMessage()]
     assert lines == [
-        "the connection of 127.0.0.1 was ended: it is no rank of a model, or one of another version",
+        "the connection of 127.0.0.1 was ended: it is not a rank of a model, or one of another version",
         "the connection of 127.0.0.1 was ended: it does not know the secret",
     ]
 
@@ -238,7 +238,7 @@ def test_what_can_not_be_had_is_said_before_anything_starts(llama: Path, monkeyp
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
         assert f"can't wait for ranks at {where}" in refused(RankOptions(tensor_parallel=2, rank_listen=where))
-    assert "is no HOST:PORT" in refused(RankOptions(tensor_parallel=2, rank_listen="here"))
+    assert "is not a HOST:PORT" in refused(RankOptions(tensor_parallel=2, rank_listen="here"))
     with pytest.raises(UsageError, match="64 processes at most"):
         RankOptions(tensor_parallel=16, pipeline_parallel=16)
     with pytest.raises(UsageError, match="pipeline_parallel=2 and context_parallel=2: processes that share texts"):

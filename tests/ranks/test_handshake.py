@@ -31,7 +31,7 @@ def test_what_is_no_rank_is_sent_away_at_once(
     monkeypatch.setattr(wire, "_HANDSHAKE_SECONDS", 600.0)
     ends[1].sendall(said)
     began = time.monotonic()
-    with pytest.raises(wire.WrongSecret, match="it is no rank of a model, or one of another version"):
+    with pytest.raises(wire.WrongSecret, match="it is not a rank of a model, or one of another version"):
         wire.admit(ends[0], SECRET)
     assert time.monotonic() - began < wire._HANDSHAKE_SECONDS / 2
 

@@ -76,7 +76,7 @@ def test_a_request_beside_the_owners_url_is_told_to_leave_its_strategy_out() -> 
     body = {"prompt": "a", "max_tokens": 2, "strategy": "remote:k=3"}
     error = client.post("/v1/completions", json=body).json()["error"]
     assert error["message"] == (
-        "strategy remote: url is set by the server's owner, not by a request: leave strategy out, and remote drafts as "
+        "strategy remote: url is set by the server's owner, not by a request: remove strategy, and remote drafts as "
         "the owner has set it"
     )
     assert (error["param"], error["code"]) == ("strategy", "invalid_strategy")
@@ -190,8 +190,8 @@ def test_texts_are_those_of_plain_decoding(serve: Callable[[FastAPI], AbstractCo
     [
         (["a", "b"], "one model"),
         (["--model-dir", "models"], "--model-dir"),
-        (["--strategy", "auto"], "auto is no drafter"),
-        (["--strategy", "none"], "none is no drafter"),
+        (["--strategy", "auto"], "auto is not a drafter"),
+        (["--strategy", "none"], "none is not a drafter"),
     ],
 )
 def test_mistakes_are_told_before_a_model_loads(words: list[str], message: str) -> None:

@@ -146,7 +146,7 @@ def test_a_cache_that_holds_few_texts_still_answers_all() -> None:
         (lambda: Autoscaling(min_replicas=3, max_replicas=2), "--autoscale 3:2"),
         (lambda: read_range("3"), "as in 1:8"),
         (lambda: Failures(kill="soon"), "--kill soon"),
-        (lambda: Failures(mtbf=0), "mtbf=0: must be at least 1"),
+        (lambda: Failures(mtbf=0), "mtbf must be at least 1, got 0"),
         (lambda: ReplicaLimits(max_num_seqs=600), "must be at least max_num_seqs"),
     ],
 )

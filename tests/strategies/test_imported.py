@@ -142,8 +142,8 @@ def test_a_rule_with_a_bug_ends_its_request_alone() -> None:
     ("strategy", "message"),
     [
         ("prompt-lookup:rule=no_such_module:Rule", "can't import 'no_such_module'"),
-        ("prompt-lookup:rule=../my_rules:Nucleus", "is no name of a module; write package.module:Class"),
-        ("prompt-lookup:policy=:", "is no name of a module; write package.module:Class"),
+        ("prompt-lookup:rule=../my_rules:Nucleus", "is not the name of a module; write package.module:Class"),
+        ("prompt-lookup:policy=:", "is not the name of a module; write package.module:Class"),
         ("prompt-lookup:rule=my_rules:Nucleos", "did you mean Nucleus"),
         ("prompt-lookup:rule=other_rules:Nothing", "no accept rule: it lacks exactness, kinds, matches, accept"),
         ("prompt-lookup:rule=other_rules:Many", "must name one in its attribute kinds"),
@@ -166,6 +166,6 @@ def test_a_request_to_a_server_imports_nothing(named: str) -> None:
     with pytest.raises(ApiError, match="remote: a class to import or a URL is set by the server's owner"):
         read_strategy("remote:url=http://127.0.0.1:9")
     for text in (f"prompt-lookup({named}=my_rules:Nucleus)", "my_rules:Nucleus", "my_rules:Nucleus:k=1"):
-        with pytest.raises(ApiError, match="is no strategy of the catalogue"):
+        with pytest.raises(ApiError, match="is not a strategy of the catalogue"):
             read_strategy(text)
     assert "my_rules" not in sys.modules

@@ -185,7 +185,7 @@ def test_what_is_wrong_is_said_before_anything_runs(llm: LLM) -> None:
         with pytest.raises(ValueError, match=message):
             llm.job(PROMPT, SamplingParams(structured_outputs=wanted))
     assert llm.engine.idle
-    with pytest.raises((ValueError, ParlayError), match="takes one of"):
+    with pytest.raises((ValueError, ParlayError), match="must have exactly one of"):
         SamplingParams(structured_outputs=StructuredOutputsParams())
 
 

@@ -68,13 +68,13 @@ def test_white_space_between_the_parts_of_json_is_a_space_or_an_indented_line(sp
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({}, "takes one of json, json_object, regex, choice, grammar; got none"),
+        ({}, "must have exactly one of json, json_object, regex, choice, grammar, got none"),
         ({"regex": "a", "json_object": True}, "got json_object and regex"),
-        ({"regex": ""}, "regex must be a text that is not empty"),
+        ({"regex": ""}, "regex must be a non-empty string"),
         ({"grammar": 3}, "grammar must be a text"),
         ({"json": ["object"]}, "json must be a JSON schema, as a text or as a mapping"),
-        ({"choice": []}, "choice must be a list of one or more texts"),
-        ({"choice": "yes"}, "choice must be a list of one or more texts"),
+        ({"choice": []}, "choice must be a list of one or more strings"),
+        ({"choice": "yes"}, "choice must be a list of one or more strings"),
         ({"choice": ["yes", ""]}, "non-empty strings"),
         ({"choice": [1]}, "must be a list of non-empty strings"),
     ],

@@ -91,7 +91,7 @@ def test_a_number_that_cannot_be_had_is_one_clear_line(wanted: int) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("two", "PARLAY_THREADS=two: expected a whole number of threads"),
+        ("two", "PARLAY_THREADS must be a whole number of threads, got two"),
         ("0", "PARLAY_THREADS=0: this process may use 1 to"),
         ("99999", "PARLAY_THREADS=99999: this process may use 1 to"),
     ],

@@ -596,7 +596,7 @@ def test_masks_are_tokens_that_no_text_has() -> None:
     named = tokenizer.convert_ids_to_tokens(3)
     assert choose_mask(tokenizer, VOCAB, named) == 3
     assert choose_mask(tokenizer, VOCAB + 2, "") == VOCAB, "the vocabulary has ids without a token"
-    with pytest.raises(ParlayError, match="mask_token='nowhere' is no token of the model"):
+    with pytest.raises(ParlayError, match="mask_token='nowhere' is not a token of the model"):
         choose_mask(tokenizer, VOCAB, "nowhere")
     with pytest.raises(ParlayError, match="no token that texts never have"):
         choose_mask(tokenizer, VOCAB, "")

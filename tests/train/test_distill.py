@@ -261,9 +261,9 @@ def test_wishes_that_can_not_be_met_are_errors(model: Path, tmp_path: Path) -> N
         DistillTrainOptions(source="student")
     with pytest.raises(UsageError, match="url_model"):
         DistillTrainOptions(url="http://127.0.0.1:8000/v1")
-    with pytest.raises(UsageError, match="leave out texts"):
+    with pytest.raises(UsageError, match="remove texts"):
         DistillTrainOptions(url="http://127.0.0.1:8000/v1", url_model="m", prompts=tmp_path, texts=tmp_path)
-    with pytest.raises(UsageError, match="leave out whole=False"):
+    with pytest.raises(UsageError, match="remove whole=False"):
         DistillTrainOptions(student="x", source="student", whole=False)
     with pytest.raises(UsageError, match="forward, reverse"):
         DistillTrainOptions(divergence="hellinger")
@@ -340,5 +340,5 @@ def test_layers_that_can_not_be_kept_are_named(
 def test_options_of_a_cut_need_a_model_to_cut(model: Path, work: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="need cut_from=MODEL"):
         options(model, work, tmp_path, keep_layers="0,1")
-    with pytest.raises(UsageError, match="leave out one of them"):
+    with pytest.raises(UsageError, match="remove one of them"):
         options(model, work, tmp_path, cut_from="a", student="b")

@@ -141,7 +141,7 @@ def test_a_model_that_can_t_be_written_leaves_the_one_before(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hours": 0}, "hours=0: must be more than 0"),
+        ({"hours": 0}, "hours must be more than 0, got 0"),
         ({"shape": "giant"}, "giant"),
         ({"context": 9999}, "9999"),
         ({"seed": -1}, "seed=-1"),

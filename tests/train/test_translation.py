@@ -388,7 +388,7 @@ def test_an_answer_streams_at_its_end_samples_and_is_cut(kind: str, folder: Path
 
 @pytest.mark.parametrize(
     ("strategy", "words"),
-    [("none", "choose denoise"), ("denoise:block=2", "leave block out|its selector reads places")],
+    [("none", "choose denoise"), ("denoise:block=2", "remove block|its selector reads places")],
 )
 def test_what_a_canvas_of_a_whole_answer_can_t_do_is_refused(folder: Path, strategy: str, words: str) -> None:
     with pytest.raises((ValueError, RequestFailed), match=words) as caught:

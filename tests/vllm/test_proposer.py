@@ -259,7 +259,7 @@ def test_stores_learn_across_requests_only_if_told() -> None:
     ("config", "message"),
     [
         ({"parlay": {"strateggy": "auto"}}, "no option 'strateggy'"),
-        ({"parlay": {"strategy": 3}}, "parlay.strategy=3: expected"),
+        ({"parlay": {"strategy": 3}}, "parlay.strategy must be a text, got 3"),
         ({"parlay": "auto"}, "must be an object"),
         ({"parlay": {"strategy": "prompt-lookip"}}, "prompt-lookup"),
         ({"parlay": {"strategy": "token-recycling"}}, "committed tokens only"),

@@ -162,7 +162,7 @@ def check_request(floor: Floor, params: SamplingParams, prompts: int) -> None:
         )
     if params.edits_logits or params.form:
         raise ValueError(
-            "no certificate covers requests that edit logits, use guidance or set a format: leave these parameters out"
+            "no certificate covers requests that edit logits, use guidance or set a format: remove these parameters"
         )
     if not params.max_tokens:
         raise ValueError("max_tokens must be a number: a certificate covers requests up to that length")

@@ -48,7 +48,7 @@ def strategies(text: str) -> tuple[str, ...]:
     """
     names: list[str] = []
     if not text.strip(" ,"):
-        raise ValueError("no strategy is named: join names by commas, or leave the flag out")
+        raise ValueError("no strategy is named: join names by commas, or remove the flag")
     for piece in split(text, ","):
         if names and "=" in piece.partition("(")[0].partition(":")[0]:
             names[-1] += f",{piece}"

@@ -99,7 +99,7 @@ class CertificateGate:
         for file in self._files:
             _check_binding(file, binding())
             if any(file.certificate.sampling == other.sampling for other in seen):
-                raise ParlayError(f"{file.path} covers the same sampling as another certificate: leave one of them out")
+                raise ParlayError(f"{file.path} covers the same sampling as another certificate: remove one of them")
             seen.append(file.certificate)
 
     @property

@@ -43,7 +43,7 @@ def parse(text: str) -> Allowed:
         raise UsageError(f"exactness {name!r} is unknown: {nearest(name, list(Exactness))}")
     level = Exactness(name)
     if colon and level is not Exactness.LOSSY:
-        raise UsageError(f"exactness {name} has no settings: leave out {colon}{rest}")
+        raise UsageError(f"exactness {name} has no settings: remove {colon}{rest}")
     return Allowed(level, _floor(rest) if colon else None)
 
 

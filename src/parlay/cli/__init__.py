@@ -91,16 +91,14 @@ def guarded(command: Callable[[], int]) -> int:
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps it while a class is created
             return code_of(error.__cause__)
-        if message := _refusal_of_system(error):
-            print(f"parlay: error: {message}", file=sys.stderr)
-            return FAILURE
-        mistake = _users_mistake(error)
-        if mistake is None:
+        refusal = _refusal_of_system(error)
+        code = FAILURE if refusal else _users_mistake(error)
+        if code is None:
             raise
         from parlay.system.terminal import printable  # here, as it imports torch
 
-        print(f"parlay: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-        return mistake
+        print(f"parlay: error: {printable(refusal or ' '.join(str(error).split()))}", file=sys.stderr)
+        return code
     finally:
         try:
             sys.stdout.flush()
@@ -149,8 +147,17 @@ def drop_output() -> None:
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] not in COMMANDS:
         return _top_level(words)
+    from parlay.types import ParlayError
+
     command: Command = import_module(f"parlay.cli.{words[0]}")
-    return command.run(parser_of(words[0]).parse(words[1:]))
+    parser = parser_of(words[0])
+    options = parser.parse(words[1:])
+    try:
+        return command.run(options)
+    except (ParlayError, ValueError) as error:
+        if error.args and isinstance(error.args[0], str):
+            error.args = (parser.in_flags(error.args[0], options), *error.args[1:])
+        raise
 
 
 def parser_of(name: str) -> Parser:

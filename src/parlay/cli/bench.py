@@ -156,7 +156,7 @@ def run(options: argparse.Namespace) -> int:
         return bench_prompts.run(options, options.files)
     for name in ("minutes", "json"):
         if vars(options)[name]:
-            raise ValueError(f"--{name} works only with files of prompts: name one")
+            raise ValueError(f"--{name} works only with files of prompts: add one, or remove --{name}")
     options.out = options.out or OUT
     if options.replay is not None:
         return bench_replay.run(options)
@@ -180,7 +180,7 @@ def _refuse_report_flags(options: argparse.Namespace) -> None:
     """Raises ValueError for a flag that only a report uses."""
     for name in ("output", "force", "no_plots"):
         if vars(options)[name]:
-            raise ValueError(f"--{name.replace('_', '-')} works only with parlay bench report, or with --quality")
+            raise ValueError(f"--{name.replace('_', '-')} works only with parlay bench report or --quality: remove it")
 
 
 def _refuse_with_report(options: argparse.Namespace) -> None:
@@ -188,13 +188,15 @@ def _refuse_with_report(options: argparse.Namespace) -> None:
     usual = vars(parser_of("bench").parse([]))
     for name in usual:
         if name not in ("files", "output", "force", "no_plots") and vars(options)[name] != usual[name]:
-            raise ValueError(f"--{name.replace('_', '-')} has no effect on a report: it measures nothing; leave it out")
+            raise ValueError(f"--{name.replace('_', '-')} has no effect with parlay bench report: remove it")
 
 
 def _report(options: argparse.Namespace) -> int:
     results = options.files[1:]
     if not results or options.output is None:
-        raise ValueError("parlay bench report needs RESULTS, files that parlay bench wrote, and --output DIR")
+        raise ValueError(
+            "RESULTS or --output is missing: name files that parlay bench wrote, and a folder with --output DIR"
+        )
     _refuse_with_report(options)
     from parlay.bench.report.write import write  # here, as it imports torch
 
@@ -229,7 +231,7 @@ def _preset(name: str | None) -> Preset:
     from parlay.bench.presets import PRESETS
 
     if name is not None and name not in PRESETS:
-        raise ValueError(f"no preset {name!r}: choose one of {', '.join(PRESETS)}")
+        raise ValueError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
     return PRESETS[name or "standard"]
 
 
@@ -238,11 +240,13 @@ def _check_against(options: argparse.Namespace, preset: Preset) -> None:
     if not (options.against or preset.against):
         return
     if options.quantize:
-        raise ValueError(f"transformers runs weights as stored: leave out --against, or --quantize {options.quantize}")
+        raise ValueError(
+            "--against transformers can't be used with --quantize: it runs the weights as stored; remove one of them"
+        )
     if not (1 in options.concurrency and 0 in options.temperature):
         raise ValueError(
-            "transformers is measured greedily, with one request at a time: "
-            "include 1 in --concurrency and 0 in --temperature, or leave out --against"
+            "--against transformers runs only one request at a time, at temperature 0: "
+            "include 1 in --concurrency and 0 in --temperature, or remove --against"
         )
 
 
@@ -324,7 +328,7 @@ def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
     stopped = _with_progress(Bench(llm, plan, results, {OURS: Waves(llm, meter, power), NAME: peer}))
     _print_tables(results.rows, plan, options.price_per_hour)
     if stopped:
-        print(f"parlay: stopped; the same command goes on with {options.out}", file=sys.stderr)
+        print(f"parlay: stopped: repeat the same command to continue {options.out}", file=sys.stderr)
         return stopped
     form = "" if resolve(options.model).is_file() else f" in {spec.dtype}"
     energy = meter.reason if power is None else f"{power}, because {meter.reason}"

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, files: list[Path]) -> int:
     named = strategies(options.strategies) if options.strategies is not None else None
     if named is not None and set(named) <= {"none"}:
         raise ValueError(
-            "--strategies none: plain decoding runs beside all others anyway; name another, or leave it out"
+            "--strategies none: plain decoding is always measured too: name another strategy, or remove it"
         )
     model = named_or_default(options.model)
     with ExitStack() as stack:
@@ -86,18 +86,20 @@ def _check(options: argparse.Namespace) -> None:
     flags = vars(options)
     for name, usual in MEANINGLESS.items():
         if flags.get(name, usual) != usual:
-            raise ValueError(f"--{name.replace('_', '-')} has no use beside files of prompts: leave one of them out")
+            raise ValueError(f"--{name.replace('_', '-')} can't be used with files of prompts: remove one of them")
     for name in ("concurrency", "temperature", "context"):
         if len(flags[name]) > 1:
-            raise ValueError(f"--{name} {','.join(map(str, flags[name]))}: give one value beside files of prompts")
+            raise ValueError(f"--{name} {','.join(map(str, flags[name]))}: give one value with files of prompts")
     if flags["concurrency"] != (1,) or flags["context"] != (0,):
-        raise ValueError("prompts of your own run one at a time and as they are: leave out --concurrency and --context")
+        raise ValueError("--concurrency and --context can't be used with files of prompts: remove them")
 
 
 def _check_files(files: list[Path]) -> None:
     for file in files:
         if not file.exists() or file.is_dir() or file.suffix == ".gguf":
-            raise ValueError(f"can't read {file}: it is no file of prompts (to measure a model, write --model {file})")
+            raise ValueError(
+                f"can't read {file}: it is not a file of prompts: to measure a model, write --model {file}"
+            )
 
 
 def _trial(options: argparse.Namespace, strategies: tuple[str, ...], prompts: tuple[Item, ...], began: float) -> Trial:
@@ -154,7 +156,8 @@ def check_promises(rows: Sequence[Row]) -> int:
     broken = [row.cell for row in rows if row.exactness == Exactness.BITS and row.same < row.of]
     for cell in dict.fromkeys(broken):
         print(
-            f"parlay: error: {cell.strategy} on {cell.workload} promises the same text and gave another; "
+            f"parlay: error: {cell.strategy} on {cell.workload} gave another text than plain decoding, which it "
+            "must not: "
             "please report it",
             file=sys.stderr,
         )
@@ -199,7 +202,7 @@ def _verdict(found: TrialResult, model: str) -> list[str]:
     best = found.best
     if best is not None:
         flag = (
-            "leave --strategy out: it is the default"
+            "remove --strategy: it is the default"
             if best.strategy == DEFAULT_STRATEGY
             else (f"write --strategy {shlex.quote(best.strategy)}")
         )
@@ -211,7 +214,7 @@ def _verdict(found: TrialResult, model: str) -> list[str]:
         return [_too_few(found)]
     usual = next((each for each in sound if each.strategy == DEFAULT_STRATEGY), None)
     slower = usual is not None and usual.high is not None and usual.high < 1
-    flag = "write --strategy none" if slower else "leave --strategy out: the default drafts only where it pays"
+    flag = "write --strategy none" if slower else "remove --strategy: the default drafts only where it pays"
     return [
         f"Nothing is surely quicker than plain decoding; the best is {sound[0].strategy}, {_how_fast(sound[0])}. "
         f"So {flag}."
@@ -225,7 +228,7 @@ def _too_few(found: TrialResult) -> str:
     more = "give more time (--minutes)" if found.unreached else f"give {found.lacking} more"
     return (
         f"Too few prompts for a recommendation: {ENOUGH - found.lacking} of {ENOUGH} could be timed, so {more}. "
-        "Until then leave --strategy out: the default drafts only where it pays."
+        "Until then remove --strategy: the default drafts only where it pays."
     )
 
 

@@ -86,16 +86,14 @@ def refuse_without(options: argparse.Namespace) -> None:
     """Raises ValueError for a flag that only --quality uses."""
     for name in ("tasks", "selectors", "examples", "oracle"):
         if vars(options)[name] not in (None, False):
-            raise ValueError(f"--{name} works only with --quality")
+            raise ValueError(f"--{name} works only with --quality: add it, or remove --{name}")
 
 
 def run(options: argparse.Namespace) -> int:
     for name, usual in MEANINGLESS.items():
         if vars(options)[name] != usual:
             flag = "files of prompts" if name == "files" else f"--{name.replace('_', '-')}"
-            raise ValueError(
-                f"{flag} and --quality do not go together: it makes its own problems; leave one of them out"
-            )
+            raise ValueError(f"{flag} can't be used with --quality, which makes its own problems: remove one of them")
     from parlay.bench.quality import tasks  # here, as these import torch
     from parlay.bench.quality.run import measure
     from parlay.bench.report import plot
@@ -127,12 +125,12 @@ def _oracle(
 
     for name in ("model", "draft_model", "max_tokens", "examples", "effort"):
         if vars(options)[name] is not None:
-            raise ValueError(f"--{name.replace('_', '-')} and --oracle do not go together: no model runs there")
+            raise ValueError(
+                f"--{name.replace('_', '-')} can't be used with --oracle, which runs no model: remove one of them"
+            )
     unknown = [task.name for task in found if not task.listed]
     if options.tasks and unknown:
-        raise ValueError(
-            f"task {unknown[0]} has no oracle, because its right answers are too many to list: leave it out"
-        )
+        raise ValueError(f"task {unknown[0]} has too many right answers for --oracle: remove it from --tasks")
     swept = sweep(options.selectors.split(",") if options.selectors else list(SWEEP))
     chosen = strategies(options.strategies) if options.strategies else (PLAIN, *swept)
     return OracleWriter(options.prompts or SAMPLES), chosen, tuple(task for task in found if task.listed)
@@ -172,7 +170,7 @@ def _strategies(options: argparse.Namespace, llm: LLM) -> tuple[str, ...]:
     fills = [name for name in named if find(name_of(name)).selects]
     if spec.canvas is None and (options.selectors or fills):
         asked = f"--selectors {options.selectors}" if options.selectors else f"strategy {fills[0]}"
-        raise ValueError(f"{asked} fills canvases, but {spec.name} writes its text in order: leave it out")
+        raise ValueError(f"{asked} is for diffusion models, and {spec.name} is not one: remove it")
     if options.selectors or (not named and spec.canvas is not None):
         named += sweep(options.selectors.split(",") if options.selectors else list(SWEEP))
     exact = () if options.strategies or spec.fills_only else (PLAIN, *usual_strategies(llm)[:EXACT_STRATEGIES])
@@ -225,7 +223,7 @@ def _written(options: argparse.Namespace, results: Results, writer: ModelWriter 
         write_part(Quality(writer.llm.gate.binding(), tuple(found)), path)
         paths.append(path)
     elif not isinstance(writer, ModelWriter):
-        print("an oracle is no model, so nothing is written for parlay calibrate", file=sys.stderr)
+        print("nothing is written for parlay calibrate, because --oracle runs no model", file=sys.stderr)
     return paths
 
 

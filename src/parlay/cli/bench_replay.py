@@ -72,14 +72,14 @@ def refuse_without(options: argparse.Namespace) -> None:
     """Raises ValueError for a flag that only --replay uses."""
     for name in ("tokenizer", "cost_model", "cost_table"):
         if vars(options)[name] is not None:
-            raise ValueError(f"--{name.replace('_', '-')} works only with --replay")
+            raise ValueError(f"--{name.replace('_', '-')} works only with --replay: add it, or remove this one")
 
 
 def _refuse_with(options: argparse.Namespace) -> None:
     """Raises ValueError for a flag that --replay does not use."""
     for name, usual in MEANINGLESS.items():
         if vars(options)[name] != usual:
-            raise ValueError(f"--{name.replace('_', '-')} has no effect with --replay: no model decodes there")
+            raise ValueError(f"--{name.replace('_', '-')} has no effect with --replay, which runs no model: remove it")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -120,7 +120,9 @@ def _files(text: str) -> list[Path]:
     names = [stem(path) for path in paths]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"two files of --replay are called {name}: rename one, or replay it into another --out")
+            raise ValueError(
+                f"two files of --replay are called {name}: rename one, or replay them into different files with --out"
+            )
     return paths
 
 

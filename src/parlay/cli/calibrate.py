@@ -103,11 +103,13 @@ def run(options: argparse.Namespace) -> int:
     floor, params = options_from(Floor, options), sampling_params(options)
     check_output(options.output)
     if [bool(options.strategies), options.small is not None, options.quality is not None].count(True) != 1:
-        raise ValueError("name lossy strategies with --strategy, a file with --quality, or a model with --small")
+        raise ValueError(
+            "nothing to certify: add --strategy with lossy strategies, --quality with a file, or --small with a model"
+        )
     if options.fit is not None and len(options.strategies) != 1:
-        raise ValueError("--fit learns the thresholds of one strategy: name it with --strategy")
+        raise ValueError("--fit needs exactly one strategy: name it with --strategy")
     if options.answer is not None and options.fit is None:
-        raise ValueError("--answer says which examples of --fit have good answers: add --fit FILE")
+        raise ValueError("--answer has no effect without --fit: add --fit FILE, or remove it")
     from parlay.bench.certify import calibrate, check_request
     from parlay.bench.workloads import read_prompts
     from parlay.certificates.certificate import write
@@ -128,7 +130,11 @@ def run(options: argparse.Namespace) -> int:
         result = calibrate(llm, [_ids(llm, item) for item in items], chosen, floor, params)
     _tell(result, floor)
     if result.certificate is None:
-        print(f"parlay: error: no strategy is shown to keep lossy:{floor}; nothing is written", file=sys.stderr)
+        print(
+            f"parlay: error: no strategy reached lossy:{floor}, so no certificate was written: lower the floor, "
+            "or give more prompts",
+            file=sys.stderr,
+        )
         return FAILURE
     write(result.certificate, options.output)
     print(f"{options.output}: use it with --certificate {options.output} --exactness lossy:{floor}")
@@ -158,8 +164,8 @@ def _fitted(
     tested = {tuple(_ids(llm, item)) for item in items}
     if again := sum(tuple(each) in tested for each in examples):
         raise ValueError(
-            f"{again} of the examples of --fit are among the prompts too, and a test on what thresholds were learned "
-            "from proves nothing: give others"
+            f"{again} of the examples of --fit are also among the prompts, so the test would prove nothing: give "
+            "different files"
         )
     is_good = good_by_agreement(floor) if options.answer is None else good_by_answer(options.answer)
     found, learned = fit(llm, examples, strategy, floor, params, is_good=is_good)
@@ -175,7 +181,7 @@ def _candidates(path: Path) -> Quality:
 
     found = read(path)
     if not found.candidates():
-        raise ValueError(f"no strategy in {path} kept its quality on every task: name one with --strategy")
+        raise ValueError(f"no strategy in {path} reached the floor on every task: name one with --strategy")
     return found
 
 

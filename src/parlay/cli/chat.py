@@ -70,7 +70,7 @@ def _talk(options: argparse.Namespace, strategy: StrategySpec | None, state: Sta
     with open_llm(options, strategy) as llm:
         if llm.tokenizer is None or not llm.tokenizer.chat_template:
             raise ValueError(
-                f"{options.model} has no chat template: use parlay generate, or name a tokenizer that has one with "
+                f"{options.model} has no chat template: use parlay generate, or name a tokenizer with one by "
                 "--tokenizer"
             )
         print(f"{options.model}: /help lists the commands, /exit leaves", file=sys.stderr)

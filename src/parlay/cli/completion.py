@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         import shtab
     except ModuleNotFoundError:
-        raise ParlayError("shell completion needs shtab: pip install 'parlay[completion]'") from None
+        raise ParlayError("shell completion needs shtab: run pip install 'parlay[completion]'") from None
     print(shtab.complete(_whole(), options.shell))
     return 0
 

@@ -88,7 +88,7 @@ def _check_states(output: Path, tokenizer: str | None) -> None:
     from parlay.drafters.stores.state_store import need_faiss
 
     if tokenizer is not None:
-        raise ValueError("--states needs the model itself, not only its tokenizer: name it by --model")
+        raise ValueError("--states needs a model, not only a tokenizer: add --model")
     check_place(output)
     need_faiss()
 
@@ -155,7 +155,7 @@ def say_left_out(skipped: list[CorpusSource], files: int) -> None:
     """Report files without text, in folders, on standard error."""
     if skipped:
         which = f"{len(skipped)} of {files} files ({skipped[0].path} the first)"
-        print(f"left out {which}: not UTF-8 text", file=sys.stderr)
+        print(f"skipped {which}: it is not UTF-8 text", file=sys.stderr)
 
 
 def progress_bar(what: str, unit: str, total: int = 0) -> tqdm[Any]:

@@ -26,9 +26,9 @@ def run(options: argparse.Namespace) -> int:
         model = named_or_default(options.model)
     except NotPulled as error:
         model = BUILT_IN
-        print(f"{error}\n{BUILT_IN} takes its place, a test model whose speeds say little.", file=sys.stderr)
+        print(f"{error}\nUsing {BUILT_IN} instead, a tiny test model: its speeds are not typical.", file=sys.stderr)
     with LLM(model, tokenizer=options.tokenizer, load=options_from(LoadOptions, options)) as llm:
         if demonstrate(llm, sys.stdout):
             return 0
-    print("parlay: error: a strategy that promises the same text gave another; please report it", file=sys.stderr)
+    print("parlay: error: an exact strategy gave another text than plain decoding: please report it", file=sys.stderr)
     return FAILURE

@@ -79,8 +79,9 @@ def _list(options: argparse.Namespace) -> int:
     print("\n".join(aligned(rows, 7)))
     if any(each.facts.expected is not None for each in found):
         print(
-            "first right: share of first guesses that are right, on the answers that its own training set aside. So "
-            "two heads have different texts there: parlay bench PROMPTS compares them on yours.",
+            "first right: share of correct first guesses on the held-out part of each head's own training data. "
+            "To compare "
+            "heads on the same texts, run parlay bench PROMPTS.",
             file=sys.stderr,
         )
     return 0
@@ -165,7 +166,9 @@ def _check_method(method: str) -> None:
     from parlay.strategies.catalogue import catalogue
 
     if method not in catalogue():
-        raise ValueError(f"the drafter is for a strategy {method}, which is not here: {nearest(method, catalogue())}")
+        raise ValueError(
+            f"the drafter needs strategy {method}, which this version does not have: {nearest(method, catalogue())}"
+        )
 
 
 def _convert(folder: Path, model: str, out: Path) -> None:
@@ -178,7 +181,7 @@ def _convert(folder: Path, model: str, out: Path) -> None:
     from parlay.models.loading import read_config
 
     if not model:
-        raise ValueError(f"{folder} is no head of Parlay's own: name its target, as in --model user/name")
+        raise ValueError(f"{folder} does not name its target model: add it, as in --model user/name")
     head, proved = converted(folder, read_config(resolve(model)), matrices_of(model))
     if not proved:
         print(f"Nothing in {folder} proves that it goes with {model}: look at how many drafts are accepted")
@@ -232,7 +235,9 @@ def _pull(options: argparse.Namespace) -> int:
 def _agreed(offer: OfferedDrafter) -> bool:
     """Ask in the terminal whether the user accepts the licence. Raises ValueError without a terminal."""
     if not sys.stdin.isatty():
-        raise ValueError(f"{offer.repo}: add --yes to agree to its licence ({offer.licence or 'not stated'})")
+        raise ValueError(
+            f"{offer.repo} was not downloaded: add --yes to agree to its licence ({offer.licence or 'not stated'})"
+        )
     return input("Use it under this licence? [y/N] ").strip().lower() in ("y", "yes")
 
 
@@ -252,9 +257,9 @@ def _add_recommend_flags(parser: argparse.ArgumentParser) -> None:
 def _recommend(options: argparse.Namespace) -> int:
     for flag, value in (("--most", options.most), ("--max-tokens", options.max_tokens), ("--rounds", options.rounds)):
         if value < 1:
-            raise ValueError(f"{flag} {value}: give at least 1")
+            raise ValueError(f"{flag} must be at least 1, got {value}")
     if not 0 <= options.temperature <= 100:
-        raise ValueError(f"--temperature {options.temperature}: give a number from 0 to 100")
+        raise ValueError(f"--temperature must be between 0 and 100, got {options.temperature:g}")
     options.prompts, options.temperature = options.most, (options.temperature,)
     code = bench_prompts.run(options, [options.file])
     print(f"parlay: note: this is parlay bench {options.file}, which has more flags", file=sys.stderr)

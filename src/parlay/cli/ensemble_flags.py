@@ -134,7 +134,7 @@ def chosen_ensemble(options: argparse.Namespace) -> Ensemble | Nest | None:
     if "ensemble" not in options:
         return None
     if options.nest is not None and options.ensemble:
-        raise UsageError("--nest and --ensemble can't go together: leave one of them out")
+        raise UsageError("--nest and --ensemble can't be used together: remove one of them")
     _refuse_idle(options)
     if options.nest is not None:
         return Nest(options.nest, options.nest_neighbours, options.nest_alpha, options.nest_tau)
@@ -172,7 +172,9 @@ def _refuse_idle(options: argparse.Namespace) -> None:
     def check(usual: Mapping[str, object], missing: str) -> None:
         for name, default in usual.items():
             if vars(options)[name] != default:
-                raise UsageError(f"--{name.replace('_', '-')} has no effect here: add {missing}, or leave it out")
+                raise UsageError(
+                    f"--{name.replace('_', '-')} has no effect without {missing}: add {missing}, or remove it"
+                )
 
     if not options.ensemble:
         check(_OF_ENSEMBLES, "--ensemble MODEL")

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
     out = options.folder or options.out
     if out is None:
-        raise UsageError("name a folder to write: parlay export HEAD OUT")
+        raise UsageError("OUT is missing: name a folder to write, as in parlay export HEAD OUT")
     folder = folder_of(options.drafter)
     head = load(folder)
     check_tensors(head)

@@ -72,7 +72,7 @@ def whole(text: str) -> int:
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r:.60}") from None
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r:.60}") from None
 
 
 def whole_from(least: int, most: int = 1 << 40) -> Callable[[str], int]:
@@ -82,7 +82,7 @@ def whole_from(least: int, most: int = 1 << 40) -> Callable[[str], int]:
         value = int(text) if text.strip().isdecimal() and len(text) < 20 else -1
         if not least <= value <= most:
             upto = f" and at most {most}" * (value > most)
-            raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number of at least {least}{upto}")
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}{upto}, got {text!r:.60}")
         return value
 
     return read
@@ -95,7 +95,7 @@ def not_negative(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a number of at least 0")
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, got {text!r:.60}")
     return value
 
 
@@ -103,7 +103,7 @@ def positive(text: str) -> float:
     """Parse a flag's finite number above 0."""
     value = not_negative(text)
     if value == 0:
-        raise argparse.ArgumentTypeError("give a number above 0")
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
     return value
 
 
@@ -308,7 +308,7 @@ def options_or_config(declared: type[T], arguments: argparse.Namespace) -> T:
     values = {**from_file, **{name: value for name, value in vars(arguments).items() if name in known}}
     missing = [name for name, option in known.items() if option.required and name not in values]
     if missing:
-        raise UsageError(f"--{missing[0].replace('_', '-')} is needed, by a flag or in a file that --config names")
+        raise UsageError(f"--{missing[0].replace('_', '-')} is missing: add it, or set it in the file of --config")
     return declared(**values)
 
 
@@ -369,7 +369,10 @@ def sampling_params(options: argparse.Namespace, defaults: Mapping[str, object] 
     chosen = {field.name: values[field.name] for field in _sampling_fields() if field.name in values}
     params = SamplingParams(**{**defaults, **chosen})
     if params.negative_prompt is not None and params.guidance_scale == 1:
-        raise UsageError("--negative-prompt has no effect here: add --guidance-scale above 1, say 1.5, or leave it out")
+        raise UsageError(
+            "--negative-prompt has no effect without --guidance-scale above 1: add --guidance-scale above 1, or "
+            "remove it"
+        )
     if params.temperature > HOT:
         print(f"parlay: note: {hot(params.temperature)}", file=sys.stderr)
     return params

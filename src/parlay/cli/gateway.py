@@ -52,7 +52,7 @@ def settings(options: argparse.Namespace) -> GatewaySettings:
     """Make the server's settings from the flags. Raises ValueError for a limit out of range."""
     alone, keys = listening.is_loopback(options.host), listening.read_keys(options, KeyLimits())
     if keys and options.no_auth:
-        raise ValueError("there are API keys and --no-auth: choose one")
+        raise ValueError("--no-auth can't be used with API keys: remove one of them")
     return GatewaySettings(
         keys=keys,
         hosts=(*listening.LOOPBACK_NAMES, options.host) if alone and not keys and not options.no_auth else (),

@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> int:
         print(vote_line(output, output.vote), file=sys.stderr)
     _note(explanation, params, room)
     if wants_chat and _ended_at_once(sample, params):
-        print("parlay: note: the model ended at once: for an answer in its chat format add --chat", file=sys.stderr)
+        print("parlay: note: the model wrote no text: if it is a chat model, add --chat", file=sys.stderr)
     cut = params.structured_outputs is not None and sample.finish_reason == "length"
     error = sample.error or (output.vote and output.vote.error) or (_CUT if cut else None)
     if error is not None:
@@ -153,7 +153,7 @@ def _check_template(options: argparse.Namespace, llm: LLM, prompt: object) -> No
     """Raises ValueError for a conversation if the model has no chat template."""
     if not isinstance(prompt, str) and not (llm.tokenizer and llm.tokenizer.chat_template):
         raise ValueError(
-            f"{options.model} has no chat template: leave out --chat and --system, or name a tokenizer that has one "
+            f"{options.model} has no chat template: remove --chat and --system, or name a tokenizer with one by "
             "with --tokenizer"
         )
 
@@ -163,7 +163,7 @@ def _note(note: str | None, params: SamplingParams, room: int) -> None:
     if note is not None:
         print(note, file=sys.stderr)
     if params.max_tokens is not None and params.max_tokens > room:
-        print(f"parlay: note: the context has room for {room:,} tokens after this prompt, no more", file=sys.stderr)
+        print(f"parlay: note: the context has room for only {room:,} tokens after this prompt", file=sys.stderr)
 
 
 # ----------------------------------------------------------------------------------------------------------- prompt
@@ -172,12 +172,12 @@ def _note(note: str | None, params: SamplingParams, room: int) -> None:
 def prompt_text(options: argparse.Namespace) -> str:
     """The prompt from the argument, the file or standard input. Raises ValueError if there is no text."""
     if options.file is not None and options.prompt is not None:
-        raise ValueError("the prompt comes as an argument and from --file: leave out one of them")
+        raise ValueError("the prompt is given twice, as an argument and with --file: remove one of them")
     text = options.prompt
     if text is None:
         text = _without_end(read_text(options.file, "prompt")) if options.file is not None else _read_stdin()
     if not text:
-        raise ValueError("the prompt is empty: give some text as an argument, with --file, or on standard input")
+        raise ValueError("the prompt is empty: give it as an argument, with --file, or on standard input")
     for name, value in [("prompt", text), *(("stop", stop) for stop in vars(options).get("stop", []))]:
         _check_unicode(name, value)
     return str(text)
@@ -197,13 +197,11 @@ def _prompt(options: argparse.Namespace) -> str | list[dict[str, str]]:
 def _read_stdin() -> str:
     """Read standard input, without its last line end."""
     if sys.stdin.isatty():
-        raise ValueError("no prompt: give one as an argument, with --file, or on standard input")
+        raise ValueError("the prompt is missing: give it as an argument, with --file, or on standard input")
     try:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"standard input is not UTF-8 (byte {error.start}): convert it first, say with iconv"
-        ) from None
+        raise ValueError(f"standard input is not UTF-8 (byte {error.start}): convert it, such as with iconv") from None
     return _without_end(text)
 
 

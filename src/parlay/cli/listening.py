@@ -74,7 +74,7 @@ def _read_keys(path: Path, default: KeyLimits) -> dict[str, KeyLimits]:
     except OSError as error:
         raise ValueError(f"can't read the API keys in {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{path} holds no API keys: it is not text") from None
+        raise ValueError(f"can't read the API keys in {path}: it is not text") from None
     words = [line.split() for line in lines if line.strip()]
     if not words:
         raise ValueError(f"there is no API key in {path}: write one on each line")
@@ -93,7 +93,7 @@ def set_up_logging(options: argparse.Namespace) -> None:
 def check_packages(packages: Sequence[str], what: str, extra: str) -> None:
     missing = [name for name in packages if not _is_installed(name)]
     if missing:
-        raise ParlayError(f"{what} needs {', '.join(missing)}: pip install 'parlay[{extra}]'")
+        raise ParlayError(f"{what} needs {', '.join(missing)}: run pip install 'parlay[{extra}]'")
 
 
 def _is_installed(name: str) -> bool:
@@ -132,7 +132,9 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise ParlayError(f"port {port} of {host} is taken: end what uses it, or choose one with --port") from None
+            raise ParlayError(
+                f"port {port} of {host} is in use: stop the program that uses it, or choose another with --port"
+            ) from None
         raise ParlayError(f"can't listen on port {port} of {host}: {error.strerror}") from None
     return listener
 

@@ -89,7 +89,7 @@ def _build(options: argparse.Namespace) -> int:
     if built.guessed:
         lengths = ", ".join(map(str, built.guessed))
         few = f"the corpus has too few n-grams of length {lengths} to estimate their discounts"
-        print(f"{few}: 0.5, 1 and 1.5 are taken", file=sys.stderr)
+        print(f"{few}, so the discounts 0.5, 1 and 1.5 are used", file=sys.stderr)
     counted = f"{built.header.tokens:,} tokens of {built.header.texts:,} texts, " if built.header.tokens else ""
     print(f"{output}: {counted}{sum(built.ngrams):,} n-grams, {output.stat().st_size:,} bytes")
     if not built.header.words and not arpa.is_arpa(output):
@@ -128,7 +128,9 @@ def _from_arpa(options: argparse.Namespace, declared: NgramOptions) -> Built:
 
     files = options.corpus
     if len(files) > 1:
-        raise UsageError(f"{len(files)} files, one of them ARPA: build a model from one ARPA file, or from texts")
+        raise UsageError(
+            f"{len(files)} files are given, and one of them is an ARPA file: give it alone, or give texts only"
+        )
     _refuse_for_arpa(declared)
     named = options.model or options.tokenizer
     vocabulary = opened(named)[1] if named else None
@@ -141,7 +143,7 @@ def _refuse_for_arpa(declared: NgramOptions) -> None:
     for name, value in asdict(declared).items():
         if name not in ("bits", "memory") and value != usual[name]:
             raise UsageError(
-                f"--{name}: a model that comes from an ARPA file is as that file says; build from texts for another"
+                f"--{name} has no effect with an ARPA file, which fixes it: remove it, or build from texts"
             )
 
 
@@ -150,11 +152,11 @@ def _generate(options: argparse.Namespace) -> int:
     from parlay.ngrams.model import NgramModel
 
     if options.max_tokens < 1:
-        raise UsageError(f"--max-tokens {options.max_tokens}: give at least 1")
+        raise UsageError(f"--max-tokens must be at least 1, got {options.max_tokens}")
     if not 0 <= options.temperature < float("inf"):
-        raise UsageError(f"--temperature {options.temperature}: give 0 or more")
+        raise UsageError(f"--temperature must be at least 0, got {options.temperature:g}")
     if options.seed is not None and options.seed < 0:
-        raise UsageError(f"--seed {options.seed}: give 0 or more")
+        raise UsageError(f"--seed must be at least 0, got {options.seed}")
     model = NgramModel.open(options.file)
     if model.header.words:
         refuse(f"{options.file} is a model of words", {"--tokenizer": options.tokenizer})

@@ -56,17 +56,17 @@ def _info_of_text(options: argparse.Namespace) -> int:
 
     longest = _LONGEST if options.longest is None else options.longest
     if not 1 <= longest <= LIMIT:
-        raise UsageError(f"--longest {longest}: give 1 to {LIMIT}")
+        raise UsageError(f"--longest must be between 1 and {LIMIT}, got {longest}")
     name = None if options.words else named_or_default(options.tokenizer, options.model)
     sources = corpus.sources([options.file])
     tokenizer, vocabulary = (None, None) if name is None else opened(name)
     most = _MOST // longest
     tokens = list(islice((token for source in sources for token in _tokens(source, tokenizer)), most + 1))
     if not tokens:
-        raise UsageError(f"{options.file} holds no text: name a file with some words in it")
+        raise UsageError(f"{options.file} contains no text: name another file")
     if len(tokens) > most:
         tokens.pop()
-        print(f"{options.file} is long: only its first {most:,} tokens are looked at", file=sys.stderr)
+        print(f"{options.file} is long: only its first {most:,} tokens are counted", file=sys.stderr)
     found = rewards(tokens, vocabulary.size if vocabulary else max(tokens) + 1, longest)
     best = max((each.size for each in found if each.gain >= 0.001), default=0)
     if options.json:

@@ -68,7 +68,7 @@ def _print_scores(
     from parlay.ngrams.model_file import STUPID_BACKOFF
 
     if not parts:
-        raise UsageError(f"{source.path} holds no text: nothing can be scored")
+        raise UsageError(f"{source.path} contains no text to score: name another file")
     scores = Scores.joined(parts)
     name = "perplexity of scores" if model.header.smoothing == STUPID_BACKOFF else "perplexity"
     tell(
@@ -109,9 +109,9 @@ def _prob_mixed(options: argparse.Namespace, model: NgramModel, sources: Sequenc
     given = {"--tokenizer": options.tokenizer, "--per-token": options.per_token}
     refuse("--target reads the text, and only sums are told", given)
     if options.weight is not None and not 0 <= options.weight < 1:
-        raise UsageError(f"--weight {options.weight}: give at least 0 and less than 1, the n-gram model's share")
+        raise UsageError(f"--weight, the n-gram model's share, must be at least 0 and below 1, got {options.weight:g}")
     if window < 2:
-        raise UsageError(f"--window {window}: give at least 2")
+        raise UsageError(f"--window must be at least 2, got {window}")
     with LLM(options.target, router_memory="off") as llm:
         tokenizer = llm.get_tokenizer()
         vocab_size = llm.runner.spec.vocab_size
@@ -141,7 +141,7 @@ def _chances(
             ours.append(chances(model, ids))
             theirs.append(np.exp(in_windows(llm, tuple(ids), window)))
     if not ours:
-        raise UsageError(f"{source.path} holds no text of two tokens: nothing can be scored")
+        raise UsageError(f"{source.path} contains no text of two or more tokens to score: name another file")
     return np.concatenate(ours), np.concatenate(theirs)
 
 
@@ -167,7 +167,7 @@ def _prob_by_corpus(options: argparse.Namespace, sources: Sequence[CorpusSource]
                 for token, each in zip(ids, found[-len(ids) :], strict=True):
                     _print_support(options, tokenizer.decode([token]), each)
         if not found:
-            raise UsageError(f"{source.path} holds no text: nothing can be scored")
+            raise UsageError(f"{source.path} contains no text to score: name another file")
         tell(
             options,
             str(source.path),

@@ -33,13 +33,15 @@ def tokenizer_of(file: str, whose: Whose, named: str | None) -> Tokenizer:
     not fit or is missing."""
     name = named or whose.tokenizer
     if not name:
-        raise UsageError(f"{file} does not say whose token ids it counts: name the tokenizer by --tokenizer")
+        raise UsageError(f"{file} does not name its tokenizer: add --tokenizer")
     tokenizer, vocabulary = opened(name)
     if whose.fingerprint not in ("", vocabulary.fingerprint):
-        raise UsageError(f"{file} was built with another tokenizer ({whose.tokenizer}) than {name}: give that one")
+        raise UsageError(
+            f"{file} was built with another tokenizer ({whose.tokenizer}) than {name}: name that tokenizer"
+        )
     if whose.vocab_size > vocabulary.size:
         raise UsageError(
-            f"{file} has a vocabulary of {whose.vocab_size} tokens and {name} one of {vocabulary.size}: give the "
+            f"{file} has a vocabulary of {whose.vocab_size} tokens and {name} one of {vocabulary.size}: name the "
             "tokenizer that it was built with"
         )
     return tokenizer
@@ -64,7 +66,7 @@ def refuse(why: str, given: Mapping[str, object]) -> None:
     """Raises UsageError for the first of these flags that has a value; ``why`` says why it would have no effect."""
     for flag, value in given.items():
         if value is not None and value is not False:
-            raise UsageError(f"{flag} does nothing here: {why}; leave it out")
+            raise UsageError(f"{flag} has no effect here, because {why}: remove it")
 
 
 def tell(options: argparse.Namespace, file: str, numbers: Mapping[str, float]) -> None:

@@ -31,7 +31,7 @@ def read_text(name: str, kind: str) -> str:
     except OSError as error:
         raise ValueError(f"can't read the {kind} {name}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"{kind} {name} is not UTF-8 (byte {error.start}): convert it first, say with iconv") from None
+        raise ValueError(f"{kind} {name} is not UTF-8 (byte {error.start}): convert it, such as with iconv") from None
 
 
 @contextmanager
@@ -65,7 +65,9 @@ def named_model(options: argparse.Namespace) -> str | None:
     """The model given as MODEL (``named``) or as ``--model``; None if neither is. Raises UsageError if both are
     given."""
     if None not in (options.named, options.model):
-        raise UsageError(f"{options.named} and --model {options.model} name two models: give one")
+        raise UsageError(
+            f"the model is given twice, as {options.named} and as --model {options.model}: remove one of them"
+        )
     name: str | None = options.model if options.named is None else options.named
     return name
 
@@ -129,6 +131,6 @@ def _check_draft(llm: LLM, draft: str, strategy: StrategySpec | None) -> None:
     if draft in llm.draft_models:
         return
     if strategy is not None and not strategy.name.startswith("auto"):
-        raise ValueError(f"strategy {strategy} drafts without a model: leave out --draft-model")
+        raise ValueError(f"--draft-model has no effect with strategy {strategy}, which uses no draft model: remove it")
     why = "a trained head for this model is cheaper and right more often; --strategy draft-model uses it"
     print(f"parlay: note: auto does not use the draft model {draft}: {why}", file=sys.stderr)

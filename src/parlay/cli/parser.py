@@ -86,6 +86,26 @@ class Parser(argparse.ArgumentParser):
             parser.error(f"{_unknown(extra)}{hint and f': {hint}'}")
         return found
 
+    def in_flags(self, message: str, found: argparse.Namespace) -> str:
+        """Return the message with the flags that a user types in place of the fields' names that it has.
+
+        ``found`` is the command line. Names in quotes or paths stay, and so do parameters of a strategy.
+        """
+        if _OF_A_STRATEGY.match(message):
+            return message
+        parts, chosen = self._subcommands(), vars(found).values()
+        actions = [*self._actions, *(each for name in parts if name in chosen for each in parts[name]._actions)]
+        flags = {each.dest: each.option_strings[0] for each in actions if each.option_strings}
+
+        def as_flag(name: re.Match[str]) -> str:
+            known = name[1] in flags and ("_" in name[1] or (name.start() == 0 and name[1] != "strategy"))
+            return flags[name[1]] + " " * bool(name[2]) if known else name[0]
+
+        of_two_words = _TWO_WORDS.match(message)  # such as: nest alpha
+        if of_two_words and (flag := flags.get("_".join(of_two_words.groups()))):
+            return flag + message[of_two_words.end() :]
+        return _FIELD.sub(as_flag, message)
+
     def _refuse_early_flag(self, words: Sequence[str]) -> None:
         """Report an unknown flag before a subcommand; argparse would take the flag's value for the subcommand."""
         parts = self._subcommands()
@@ -100,7 +120,7 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{_unknown([first])}{hint and f': {hint}'}")
         home = next((name for name in homes if name in words), homes[0])
         usual = " ".join(word for word in words if word != home)
-        self.error(f"{first} stands after the subcommand: {self.prog} {home} {usual}")
+        self.error(f"{first} must come after the subcommand: {self.prog} {home} {usual}")
 
     def _subcommands(self) -> Mapping[str, Parser]:
         """The subcommands' parsers by name."""
@@ -108,7 +128,9 @@ class Parser(argparse.ArgumentParser):
         return next(found, {})
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"parlay: error: {self._plain(message)} (see {self.prog} --help)\n")
+        from parlay.system.terminal import printable  # here, as it imports torch
+
+        self.exit(USAGE, f"parlay: error: {printable(self._plain(message))} (see {self.prog} --help)\n")
 
     def _plain(self, message: str) -> str:
         """Rewrite argparse's messages to our form: value, limit, remedy."""
@@ -125,21 +147,29 @@ _CHOICE = re.compile(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from (
 _ARGPARSE = [
     (re.compile(pattern), words)
     for pattern, words in (
-        (r"argument (\S+?)(?:/\S+)?: invalid int value: '(.*)'", r"\1 \2: give a whole number"),
-        (r"argument (\S+?)(?:/\S+)?: invalid float value: '(.*)'", r"\1 \2: give a number"),
+        (r"argument (\S+?)(?:/\S+)?: invalid int value: '(.*)'", r"\1 must be a whole number, got \2"),
+        (r"argument (\S+?)(?:/\S+)?: invalid float value: '(.*)'", r"\1 must be a number, got \2"),
         (r"argument (\S+?)(?:/\S+)?: expected one argument", r"\1 needs a value"),
-        (r"argument (\S+): not allowed with argument (\S+)", r"\1 does not go with \2: leave out one of them"),
+        (r"argument (\S+): not allowed with argument (\S+)", r"\1 can't be used with \2: remove one of them"),
         (r"the following arguments are required: (.*)", r"\1 is missing"),
         (r"argument (?:--strategy|--exactness): ", ""),
+        (r"argument (\S+?)(?:/\S+)?: must ", r"\1 must "),
+        (r"argument (\S+?)(?:/\S+)?: ", r"\1: "),
     )
 ]
+
+
+_OF_A_STRATEGY = re.compile(r"strategy \S+(:| has no parameter) ")
+_TWO_WORDS = re.compile(r"([a-z]+) ([a-z]+)\b")
+_FIELD = re.compile(r"(?<![^\s(])([a-z]\w*)(?:(=)(?=[^\s=])|(?=[ ,:;)]|$)(?! of\b))")
+"""A word that may be a field's name, and the sign between it and a value."""
 
 
 def _unknown(words: Sequence[str]) -> str:
     """The error for an unknown flag or for too many words."""
     if words[0].startswith("-"):
         return f"there is no flag {words[0].partition('=')[0]}"
-    return f"{' '.join(words)}: more words than the command takes; put a text of several words into quotes"
+    return f"{' '.join(words)}: more words than the command expects: put a text of several words into quotes"
 
 
 _AnyParser = TypeVar("_AnyParser", bound=argparse.ArgumentParser)

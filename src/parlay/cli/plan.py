@@ -90,14 +90,15 @@ def _add_acceptance_flags(cases: argparse._ActionsContainer) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.devices is not None:
         if options.memory or options.disk:
-            raise ValueError("--memory and --disk are for one device: leave them out, or --devices")
+            raise ValueError("--memory and --disk can't be used with --devices: remove one of them")
         return plan_devices.run(options)
     if options.trace or options.mixture:
-        raise ValueError("--trace and --mixture are for --devices, the number of devices: say it too")
+        raise ValueError("--trace and --mixture work only with --devices, the number of devices: add it")
     if options.link and (options.disk or not (options.device and options.memory)):
         raise ValueError(
-            "--link is for --devices, the number of devices, or for --device NAME with --memory weights=SIZE, whose "
-            "layers come over it, and not with --disk"
+            "--link works only with --devices, or with --device NAME and --memory weights=SIZE but not --disk: "
+            "remove it, "
+            "or add them"
         )
     rows, batches = (_counts(options, name) for name in ("rows", "batch"))
     check_flags(options)
@@ -138,7 +139,7 @@ def _with_memory(options: argparse.Namespace) -> tuple[Ground, Models]:
     room = MemoryBounds.parse(options.memory)
     if room.requests is not None or (options.disk is not None and not 0 < options.disk < math.inf):
         raise ValueError(
-            "--memory weights=SIZE bounds the weights alone (--context and --batch say what is cached), and --disk is "
+            "--memory must be weights=SIZE here (--context and --batch set the size of the cache), and --disk must be "
             "above 0"
         )
     ground = ground_of(options)
@@ -206,7 +207,7 @@ def _traffic(options: argparse.Namespace) -> Traffic | None:
     from parlay.bench.plan.acceptance import read_traffic
 
     if options.prompts and options.acceptance:
-        raise ValueError("--prompts measures what --acceptance says: leave out one of them")
+        raise ValueError("--prompts can't be used with --acceptance, which it measures: remove one of them")
     return read_traffic(options.prompts) if options.prompts else None
 
 
@@ -233,7 +234,7 @@ def _measured(options: argparse.Namespace, names: list[StrategySpec], models: Mo
     unread = [spec for spec in wanted if not here and not find(spec.name).replayable]
     if options.strategy and unread:
         raise ValueError(
-            f"{unread[0]} reads {options.model} itself, which has no weights here: say --acceptance instead"
+            f"{unread[0]} needs the weights of {options.model}, which are not on this machine: use --acceptance instead"
         )
 
     def opened() -> LLM:
@@ -266,7 +267,7 @@ def _contexts(options: argparse.Namespace) -> list[int]:
     wanted = _counts(options, "context") if options.context is not None else []
     most = read_model(options.model).max_context
     if wanted and max(wanted) > most:
-        raise ValueError(f"--context {max(wanted)}: {options.model} holds {most} tokens: give at most so many")
+        raise ValueError(f"--context must be at most {most}, the context of {options.model}, got {max(wanted)}")
     return wanted or [min(_CONTEXT, most)]
 
 
@@ -276,7 +277,7 @@ def _counts(options: argparse.Namespace, name: str) -> list[int]:
     least = 0 if name == "context" else 1
     numbers = [int(part) if part.strip().isdecimal() else -1 for part in text.split(",")]
     if not all(least <= number <= _MOST for number in numbers):
-        raise ValueError(f"--{name} {text}: give whole numbers from {least} to {_MOST}, joined by commas")
+        raise ValueError(f"--{name} must be whole numbers between {least} and {_MOST}, joined by commas, got {text}")
     return numbers
 
 

@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     fitting = [plan for plan in plans if plan.figures is not None]
     if not fitting:
         raise ValueError(
-            f"{options.model} fits on {count} devices of {(ground.memory or 0) / 1e9:,.0f} GB in no split: take more "
+            f"{options.model} does not fit on {count} devices of {(ground.memory or 0) / 1e9:,.0f} GB: use more "
             "devices, or a smaller type with --quantize"
         )
     best = max(fitting, key=_rank)
@@ -77,10 +77,10 @@ def _devices(text: str) -> int:
 
         count = torch.cuda.device_count()
         if not count:
-            raise UsageError("--devices auto: this machine has no GPU: give the number of devices")
+            raise UsageError("--devices auto needs a GPU in this machine: give the number of devices instead")
         return count
     if not text.isdecimal() or not 1 <= int(text) <= _MOST:
-        raise UsageError(f"--devices {text}: give a whole number from 1 to {_MOST}, or auto")
+        raise UsageError(f"--devices must be a whole number between 1 and {_MOST}, or auto, got {text}")
     return int(text)
 
 
@@ -102,7 +102,7 @@ def read_link(text: str) -> Link:
     except ValueError:
         bandwidth = latency = -1.0
     if not (0 < bandwidth < 1e6 and 0 <= latency < 1e9):
-        raise UsageError(f"--link {text}: give gigabytes per second and microseconds, as in 64:10")
+        raise UsageError(f"--link must be gigabytes per second and microseconds, as in 64:10, got {text}")
     return Link(1e9 * bandwidth, 1e-6 * latency, f"{bandwidth:g} GB/s and {latency:g} us, as --link says")
 
 
@@ -148,7 +148,7 @@ def _drafting(options: argparse.Namespace, ground: Ground, traffic: Traffic) -> 
     if not options.strategy:
         return PLAIN
     if len(options.strategy) > 1:
-        raise UsageError("--devices compares splits under one strategy: name one")
+        raise UsageError("--devices needs exactly one strategy: name it with --strategy")
     spec = options.strategy[0]
 
     def ranks_of(names: Sequence[str], label: str) -> Ranks:

@@ -95,7 +95,9 @@ def check_flags(options: argparse.Namespace) -> None:
     from parlay.models.fetch.resolving import resolve_config
 
     if options.device and (options.calibrate or options.calibration):
-        raise ValueError("--device names a machine that is not measured here: leave out --calibrate and --calibration")
+        raise ValueError(
+            "--device can't be used with --calibrate or --calibration, which are for this machine: remove one of them"
+        )
     if options.device:
         find_device(options.device)
     options.model = named_or_default(named_model(options))
@@ -180,7 +182,10 @@ def _this_machine(options: argparse.Namespace) -> Ground:
     origin = calibration.provenance
     kept = str(origin["weights"])
     if weights is not None and kept not in (weights.name, weights.blocks.name if weights.blocks else ""):
-        raise ValueError(f"{path} was measured for {kept} weights, not {weights.name}: calibrate for these too")
+        raise ValueError(
+            f"{path} was measured for {kept} weights, not {weights.name}: measure again with these, by "
+            "parlay plan --calibrate"
+        )
     source = (
         f"{origin['processor']}, {counted(int(origin['threads']), 'thread')}, calibrated {origin['date']} "
         f"(median error of the fit {calibration.median_error:.0%}) in {path}"

@@ -115,7 +115,7 @@ def by_kind_notes(cases: Sequence[PlanCase]) -> str:
         "0.5B on Spec-Bench; else, and for heads, SmolLM2-135M there. Other models, heads and texts differ: --prompts "
         "FILE measures your own, --acceptance says it by hand. The pick is the default strategy, unless another is "
         f"{BETTER - 1:.0%} faster on texts on which both were measured. A head must be trained for the model before it "
-        "can be used, so it is no pick. A dash: not measured on such texts."
+        "can be used, so it is not a pick. A dash: not measured on such texts."
     )
 
 

@@ -93,19 +93,19 @@ def _checked(options: argparse.Namespace) -> Cut:
     pattern = None if options.pattern is None else Pattern.read(options.pattern)
     width: float = options.keep_width
     if not 0 < width <= 1:
-        raise UsageError(f"--keep-width {width}: give a share above 0, at most 1")
+        raise UsageError(f"--keep-width must be above 0 and at most 1, got {width:g}")
     scored = pattern is not None or width < 1
     if not scored and options.keep_layers is None:
-        raise UsageError("nothing to prune: give --pattern, --keep-width or --keep-layers")
+        raise UsageError("nothing to prune: add --pattern, --keep-width or --keep-layers")
     if scored and options.method == "wanda" and options.text is None:
-        raise UsageError("--method wanda reads a text: give --text FILE, or --method magnitude")
+        raise UsageError("--method wanda needs a text: add --text FILE, or use --method magnitude")
     if options.text is not None and (options.method != "wanda" or not scored):
-        raise UsageError("--text is for wanda with --pattern or --keep-width: leave it out")
+        raise UsageError("--text works only with --method wanda and --pattern or --keep-width: remove it")
     folder: Path = options.to
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--to {folder} is a file: name a folder")
+        raise UsageError(f"--to must be a folder, but {folder} is a file")
     if folder.is_dir() and any(folder.iterdir()) and not options.force:
-        raise UsageError(f"--to {folder} is not empty: name another folder, or say --force to write into it")
+        raise UsageError(f"--to {folder} is not empty: name another folder, or add --force to write into it")
     return Cut(pattern, width)
 
 
@@ -122,10 +122,12 @@ def _fewer_layers(
     if asked.strip().isdecimal() and "," not in asked:
         count = int(asked)
         if not 0 < count <= layers:
-            raise UsageError(f"--keep-layers {count}: the model has {layers} layers; give 1 to {layers}, or a list")
+            raise UsageError(
+                f"--keep-layers must be between 1 and {layers}, the model's layers, or a list, got {count}"
+            )
         kept = evenly(count, layers)
     else:
         kept = read_layers("--keep-layers", asked, layers)
     if config.layers:
-        raise UsageError(f"--keep-layers: the layers of this {config.architecture} differ, so none can be left out")
+        raise UsageError(f"--keep-layers: the layers of this {config.architecture} differ, so none can be removed")
     return replace(config, num_layers=len(kept)), only_layers(weights, kept)

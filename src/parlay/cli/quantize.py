@@ -63,13 +63,13 @@ def _check(options: argparse.Namespace) -> None:
     """Refuse what can't work before the model is opened."""
     out: Path = options.out
     if out.suffix != SUFFIX:
-        raise UsageError(f"-o {out}: name a file that ends in {SUFFIX}")
+        raise UsageError(f"-o must end in {SUFFIX}, got {out}")
     if out.is_dir():
-        raise UsageError(f"-o {out} is a folder: name a file in it")
+        raise UsageError(f"-o must be a file, but {out} is a folder: name a file in it")
     if out.exists() and not options.force:
-        raise UsageError(f"-o {out} is there already: name another file, or say --force to replace it")
+        raise UsageError(f"-o {out} exists already: name another file, or add --force to replace it")
     if options.imatrix is not None and not options.imatrix.is_file():
-        raise UsageError(f"--imatrix {options.imatrix}: there is no such file")
+        raise UsageError(f"can't read the text {options.imatrix} of --imatrix: No such file or directory")
 
 
 def _importance(text: Path, model: Path) -> dict[str, Tensor]:
@@ -81,7 +81,7 @@ def _importance(text: Path, model: Path) -> dict[str, Tensor]:
     try:
         content = text.read_text(encoding="utf-8")[: 16 * MOST_TOKENS]  # no tokenizer has a longer mean token
     except (OSError, ValueError) as error:
-        raise UsageError(f"--imatrix {text} can't be read as text: {error}") from None
+        raise UsageError(f"can't read the text {text} of --imatrix: {error}") from None
     return importance(config, load_weights(model, config), ReadText.of(content, load_tokenizer(model)))
 
 

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     leader, secret = read_address(options.join), read_secret(options.rank_secret_file)
     if not secret:
-        raise ParlayError(f"rank 0 asks for a secret: put it into {SECRET}, or name --rank-secret-file")
+        raise ParlayError(f"rank 0 requires a secret: set {SECRET}, or add --rank-secret-file")
     try:
         connection = connect(leader, secret, 0, options.rank_timeout, partial(_wait, options))
     except WrongSecret:
@@ -60,4 +60,4 @@ def _wait(options: argparse.Namespace) -> None:
     if options.of_parent:
         raise ParlayError(_TOO_LATE)
     until = time.strftime("%H:%M:%S", time.localtime(time.time() + options.rank_timeout))
-    print(f"parlay rank: nobody answers at {options.join} yet; waits until {until}", file=sys.stderr)
+    print(f"parlay: nothing answers at {options.join} yet: waiting until {until}", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -25,6 +26,17 @@ if TYPE_CHECKING:
 
 TEMPERATURE = 0.7
 """The default temperature of a vote: at 0 all chains would be the same."""
+
+
+_VOTE_FLAGS = {
+    "n": "--vote",
+    "answer": "--answer",
+    "by": "--vote-by",
+    "confidence": "--vote-confidence",
+    "at_once": "--vote-at-once",
+    "refill": "--vote-refill",
+}
+_VOTE_FIELD = re.compile(rf"\bvote\.({'|'.join(_VOTE_FLAGS)})\b")
 
 
 def add_vote_flags(parser: argparse.ArgumentParser) -> None:
@@ -79,11 +91,14 @@ def vote_params(options: argparse.Namespace, params: SamplingParams) -> VotePara
     }
     given = {name: value for name, value in given.items() if value is not None}
     if options.vote is not None:
-        vote = VoteParams(n=options.vote, **given)
-        vote.sampling(params)  # reports a mistake now instead of after loading the model
+        try:
+            vote = VoteParams(n=options.vote, **given)
+            vote.sampling(params)  # reports a mistake now instead of after loading the model
+        except ValueError as error:
+            raise UsageError(_VOTE_FIELD.sub(lambda field: _VOTE_FLAGS[field[1]], str(error))) from None
         return vote
     if given:
-        raise UsageError("--answer and the flags of a vote need --vote N, the number of chains")
+        raise UsageError("--answer and the --vote-... flags work only with --vote N, the number of chains: add it")
     return None
 
 
@@ -128,10 +143,10 @@ def add_outline_flags(parser: argparse.ArgumentParser) -> None:
 def check_outline(options: argparse.Namespace) -> None:
     """Raises UsageError for flags that can't be combined with an outline."""
     if options.outline_model is not None and not options.outline:
-        raise UsageError("--outline-model writes an outline: add --outline")
+        raise UsageError("--outline-model works only with --outline: add it")
     beside = ("vote", "system", "prediction", "document", "explain", "exactness")
     if options.outline and (given := [name for name in beside if vars(options)[name]]):
-        raise UsageError(f"--outline can't be used with --{given[0]}: leave one of them out")
+        raise UsageError(f"--outline can't be used with --{given[0]}: remove one of them")
 
 
 def write_by_outline(
@@ -196,11 +211,14 @@ def ahead_params(options: argparse.Namespace) -> AheadParams | None:
     given = {name: value for name, value in given.items() if value is not None}
     if options.steps_model is None:
         if given:
-            raise UsageError("--steps-ahead and the flags beside it need --steps-model, the model that drafts steps")
+            raise UsageError(
+                "--steps-ahead and the other --steps-... flags work only with --steps-model, the model that "
+                "drafts steps: add it"
+            )
         return None
     beside = ("vote", "outline", "prediction", "document", "explain", "exactness")
     if named := [name for name in beside if vars(options)[name]]:
-        raise UsageError(f"--steps-model can't be used with --{named[0]}: leave one of them out")
+        raise UsageError(f"--steps-model can't be used with --{named[0]}: remove one of them")
     from parlay.llm.steps_ahead import AheadParams  # here, as nothing else needs torch before models are found
     from parlay.models.fetch.resolving import resolve
 

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.window < 2:
-        raise UsageError(f"--window {options.window}: give at least 2")
+        raise UsageError(f"--window must be at least 2, got {options.window}")
     questions = {file: list(_questions(file)) for file in options.files if file.suffix == QUESTIONS}
     texts = {file: read_text(str(file), "text") for file in options.files if file not in questions}
     from parlay.llm.likelihood import choose, perplexity  # here, as help needs none of it
@@ -74,7 +74,7 @@ def _questions(file: Path) -> Iterator[Question]:
 
     lines = [line for line in read_text(str(file), "file of questions").splitlines() if line.strip()]
     if not lines:
-        raise UsageError(f"{file} holds no question")
+        raise UsageError(f"{file} contains no question: name another file")
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
@@ -86,6 +86,6 @@ def _questions(file: Path) -> Iterator[Question]:
                 raise ValueError("answer")
         except (ValueError, KeyError, TypeError):
             raise UsageError(
-                f'{file}, line {number} is no question: write {{"prompt": TEXT, "choices": [TEXT, ...], "answer": N}}'
+                f'{file}, line {number} must be a question: {{"prompt": TEXT, "choices": [TEXT, ...], "answer": N}}'
             ) from None
         yield question

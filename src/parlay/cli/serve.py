@@ -195,10 +195,10 @@ def _with_idle_seconds(allowed: Settings, options: argparse.Namespace, models: i
 
 def _check_access(options: argparse.Namespace, keys: tuple[str, ...]) -> None:
     if keys and options.no_auth:
-        raise ValueError("there are API keys and --no-auth: choose one")
+        raise ValueError("--no-auth can't be used with API keys: remove one of them")
     if not keys and not listening.is_loopback(options.host) and not options.no_auth:
         raise ValueError(
-            f"other machines can reach {options.host}: ask for a key with --api-key-file FILE, or let anyone in with "
+            f"other machines can reach {options.host}: require keys with --api-key-file FILE, or allow everyone with "
             "--no-auth"
         )
 
@@ -212,7 +212,7 @@ def settings(options: argparse.Namespace) -> Settings:
     _check_access(options, keys)
     listening.check_port(options.port)
     if options.router_memory == "per-key" and not keys:
-        raise ValueError("--router-memory per-key tells requests apart by their API key: give keys with --api-key-file")
+        raise ValueError("--router-memory per-key needs API keys: add --api-key-file")
     values = values_from(ServeOptions, options) | {"default_max_tokens": options.default_max_tokens or None}
     return Settings(
         **values,

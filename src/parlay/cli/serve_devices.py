@@ -35,15 +35,17 @@ def choose_processes(options: argparse.Namespace, models: Sequence[str]) -> None
     """Set the flags for the best number of processes, and print why. Raises UsageError for flags that contradict it."""
     ranks = options.tensor_parallel * options.pipeline_parallel * options.context_parallel
     if options.replicas > 1 or ranks > 1 or options.drafter_only:
-        raise UsageError("--devices auto chooses replicas and ranks itself: leave out the flags that name them")
+        raise UsageError("--devices auto sets the number of replicas and ranks itself: remove the flags that set them")
     if flags := of_one_process(options):
-        raise UsageError(f"--devices auto may choose several processes, and {flags[0]} is for one: leave one out")
+        raise UsageError(
+            f"--devices auto can't be used with {flags[0]}, which works only in one process: remove one of them"
+        )
     if len(models) > 1:
-        raise UsageError(f"--devices auto chooses for one model, and there are {len(models)}: name one")
+        raise UsageError(f"--devices auto works with one model, got {len(models)}: name one")
     import torch
 
     if torch.cuda.is_available():
-        raise UsageError("--devices auto chooses among the processors of this machine, which has a GPU: leave it out")
+        raise UsageError("--devices auto works only on machines without a GPU: remove it")
     best, line = _choice(options, models[0])
     options.replicas, options.tensor_parallel = best.replicas, best.tensor
     print(f"--devices auto: {line}", file=sys.stderr)
@@ -71,7 +73,10 @@ def _choice(options: argparse.Namespace, model: str) -> tuple[Split, str]:
         ground = ground_of(plan_options)
     link = measured_link(ground)
     if link is None:
-        raise UsageError("no link between two processes of this machine can be measured: name the split yourself")
+        raise UsageError(
+            "--devices auto can't measure the link between two processes here: use --replicas or "
+            "--tensor-parallel instead"
+        )
     models: Models = models_of(plan_options, ground)
     memory = MemoryBounds.parse(options.memory).requests or ground.memory
     ways = compare(models.target, ground.machine, memory, link, count)

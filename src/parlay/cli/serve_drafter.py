@@ -47,14 +47,14 @@ def check(options: argparse.Namespace) -> tuple[str, StrategySpec]:
     that it does not support."""
     words = [*options.models, *options.model] or [DEFAULT_MODEL]
     if len(words) > 1:
-        raise ValueError(f"--drafter-only serves one drafter: name one model, not {len(words)}")
+        raise ValueError(f"--drafter-only works with one model, got {len(words)}: name one")
     for name, flag in _ELSEWHERE.items():
         if vars(options)[name]:
-            raise ValueError(f"{flag} is for servers with a target: leave it out with --drafter-only")
+            raise ValueError(f"{flag} can't be used with --drafter-only: remove one of them")
     spec = chosen_strategy(options) or parse(DRAFT_MODEL)
     entry = find(spec.name)
     if entry.routes or entry.selects or not entry.factory:
-        raise ValueError(f"--drafter-only: {spec.name} is no drafter: name one, or union:of=... of several")
+        raise ValueError(f"--drafter-only: {spec.name} is not a drafter: name one, or union:of=... of several")
     return words[0], spec
 
 

@@ -96,15 +96,15 @@ def load_adapters(options: argparse.Namespace, registry: Registry, base: str | N
     from parlay.serve.adapters import NamedAdapter
 
     if options.lora_folder is not None and not options.lora_folder.is_dir():
-        raise ValueError(f"--lora-folder {options.lora_folder}: there is no such folder")
+        raise ValueError(f"--lora-folder: no folder {options.lora_folder}")
     for word in options.lora_modules:
         name, equals, folder = word.partition("=")
         if not (name and equals and folder):
-            raise ValueError(f"--lora-modules: expected NAME=FOLDER, got {word!r}")
+            raise ValueError(f"--lora-modules must be NAME=FOLDER, got {word!r}")
         if base is None:
-            raise ValueError("--lora-modules are for the first model that is named: name one")
+            raise ValueError("--lora-modules needs a model: name one")
         if registry.adapters.get(name) or name in {model.name for model in registry}:
-            raise ValueError(f"--lora-modules: the name {name!r} is taken: give the adapter another")
+            raise ValueError(f"--lora-modules: the name {name!r} is in use: choose another for the adapter")
         adapter, served = NamedAdapter(name, base, user_path(folder).resolve()), registry.get(base).served
         assert served is not None, "the first model is loaded at once"
         served.llm.llm.adapters.load(name, adapter.folder)
@@ -153,7 +153,9 @@ def chosen_models(options: argparse.Namespace) -> dict[str, str]:
         return named_models(words or [DEFAULT_MODEL])
     named, found = named_models(words), _models_in(options.model_dir)
     if twice := sorted(named.keys() & found.keys()):
-        raise ValueError(f"{twice[0]!r} is also in {options.model_dir}: give it another name, as NAME=MODEL")
+        raise ValueError(
+            f"two models are called {twice[0]!r}, one of them in {options.model_dir}: rename the other with NAME=MODEL"
+        )
     return named | found
 
 
@@ -185,7 +187,7 @@ def named_models(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         name, model = _named(word)
         if name in models:
-            raise ValueError(f"two models are called {name!r}: tell them apart as NAME=MODEL")
+            raise ValueError(f"two models are called {name!r}: rename one with NAME=MODEL")
         models[name] = model
     return models
 
@@ -195,7 +197,7 @@ def _named(word: str) -> tuple[str, str]:
     name, equals, model = word.partition("=")
     if equals and not Path(word).is_dir():
         if not name or not model:
-            raise ValueError(f"expected MODEL or NAME=MODEL, got {word!r}")
+            raise ValueError(f"a model must be MODEL or NAME=MODEL, got {word!r}")
         return name, model
     path = user_path(word)
     if path.suffix == ".gguf":
@@ -210,14 +212,14 @@ def _models_in(folder: Path) -> dict[str, str]:
     """
     folder = user_path(folder)
     if not folder.is_dir():
-        raise ValueError(f"--model-dir: there is no folder {folder}")
+        raise ValueError(f"--model-dir: no folder {folder}")
     found: dict[str, str] = {}
     for name, path in _named_paths(folder):
         if name in found:
             raise ValueError(f"--model-dir: {found[name]} and {path} are both called {name!r}: rename one of them")
         found[name] = str(path)
     if not found:
-        raise ValueError(f"--model-dir: {folder} holds no model: neither a folder with config.json nor a *.gguf file")
+        raise ValueError(f"--model-dir: no models in {folder}: it needs folders with config.json, or *.gguf files")
     return found
 
 
@@ -236,16 +238,16 @@ def check_flags(options: argparse.Namespace, models: int) -> None:
     for flag in ("tokenizer", "prefix_cache"):
         if vars(options)[flag] is not None and (models > 1 or options.allow_pull):
             name = flag.replace("_", "-")
-            raise ValueError(f"--{name} goes with one model: serve it by itself, and without --allow-pull")
+            raise ValueError(f"--{name} works with one model: serve only one, without --allow-pull")
     _check_least(options)
     if not 0 <= options.audit_share <= 1:
-        raise ValueError(f"--audit-share {options.audit_share:g}: give a number from 0 to 1")
+        raise ValueError(f"--audit-share must be between 0 and 1, got {options.audit_share:g}")
     flags.options_from(LoadOptions, options)
     ranks, ensemble = flags.options_from(RankOptions, options), chosen_ensemble(options)
     together = type(ensemble).__name__.lower()
     for flag, asked in (("rank-listen", ranks.rank_listen), (together, ensemble)):
         if asked is not None and (models > 1 or options.allow_pull):
-            raise ValueError(f"--{flag} goes with one model: serve it by itself, and without --allow-pull")
+            raise ValueError(f"--{flag} works with one model: serve only one, without --allow-pull")
     flags.chosen_strategy(options)
     for flag in ("certificates", "cascade"):
         for name in vars(options)[flag]:
@@ -261,7 +263,7 @@ def _check_least(options: argparse.Namespace) -> None:
     for flag, least in (("max_model_len", 2), ("max_num_seqs", 1), ("max_waiting", 0)):
         value = vars(options)[flag]
         if value is not None and value < least:
-            raise ValueError(f"--{flag.replace('_', '-')} {value}: give at least {least}")
+            raise ValueError(f"--{flag.replace('_', '-')} must be at least {least}, got {value}")
 
 
 def loading(options: argparse.Namespace, vocabularies: Vocabularies) -> Callable[[str], Callable[[], AsyncLLM]]:
@@ -316,9 +318,11 @@ def cascades(options: argparse.Namespace, models: Mapping[str, str]) -> dict[str
         large, small = names.get(cascade.large.weights), names.get(cascade.small.weights)
         if large is None or small is None:
             missing = cascade.large.model if large is None else cascade.small.model
-            raise ValueError(f"--cascade {file} is about {missing}, which is not served with these weights: name it")
+            raise ValueError(
+                f"--cascade {file} needs {missing}, which is not served with these weights: add that model"
+            )
         if large in found:
-            raise ValueError(f"--cascade {file}: {large} has another cascade already: leave one of them out")
+            raise ValueError(f"--cascade {file}: {large} has another cascade already: remove one of them")
         found[large] = Link(small, Path(file), options.audit_share)
     return found
 

@@ -48,7 +48,7 @@ def recording(options: argparse.Namespace, allowed: Settings) -> Iterator[list[O
     """The observer that records requests, if there is one. Raises ValueError for flags that contradict each other."""
     if options.record is None:
         if options.record_mask or options.record_megabytes is not None:
-            raise ValueError("--record-mask and --record-megabytes need --record FOLDER")
+            raise ValueError("--record-mask and --record-megabytes work only with --record FOLDER: add it")
         yield []
         return
     megabytes = _MEGABYTES if options.record_megabytes is None else options.record_megabytes
@@ -69,12 +69,12 @@ def _agreed(allowed: Settings, open_to_all: bool) -> frozenset[str]:
     from parlay.serve.guard.auth import digest
 
     if open_to_all:
-        raise ValueError("--record keeps what people write, and with --no-auth nobody was asked: give out API keys")
+        raise ValueError("--record can't be used with --no-auth, because users have not agreed to it: use API keys")
     if not allowed.keys:
         return frozenset({""})
     owners = frozenset(digest(key) for key, limits in allowed.own_limits.items() if limits.record)
     if not owners:
-        raise ValueError("--record: no API key agreed to it: write record=1 after those that did in --api-key-file")
+        raise ValueError("--record: no API key has record=1: add it in --api-key-file to the keys whose users agreed")
     return owners
 
 
@@ -84,5 +84,5 @@ def _masks(patterns: Sequence[str]) -> list[re.Pattern[str]]:
         try:
             found.append(re.compile(pattern))
         except re.error as error:
-            raise ValueError(f"--record-mask {pattern}: no regular expression: {error}") from None
+            raise ValueError(f"--record-mask {pattern} is not a regular expression: {error}") from None
     return found

@@ -64,9 +64,11 @@ def add_replica_arguments(parser: argparse.ArgumentParser) -> None:
 def check_replicas(options: argparse.Namespace) -> None:
     """Raises ValueError for flags that several processes can't honour."""
     if not 1 <= options.replicas <= MOST_REPLICAS:
-        raise ValueError(f"--replicas {options.replicas}: give 1 to {MOST_REPLICAS}")
+        raise ValueError(f"--replicas must be between 1 and {MOST_REPLICAS}, got {options.replicas}")
     if options.replicas > 1 and (flags := of_one_process(options)):
-        raise ValueError(f"{flags[0]} is for one process: leave it out, or --replicas")
+        raise ValueError(
+            f"{flags[0]} can't be used with --replicas, because it works only in one process: remove one of them"
+        )
 
 
 def of_one_process(options: argparse.Namespace) -> list[str]:
@@ -219,7 +221,7 @@ class Processes:
                 self._mend()
                 self._start_anew()
             except (OSError, EOFError) as error:  # no new process now: look again later
-                logger.warning("no process can be started: %r", error)
+                logger.warning("a process can't be started: %r", error)
                 self._stopping.wait(_RESTART_SECONDS[1])
 
     def _start_all(self) -> bool:
@@ -235,7 +237,7 @@ class Processes:
                         self._fail(place)
                         return False
         except (OSError, EOFError) as error:
-            logger.error("no process can be started: %r", error)
+            logger.error("a process can't be started: %r", error)
             self._fail(place)
             return False
         return True
@@ -306,7 +308,7 @@ class Processes:
         seconds = 0.0 if falls == 1 else _RESTART_SECONDS[min(falls, len(_RESTART_SECONDS)) - 1]
         self._due[place] = time.monotonic() + seconds
         wait = f" in {seconds:g} s" if seconds else ""
-        logger.warning("replica %d has ended: it is started again%s", place + 1, wait)
+        logger.warning("replica %d has ended, and is started again%s", place + 1, wait)
 
     # ----------------------------------------------------------------------------------------------- the rolling update
 
@@ -326,7 +328,9 @@ class Processes:
         elif not old.alive or fits_twice(old.process):
             self._next = self._begin(place)
         elif old.kill_at is None:
-            logger.warning("replica %d ends before it is started anew, for memory is too short for both", place + 1)
+            logger.warning(
+                "replica %d is stopped before it is restarted, because memory is too small for both", place + 1
+            )
             old.let_go(self._patience)
 
     def _take_over(self, place: int, old: ReplicaProcess, new: ReplicaProcess) -> None:
@@ -345,7 +349,7 @@ class Processes:
         elif not new.alive and not self._stopping.wait(_RESTART_SECONDS[0]):
             self._next, old.kill_at = None, None
             self._to_renew.clear()
-            logger.warning("replica %d did not start anew: it and the others stay as they are", place + 1)
+            logger.warning("replica %d could not be restarted: it and the others keep running as they are", place + 1)
             if old.orphaned:
                 self._note_end(place, old)
 
@@ -355,5 +359,5 @@ class Processes:
             return
         self.failed = True
         if place not in self._running or self._running[place].process.exitcode not in (FAILURE, USAGE):
-            print(f"parlay: error: replica {place + 1} did not start: see the log", file=sys.stderr)
+            print(f"parlay: error: replica {place + 1} did not start: the log says why", file=sys.stderr)
         os.kill(os.getpid(), signal.SIGTERM)

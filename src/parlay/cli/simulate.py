@@ -176,29 +176,29 @@ def run(options: argparse.Namespace) -> int:
 def check_traffic_flags(options: argparse.Namespace) -> None:
     """Raises UsageError for traffic flags that contradict each other."""
     if (options.trace is None) == (options.mixture is None):
-        raise UsageError("say which requests come: --trace FILE, or --mixture as in chat=3,code=1 with --rate")
+        raise UsageError("no requests are given: add --trace FILE, or --mixture, as in chat=3,code=1, with --rate")
     if options.mixture is not None:
         read_mixture(options.mixture)
         if options.rate is None:
-            raise UsageError("--mixture needs --rate, the requests per second in the mean")
+            raise UsageError("--mixture needs --rate, the mean number of requests per second: add it")
     for name in ("rate", "duration", "speedup", "requests"):
         number = vars(options)[name]
         if number is not None and not 0 < number < _MOST:
-            raise UsageError(f"--{name} {number:g}: give a number above 0 and below {_MOST:g}")
+            raise UsageError(f"--{name} must be above 0 and below {_MOST:g}, got {number:g}")
     if options.mixture is not None and options.rate * options.duration > _MOST_REQUESTS:
         raise UsageError(
             f"--rate {options.rate:g} and --duration {options.duration:g} make {options.rate * options.duration:.2g} "
             f"requests: at most {_MOST_REQUESTS:,} are simulated"
         )
     if not 0 <= options.daily <= 1:
-        raise UsageError(f"--daily {options.daily:g}: give a number from 0 to 1")
+        raise UsageError(f"--daily must be between 0 and 1, got {options.daily:g}")
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
     for name in ("ttft_goal", "tpot_goal", "price", "watts", "idle_watts", "max_model_len"):
         number = vars(options)[name]
         if number is not None and not (0 <= number < _MOST if name == "idle_watts" else 0 < number < _MOST):
-            raise UsageError(f"--{name.replace('_', '-')} {number:g}: give a number above 0 and below {_MOST:g}")
+            raise UsageError(f"--{name.replace('_', '-')} must be above 0 and below {_MOST:g}, got {number:g}")
 
 
 def _fleets(options: argparse.Namespace) -> list[Fleet]:
@@ -217,7 +217,7 @@ def _fleets(options: argparse.Namespace) -> list[Fleet]:
         sizes = [int(part) if part.strip().isdecimal() else 0 for part in options.replicas.split(",")]
     if not all(1 <= size <= _MOST_REPLICAS for size in sizes):
         raise UsageError(
-            f"--replicas {options.replicas}: give whole numbers from 1 to {_MOST_REPLICAS}, joined by commas"
+            f"--replicas must be whole numbers between 1 and {_MOST_REPLICAS}, joined by commas, got {options.replicas}"
         )
     return [
         Fleet(replicas=size, routing=routing, autoscaling=scaling, failures=failures if failures.any else None)

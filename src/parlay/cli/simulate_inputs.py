@@ -68,7 +68,7 @@ def server_of(options: argparse.Namespace, ground: Ground, models: Models) -> Se
     if tokens < 2:
         raise ValueError(
             f"the weights of {options.model} take {shape.stored_bytes / 1e9:,.1f} GB and leave no memory for a cache: "
-            "take a smaller type with --quantize, a larger --device, or say --memory"
+            "use a smaller type with --quantize, a larger --device, or set --memory"
         )
     limits = override(options_from(ReplicaLimits, options), cache_tokens=min(tokens, _UNLIMITED))
     context = options.max_model_len or config.max_context
@@ -93,7 +93,7 @@ def _learned(model: str) -> LearnedSteps:
     kept = next((each for each in entries() if each.cost and each.model in names and is_here(each)), None)
     if kept is None:
         raise UsageError(
-            f"this machine has learned no step costs of {model}: run it for a while, or leave out --learned-costs"
+            f"this machine has learned no step costs of {model}: run it for a while, or remove --learned-costs"
         )
     return LearnedSteps(MeasuredCost.restored(kept.cost))
 
@@ -110,7 +110,7 @@ def traffic_of(options: argparse.Namespace) -> Traffic:
         found = timed(lengths, options.rate, options.seed)
     else:
         if options.rate is not None:
-            raise UsageError(f"{options.trace} has times of its own: leave out --rate, or say --speedup")
+            raise UsageError(f"{options.trace} has its own times: remove --rate, or use --speedup")
         found = read_trace(options.trace, options.requests)
     if options.requests is not None:
         found = found.first(options.requests)
@@ -133,14 +133,14 @@ def _recorded(options: argparse.Namespace) -> Traffic | None:
     path: Path = options.trace
     files = sorted(path.glob("*.jsonl*")) if path.is_dir() else [path]
     if not files:
-        raise UsageError(f"{path} holds no recorded traffic: name a file, or a folder of parlay serve --record")
+        raise UsageError(f"no recorded traffic in {path}: name a file, or a folder that parlay serve --record wrote")
     if not files[0].name.endswith((".jsonl", ".json", ".zst", ".gz")):
         return None
     _, first = next(records(files[0]), ("", None))
     if not isinstance(first, Mapping) or not {*OUTPUTS} & first.keys() or "prompt" not in first:
         return None
     if options.rate is None:
-        raise UsageError(f"{path} has no times: say how many requests come per second with --rate")
+        raise UsageError(f"{path} has no times: add --rate, the number of requests per second")
     tokens = open_tokens(options.model)
     answers = islice((each for file in files for each in read_answers(file)), options.requests)
     lengths = [(len(tokens.encode(each.prompt)), len(tokens.encode(each.output))) for each in answers]
@@ -180,7 +180,7 @@ def drafting_of(
     if not plans:
         return Drafting(name=str(spec))
     if any(each.probes for each in plans):
-        raise ValueError(f"strategy {spec} guesses the next draft while it verifies this one, which is not simulated")
+        raise ValueError(f"strategy {spec} drafts during verification, which is not simulated: choose another strategy")
     first = max(plans, key=lambda each: each.nodes)
     ranks = ranks_of([each.name.partition(":")[0] for each in plans], str(spec))
     return Drafting(str(spec), first.nodes, ranks, first.adapts, _draft_seconds(first, machine))
@@ -189,7 +189,7 @@ def drafting_of(
 def ranks_by_flags(options: argparse.Namespace, traffic: Traffic, names: Sequence[str], label: str) -> Ranks:
     """Probabilities by kind: from flags, else from rows of a bench, else from published measurements."""
     if options.acceptance and options.bench_rows:
-        raise UsageError("--bench-rows says what --acceptance says: leave out one of them")
+        raise UsageError("--bench-rows can't be used with --acceptance: remove one of them")
     if options.acceptance:
         return _told(options.acceptance, traffic)
     if options.bench_rows:
@@ -209,7 +209,7 @@ def measured_ranks(traffic: Traffic, names: Sequence[str], label: str) -> Ranks:
         if not rates:
             of = f"{kind!r}" if kind else "requests whose kind is not known"
             raise UsageError(
-                f"how often drafts of {label} are right in {of} was not measured: say --acceptance RATE"
+                f"the acceptance of {label} in {of} was not measured: add --acceptance RATE"
                 + ("" if kind else ", or --kind NAME")
             )
         best = rates[0]
@@ -229,12 +229,12 @@ def _told(texts: Sequence[str], traffic: Traffic) -> Ranks:
         except ValueError:
             rate = -1.0
         if not 0 <= rate <= 1:
-            raise UsageError(f"--acceptance {text}: give a chance from 0 to 1, as in 0.6, or KIND=0.6")
+            raise UsageError(f"--acceptance must be a probability, as in 0.6, or KIND=0.6, got {text}")
         found[_kind(kind.strip(), list(traffic.kinds), "--acceptance") if equals else ""] = (rate,)
     missing = [kind for kind in traffic.kinds if kind not in found and "" not in found]
     if missing:
         raise UsageError(
-            f"--acceptance says nothing of the kind {missing[0]!r}: say it for all kinds, or one RATE for the rest"
+            f"--acceptance has no rate for the kind {missing[0]!r}: add it, or one RATE for all other kinds"
         )
     return found
 
@@ -243,7 +243,7 @@ def _of_rows(path: Path, names: Sequence[str], traffic: Traffic) -> Ranks:
     """The probability that gives the rows' tokens per step, by workload, and over all rows for other kinds."""
     rows = [row for row in read_rows(path)[1] if row.steps and row.cell.strategy.partition(":")[0] in names]
     if not rows:
-        raise UsageError(f"{path} has no rows of {' or '.join(names)}")
+        raise UsageError(f"{path} has no rows of {' or '.join(names)}: name another file")
     found = {}
     for kind in ("", *traffic.kinds):
         own = [row for row in rows if kind in ("", row.cell.workload)]

@@ -48,4 +48,4 @@ def naming_the_schema(options: argparse.Namespace) -> Iterator[None]:
     except ValueError as error:
         if options.json_schema is None or not str(error).startswith("structured_outputs"):
             raise
-        raise ValueError(f"the schema {options.json_schema} can't be used: {error}") from None
+        raise ValueError(f"the schema {options.json_schema} is not valid: {error}") from None

@@ -392,4 +392,4 @@ class DynamoOptions(BlockOptions):
     eps: float = option(
         0.1, "rule=unverified: minimum probability of a token; a pair of tokens needs its square", low=0, high=1
     )
-    otsu: bool = option(True, "rule=unverified: also leave out pairs below the threshold that Otsu's method finds")
+    otsu: bool = option(True, "rule=unverified: also remove pairs below the threshold that Otsu's method finds")

@@ -57,9 +57,7 @@ def check_tokens_suffice(strategy: Strategy, who: str) -> None:
     ``who`` names the program that has the target, and begins the message.
     """
     if strategy.selector is not None or strategy.exactness not in (Exactness.BITS, Exactness.SEED):
-        raise UsageError(
-            f"strategy {strategy.name}: {who} verifies by its own rule; leave out rule=, or choose another"
-        )
+        raise UsageError(f"strategy {strategy.name}: {who} verifies by its own rule; remove rule=, or choose another")
     needs = [drafter.needs for drafter in strategy.drafters]
     if any(each.layers or each.taps or each.top_k for each in needs):
         raise UsageError(

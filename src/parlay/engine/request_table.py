@@ -147,9 +147,7 @@ class RequestTable:
                 f"that {spec.name} writes: choose a divisor"
             )
         if layout.stale and spec.canvas.text != "full":
-            raise ValueError(
-                f"strategy {strategy}: cache=stale is for models whose rows all see each other: leave it out"
-            )
+            raise ValueError(f"strategy {strategy}: cache=stale is for models whose rows all see each other: remove it")
         ends = spec.canvas.ends
         reads = "noise" if spec.canvas.noise else "" if ends is None or ends.guesses else ends.kind
         if reads != layout.reads:
@@ -160,7 +158,7 @@ class RequestTable:
         if spec.canvas.ends is not None:
             return self._answer(sequence, spec.canvas, spec.canvas.ends)
         if spec.canvas.noise and sequence.request.constraint is not None:
-            raise ValueError(f"{spec.name} fills canvases of noise, which can't follow a form: leave the form out")
+            raise ValueError(f"{spec.name} fills canvases of noise, which can't follow a form: remove the form")
         room = self._max_context - len(sequence.tokens) if spec.canvas.noise else sequence.room(self._max_context)
         canvas = blank(spec.canvas, layout, len(sequence.tokens), room)
         if canvas.size > self._max_canvas:
@@ -177,9 +175,9 @@ class RequestTable:
         """
         name, layout, request = self._runner.spec.name, sequence.strategy.layout, sequence.request
         if layout.group:
-            raise ValueError(f"block={layout.group}: {name} fills a canvas as a whole: leave block out")
+            raise ValueError(f"block={layout.group}: {name} fills a canvas as a whole: remove block")
         if request.constraint is not None:
-            raise ValueError(f"{name} writes an answer in one canvas, which can't follow a form: leave the form out")
+            raise ValueError(f"{name} writes an answer in one canvas, which can't follow a form: remove the form")
         canvas = answers.begin(spec, ends, request.prompt)
         most = min(self._max_canvas, self._max_context - len(request.prompt))
         if len(canvas.places) > most:
@@ -266,9 +264,9 @@ class RequestTable:
                 f"strategy {strategy.name} writes token by token, but {spec.name} is a diffusion model: choose denoise"
             )
         if request.params.prompt_logprobs is not None and spec.fills_only:
-            raise ValueError(f"{spec.name} is a diffusion model and has no prompt_logprobs: leave them out")
+            raise ValueError(f"{spec.name} is a diffusion model and has no prompt_logprobs: remove them")
         if request.params.prompt_logprobs is not None and spec.encoder is not None:
-            raise ValueError(f"{spec.name} is an encoder-decoder and has no prompt_logprobs: leave them out")
+            raise ValueError(f"{spec.name} is an encoder-decoder and has no prompt_logprobs: remove them")
         if request.id in self._sequences:
             raise ValueError(f"request id {request.id!r} is under way already")
         if not prompt:
@@ -300,7 +298,7 @@ class RequestTable:
         if spec.fills_only or spec.encoder is not None or not self._scheduler.guides:
             raise ValueError(
                 f"guidance_scale can't be honoured by {spec.name}, which fills canvases, has an encoder, is contrasted "
-                "with another model, or writes with a datastore: leave it out"
+                "with another model, or writes with a datastore: remove it"
             )
         assert most is not None
         negative = guidance.negative

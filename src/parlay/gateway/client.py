@@ -193,7 +193,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except HttpParserError as error:
-            return self.fail(f"it answers what is no HTTP: {' '.join(str(error).split())[:100]}")
+            return self.fail(f"its answer is not valid HTTP: {' '.join(str(error).split())[:100]}")
         if not self._head_complete and self._head_bytes > HEAD_BYTES:
             return self.fail(f"the head of its answer has more than {HEAD_BYTES} bytes")
         if self._buffered > BUFFERED_BYTES and self._transport is not None and not self._complete:

@@ -71,7 +71,7 @@ class Delivered:
         if self.opened and header != self.header:
             raise ReplicaLost("it goes on with another stream than was asked for")
         if len(words := header.split()) != 3 or header.startswith(NO) or not words[2].isdecimal():
-            raise ReplicaLost("its header is no fingerprint, id and time")
+            raise ReplicaLost("its header is not a fingerprint, id and time")
         self.header, self.fault, self._buffer = header, None, b""
         self._end = b"\n" if lines else b"\n\n"
         self._kept.clear()

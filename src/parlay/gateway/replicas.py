@@ -33,7 +33,7 @@ _BODY_BYTES = 64 * 1024
 """The most bytes read of a health check's body."""
 LOOP = 508
 """The status with which a gateway answers a request that it has sent itself."""
-COMES_BACK = "requests come back from it to this gateway: leave out each --replica that leads back here"
+COMES_BACK = "requests come back from it to this gateway: remove each --replica that leads back here"
 _REFUSALS = {
     LOOP: COMES_BACK,
     401: "it asks for a key: give this gateway one that it takes, with --api-key-file FILE",

@@ -205,7 +205,7 @@ def _check_kinds(facts: HeadFacts) -> None:
         raise ValueError(f"settings are no table in {CONFIG}")
     expected = facts.settings.get("expected", 0.0)
     if not isinstance(expected, int | float) or not 0 <= expected <= 1:
-        raise ValueError(f"expected is no share in {CONFIG}")
+        raise ValueError(f"expected is not a share in {CONFIG}")
 
 
 def load(folder: Path) -> HeadArtefact:

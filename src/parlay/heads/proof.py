@@ -52,7 +52,7 @@ class Proof:
         lists = (ids_T, vocab_size, LENGTH), (layers_L, _MOST_LAYERS, LENGTH), (guesses_P, vocab_size, len(ids_T) - 1)
         sound = all(map(_are_numbers, *zip(*lists, strict=True))) and len(layers_L) > 0
         if not sound or states_TF.dim() != 2 or len(states_TF) != len(ids_T):
-            raise ValueError("its proof makes no sense")
+            raise ValueError("its proof is invalid")
         return Proof(ids_T, tuple(layers_L.tolist()), states_TF, guesses_P)
 
     def tensors(self) -> dict[str, Tensor]:

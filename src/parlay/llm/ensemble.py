@@ -44,7 +44,7 @@ def ensemble_of(members: Members, alone: Mapping[str, object]) -> Ensemble | Nes
     ensemble = members if members is None or isinstance(members, Ensemble | Nest) else Ensemble(members)
     if ensemble is not None and any(alone.values()):
         named = next(name for name, value in alone.items() if value)
-        raise UsageError(f"{_kind(ensemble)}: {named} is for one model alone: leave out one of the two")
+        raise UsageError(f"{_kind(ensemble)}: {named} is for one model alone: remove one of them")
     if isinstance(ensemble, Nest):
         need_faiss()
         read_header(user_path(ensemble.datastore))
@@ -62,7 +62,7 @@ def open_budget(memory: int | str | None, ensemble: Ensemble | Nest | None) -> B
     """
     targets, bounds = 1 if ensemble is None else 1 + len(ensemble.models), MemoryBounds.parse(memory)
     if bounds.weights is not None and targets > 1:
-        raise UsageError("memory weights=SIZE is for one model alone: leave it out, or leave out ensemble")
+        raise UsageError("memory weights=SIZE is for one model alone: remove it, or remove ensemble")
     return Budget(bounds.requests, targets, bounds.weights)
 
 
@@ -82,7 +82,7 @@ def open_runner(
     with another vocabulary, BadStates for a datastore of another model.
     """
     if ensemble is not None and ranks.ranks > 1:
-        raise UsageError(f"{_kind(ensemble)}: all must run in one process; leave out {ranks.asked}")
+        raise UsageError(f"{_kind(ensemble)}: all must run in one process; remove {ranks.asked}")
     with bar(None, "Loading", "matrix", progress, delay=0.5) as shown:
         first = open_target(model, load, ranks, budget, partial(advance, shown), longest=longest)
         return first if ensemble is None else _joined(first, model, load, budget, longest=longest, ensemble=ensemble)

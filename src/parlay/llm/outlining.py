@@ -61,9 +61,9 @@ class OutlineParams:
 
     def __post_init__(self) -> None:
         if not 2 <= self.points <= 32:
-            raise ValueError(f"points must be from 2 to 32, got {self.points}")
+            raise ValueError(f"points must be between 2 and 32, got {self.points}")
         if not 8 <= self.outline_tokens <= 4096:
-            raise ValueError(f"outline_tokens must be from 8 to 4096, got {self.outline_tokens}")
+            raise ValueError(f"outline_tokens must be between 8 and 4096, got {self.outline_tokens}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ def route_words(llm: LLM) -> Words:
     except ValueError:
         raise ValueError(
             "the router can't ask this model yes or no, which are not one token each to it: take another model, or "
-            'leave the router out by OutlineParams(route=False), or "route": false over HTTP'
+            'remove the router by OutlineParams(route=False), or "route": false over HTTP'
         ) from None
 
 

@@ -86,7 +86,7 @@ def close_prefix_cache(file: PrefixCacheFile | None) -> None:
 def check_prefix_cache(path: str | Path | None, ranks: RankOptions) -> None:
     """Raises UnsupportedModel, before a model is loaded, if several ranks can't keep prefixes."""
     if path is not None and ranks.ranks > 1:
-        raise UnsupportedModel(f"prefix_cache {path}: prefixes are kept by one process: leave out {ranks.asked}")
+        raise UnsupportedModel(f"prefix_cache {path}: prefixes are kept by one process: remove {ranks.asked}")
 
 
 def open_prefix_cache(
@@ -105,10 +105,10 @@ def open_prefix_cache(
     if not isinstance(model, str) or not isinstance(runner, NativeRunner) or not runner.shares_prefixes:
         raise UnsupportedModel(
             "prefix_cache needs a model that Parlay's decoder runs in one process, and that reads text from left to "
-            "right: leave it out"
+            "right: remove it"
         )
     if runner.store.forgets:
-        raise UnsupportedModel("prefix_cache: layers of this model have windows and forget keys: leave it out")
+        raise UnsupportedModel("prefix_cache: layers of this model have windows and forget keys: remove it")
     if most_bytes < (least := least_bytes(runner.store)):
         raise ValueError(f"prefix_cache_size {size}: prefixes of this model take at least {format_bytes(least)}")
     kept = PrefixCacheFile(place, runner, _key(model, runner, load), most_bytes)

@@ -240,7 +240,7 @@ def _quietly(path: Path) -> list[RouterFileEntry]:
 def _read(path: Path) -> list[RouterFileEntry]:
     """The entries of the file. Raises OSError, or another error with its reason."""
     if path.exists() and not path.is_file():
-        raise ValueError("it is no file")
+        raise ValueError("it is not a file")
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError("it is too large")
     content = json.loads(path.read_text(encoding="utf-8"))

@@ -61,9 +61,9 @@ class AheadParams:
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= 16:
-            raise ValueError(f"steps must be from 1 to 16, got {self.steps}: so many are drafted at once")
+            raise ValueError(f"steps must be between 1 and 16, got {self.steps}: so many are drafted at once")
         if not 4 <= self.step_tokens <= 1024:
-            raise ValueError(f"step_tokens must be from 4 to 1024, got {self.step_tokens}")
+            raise ValueError(f"step_tokens must be between 4 and 1024, got {self.step_tokens}")
         if self.until not in ("sentence", "line"):
             raise ValueError(f"until must be sentence or line, got {self.until!r}")
         if self.judge not in get_args(JudgeName):
@@ -268,7 +268,7 @@ def check_sampling(asked: SamplingParams) -> None:
         ("guidance_scale", asked.guidance_scale != 1),
     ):
         if given:
-            raise ValueError(f"{name} can't be used with steps that are drafted ahead: leave it out")
+            raise ValueError(f"{name} can't be used with steps that are drafted ahead: remove it")
 
 
 def check_drafter(llm: LLM, drafter: LLM) -> None:

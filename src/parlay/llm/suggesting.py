@@ -93,11 +93,11 @@ class SuggestParams:
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha must be from 0 to 1, got {self.alpha:g}")
+            raise ValueError(f"alpha must be between 0 and 1, got {self.alpha:g}")
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be above 0, got {self.temperature:g}: chances weigh the drafts")
         if not 1 <= self.top_k <= 64:
-            raise ValueError(f"top_k must be from 1 to 64, got {self.top_k}")
+            raise ValueError(f"top_k must be between 1 and 64, got {self.top_k}")
 
 
 PAPER = SuggestParams()
@@ -118,7 +118,7 @@ def check_suggests(runner: Runner, params: SamplingParams) -> None:
     usual = SamplingParams()
     for name in (field.name for field in fields(params) if field.name not in USED):
         if _unset(getattr(params, name)) != _unset(getattr(usual, name)):
-            raise ValueError(f"{name} can't be used with superposed drafts: leave it out")
+            raise ValueError(f"{name} can't be used with superposed drafts: remove it")
 
 
 def _unset(value: object) -> object:

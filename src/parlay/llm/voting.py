@@ -48,24 +48,27 @@ class VoteParams:
 
     def __post_init__(self) -> None:
         if not 2 <= self.n <= MOST_CHAINS:
-            raise ValueError(f"vote.n must be from 2 to {MOST_CHAINS}, got {self.n}: it is the number of chains")
+            raise ValueError(f"vote.n must be between 2 and {MOST_CHAINS}, got {self.n}: it is the number of chains")
         if self.by not in ("votes", "score"):
             raise ValueError(f"vote.by must be votes or score, got {self.by!r}")
         if self.confidence is not None and not 0.5 < self.confidence < 1:
             raise ValueError(f"vote.confidence must be between 0.5 and 1, got {self.confidence:g}")
         if self.confidence is not None and (self.by == "score" or not self.early):
-            raise ValueError("vote.confidence stops a vote early: leave it out with by=score or without early")
+            raise ValueError("vote.confidence works only with vote.by votes and vote.early true: remove it")
         if self.at_once is not None and not 1 <= self.at_once <= self.n:
-            raise ValueError(f"vote.at_once must be from 1 to n, which is {self.n}, got {self.at_once}")
+            raise ValueError(f"vote.at_once must be between 1 and {self.n}, the number of chains, got {self.at_once}")
         if self.refill and self.at_once is None:
-            raise ValueError("vote.refill keeps vote.at_once chains decoding: say how many, or leave it out")
+            raise ValueError(
+                "vote.refill needs vote.at_once, the number of chains that decode together: set it, or remove "
+                "vote.refill"
+            )
 
     def sampling(self, params: SamplingParams) -> SamplingParams:
         """The sampling parameters of the chains. Raises ValueError for parameters whose chains can't vote."""
         if params.n != 1:
-            raise ValueError(f"n is {params.n}, and vote.n says how many chains there are: leave n out")
+            raise ValueError(f"n is {params.n}, but vote.n sets the number of chains: remove n")
         if params.greedy:
-            raise ValueError("temperature is 0, so that all chains of a vote would be one: set it above 0, say 0.7")
+            raise ValueError("temperature is 0, so all chains of a vote would be equal: set it above 0, such as 0.7")
         check_rule(self.answer)
         wanted = 0 if self.by == "score" and params.logprobs is None else params.logprobs
         return replace(params, n=self.n, logprobs=wanted)
@@ -74,7 +77,7 @@ class VoteParams:
 def sampling_of(vote: object, params: SamplingParams) -> SamplingParams:
     """See `VoteParams.sampling`. Raises ValueError if ``vote`` is not a `VoteParams`, such as a number of chains."""
     if not isinstance(vote, VoteParams):
-        raise ValueError(f"vote is {vote!r:.60}: give VoteParams(n=...)")
+        raise ValueError(f"vote must be a VoteParams, got {vote!r:.60}: write vote=VoteParams(n=...)")
     return vote.sampling(params)
 
 

@@ -127,7 +127,7 @@ class CompileRefused(UnsupportedModel):
     """Raised where torch.compile was requested for a model that the native decoder runs."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"{model} runs on Parlay's own decoder, not by torch.compile: leave out compile")
+        super().__init__(f"{model} runs on Parlay's own decoder, not by torch.compile: remove compile")
 
 
 @lru_cache

@@ -261,7 +261,7 @@ class DecoderConfig:
 def read_json(path: Path) -> dict[str, Any]:
     """Read the JSON object in ``path``. Raises ParlayError if there is none."""
     if path.exists() and not path.is_file():
-        raise ParlayError(f"can't read {path}: it is no file")  # opening a pipe would block
+        raise ParlayError(f"can't read {path}: it is not a file")  # opening a pipe would block
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -54,7 +54,7 @@ def read_adapter(folder: Path, config: DecoderConfig, name: str, *, merging: boo
     try:
         matrices = read_matrices(folder, declared, config, _read(folder / WEIGHTS), merging=merging)
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError) as error:
-        raise BadAdapter(f"{folder}: {CONFIG} is no description of an adapter: {error!s:.80}") from None
+        raise BadAdapter(f"{folder}: {CONFIG} is not a description of an adapter: {error!s:.80}") from None
     for layer, form in enumerate(config.forms):
         key = matrices.get(f"model.layers.{layer}.self_attn.k_proj.weight")
         if form.keys_as_values and key is not None:
@@ -122,7 +122,7 @@ def adapter_rows(segments: Sequence[Segment]) -> list[LowRankAdapter | None]:
         masks = 0 if segment.mask_adapter is None else segment.together
         for adapter, count in ((segment.adapter, segment.rows - masks), (segment.mask_adapter, masks)):
             if adapter is not None and not isinstance(adapter, LowRankAdapter):
-                raise ValueError(f"{adapter.name} is no adapter of low rank")
+                raise ValueError(f"{adapter.name} is not an adapter of low rank")
             found += [adapter] * count
     return found if any(found) else []
 

@@ -116,7 +116,7 @@ def refusal(declared: Mapping[str, Any]) -> str | None:
         f"init_lora_weights {start!r:.20} changed the base: convert the adapter with PEFT": start.startswith(
             ("pissa", "olora", "corda", "loftq")
         ),
-        f"exclude_modules {excluded!r:.40} is an expression, which is not run: list names, or leave the key out, for "
+        f"exclude_modules {excluded!r:.40} is an expression, which is not run: list names, or remove the key, for "
         "PEFT saves no matrices of what it excludes": isinstance(excluded, str) and bool(excluded),
     }
     reasons |= {f"{CONFIG} does not say r, the rank": "r" not in declared}
@@ -285,7 +285,7 @@ class _Reader(NamedTuple):
     def _rank_and_scale(self, module: str) -> tuple[int, float]:
         rank = self._of_pattern("rank_pattern", module, self.declared["r"])
         if not isinstance(rank, int):
-            raise ValueError(f"rank {rank!r:.20} of {module} is no whole number")
+            raise ValueError(f"rank {rank!r:.20} of {module} is not a whole number")
         if not 0 < rank <= MOST_RANK:
             raise BadAdapter(
                 f"{self.folder}: rank {rank!s:.20} of {module} is not supported: at least 1 and at most {MOST_RANK}"
@@ -309,7 +309,7 @@ class _Reader(NamedTuple):
                 found = number
                 break
         if isinstance(found, bool) or not isinstance(found, int | float):
-            raise ValueError(f"{key.replace('_pattern', '')} {found!r:.20} of {module} is no number")
+            raise ValueError(f"{key.replace('_pattern', '')} {found!r:.20} of {module} is not a number")
         return found
 
     def _finite(self, module: str, down: Tensor, up: Tensor, scale: float) -> LowRank:
@@ -342,7 +342,7 @@ def _parameters(folder: Path, declared: Mapping[str, Any], modules: Collection[s
     """
     targets = declared.get("target_parameters") or []
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
-        raise ValueError("target_parameters is no list of names")
+        raise ValueError("target_parameters is not a list of names")
     nested: dict[str, list[str]] = {}
     for module in modules:
         nested.setdefault(module.replace(".base_layer", ""), []).append(module)

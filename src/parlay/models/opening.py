@@ -145,7 +145,7 @@ def _in_other_program(
     through = "MLX" if options.runner == "mlx" else options.runner
     if budget is not None and budget.weights is not None:
         raise UnsupportedModel(
-            f"memory weights={budget.weights}: Parlay's decoder reads layers from disk, not {through}: leave it out"
+            f"memory weights={budget.weights}: Parlay's decoder reads layers from disk, not {through}: remove it"
         )
     room = TokenRoom(
         name=model,
@@ -175,7 +175,7 @@ def _weight_room(
     limit = None if budget is None else budget.weights
     if limit is not None and options.device not in ("cpu", "cuda"):
         raise UnsupportedModel(
-            f"memory weights={limit}: layers are streamed for CPUs and CUDA devices, not {options.device}: leave it out"
+            f"memory weights={limit}: layers are streamed for CPUs and CUDA devices, not {options.device}: remove it"
         )
     identity = partial(_identity, found, options)
     if limit is not None:
@@ -218,9 +218,7 @@ def _short(dtype: torch.dtype) -> str:
 def _check_states(name: str, config: DecoderConfig, options: LoadOptions) -> None:
     """Raises UnsupportedModel if a number of cached states is set for a model that has none."""
     if options.ngram_states is not None and config.ngram_layers is None:
-        raise UnsupportedModel(
-            f"ngram_states can't be honoured for {name}: no layers of it are looked up; leave it out"
-        )
+        raise UnsupportedModel(f"ngram_states can't be honoured for {name}: no layers of it are looked up; remove it")
 
 
 def _weights_of(found: Path, config: DecoderConfig, options: LoadOptions) -> Mapping[str, Weight]:
@@ -265,7 +263,7 @@ def _adapt(
 
     if budget is not None and ((budget.fixed and cache_tokens is None) or budget.weights is not None):
         raise UnsupportedModel(
-            f"memory can't be limited for {name or 'this model'}, which runs through transformers: leave memory out"
+            f"memory can't be limited for {name or 'this model'}, which runs through transformers: remove memory"
         )
     if options.kv_cache_dtype != "auto":
         raise CacheRefused(options.kv_cache_dtype, f"{name or 'this model'} runs through transformers, with its cache")
@@ -280,7 +278,7 @@ def _adapt(
     if options.quantize is not None:
         raise QuantizeRefused(
             f"quantize can't be honoured for {name or 'this model'}, which runs through transformers: "
-            "load it quantised there, and leave quantize out"
+            "load it quantised there, and remove quantize"
         )
     if options.compile:
         try:

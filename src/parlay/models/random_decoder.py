@@ -63,7 +63,7 @@ def config_json(config: DecoderConfig) -> dict[str, object]:
     families = {(False, False): "Llama", (True, False): "Qwen2", (False, True): "Qwen3"}
     family = families.get((config.qkv_bias, config.qk_norm))
     if family is None or config.layers:
-        raise ValueError("these checkpoints are plain Llamas, Qwen2 or Qwen3: leave out layers of other forms")
+        raise ValueError("these checkpoints are plain Llamas, Qwen2 or Qwen3: remove layers of other forms")
     return {
         "architectures": [f"{family}ForCausalLM"],
         "model_type": family.lower(),

@@ -155,7 +155,7 @@ def refuse_options(runner: str, options: LoadOptions, why: Mapping[str, str]) ->
     chosen, usual = _said(options), _said(LoadOptions())
     for option, reason in why.items():
         if chosen[option] != usual[option]:
-            raise UsageError(f"runner {runner}: {option} {chosen[option]} can't be had there: {reason}; leave it out")
+            raise UsageError(f"runner {runner}: {option} {chosen[option]} can't be had there: {reason}; remove it")
 
 
 def _said(options: LoadOptions) -> dict[str, object]:

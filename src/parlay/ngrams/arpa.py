@@ -111,7 +111,7 @@ class _Reader:
         """Read the counts in the head of the file: the number of n-grams of each length."""
         while self._next() != "\\data\\":
             if self._line > _MOST_SPARE:
-                raise self._bad("no line \\data\\ until here: this is no ARPA file")
+                raise self._bad("no line \\data\\ until here: this is not an ARPA file")
         found: list[int] = []
         while (line := self._next()) and len(found) <= LONGEST:
             claim = _COUNT.fullmatch(line)
@@ -183,7 +183,7 @@ class _Reader:
         elif word.isascii() and word.isdigit() and int(word) < self._vocab_size:
             found = FIRST + int(word)
         else:
-            raise self._bad(f"{word[:40]!r} is no id of the tokenizer, which are 0 to {self._vocab_size - 1}")
+            raise self._bad(f"{word[:40]!r} is not an id of the tokenizer, which are 0 to {self._vocab_size - 1}")
         self._ids[word] = found
         return found
 
@@ -213,7 +213,7 @@ class _Reader:
         if not line:
             raise self._bad("the file ends here, and \\end\\ is missing: it was cut short")
         if len(line) == _LONGEST_LINE:
-            raise self._bad(f"a line of {_LONGEST_LINE:,} bytes or more: this is no ARPA file")
+            raise self._bad(f"a line of {_LONGEST_LINE:,} bytes or more: this is not an ARPA file")
         try:
             return str(line.decode()).strip(" \t\r\n")
         except UnicodeDecodeError:

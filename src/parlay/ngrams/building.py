@@ -43,7 +43,7 @@ class NgramOptions(Options):
     )
     prune: str = option(
         "",
-        "leave out n-grams that occurred so often or less, for each length from 1 on; the last number holds for all "
+        "drop n-grams that occurred so often or less, for each length from 1 on; the last number holds for all "
         "longer ones: 0,0,1 drops trigrams and longer ones that occurred once",
         metavar="N,N,...",
     )

@@ -194,12 +194,12 @@ class _Reader:
         """Read the metadata. Raises BadNgramFile, BadTensorFile."""
         self._path, about = path, file.metadata
         if about.get("format") != FORMAT:
-            raise self._bad(f"is no n-gram model of format {FORMAT}: make one with `parlay ngram build`")
+            raise self._bad(f"is not an n-gram model of format {FORMAT}: make one with `parlay ngram build`")
         try:
             self.header = _header(json.loads(about["parlay"]))
             checksum = int(about["checksum"], 16)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise self._bad("has a header that makes no sense: build it again") from None
+            raise self._bad("has an invalid header: build it again") from None
         self._columns = {name: file.tensor(name) for name in file.names}
         if any(column.ndim != 1 for column in self._columns.values()):
             raise self._bad("has columns of several dimensions: build it again")

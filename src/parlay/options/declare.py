@@ -23,7 +23,7 @@ Value = int | float | bool | str | tuple[str, ...]
 
 WHOLE = range(-(2**63), 2**64)
 """Whole numbers that options may have: a seed may use 64 bits."""
-_OUT_OF_RANGE = "a whole number has at most 64 bits here"
+_OUT_OF_RANGE = "a whole number may have at most 64 bits"
 _FEW = 16  # most names that an error lists
 _ALIKE = 0.7
 """Similarity, between 0 and 1, from which one word may be a misspelling of another."""
@@ -77,7 +77,7 @@ class Option:
         except UsageError as error:
             raise UsageError(f"{label}: {error}") from None
         except ValueError:
-            raise UsageError(f"{label}={text:.60}: expected {_TYPE_WORDS[self.type]}") from None
+            raise UsageError(f"{label} must be {_TYPE_WORDS[self.type]}, got {text:.60}") from None
         self.check(label, value)
         return value
 
@@ -86,21 +86,21 @@ class Option:
         if value is None and self.optional:
             return
         if not _fits(value, self.type):
-            raise UsageError(f"{label}={value}: expected {_TYPE_WORDS[self.type]}")
+            raise UsageError(f"{label} must be {_TYPE_WORDS[self.type]}, got {value}")
         if self.choices and value not in self.choices and not (self.imports and ":" in str(value)):
-            raise UsageError(f"{label}={value}: choose one of {', '.join(self.choices)}")
+            raise UsageError(f"{label} {value}: choose one of {', '.join(self.choices)}")
         if isinstance(value, int) and value not in WHOLE:
-            raise UsageError(f"{label}={show_number(value)}: {_OUT_OF_RANGE}")
+            raise UsageError(f"{label} is out of range: {_OUT_OF_RANGE}, got {show_number(value)}")
         if self.kinds and isinstance(value, tuple):
             of_kinds(label, value, math.inf if self.high is None else self.high)
         if isinstance(value, int | float):
             # Written so that NaN fails.
             if self.low is not None and not value >= self.low:
-                raise UsageError(f"{label}={value}: must be at least {self.low}")
+                raise UsageError(f"{label} must be at least {show_number(self.low)}, got {show_number(value)}")
             if self.high is not None and not value <= self.high:
-                raise UsageError(f"{label}={value}: must be at most {self.high}")
+                raise UsageError(f"{label} must be at most {show_number(self.high)}, got {show_number(value)}")
             if self.above is not None and not value > self.above:
-                raise UsageError(f"{label}={value}: must be above {self.above}")
+                raise UsageError(f"{label} must be above {show_number(self.above)}, got {show_number(value)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,18 +255,18 @@ def of_kinds(label: str, words: Iterable[str], high: float = math.inf) -> dict[s
     for word in words:
         kind, slash, number = word.partition("/")
         if not kind:
-            raise UsageError(f"{label}={word:.60}: a kind is missing: write KIND/NUMBER, several of them joined by +")
+            raise UsageError(f"{label} {word:.60} names no kind: write KIND/NUMBER, and join several by +")
         if kind in found:
-            raise UsageError(f"{label}: {kind} is given twice")
+            raise UsageError(f"{label} gives {kind} twice: remove one of them")
         if kind not in KINDS:
-            raise UsageError(f"{label}={word:.60}: {nearest(kind, KINDS)}")
+            raise UsageError(f"{label} {word:.60}: {nearest(kind, KINDS)}")
         try:
             found[kind] = float(number)
         except ValueError:
             found[kind] = math.nan
         if not slash or not 0 <= found[kind] <= high or found[kind] == math.inf:
             most = "" if high == math.inf else f" and at most {high:g}"
-            raise UsageError(f"{label}={word:.60}: write {kind}/NUMBER, the number at least 0{most}")
+            raise UsageError(f"{label} {word:.60}: write {kind}/NUMBER with a number of at least 0{most}")
     return found
 
 

@@ -54,24 +54,28 @@ class Ensemble:
         object.__setattr__(self, "models", (self.models,) if isinstance(self.models, str) else tuple(self.models))
         members = 1 + len(self.models)
         if members == 1:
-            raise UsageError("ensemble names no model: name one or more that write with the LLM's own")
+            raise UsageError("ensemble must name one or more other models")
         if self.rule not in ENSEMBLE_RULES:
             raise UsageError(f"ensemble rule {self.rule!r:.60}: {nearest(self.rule, ENSEMBLE_RULES)}")
         if self.rule in _OTHERS and (members != 2 or self.weights):
-            raise UsageError(f"ensemble rule {self.rule} takes one other model, {_OTHERS[self.rule]}, and no weights")
+            raise UsageError(f"ensemble rule {self.rule} needs one other model, {_OTHERS[self.rule]}, and no weights")
         if self.rule == "contrast" and (self.drop_failed or self.deadline is not None):
-            raise UsageError("ensemble rule contrast needs both of its models: leave out drop_failed and deadline")
+            raise UsageError("ensemble rule contrast can't be used with drop_failed and deadline: remove them")
         if self.deadline is not None and not 0 < self.deadline < math.inf:
-            raise UsageError(f"ensemble deadline {self.deadline:g}: must be above 0 seconds")
+            raise UsageError(f"ensemble deadline must be above 0 seconds, got {self.deadline:g}")
         object.__setattr__(self, "weights", tuple(self.weights) or (1.0,) * members)
         if len(self.weights) != members:
-            raise UsageError(f"ensemble has {len(self.weights)} weights for {members} models: give one for each")
+            raise UsageError(
+                f"ensemble has {len(self.weights)} weights for {members} models: give one weight for each model"
+            )
         if wrong := [weight for weight in self.weights if not 0 < weight < math.inf]:
-            raise UsageError(f"ensemble weight {wrong[0]:g}: weights must be above 0; leave such a model out")
+            raise UsageError(
+                f"ensemble weights must be above 0, got {wrong[0]:g}: remove that model, or raise its weight"
+            )
         if not 0 <= self.alpha <= 1:
-            raise UsageError(f"contrast alpha {self.alpha:g}: must be from 0 to 1")
+            raise UsageError(f"contrast alpha must be between 0 and 1, got {self.alpha:g}")
         if not 0 <= self.beta < math.inf:
-            raise UsageError(f"contrast beta {self.beta:g}: must be at least 0")
+            raise UsageError(f"contrast beta must be at least 0, got {self.beta:g}")
         self._check_deferral()
 
     def _check_deferral(self) -> None:
@@ -79,9 +83,9 @@ class Ensemble:
         if self.rule == "defer" and not self.head:
             raise UsageError("ensemble rule defer needs a head: train one with parlay train defer, and name its folder")
         if self.rule != "defer" and (self.head or self.threshold is not None):
-            raise UsageError(f"ensemble head and threshold are for rule defer, not {self.rule}: leave them out")
+            raise UsageError(f"ensemble head and threshold work only with rule defer, not {self.rule}: remove them")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise UsageError(f"ensemble threshold {self.threshold:g}: must be from 0 to 1")
+            raise UsageError(f"ensemble threshold must be between 0 and 1, got {self.threshold:g}")
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -114,7 +118,7 @@ def read_weights(text: str) -> list[float]:
     try:
         return [float(word) for word in text.split(",")] if text else []
     except ValueError:
-        raise UsageError(f"ensemble weights {text!r:.60}: expected numbers with commas, such as 2,1") from None
+        raise UsageError(f"ensemble weights must be numbers joined by commas, as in 2,1, got {text!r:.60}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +146,11 @@ class Nest:
 
     def __post_init__(self) -> None:
         if not 1 <= self.neighbours <= MOST_NEIGHBOURS:
-            raise UsageError(f"nest neighbours {self.neighbours}: must be from 1 to {MOST_NEIGHBOURS}")
+            raise UsageError(f"nest neighbours must be between 1 and {MOST_NEIGHBOURS}, got {self.neighbours}")
         if not -math.inf < self.alpha < math.inf:
-            raise UsageError(f"nest alpha {self.alpha:g}: must be a number")
+            raise UsageError(f"nest alpha must be a finite number, got {self.alpha:g}")
         if not 0 < self.tau < math.inf:
-            raise UsageError(f"nest tau {self.tau:g}: must be above 0")
+            raise UsageError(f"nest tau must be above 0, got {self.tau:g}")
 
     def describe(self, first: str) -> str:
         """Describe it in a few words, the LLM's own model first."""

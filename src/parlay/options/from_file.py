@@ -25,7 +25,7 @@ def read_config(path: Path, declared: type[Any]) -> dict[str, object]:
         if name not in options:
             raise UsageError(f"{path}: no option is called {key}: {nearest(name, options)}")
         if name in found:
-            raise UsageError(f"{path}: {key} is given twice")
+            raise UsageError(f"{path}: {key} is given twice: remove one of them")
         found[name] = _value(options[name], f"{path}: {key}", value)
     return found
 
@@ -35,17 +35,17 @@ def _pairs(path: Path) -> list[tuple[object, object]]:
     try:
         import yaml  # here, because only a config needs it
     except ModuleNotFoundError as error:
-        raise ParlayError("reading a config needs pyyaml: pip install 'parlay[train]'") from error
+        raise ParlayError("reading a config needs pyyaml: run pip install 'parlay[train]'") from error
 
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"{path}: a config of more than {_MOST_BYTES:,} bytes")
+            raise UsageError(f"{path} is larger than {_MOST_BYTES:,} bytes, the limit of a config file")
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         node = loader.get_single_node()
         if node is None:
             return []
         if not isinstance(node, yaml.MappingNode):
-            raise UsageError(f"{path}: expected lines of KEY: VALUE")
+            raise UsageError(f"{path} must contain lines of KEY: VALUE")
         return [
             (loader.construct_object(key, deep=True), loader.construct_object(value, deep=True))
             for key, value in node.value
@@ -53,9 +53,9 @@ def _pairs(path: Path) -> list[tuple[object, object]]:
     except UsageError:
         raise
     except (OSError, ValueError, OverflowError, yaml.YAMLError, RecursionError) as error:
-        raise UsageError(f"{path} can't be read as YAML: {' '.join(str(error).split())}") from None
+        raise UsageError(f"can't read {path} as YAML: {' '.join(str(error).split())}") from None
     except (LookupError, AttributeError):  # so the reader's own parts fail
-        raise UsageError(f"{path} can't be read as YAML: a value does not fit its tag (!!int, !!bool, ...)") from None
+        raise UsageError(f"can't read {path} as YAML: a value does not fit its tag (!!int, !!bool, ...)") from None
 
 
 def _value(option: Option, label: str, value: object) -> object:
@@ -67,6 +67,6 @@ def _value(option: Option, label: str, value: object) -> object:
     elif isinstance(value, str) and option.type is not str:
         value = option.read(label, value)
     elif isinstance(value, Mapping | list):
-        raise UsageError(f"{label}: expected one value")
+        raise UsageError(f"{label} must have one value")
     option.check(label, value)
     return value

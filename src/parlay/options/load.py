@@ -72,4 +72,4 @@ class LoadOptions(Options):
     def __post_init__(self) -> None:
         super(LoadOptions, self).__post_init__()
         if self.compile and self.enforce_eager:
-            raise UsageError("compile makes one graph of a model, and enforce_eager none: leave out one of them")
+            raise UsageError("compile can't be used with enforce_eager: remove one of them")

@@ -45,11 +45,12 @@ class RankOptions(Options):
         super(RankOptions, self).__post_init__()
         if self.context_parallel > 1 and self.pipeline_parallel > 1:
             raise UsageError(
-                f"{self.asked}: processes that share texts have all layers each; give one of pipeline_parallel and "
-                "context_parallel"
+                "pipeline_parallel can't be used with context_parallel, whose processes have all layers each: "
+                "remove one "
+                "of them"
             )
         if self.ranks > MOST_RANKS:
-            raise UsageError(f"{self.asked}: {MOST_RANKS} processes at most")
+            raise UsageError(f"{self.asked} is too many processes: use at most {MOST_RANKS}")
 
     @property
     def ranks(self) -> int:

@@ -249,7 +249,7 @@ def decode_plan(content: bytes | bytearray) -> Plan:
     plan = _decode(Plan, content)
     known = 0 < plan.rank < plan.layout.ranks == len(plan.hosts) == len(plan.ports)
     if not known or len(plan.memory) != 2 or plan.span < STRIP or plan.span % STRIP:
-        raise RunnerLost("rank 0 sent a plan that makes no sense: are the versions the same?")
+        raise RunnerLost("rank 0 sent a plan that is invalid: are the versions the same?")
     return plan
 
 
@@ -262,7 +262,7 @@ def _decode(kind: type[T], content: bytes | bytearray) -> T:
     if not isinstance(values, dict) or values.keys() != declared.keys():
         raise RunnerLost("what a rank said of itself can't be read: are the versions the same?")
     if not all(_fits(values[name], type_) for name, type_ in declared.items()):
-        raise RunnerLost("what a rank said of itself makes no sense: are the versions the same?")
+        raise RunnerLost("what a rank said of itself is invalid: are the versions the same?")
     return kind(**values)
 
 

@@ -66,17 +66,17 @@ def open_target(
     """
     if options.ranks == 1 and options.rank_listen is not None:
         raise ValueError(
-            f"rank_listen={options.rank_listen}: the model runs in one process, which waits for none: leave it out, "
+            f"rank_listen={options.rank_listen}: the model runs in one process, which waits for none: remove it, "
             "or say how many there are (tensor_parallel, pipeline_parallel or context_parallel)"
         )
     if options.ranks == 1:
         return models.load(model, load, budget=budget, packed=packed, longest=longest)
     if load.runner != "auto":
-        raise ValueError(f"runner={load.runner}: it runs a model in one process: leave out {options.asked}")
+        raise ValueError(f"runner={load.runner}: it runs a model in one process: remove {options.asked}")
     if not isinstance(model, str):
         raise ValueError("a loaded model runs in one process: name it, or ask for one")
     if budget is not None and budget.weights is not None:
-        raise ValueError(f"memory weights=SIZE is for a model in one process: leave it out, or {options.asked}")
+        raise ValueError(f"memory weights=SIZE is for a model in one process: remove it, or {options.asked}")
     if load.compile:
         raise CompileRefused(model)
     return lead(model, load, options, budget=budget, packed=packed)
@@ -128,7 +128,7 @@ def lead(
     try:
         layout.check(model, read_config(resolve(model)))
     except UnsupportedModel as reason:
-        raise UnsupportedModel(f"{reason}; such a model runs in one process: leave out {options.asked}") from None
+        raise UnsupportedModel(f"{reason}; such a model runs in one process: remove {options.asked}") from None
     here = options.rank_listen is None
     start = start or (start_here if here else start_nobody)
     secret = _secret(options)

@@ -118,7 +118,7 @@ class Connection:
         try:
             size, kind = _HEADER.unpack(_read(self._socket, _HEADER.size))
             if size > _MOST_BYTES or kind not in Kind._value2member_map_:
-                raise RunnerLost(f"rank {self.rank} sent what is no message of a rank: are the versions the same?")
+                raise RunnerLost(f"rank {self.rank} sent what is not a message of a rank: are the versions the same?")
             return Kind(kind), _read(self._socket, size)
         except TimeoutError:
             raise RunnerLost(f"rank {self.rank} has said nothing for {self._seconds:g} s") from None
@@ -193,7 +193,7 @@ def admit(opened: socket.socket, secret: bytes) -> None:
     try:
         opened.sendall(_GREETING + mine)
         if _read(opened, len(_GREETING), until) != _GREETING:
-            raise WrongSecret("it is no rank of a model, or one of another version")
+            raise WrongSecret("it is not a rank of a model, or one of another version")
         theirs, proof = bytes(_read(opened, _NONCE, until)), bytes(_read(opened, hashlib.sha256().digest_size, until))
         if not hmac.compare_digest(proof, _proof(secret, b"joins", mine + theirs)):
             raise WrongSecret("it does not know the secret")
@@ -267,7 +267,7 @@ def present(opened: socket.socket, secret: bytes, where: str) -> None:
     try:
         opened.sendall(_GREETING)
         if _read(opened, len(_GREETING), until) != _GREETING:
-            raise WrongSecret(f"what answers at {where} is no rank of a model, or one of another version")
+            raise WrongSecret(f"what answers at {where} is not a rank of a model, or one of another version")
         theirs = bytes(_read(opened, _NONCE, until))
         opened.sendall(mine + _proof(secret, b"joins", theirs + mine))
         proof = bytes(_read(opened, hashlib.sha256().digest_size, until))
@@ -322,7 +322,7 @@ def read_address(text: str) -> tuple[str, int]:
     """Parse HOST:PORT, with an IPv6 host in brackets. Raises ParlayError for any other text."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ParlayError(f"{text!r} is no HOST:PORT: write it as in 127.0.0.1:5000")
+        raise ParlayError(f"{text!r} is not HOST:PORT: write it as in 127.0.0.1:5000")
     return host.strip("[]"), int(port)
 
 

@@ -35,7 +35,7 @@ def from_validation(error: RequestValidationError) -> ApiError:
         case "two_spellings":
             return ApiError(400, first["msg"], first["ctx"]["field"])
         case "extra_forbidden":
-            return ApiError(400, f"unsupported field {field!r}: leave it out", field, "unsupported_field")
+            return ApiError(400, f"unsupported field {field!r}: remove it", field, "unsupported_field")
     return _wrong_value(wrong, error.body, field)
 
 

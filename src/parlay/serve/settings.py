@@ -45,7 +45,9 @@ class KeyLimits:
         for word in words:
             name, _, number = word.partition("=")
             if name not in {known.name for known in fields(self)} or not number.removeprefix("-").isdecimal():
-                raise ValueError(f"{word!r} is no limit of a key: write requests=N, tokens=N, priority=N or record=1")
+                raise ValueError(
+                    f"{word!r} is not a limit of a key: write requests=N, tokens=N, priority=N or record=1"
+                )
             changes[name] = bool(whole(number)) if name == "record" else whole(number)
         return replace(self, **changes)
 

@@ -59,10 +59,10 @@ def build_selector(spec: StrategySpec) -> Selector | None:
     for key, _ in spec.parameters:
         if key not in own and any(key in keys for keys in OWN.values()):
             raise UsageError(
-                f"strategy {spec}: {key} is no option of selector={name}, which has {', '.join(own) or 'none'}"
+                f"strategy {spec}: {key} is not an option of selector={name}, which has {', '.join(own) or 'none'}"
             )
     if name in WHOLE and asked.block:
-        raise UsageError(f"strategy {spec}: {name} fills whole canvases; leave block out")
+        raise UsageError(f"strategy {spec}: {name} fills whole canvases; remove block")
     make = importlib.import_module("parlay.sampling.selectors").__dict__["make"]
     return cast(Selector, make(name, {key: spec.settings[key] for key in own if key not in TEMPERATURES}))
 

@@ -56,7 +56,7 @@ def _mask_adapter(spec: StrategySpec) -> str:
 
 def unknown_power() -> PowerModel:
     """Raise UsageError. This function stands in if the machine's power is not measured."""
-    raise UsageError("nobody measures here what is drawn, as LLM and the commands do: leave out goal=energy and power")
+    raise UsageError("nobody measures here what is drawn, as LLM and the commands do: remove goal=energy and power")
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,9 @@ def arms(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
     """
     for member in spec.members:
         if not find(member.name).factory:
-            raise UsageError(f"strategy {spec.name}: {member.name} has no drafter of its own; leave it out")
+            raise UsageError(f"strategy {spec.name}: {member.name} has no drafter of its own; remove it")
     if len(set(spec.members)) < len(spec.members):
-        raise UsageError(f"strategy {spec.name}: {spec} names a drafter twice; leave one of them out")
+        raise UsageError(f"strategy {spec.name}: {spec} names a drafter twice; remove one of them")
     if spec.members:
         return spec.members
     best: dict[str, str] = {}

@@ -23,7 +23,7 @@ def load(path: str) -> object:
     """Import the object that ``package.module:NAME`` names. Raises UsageError if there is none."""
     module_name, _, attribute = path.partition(":")
     if not all(map(str.isidentifier, module_name.split("."))):
-        raise UsageError(f"strategy {path}: {module_name!r} is no name of a module; write package.module:Class")
+        raise UsageError(f"strategy {path}: {module_name!r} is not the name of a module; write package.module:Class")
     try:
         names = _imported(module_name).__dict__
     except (ImportError, ValueError) as error:

@@ -43,7 +43,7 @@ def from_path(path: str) -> StrategyEntry:
     elif inspect.isclass(found):
         entry = _described(path, found)
     else:
-        raise UsageError(f"{path} is no drafter class")
+        raise UsageError(f"{path} is not a drafter class")
     _check_options(path, entry)
     return entry
 
@@ -51,7 +51,7 @@ def from_path(path: str) -> StrategyEntry:
 def _described(path: str, found: type) -> StrategyEntry:
     missing = [name for name in _PROTOCOL if name not in dir(found)]
     if missing:
-        raise UsageError(f"{path} is no drafter: it lacks {', '.join(missing)}")
+        raise UsageError(f"{path} is not a drafter: it lacks {', '.join(missing)}")
     return StrategyEntry(
         name=path,
         family="third party",

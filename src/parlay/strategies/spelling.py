@@ -101,13 +101,15 @@ def _given(name: str, rest: str, parameters: Mapping[str, Option], *, inside: bo
     for part in split(rest, ","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals:
-            raise UsageError(f"strategy {name}: expected key=value, got {part!r:.{_SHOWN}}")
+            raise UsageError(f"strategy {name}: a parameter must be key=value, got {part!r:.{_SHOWN}}")
         if key in given:
-            raise UsageError(f"strategy {name}: {key} is given twice")
+            raise UsageError(f"strategy {name}: {key} is given twice: remove one of them")
         if key not in parameters:
             raise UsageError(f"strategy {name} has no parameter {key!r:.{_SHOWN}}: {nearest(key, parameters)}")
         if inside and key in _WHOLE:
-            raise UsageError(f"strategy {name}: {key} is set for the whole strategy, not for one inside it")
+            raise UsageError(
+                f"strategy {name}: {key} can be set only for the whole strategy, not for one inside it: move it"
+            )
         given[key] = value
     accept_rules.check(name, given, parameters)
     return given
@@ -154,7 +156,7 @@ def with_effort(spec: StrategySpec, effort: str) -> StrategySpec:
         raise UsageError(f"--effort {effort} {_FOR_WHOM}: strategy {spec} does not")
     given = dict(spec.parameters).get(EFFORT, effort)
     if given != effort:
-        raise UsageError(f"--effort {effort}: strategy {spec} says {given} itself; leave out one of the two")
+        raise UsageError(f"--effort {effort}: strategy {spec} already sets effort={given}: remove one of them")
     return spec.changed(effort=effort)
 
 

@@ -46,7 +46,7 @@ class TensorFile:
     def open(cls, path: Path) -> Self:
         """Map a file. Raises OSError if the file can't be read, and BadTensorFile if it is no safetensors file."""
         if path.exists() and not path.is_file():
-            raise BadTensorFile("is no file")  # opening a pipe would block
+            raise BadTensorFile("is not a file")  # opening a pipe would block
         with path.open("rb") as file:
             try:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -54,14 +54,14 @@ class TensorFile:
                 raise BadTensorFile("is empty") from None
         size = int.from_bytes(content[:8], "little")
         if not 0 < size <= min(_MOST_HEADER, len(content) - 8):
-            raise BadTensorFile("is no safetensors file, or is cut short")
+            raise BadTensorFile("is not a safetensors file, or is cut short")
         try:
             entries = json.loads(content[8 : 8 + size])
         except (ValueError, RecursionError):
             entries = None
         metadata = entries.pop("__metadata__", {}) if isinstance(entries, dict) else None
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise BadTensorFile("has a header that makes no sense")
+            raise BadTensorFile("has an invalid header")
         return cls(content, 8 + size, metadata, entries)
 
     @property
@@ -88,7 +88,7 @@ class TensorFile:
         if end - first != math.prod(shape) * dtype.itemsize or self.begin + end > len(self.content):
             raise BadTensorFile(f"is cut short, or has no room for {name}")
         if (self.begin + first) % dtype.itemsize:  # compiled searches need aligned numbers
-            raise BadTensorFile(f"has {name} at a place that is no multiple of {dtype.itemsize}")
+            raise BadTensorFile(f"has {name} at a place that is not a multiple of {dtype.itemsize}")
         found: NDArray[Any] = np.frombuffer(self.content, dtype, math.prod(shape), self.begin + first)
         return found.reshape(shape)
 

@@ -72,7 +72,7 @@ def use(threads: int) -> None:
     """Decode with ``threads`` threads from now on, in every model of this process. Raises ValueError below 1."""
     global _chosen  # the process has one pool
     if threads < 1:
-        raise ValueError(f"threads={threads}: must be at least 1")
+        raise ValueError(f"threads must be at least 1, got {threads}")
     _keep_forks_alive()
     _chosen = threads
     torch.set_num_threads(1 if _forked else threads)
@@ -103,7 +103,7 @@ def usual() -> int:
     except ValueError:
         if text.lstrip("+-").isdigit():
             raise
-        raise ValueError(f"{SWITCH}={text}: expected a whole number of threads") from None
+        raise ValueError(f"{SWITCH} must be a whole number of threads, got {text}") from None
 
 
 @cache

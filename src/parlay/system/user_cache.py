@@ -32,7 +32,7 @@ def check_output(path: Path) -> None:
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file to write")
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no regular file, and would be replaced by one: name another")
+        raise ValueError(f"{path} is not a regular file, and would be replaced by one: name another")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"no folder {path.parent} to write {path.name} to: make it first")
 

@@ -250,7 +250,7 @@ class ToyRunner:
         assert not state.skipped, "rows of a forward that skipped sub-layers can't be kept"
         assert not state.fed.approximate, "rows of a forward in another form can't be kept"
         tree = state.fed.tree
-        assert not path or tuple(path) == trees.path_to(tree, path[-1]), f"{tuple(path)} is no path from the root"
+        assert not path or tuple(path) == trees.path_to(tree, path[-1]), f"{tuple(path)} is not a path from the root"
         self._cache(state, [*state.fed.pending, *(tree.tokens[node] for node in path)])
         rejected = len(path) < len(tree)
         state.fed = None

@@ -103,7 +103,7 @@ def _ask(pattern: str, text: str) -> str | None:
     except LimitMet as error:
         raise PatternFailed(f"the regular expression took more than {error}: give a simpler one") from None
     if "error" in answer:
-        raise ValueError(f"vote.answer is no regular expression: {answer['error']}")
+        raise ValueError(f"vote.answer is not a regular expression: {answer['error']}")
     found: str | None = answer["found"]
     return found
 

@@ -240,7 +240,7 @@ def check_variables(variables: Mapping[str, Any]) -> None:
     """Raises ValueError for a variable that can't be passed to a template."""
     for name in variables:
         if name in SET_HERE:
-            raise ValueError(f"chat_template_kwargs can't hold {name}, which has a value already: leave it out")
+            raise ValueError(f"chat_template_kwargs can't hold {name}, which has a value already: remove it")
 
 
 def with_system(messages: Messages, text: str) -> Messages:

@@ -53,7 +53,7 @@ class TrainOptions(Options):
     def __post_init__(self) -> None:
         Options.__post_init__(self)
         if self.hours == 0:
-            raise ValueError("hours=0: must be more than 0")
+            raise ValueError("hours must be more than 0, got 0")
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class Trainer:
             return float(state["elapsed"])
         except (OSError, EOFError, LookupError, TypeError, ValueError, RuntimeError, UnpicklingError) as error:
             raise ValueError(
-                f"{self.state_path} is damaged, or from a run with other options: leave out --resume to start again, "
+                f"{self.state_path} is damaged, or from a run with other options: remove --resume to start again, "
                 "or name another folder by --work"
             ) from error
 

@@ -58,13 +58,17 @@ class DrafterTrainOptions(LoopOptions):
     def __post_init__(self) -> None:
         LoopOptions.__post_init__(self)
         if self.shards == 0 and (self.texts is None or not self.whole):
-            raise UsageError("shards=0: the target writes nothing, so give texts=PATH, and leave out whole=False")
+            raise UsageError("shards=0: the target writes nothing, so give texts=PATH, and remove whole=False")
         if self.shards == 0 and self.prompts is not None:
-            raise UsageError("prompts need a target that answers them, and with shards=0 it does not: leave out one")
+            raise UsageError(
+                "prompts need a target that answers them, and with shards=0 it does not: remove one of them"
+            )
         if self.texts is not None and not self.whole:
             raise UsageError(
-                "texts are trained on as a whole, because the target did not write them: leave out texts or whole=False"
+                "texts are trained on as a whole, because the target did not write them: remove texts or whole=False"
             )
+        if self.texts is not None and not self.whole:
+            raise UsageError("texts that others wrote are learned from as a whole alone: remove texts, or whole=False")
 
     @property
     def written_shards(self) -> int:
@@ -309,7 +313,7 @@ class DistillTrainOptions(DrafterTrainOptions):
     def __post_init__(self) -> None:
         DrafterTrainOptions.__post_init__(self)
         if self.cut_from and self.student:
-            raise UsageError("cut_from and student both name the initial student: leave out one of them")
+            raise UsageError("cut_from and student both name the initial student: remove one of them")
         if (self.keep_layers or self.learning_layers) and not self.cut_from:
             raise UsageError("keep_layers and learning_layers need cut_from=MODEL")
         if self.source == "student" and not self.student:
@@ -319,11 +323,11 @@ class DistillTrainOptions(DrafterTrainOptions):
                 "url: name the server's model by url_model=NAME, and the prompts to answer by prompts=FILE"
             )
         if self.url and self.source == "student":
-            raise UsageError("url: the server writes the answers, so leave out source=student")
+            raise UsageError("url: the server writes the answers, so remove source=student")
         if self.url and self.texts is not None:
-            raise UsageError("url: only the server's answers are trained on, so leave out texts")
+            raise UsageError("url: only the server's answers are trained on, so remove texts")
         if self.source == "student" and not self.whole:
-            raise UsageError("source=student: the student's texts are trained on as a whole, so leave out whole=False")
+            raise UsageError("source=student: the student's texts are trained on as a whole, so remove whole=False")
 
     def lasting(self) -> dict[str, str]:
         """Return the method's own options, see `DrafterTrainOptions.lasting`, with a fingerprint of the initial

@@ -49,19 +49,19 @@ class StructuredOutputsParams:
         given = [name for name, there in kinds.items() if there]
         if len(given) != 1:
             raise ValueError(
-                f"structured_outputs takes one of {', '.join(kinds)}; got {' and '.join(given) or 'none'}: give one"
+                f"structured_outputs must have exactly one of {', '.join(kinds)}, got {' and '.join(given) or 'none'}"
             )
         if not isinstance(self.json, str | Mapping | None):
-            raise ValueError("structured_outputs.json must be a JSON schema, as a text or as a mapping")
+            raise ValueError("structured_outputs.json must be a JSON schema, as a string or as an object")
         for name, value in (("regex", self.regex), ("grammar", self.grammar)):
             if value is not None and not _is_text(value):
-                raise ValueError(f"structured_outputs.{name} must be a text that is not empty")
+                raise ValueError(f"structured_outputs.{name} must be a non-empty string")
         if self.choice is not None and (isinstance(self.choice, str) or not self.choice):
-            raise ValueError("structured_outputs.choice must be a list of one or more texts")
+            raise ValueError("structured_outputs.choice must be a list of one or more strings")
         if not all(map(_is_text, self.choice or ())):
             raise ValueError("structured_outputs.choice must be a list of non-empty strings")
         if self.disable_any_whitespace and self.json is None and not self.json_object:
-            raise ValueError("structured_outputs.disable_any_whitespace is for json and json_object: leave it out")
+            raise ValueError("structured_outputs.disable_any_whitespace works only with json or json_object: remove it")
 
 
 def _proposing(params: type[P]) -> type[P]:
@@ -129,12 +129,16 @@ class SamplingParams:
         self._check_numbers()
         self._check_lists()
         if "" in self.stops:
-            raise ValueError("stop holds an empty string, which would stop before the first token")
+            raise ValueError(
+                "stop contains an empty string, which would end the output before its first token: remove it"
+            )
         negative = self.negative_prompt
         if negative is not None and (not isinstance(negative, Sized) or not len(negative)):
-            raise ValueError("negative_prompt must be a text or a list of token ids, and not be empty")
+            raise ValueError("negative_prompt must be a non-empty string or list of token ids")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
+            raise ValueError(
+                f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}: lower min_tokens"
+            )
         _ = self.form
 
     def _check_numbers(self) -> None:
@@ -149,12 +153,11 @@ class SamplingParams:
         _check_whole("logprobs", self.logprobs, -1)
         _check_whole("prompt_logprobs", self.prompt_logprobs, -1)
         _check_range("guidance_scale", self.guidance_scale, 0, _MOST_GUIDANCE)
-        _check_number("top_p", self.top_p)
-        _check_number("typical_p", self.typical_p)
+        for name, value in (("top_p", self.top_p), ("typical_p", self.typical_p)):
+            _check_number(name, value)
+            if not 0 < value <= 1:
+                raise ValueError(f"{name} must be above 0 and at most 1, got {show_number(value)}")
         _check_number("repetition_penalty", self.repetition_penalty)
-        if not 0 < self.top_p <= 1 or not 0 < self.typical_p <= 1:
-            found = f"{show_number(self.top_p)} and {show_number(self.typical_p)}"
-            raise ValueError(f"top_p and typical_p must be in (0, 1], got {found}")
         _check_range("repetition_penalty", self.repetition_penalty, 0)
         if self.repetition_penalty == 0:
             raise ValueError("repetition_penalty must be above 0, got 0")
@@ -166,12 +169,12 @@ class SamplingParams:
 
     def _check_lists(self) -> None:
         _check_list("bad_words", self.bad_words, _is_text, "non-empty strings")
-        _check_list("stop", None if isinstance(self.stop, str) else self.stop, _is_string, "texts, or one text")
+        _check_list("stop", None if isinstance(self.stop, str) else self.stop, _is_string, "strings, or one string")
         _check_list("stop_token_ids", self.stop_token_ids, _is_whole, "token ids")
         _check_list("allowed_token_ids", self.allowed_token_ids, _is_whole, "token ids")
         _check_list("logit_bias", self.logit_bias, _is_whole, "token ids, each with a number")
         if not isinstance(self.logit_bias, Mapping | None):
-            raise ValueError(f"logit_bias must be a mapping of token ids to numbers, got {self.logit_bias!r:.60}")
+            raise ValueError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r:.60}")
 
     @property
     def form(self) -> StructuredOutputsParams | None:

@@ -52,10 +52,10 @@ def test_seed_and_strategy(state: State) -> None:
     ("line", "said"),
     [
         ("/9", "there is no /999"),
-        ("/seed 9", "a whole number has at most 64 bits"),
-        ("/seed x9", "give a whole number from 0"),
+        ("/seed 9", "a whole number may have at most 64 bits"),
+        ("/seed x9", "give a whole number of at least 0"),
         ("/set 9", "/set 999"),
-        ("/set max_tokens 9", "a whole number has at most 64 bits"),
+        ("/set max_tokens 9", "a whole number may have at most 64 bits"),
         ("/set temperature x9", "give a number"),
         ("/strategy 9", "unknown strategy"),
         ("/load 9", "too long"),
@@ -135,7 +135,7 @@ def test_a_home_folder_of_nobody_is_an_error_of_one_line(command: str, state: St
 
 
 def test_retry_takes_the_answer_back_and_exit_leaves(state: State) -> None:
-    with pytest.raises(ValueError, match="nothing was said"):
+    with pytest.raises(ValueError, match="there is no message to repeat"):
         run_command(state, "/retry")
     state.conversation.add("user", "Why?")
     state.conversation.add("assistant", "Because.")

@@ -199,7 +199,7 @@ def test_a_published_head_is_added_as_one_of_ones_own(
 ) -> None:
     folder = published.write(tmp_path / "theirs", *published.eagle3(config))
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# Theirs\n")
-    assert "name its target, as in --model" in cli("drafters", "add", str(folder)).err
+    assert "does not name its target model: add it, as in --model" in cli("drafters", "add", str(folder)).err
     result = cli("drafters", "add", str(folder), "--model", str(model), "--name", "theirs")
     assert "Nothing in" in result.out
     assert "added theirs" in result.out

@@ -155,7 +155,7 @@ def test_nothing_is_pulled_unless_the_owner_allows_it(llama: Client) -> None:
 def test_what_is_pulled_is_told_of_and_served(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def bring(name: str, progress: Callable[[int, int], object]) -> None:
         if name != "new":
-            raise ValueError("/srv/secret is no model to pull")
+            raise ValueError("/srv/secret is not a model to pull")
         progress(50, 100)
         progress(100, 100)
 

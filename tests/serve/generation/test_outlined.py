@@ -96,7 +96,7 @@ def test_questions_whose_answers_build_up_are_answered_plainly(
     error = refusal("chat/completions", **{**ASKED, "outline": {}})
     assert error["param"] == "outline.route"
     assert "the router can't ask this model yes or no" in error["message"]
-    assert "take another model, or leave the router out" in error["message"]
+    assert "take another model, or remove the router" in error["message"]
     monkeypatch.setattr(outlined, "route_words", lambda model: Words(40, 41))
     (choice,) = post("chat/completions", **{**ASKED, "outline": {"outline_tokens": 8}})["choices"]
     assert choice["outline"]["note"].startswith("written plainly")
@@ -105,9 +105,9 @@ def test_questions_whose_answers_build_up_are_answered_plainly(
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"outline": {"points": 1}}, "outline.points", "outline.points must be from 2 to 32, got 1"),
+        ({"outline": {"points": 1}}, "outline.points", "outline.points must be between 2 and 32, got 1"),
         ({"outline": {"points": 30}}, "outline.points", "this server gives 16 sections at most"),
-        ({"outline": {"outline_tokens": 5000}}, "outline.outline_tokens", "outline.outline_tokens must be from"),
+        ({"outline": {"outline_tokens": 5000}}, "outline.outline_tokens", "outline.outline_tokens must be between"),
         ({"outline": {"route": "maybe"}}, "outline.route", "outline.route"),
         ({"n": 2}, "n", "outline gives one choice"),
         ({"vote": {}}, "vote", "outline can't be used with vote"),
@@ -116,7 +116,7 @@ def test_questions_whose_answers_build_up_are_answered_plainly(
         (
             {"stream": True, "stream_options": {"continuous_usage_stats": True}},
             "stream_options",
-            "leave one of them out",
+            "remove one of them",
         ),
         ({"messages": [{"role": "assistant", "content": "Hi"}]}, "messages", "the last message must be the user's"),
     ],

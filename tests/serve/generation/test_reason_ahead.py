@@ -108,12 +108,12 @@ def test_the_model_may_judge(both: TestClient, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"reason_ahead": {"steps": 99}}, "reason_ahead.steps", "steps must be from 1 to 16, got 99"),
+        ({"reason_ahead": {"steps": 99}}, "reason_ahead.steps", "steps must be between 1 and 16, got 99"),
         ({"reason_ahead": {"until": "page"}}, "reason_ahead.until", "reason_ahead.until"),
         ({"reason_ahead": {"tokens": 9}}, "reason_ahead.tokens", "reason_ahead.tokens is not supported"),
         ({"outline": {"sections": 4}}, "outline.sections", "outline.sections is not supported"),
         ({"reason_ahead": {"drafter": "parlay-mini"}}, "reason_ahead.drafter", "it is the target itself"),
-        ({"reason_ahead": {"judge": "model"}, "exactness": "bits"}, "exactness", "leave out exactness"),
+        ({"reason_ahead": {"judge": "model"}, "exactness": "bits"}, "exactness", "remove exactness"),
         ({"exactness": "lossy:floor=0.9"}, "exactness", "no certificate covers reason_ahead"),
         ({"strategy": "denoise"}, "strategy", "strategy denoise"),
         ({"strategy": "set-block", "stream": True}, "strategy", "strategy set-block"),

@@ -62,13 +62,13 @@ def test_a_stream_has_the_whole_text_when_the_vote_is_over(post: Post, stream: P
         ({"vote": {"n": 1}}, "vote.n", "vote.n: is 1, and must be at least 2"),
         ({"vote": [3]}, "vote", "vote: must be an object"),
         ({"vote": {"n": 4096}}, "vote.n", "vote.n"),
-        ({"vote": {"answer": "("}}, "vote", "vote.answer is no regular expression"),
+        ({"vote": {"answer": "("}}, "vote", "vote.answer is not a regular expression"),
         ({"vote": {"confidence": 2}}, "vote.confidence", "vote.confidence must be"),
-        ({"vote": {}, "n": 2}, "n", "leave out n"),
-        ({"vote": {}, "best_of": 2}, "best_of", "leave one of them out"),
+        ({"vote": {}, "n": 2}, "n", "remove n"),
+        ({"vote": {}, "best_of": 2}, "best_of", "remove one of them"),
         ({"vote": {}, "temperature": 0}, "temperature", "temperature is 0"),
         ({"vote": {"by": "loudness"}}, "vote.by", "vote.by"),
-        ({"vote": {"chains": 8}}, "vote.chains", "vote.chains is not supported by this server: leave it out"),
+        ({"vote": {"chains": 8}}, "vote.chains", "vote.chains is not supported by this server: remove it"),
     ],
 )
 def test_what_is_no_vote_is_refused(refusal: Post, fields: dict[str, Any], param: str, message: str) -> None:

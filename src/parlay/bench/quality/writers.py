@@ -127,7 +127,7 @@ class ModelWriter:
         if longest + self.max_tokens > self.llm.engine.longest:
             raise ValueError(
                 f"task {task.name}: a prompt of {longest} tokens and a canvas of {self.max_tokens} do not fit the "
-                f"context of {self.llm.engine.longest}: lower --max-tokens, or leave the task out"
+                f"context of {self.llm.engine.longest}: lower --max-tokens, or remove the task"
             )
 
     def answers(self, task: Task, strategy: str) -> list[tuple[Problem, Answer]]:

@@ -29,7 +29,7 @@ def load(names: Sequence[str], most: int | None = None, data: Path | None = None
     found: list[Workload] = []
     for name in names:
         if not name.strip():
-            raise ValueError("a workload has no name: join names by commas, or leave the flag out")
+            raise ValueError("a workload has no name: join names by commas, or remove the flag")
         found += [sets.load(name)] if name in BUILT_IN else _from_file(name, data)
     twice = {workload.name for workload in found if sum(workload.name == other.name for other in found) > 1}
     if twice:

@@ -75,7 +75,9 @@ def _system(state: State, argument: str) -> str:
 
 def _seed(state: State, argument: str) -> str:
     if argument and not argument.isdecimal():
-        raise ValueError(f"/seed {short(argument)}: give a whole number from 0, or nothing for a new seed each time")
+        raise ValueError(
+            f"/seed {short(argument)}: give a whole number of at least 0, or nothing for a new seed each time"
+        )
     try:
         seed = whole(argument) if argument else None
     except UsageError as error:
@@ -145,7 +147,7 @@ def _path(name: str, argument: str) -> Path:
 
 def _retry(state: State, argument: str) -> str:
     if not state.conversation.take_back():
-        raise ValueError("/retry: nothing was said yet")
+        raise ValueError("/retry: there is no message to repeat yet")
     raise AnswerAgain
 
 

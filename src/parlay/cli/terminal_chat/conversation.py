@@ -63,9 +63,9 @@ def read_conversation(path: Path) -> Conversation:
     except OSError as error:
         raise ParlayError(f"can't read the conversation {short(path)}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ParlayError(f"{path} can't be read as a conversation: {error}") from None
+        raise ParlayError(f"can't read the conversation {path}: {error}") from None
     if not isinstance(messages, list) or not all(map(_is_message, messages)):
-        raise ParlayError(f"{path} is no conversation: expected a list of {{'role': ..., 'content': ...}}")
+        raise ParlayError(f"{path} is not a conversation: it must be a list of {{'role': ..., 'content': ...}}")
     system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
     return Conversation(system, messages)
 

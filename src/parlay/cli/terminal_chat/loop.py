@@ -169,9 +169,7 @@ def read_line(prompt: str) -> str:
     try:
         line = sys.stdin.buffer.readline().decode("utf-8")  # strict, whatever the locale does
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"standard input is not UTF-8 (byte {error.start}): convert it first, say with iconv"
-        ) from None
+        raise ValueError(f"standard input is not UTF-8 (byte {error.start}): convert it, such as with iconv") from None
     if not line:
         raise EOFError
     return line.removesuffix("\n").removesuffix("\r")

@@ -58,7 +58,7 @@ def power_of(runner: Runner, cost: Cost) -> PowerModel:
     if modelled is None:
         raise UsageError(
             f"the power of this machine is not known ({meter.reason}; and there are no figures for the device "
-            f"{_name(runner.spec.device)}): leave out goal=energy and power, or make a counter readable, as "
+            f"{_name(runner.spec.device)}): remove goal=energy and power, or make a counter readable, as "
             "docs/explanation/energy.md says"
         )
     _log.warning("the power of decoding is %s, because %s", modelled, meter.reason)

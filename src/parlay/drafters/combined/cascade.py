@@ -78,7 +78,7 @@ def level_above(
     if options.shape == "beam":
         raise UsageError(f"strategy {SOURCE}: above the first level shape is auto or chain or tree, not beam")
     unread = ("tokens",) if options.shape == "tree" else ("tokens", "width")
-    where = "above the first level: leave it out (width: or set shape=tree)"
+    where = "above the first level: remove it (width: or set shape=tree)"
     refuse_unread(f"strategy {SOURCE}: {level.name}", options, unread, where)
     manner = Manner(source, options.width if options.shape == "tree" else 1, options.min_p, enough)
     rows = ModelRows(_runner(level.name, options.model, resources))

@@ -61,7 +61,7 @@ def build(owner: str, nested: NestedStrategy) -> Member:
         )
     drafter = nested.build()
     if drafter is None:
-        raise UsageError(f"strategy {owner}: {nested.name} drafts nothing; leave it out")
+        raise UsageError(f"strategy {owner}: {nested.name} drafts nothing; remove it")
     return Member(drafter, nested.k)
 
 

@@ -90,7 +90,7 @@ class ModelBeside:
     """
 
     def __init__(self, resources: Resources, options: ParallelDraftOptions, clock: Clock = time.perf_counter) -> None:
-        refuse_unread(f"strategy {SOURCE}", options, ("deadline_ms",), "without url=: leave it out")
+        refuse_unread(f"strategy {SOURCE}", options, ("deadline_ms",), "without url=: remove it")
         runner = open_draft(SOURCE, resources, draft_name(SOURCE, resources, options.model))
         try:
             self._thread = ThreadBeside(options.threads)
@@ -170,8 +170,8 @@ class ServiceBeside:
 
     def __init__(self, resources: Resources, options: ParallelDraftOptions, clock: Clock = time.perf_counter) -> None:
         if options.model:
-            raise UsageError(f"strategy {SOURCE}: model= and url= both say who drafts; leave one of them out")
-        where = "with url=, whose service has its own options: leave it out"
+            raise UsageError(f"strategy {SOURCE}: model= and url= both say who drafts; remove one of them")
+        where = "with url=, whose service has its own options: remove it"
         refuse_unread(f"strategy {SOURCE}", options, ("min_p", "threads", "tokens"), where)
         self._remote = Remote(resources, RemoteOptions(url=options.url, deadline_ms=options.deadline_ms))
         self._clock = clock

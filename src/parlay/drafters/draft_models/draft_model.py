@@ -106,10 +106,10 @@ class BigLittle(DraftModel):
 def _check_read(options: DraftModelOptions, rule: str, *, one_chain: bool) -> None:
     """Raises UsageError for options that have no effect under this rule or shape."""
     if one_chain:
-        where = "on a single chain: leave it out, or choose a shape or rule that drafts several"
+        where = "on a single chain: remove it, or choose a shape or rule that drafts several"
         refuse_unread(f"strategy {SOURCE}", options, ("width",), where)
     if rule in _SHAPES:
-        where = f"with rule={rule}, which compares whole distributions: leave it out"
+        where = f"with rule={rule}, which compares whole distributions: remove it"
         refuse_unread(f"strategy {SOURCE}", options, ("tokens",), where)
 
 

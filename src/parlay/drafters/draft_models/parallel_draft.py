@@ -45,7 +45,7 @@ class ParallelDraft(FromText):
     ) -> None:
         """``drafting`` replaces the model or the service that the options name."""
         if options.ahead and options.form == "amusd":
-            raise UsageError(f"strategy {SOURCE}: form=amusd drafts until a forward ends; leave out ahead")
+            raise UsageError(f"strategy {SOURCE}: form=amusd drafts until a forward ends; remove ahead")
         where = ServiceBeside if options.url else ModelBeside
         self._drafting: DraftResource = drafting or where(resources, options)
         self._pace, self._stops = Pace(options), options.form == "amusd"

@@ -35,7 +35,7 @@ class Blockwise(StateHeadDrafter):
 
     def __init__(self, resources: Resources, options: BlockwiseOptions) -> None:
         if options.rescore == "none":
-            refuse_unread(f"strategy {SOURCE}", options, ("weight", "lattice"), "with rescore=none: leave it out")
+            refuse_unread(f"strategy {SOURCE}", options, ("weight", "lattice"), "with rescore=none: remove it")
         head = opened(SOURCE, resources.find_head, options.head)
         artefact, heads = head.artefact, BlockwiseHeads.of(head.artefact)
         own = ("lm_head.weight", *(f"ngrams.{size}" for size in range(1, LONGEST + 1)))

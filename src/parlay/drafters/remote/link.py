@@ -61,9 +61,9 @@ class Connection:
             port = parts.port
             (parts.hostname or "").encode("idna")
         except ValueError:
-            raise UsageError(f"{url:.80} is no URL: write http://HOST:PORT") from None
+            raise UsageError(f"{url:.80} is not a URL: write http://HOST:PORT") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"{url:.80} is no URL of a drafter: write http://HOST:PORT")
+            raise UsageError(f"{url:.80} is not a URL of a drafter: write http://HOST:PORT")
         if parts.username or parts.password:
             raise UsageError(f"a drafter's URL holds no key, because logs show it: put the key into {KEY_VARIABLE}")
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
@@ -260,7 +260,7 @@ class ServiceLink:
             return
         info = self._connection.send("GET", INFO_PATH)
         if not isinstance(info, Mapping) or info.get("version") != VERSION:
-            raise BadAnswer(f"it is no drafter of version {VERSION}: start it with parlay serve --drafter-only")
+            raise BadAnswer(f"it is not a drafter of version {VERSION}: start it with parlay serve --drafter-only")
         known, theirs = self._vocabulary, info.get("tokenizer")
         if known.fingerprint and theirs and theirs != known.fingerprint:
             raise OtherVocabulary(

@@ -110,7 +110,7 @@ def read_answers(reply: object, updates: Sequence[TextUpdate], vocab_size: int, 
 
 def _answer(answer: object, update: TextUpdate, vocab_size: int, source: str) -> Answer:
     if not isinstance(answer, Mapping):
-        raise BadAnswer("a draft is no object")
+        raise BadAnswer("a draft is not an object")
     if "held" in answer:
         known = answer["held"]
         if type(known) is not int or not 0 <= known <= update.start + len(update.tokens):
@@ -125,7 +125,7 @@ def _answer(answer: object, update: TextUpdate, vocab_size: int, source: str) ->
         if type(token) is not int or not 0 <= token < vocab_size:
             raise BadAnswer(f"a draft has the token {token!s:.20}, and the vocabulary has {vocab_size}")
         if type(parent) is not int or not -1 <= parent < node:
-            raise BadAnswer("a draft is no tree: a parent does not stand before its child")
+            raise BadAnswer("a draft is not a tree: a parent does not stand before its child")
     if not tokens:
         return NO_DRAFT
     return Draft(Tree(tuple(tokens), tuple(parents)), sources=(source,) * len(tokens), scores=_scores(answer, tokens))

@@ -42,9 +42,7 @@ class SelfDraft(FromText):
         if not options.bits and not options.window:
             raise UsageError(f"strategy {SOURCE}: bits=0,window=0 is the target itself: set one of them")
         if not options.window:
-            refuse_unread(
-                f"strategy {SOURCE}", options, ("sinks",), "with window=0, where drafts see all: leave it out"
-            )
+            refuse_unread(f"strategy {SOURCE}", options, ("sinks",), "with window=0, where drafts see all: remove it")
         if options.keys and not options.window:
             raise UsageError(f"strategy {SOURCE}: keys={options.keys},window=0: without a window drafts see all keys")
         if not options.keys and options.refresh != SelfDraftOptions().refresh:

@@ -49,7 +49,7 @@ def named(source: str, target: RunnerSpec, attention: Iterable[str], mlp: Iterab
         for layer in layers:
             if layer not in known:
                 raise UsageError(
-                    f"strategy {source}: {half}={layer} is no layer of {target.name}: they are 0 to "
+                    f"strategy {source}: {half}={layer} is not a layer of {target.name}: they are 0 to "
                     f"{target.num_layers - 1}"
                 )
             wanted.add(known[layer])

@@ -126,7 +126,7 @@ class Datastore:
         tokens = np.frombuffer(content, header.token_type, header.tokens, tokens_at)
         suffixes = np.frombuffer(content, header.suffix_type, header.suffixes, suffixes_at)
         if not _sound(header, tokens, suffixes):
-            raise BadDatastore(f"{path} has texts or places that make no sense: build it again")
+            raise BadDatastore(f"{path} contains invalid texts or places: build it again")
         return cls(header, tokens, suffixes, checksum=_PREAMBLE.unpack_from(content)[2])
 
     def write(self, path: Path) -> None:
@@ -229,7 +229,7 @@ def vocabulary(tokenizer: Tokenizer) -> int:
 def _read_header(path: Path, content: mmap.mmap | bytes) -> tuple[DatastoreHeader, int]:
     """The header and its length, after all checks that must precede reading the rest."""
     if len(content) < _PREAMBLE.size or content[: len(MAGIC)] != MAGIC:
-        raise BadDatastore(f"{path} is no datastore: make one with `parlay datastore build`")
+        raise BadDatastore(f"{path} is not a datastore: make one with `parlay datastore build`")
     _, version, checksum, header_bytes, size = _PREAMBLE.unpack_from(content)
     if version != VERSION:
         raise BadDatastore(f"{path} is a datastore of version {version}, not {VERSION}: build it again")
@@ -241,7 +241,7 @@ def _read_header(path: Path, content: mmap.mmap | bytes) -> tuple[DatastoreHeade
     try:
         header = _parse(content[_PREAMBLE.size : _PREAMBLE.size + header_bytes])
     except (ValueError, RecursionError):
-        raise BadDatastore(f"{path} has a header that makes no sense: build it again") from None
+        raise BadDatastore(f"{path} has an invalid header: build it again") from None
     if header.offsets(header_bytes)[-1] != size:
         raise BadDatastore(f"{path} has a header that does not fit its size: build it again")
     return header, header_bytes

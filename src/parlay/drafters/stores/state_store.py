@@ -165,7 +165,7 @@ class MappedStates:
         except (OSError, ValueError, RuntimeError) as error:
             raise BadStates(f"can't read the states in {folder}: {_reason(error)}: build them again") from None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise BadStates(f"{folder / DOCUMENTS} is no list of names: build the states again")
+            raise BadStates(f"{folder / DOCUMENTS} is not a list of names: build the states again")
         if (index.ntotal, index.d, len(names)) != (header.states, header.hidden_size, store.header.documents):
             raise BadStates(f"the states in {folder} do not fit each other: build them again")
         if not all(_in_texts(places[start : start + _ROWS], store) for start in range(0, header.states, _ROWS)):
@@ -223,7 +223,7 @@ def read_header(path: Path) -> StateHeader:
         raise BadStates(f"can't read the states in {folder}: {_reason(error)}: build them again") from None
     names = {field.name: field.type for field in fields(StateHeader)}
     if not isinstance(values, dict) or values.keys() != names.keys():
-        raise BadStates(f"{folder} has a header that makes no sense: build the states again")
+        raise BadStates(f"{folder} has an invalid header: build the states again")
     if values["version"] != VERSION:
         raise BadStates(f"{folder} holds states of version {values['version']!r:.20}, not {VERSION}: build them again")
     numbers = [values[name] for name, kind in names.items() if kind == "int"]
@@ -235,7 +235,7 @@ def read_header(path: Path) -> StateHeader:
         for name, kind in (("sizes", int), ("checksums", str))
     )
     if not well or not listed or not values["sizes"].keys() == values["checksums"].keys() >= set(_FILES):
-        raise BadStates(f"{folder} has a header that makes no sense: build the states again")
+        raise BadStates(f"{folder} has an invalid header: build the states again")
     return StateHeader(**values)
 
 
@@ -267,7 +267,7 @@ def _check(folder: Path, header: StateHeader, store: Datastore, path: Path) -> N
     if header.datastore != store.checksum:
         raise BadStates(f"the states in {folder} are not those of {path}, which was built anew: build them again")
     if not header.fits:
-        raise BadStates(f"{folder} has a header that makes no sense: build the states again")
+        raise BadStates(f"{folder} has an invalid header: build the states again")
     for name, size in header.sizes.items():
         file = folder / name
         there = file.stat().st_size if file.is_file() else 0

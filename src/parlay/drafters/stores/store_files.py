@@ -91,7 +91,7 @@ class StoreFile:
 
     def _payload(self, data: bytes) -> bytes:
         if len(data) < _HEADER.size or not data.startswith(_MAGIC):
-            raise self._refuse("it is no store; name another file")
+            raise self._refuse("it is not a store; name another file")
         _, version, kind, vocab_size, length, checksum = _HEADER.unpack_from(data)
         payload = data[_HEADER.size :]
         if version != _VERSION:

@@ -219,7 +219,7 @@ class EnsembleRunner(Runner):
         logits_RV = out.logits_RV[:, : self._spec.vocab_size]
         if bool(torch.isnan(logits_RV).any()):
             name = self._members[number].spec.name
-            raise ParlayError(f"logits of {name} are NaN for this text: its weights or dtype are broken, leave it out")
+            raise ParlayError(f"logits of {name} are NaN for this text: its weights or dtype are broken, remove it")
         starts = out.starts
         return _Rows(out, [nothing_0V if at is None else logits_RV[starts[at] : starts[at + 1]] for at in places])
 
@@ -272,7 +272,7 @@ def _spec_of(specs: Sequence[RunnerSpec], summary: str) -> RunnerSpec:
     for spec in specs:
         if spec.fills_only or spec.encoder is not None:
             kind = "an encoder-decoder" if spec.encoder is not None else "a diffusion model"
-            raise UsageError(f"ensemble: {spec.name} is {kind}, and members write token by token: leave it out")
+            raise UsageError(f"ensemble: {spec.name} is {kind}, and members write token by token: remove it")
     return replace(
         first,
         vocab_size=min(spec.vocab_size for spec in specs),

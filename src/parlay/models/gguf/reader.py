@@ -263,5 +263,7 @@ def _alignment(keys: dict[str, Value]) -> int:
     """Read the alignment of tensors in bytes, which the format requires to be at least 8."""
     alignment = keys.get("general.alignment", _ALIGNMENT)
     if not isinstance(alignment, int) or alignment < _LEAST_ALIGNMENT or alignment & alignment - 1:
-        raise ValueError(f"general.alignment is {alignment!r:.40}, which is no power of two from {_LEAST_ALIGNMENT} on")
+        raise ValueError(
+            f"general.alignment is {alignment!r:.40}, which is not a power of two from {_LEAST_ALIGNMENT} on"
+        )
     return alignment

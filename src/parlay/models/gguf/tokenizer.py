@@ -277,5 +277,5 @@ def _token_id(keys: Mapping[str, Value], name: str) -> int | None:
     if value is None or not isinstance(tokens, Strings):
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(tokens):
-        raise ValueError(f"the key {TOKENIZER}{name}_token_id is {value!r:.40}, which is no token")
+        raise ValueError(f"the key {TOKENIZER}{name}_token_id is {value!r:.40}, which is not a token")
     return value

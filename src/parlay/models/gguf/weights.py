@@ -148,7 +148,7 @@ def _vector(stored: StoredTensor) -> Tensor:
     """Read a tensor that is not a matrix. Raises BadGguf if it is quantized, as dequantizing could take many times the
     file's size."""
     if stored.format.plain is None:
-        raise BadGguf(f"{stored.origin} is no matrix and stored as {stored.format.name}: expected plain numbers")
+        raise BadGguf(f"{stored.origin} is not a matrix and stored as {stored.format.name}: expected plain numbers")
     with stored.reading():
         return dense(stored)
 

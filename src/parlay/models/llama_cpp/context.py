@@ -174,7 +174,7 @@ class LlamaContext(Context):
             "fills places in any order": lib.llama_model_is_diffusion(model),
         }
         if kind := next((kind for kind, so in kinds.items() if so), None):
-            raise UnsupportedModel(f"{path} {kind}, which Parlay can't run through llama.cpp: leave the runner out")
+            raise UnsupportedModel(f"{path} {kind}, which Parlay can't run through llama.cpp: remove the runner")
 
     def _opened(self, path: Path, options: ContextOptions, heard: _Heard) -> tuple[ContextFacts, Any]:
         """Open the context, whose number of cells depends on the model."""

@@ -51,7 +51,7 @@ def _offload(device: str) -> bool:
         return able and device == "auto"
     if not able:
         raise UsageError(
-            f"runner llama.cpp: device {device}: this build of llama-cpp-python computes on CPUs alone: leave it out, "
+            f"runner llama.cpp: device {device}: this build of llama-cpp-python computes on CPUs alone: remove it, "
             "or build the package for your device (CMAKE_ARGS=-DGGML_CUDA=on, -DGGML_VULKAN=on or -DGGML_METAL=on)"
         )
     return True

@@ -272,7 +272,7 @@ def _windows(model: nn.Module, name: str) -> list[int | None]:
     if kinds:
         raise UnsupportedModel(
             f"{name} keeps more than keys and values in mlx-lm ({', '.join(sorted(kinds))}), which can't be taken back "
-            "where a draft fails: leave the runner out"
+            "where a draft fails: remove the runner"
         )
     return [cache.max_size if type(cache) is RotatingKVCache else None for cache in caches]
 

@@ -42,7 +42,7 @@ def open_mlx(found: Path, options: LoadOptions, room: TokenRoom) -> MlxRunner:
     device = chosen_device(options.device)
     if device is None:
         raise UsageError(
-            f"runner mlx: device {options.device}: this build of MLX computes on CPUs alone: leave it out, or install "
+            f"runner mlx: device {options.device}: this build of MLX computes on CPUs alone: remove it, or install "
             "MLX for your device (it computes on Apple's GPUs as it is; pip install 'mlx[cuda13]' is for NVIDIA's)"
         )
     model = MlxModel(found, room.name, device)

@@ -76,7 +76,7 @@ class MlxRunner(TakenForGood, SlotRunner[MlxPool]):
         if not (noise <= 32 * unit and _difference(tree_NV, branched_NV) <= 8 * (noise + unit)):
             raise UnsupportedModel(
                 f"{self._spec.name}: rows over a cache of ours differ from plain ones by {noise:.1e} in MLX, and those "
-                f"of a tree by {_difference(tree_NV, branched_NV):.1e}: leave the runner out"
+                f"of a tree by {_difference(tree_NV, branched_NV):.1e}: remove the runner"
             )
 
     def _fed(self, tokens: Sequence[int]) -> Tensor:

@@ -164,5 +164,5 @@ def _shaped(name: str, parts: Parts, kind: str, shape: tuple[int, ...]) -> Tenso
 def _matrix(name: str, parts: Parts, kind: str) -> tuple[int, int]:
     part = _part(name, parts, kind)
     if part.dim() != 2 or part.element_size() != 4 or part.is_floating_point():
-        raise BadCheckpoint(f"{name}.{kind} is no matrix of 32-bit words: it is {part.dtype} {list(part.shape)}")
+        raise BadCheckpoint(f"{name}.{kind} is not a matrix of 32-bit words: it is {part.dtype} {list(part.shape)}")
     return part.shape[0], part.shape[1]

@@ -55,7 +55,7 @@ def scheme_of(directory: Path, raw: Json, of_family: Collection[str] = ()) -> Sc
     if declared is None:
         return None
     if not isinstance(declared, Mapping):
-        raise ParlayError(f"{directory}: config.json's quantization_config is no object")
+        raise ParlayError(f"{directory}: config.json's quantization_config is not an object")
     method = str(declared.get("quant_method") or ("mlx" if "group_size" in declared else "none"))
     if method in of_family:
         return None

@@ -59,7 +59,7 @@ class Format(Enum):
     def row_bytes(self, length: int) -> int:
         """Bytes of a row of ``length`` weights. Raises ValueError unless the row consists of whole blocks."""
         if length % self.block:
-            raise ValueError(f"a row of {length} weights is no whole number of {self.name} blocks of {self.block}")
+            raise ValueError(f"a row of {length} weights is not a whole number of {self.name} blocks of {self.block}")
         return length // self.block * self.block_bytes
 
 

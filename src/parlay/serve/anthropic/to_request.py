@@ -59,7 +59,7 @@ def _refuse_threads(body: MessagesBody) -> None:
     """Raises ApiError for a message of a thread: it has only the new messages, and the server does not keep the
     others."""
     if (body.model_extra or {}).get("thread") is not None:
-        message = "thread is not supported by this server: leave it out and send the whole conversation"
+        message = "thread is not supported by this server: remove it and send the whole conversation"
         raise ApiError(400, message, "thread", NO_THREADS)
 
 

@@ -136,7 +136,7 @@ def _unused_verbosity(verbosity: str, names: FieldNames) -> str:
     expects."""
     field = names.others.get("verbosity", "verbosity")
     if verbosity != "medium":
-        message = f"{field} is {verbosity!r}, and this model knows none: leave it out"
+        message = f"{field} is {verbosity!r}, and this model knows none: remove it"
         raise ApiError(400, message, field, "unsupported_field")
     return field
 

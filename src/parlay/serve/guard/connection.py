@@ -217,7 +217,7 @@ class Connection(HttpToolsProtocol):
             self._expect_head()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(ApiError(400, "this is no HTTP request that the server can read"))
+        self._refuse(ApiError(400, "this is not an HTTP request that the server can read"))
 
     # --------------------------------------------------------------------------------------------------------- bounds
 

@@ -117,7 +117,7 @@ async def _saved(served: Served, slot: int, body: SlotBody) -> dict[str, Any]:
         raise ApiError(500, f"the prefixes can't be written: {error.strerror}") from None
     except ParlayError as error:
         logger.warning("the prefixes can't be written: %s", error)
-        raise ApiError(400, f"{file.path.name} is no file of prefixes: it is left as it is", "action") from None
+        raise ApiError(400, f"{file.path.name} is not a file of prefixes: it is left as it is", "action") from None
     return {
         "id_slot": slot,
         "filename": file.path.name,
@@ -143,7 +143,7 @@ def _props(served: Served) -> dict[str, Any]:
 def _prompts(served: Served, body: LlamaCompletionBody, settings: Settings) -> list[Prompt]:
     """Check and tokenize the prompts. Raises ApiError if there are too many, or if one is too long."""
     if body.stream and len(body.prompts) > 1:
-        raise conflict("several prompts can't be streamed: leave out stream", "prompt")
+        raise conflict("several prompts can't be streamed: remove stream", "prompt")
     check_count(len(body.prompts), 1, served)
     for prompt in body.prompts:
         if isinstance(prompt, list):

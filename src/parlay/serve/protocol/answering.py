@@ -151,7 +151,7 @@ _MOST_LEVELS = 200
 """The parser's own limit."""
 _REASONS = {
     "recursion limit exceeded": f"it has more than {_MOST_LEVELS} levels",
-    "hex escape": "it holds half of a surrogate pair, which is no character",
+    "hex escape": "it holds half of a surrogate pair, which is not a character",
     "invalid unicode code point": "it holds bytes that are not UTF-8",
 }
 """Clearer texts for some of the parser's messages."""

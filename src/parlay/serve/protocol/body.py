@@ -337,7 +337,7 @@ def check_extras(body: Body, request: Request, settings: Settings) -> None:
     for path, name, owner, value in _extras(body, ""):
         if owner.refuses(name.rpartition(".")[2], value):
             where = owner.elsewhere.get(name.rpartition(".")[2])
-            says = "not supported by this server: leave it out" if where is None else f"for {where}: send it there"
+            says = "not supported by this server: remove it" if where is None else f"for {where}: send it there"
             raise ApiError(400, f"{path} is {says}", path, "unsupported_field")
         ignored.append(path)
     note_ignored(request, settings, ignored)
@@ -351,7 +351,7 @@ def note_ignored(request: Request, settings: Settings, paths: Sequence[str]) -> 
     if not paths:
         return
     if settings.strict:
-        raise ApiError(400, f"unsupported field {paths[0]!r}: leave it out", paths[0], "unsupported_field")
+        raise ApiError(400, f"unsupported field {paths[0]!r}: remove it", paths[0], "unsupported_field")
     plain = [_plain(path) for path in dict.fromkeys(paths)]
     request.state.ignored = [*ignored_fields(request), *plain]
     known: set[str] = request.app.state.ignored_before

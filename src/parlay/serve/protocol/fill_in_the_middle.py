@@ -97,7 +97,7 @@ def infill_prompt(vocabulary: Vocabulary, most: int, gap: Gap, fields: GapFields
     if tokenizer is None or encoder is None or marks is None:
         message = (
             f"{fields.suffix} is not supported by this model, whose tokenizer has no fill-in-the-middle tokens: "
-            "leave it out"
+            "remove it"
         )
         raise ApiError(400, message, fields.suffix, "unsupported_field")
     encode = _Encode(encoder, most)

@@ -55,7 +55,7 @@ class Resume(Body):
     def check(self, *, choices: int, stream: bool) -> None:
         """Raises ApiError for fields that contradict each other or the request's number of choices."""
         if not stream:
-            raise conflict("resume is for streams: set stream, or leave out resume", "resume")
+            raise conflict("resume is for streams: set stream, or remove resume", "resume")
         given = [value is not None for value in (self.fingerprint, self.id, self.created, self.token_ids)]
         if any(given) != all(given):
             raise conflict("resume takes fingerprint, id, created and token_ids together, or none of them", "resume")

@@ -36,11 +36,11 @@ def read_strategy(text: str) -> StrategySpec:
     """
     name, colon, rest = text.partition(":")
     if colon and name.strip() not in {*catalogue(), *plugins.installed()}:
-        raise _refused(f"{name.strip()[:100]!r} is no strategy of the catalogue, and a request may name no other")
+        raise _refused(f"{name.strip()[:100]!r} is not a strategy of the catalogue, and a request may name no other")
     if ":" in rest:
         raise _refused(
             f"strategy {name.strip()}: a class to import or a URL is set by the server's owner, not by a request: "
-            "leave it out"
+            "remove it"
         )
     try:
         spec = parse(text)
@@ -62,7 +62,7 @@ def _check(spec: StrategySpec) -> None:
     options = find(spec.name).parameters
     for key, value in spec.parameters:
         if options[key].opens or _is_free(options[key]):
-            raise _refused(f"strategy {spec.name}: {key} is set by the server's owner, not by a request: leave it out")
+            raise _refused(f"strategy {spec.name}: {key} is set by the server's owner, not by a request: remove it")
         if options[key].keeps and _is_above(value, options[key].default):
             most = options[key].default
             raise _refused(f"strategy {spec.name}: {key} is {value}, and a request may ask for {most} at most")
@@ -282,7 +282,7 @@ def _for_a_client(error: NotNamed, served: Served) -> str:
     if not owned or not re.match(rf"strategy {re.escape(own.name)}[: ]", str(error)):
         return str(error)
     return (
-        f"strategy {own.name}: {owned[0]} is set by the server's owner, not by a request: leave strategy out, and "
+        f"strategy {own.name}: {owned[0]} is set by the server's owner, not by a request: remove strategy, and "
         f"{own.name} drafts as the owner has set it"
     )
 

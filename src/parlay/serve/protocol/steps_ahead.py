@@ -64,17 +64,17 @@ def check_reason_ahead(body: GenerationBody, ahead: ReasonAhead | None) -> None:
     if ahead is None:
         return
     if (body.n or 1) > 1:
-        raise conflict(f"{FIELD} gives one choice: leave out n", "n")
+        raise conflict(f"{FIELD} gives one choice: remove n", "n")
     if body.guidance_scale not in (None, 1):
-        raise conflict(f"{FIELD} can't be used with guidance_scale: leave one of them out", "guidance_scale")
+        raise conflict(f"{FIELD} can't be used with guidance_scale: remove one of them", "guidance_scale")
     for name in _OTHERS:
         if vars(body).get(name) not in (None, False, []):
-            raise conflict(f"{FIELD} can't be used with {name}: leave one of them out", name)
+            raise conflict(f"{FIELD} can't be used with {name}: remove one of them", name)
     asked = body.exactness or ""
     if asked.startswith("lossy:"):
         raise conflict(f"no certificate covers {FIELD}: leave the floor out of exactness", "exactness")
     if ahead.judge == "model" and asked not in ("", "lossy"):
-        raise conflict(f"{FIELD} with judge model is lossy: leave out exactness, or the judge", "exactness")
+        raise conflict(f"{FIELD} with judge model is lossy: remove exactness, or the judge", "exactness")
 
 
 def ahead_params(ahead: ReasonAhead) -> AheadParams:

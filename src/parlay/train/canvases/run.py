@@ -114,7 +114,7 @@ def begin_set_block(options: SetBlockTrainOptions) -> Begun:
     inner, tokenizer, rows, held_out = _tuned(options.model, options)
     mask_id = choose_mask(tokenizer, inner.config.vocab_size, options.mask_token)
     if options.lora and options.layers:
-        raise UsageError("--lora trains an adapter of all layers: leave out --layers")
+        raise UsageError("--lora trains an adapter of all layers: remove --layers")
     if options.lora:
         common_W = common_ids(rows, options.top_vocab, inner.config.vocab_size) if options.top_vocab else None
         recipe = MaskAdapterRecipe(options, Decoder(inner, mask_id), common_W)
@@ -197,7 +197,7 @@ def choose_mask(tokenizer: PreTrainedTokenizerFast, vocab_size: int, named: str)
     known = tokenizer.get_vocab()
     if named:
         if named not in known:
-            raise ParlayError(f"mask_token={named!r} is no token of the model: name one that no text has")
+            raise ParlayError(f"mask_token={named!r} is not a token of the model: name one that no text has")
         return int(known[named])
     free = sorted(set(range(vocab_size)).difference(known.values()))
     found = free[:1] or [known[token] for token in _NO_BYTE if token in known]

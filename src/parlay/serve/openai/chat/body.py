@@ -214,24 +214,24 @@ class ChatBody(GenerationBody):
             raise conflict("top_logprobs needs logprobs to be true", "top_logprobs")
         formatted = self.response_format is not None and self.response_format.type != "text"
         if self.structured_outputs is not None and (formatted or self.callable_functions):
-            message = "structured_outputs can't be used with response_format or tools: leave one of them out"
+            message = "structured_outputs can't be used with response_format or tools: remove one of them"
             raise conflict(message, "structured_outputs")
 
     def _check_outline(self) -> None:
         """Raises ApiError for fields that can't be combined with an outline."""
         if (self.n or 1) > 1:
-            raise conflict("outline gives one choice: leave out n", "n")
+            raise conflict("outline gives one choice: remove n", "n")
         if self.exactness not in (None, "lossy"):
-            raise conflict("an answer by outline is lossy: leave out exactness or outline", "exactness")
+            raise conflict("an answer by outline is lossy: remove exactness or outline", "exactness")
         if not isinstance(self.messages[-1], UserMessage):
             raise conflict("outline needs a question: the last message must be the user's", "messages")
         if self.running_usage:
-            message = "outline can't be used with stream_options.continuous_usage_stats: leave one of them out"
+            message = "outline can't be used with stream_options.continuous_usage_stats: remove one of them"
             raise conflict(message, "stream_options")
         others = ("vote", "tools", "functions", "response_format", "structured_outputs", "logprobs", "prediction")
         for name in (*others, "continue_final_message", "resume"):
             if vars(self)[name] not in (None, False, []):
-                raise conflict(f"outline can't be used with {name}: leave one of them out", name)
+                raise conflict(f"outline can't be used with {name}: remove one of them", name)
 
     def _check_messages(self) -> None:
         for place, message in enumerate(self.messages):

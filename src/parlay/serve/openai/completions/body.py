@@ -70,33 +70,33 @@ class CompletionBody(GenerationBody):
         super().check()
         check_vote(self.vote, self.n)
         if self.vote is not None and self.best_of is not None:
-            raise conflict("best_of and vote are two ways to choose: leave one of them out", "best_of")
+            raise conflict("best_of and vote are two ways to choose: remove one of them", "best_of")
         if self.superposed:
             self._check_superposed()
         if self.structured_outputs is not None and self.response_format is not None:
-            message = "structured_outputs can't be used with response_format: leave one of them out"
+            message = "structured_outputs can't be used with response_format: remove one of them"
             raise conflict(message, "structured_outputs")
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise conflict("best_of must be at least n", "best_of")
         if self.stream and self.picks:
-            raise conflict("best_of above n can't be streamed: leave out stream", "best_of")
+            raise conflict("best_of above n can't be streamed: remove stream", "best_of")
         if self.suffix is not None and not isinstance(self.prompt, str):
             raise conflict("suffix needs a prompt that is one text", "suffix")
         if self.suffix is not None and self.echo:
-            raise conflict("suffix can't be used with echo: leave one of them out", "suffix")
+            raise conflict("suffix can't be used with echo: remove one of them", "suffix")
         if self.stream and self.echo and self.logprobs is not None:
-            raise conflict("echo with logprobs can't be streamed: leave out stream", "stream")
+            raise conflict("echo with logprobs can't be streamed: remove stream", "stream")
         if self.resume is not None:
             self.resume.check(choices=len(self.prompts) * (self.n or 1), stream=bool(self.stream))
 
     def _check_superposed(self) -> None:
         """Raises ApiError for fields that can't be combined with superposed drafts."""
         if self.exactness not in (None, "lossy"):
-            raise conflict("superposed drafts are lossy: leave out exactness or superposed", "exactness")
+            raise conflict("superposed drafts are lossy: remove exactness or superposed", "exactness")
         others = ("stream", "strategy", "vote", "best_of", "resume", "echo", "logprobs")
         for name in (*others, "response_format", "structured_outputs"):
             if (value := vars(self)[name]) is not None and value is not False:
-                raise conflict(f"superposed can't be used with {name}: leave one of them out", name)
+                raise conflict(f"superposed can't be used with {name}: remove one of them", name)
 
     @property
     def structured(self) -> bool:

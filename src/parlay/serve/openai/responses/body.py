@@ -230,7 +230,7 @@ class ResponsesBody(GenerationBody):
         check_reason_ahead(self, self.reason_ahead)
         if self.reason_ahead is not None and (self.logprobs is not None or self.text is not None):
             field = "text" if self.text is not None else "top_logprobs"
-            raise conflict(f"reason_ahead can't be used with {field}: leave one of them out", field)
+            raise conflict(f"reason_ahead can't be used with {field}: remove one of them", field)
         check_functions(self.tools or (), "tools[{}]", "tools")
         names = [tool.name for tool in self.tools or ()]
         if self.tool_choice not in (None, "none", "auto") and not names:
@@ -240,7 +240,7 @@ class ResponsesBody(GenerationBody):
                 raise conflict(f"{path} is {name}, which is not among the tools", path)
         formatted = self.text is not None and self.text.format is not None and self.text.format.type != "text"
         if self.structured_outputs is not None and (formatted or self.callable_tools):
-            message = "structured_outputs can't be used with text.format or tools: leave one of them out"
+            message = "structured_outputs can't be used with text.format or tools: remove one of them"
             raise conflict(message, "structured_outputs")
 
     @property
