@@ -289,10 +289,10 @@ def test_a_replica_that_can_not_start_ends_everything_with_one_line(capfd: pytes
     [
         (["--replicas", "0"], "must be between 1 and 64"),
         (["--replicas", "65"], "must be between 1 and 64"),
-        (["--replicas", "2", "--allow-pull"], "remove it, or --replicas"),
-        (["--replicas", "2", "--drafter-only"], "remove it, or --replicas"),
-        (["--replicas", "2", "--record", "folder"], "remove it, or --replicas"),
-        (["--replicas", "2", "--lora-folder", "folder"], "--lora-folder is for one process"),
+        (["--replicas", "2", "--allow-pull"], "can't be used with --replicas"),
+        (["--replicas", "2", "--drafter-only"], "can't be used with --replicas"),
+        (["--replicas", "2", "--record", "folder"], "can't be used with --replicas"),
+        (["--replicas", "2", "--lora-folder", "folder"], "--lora-folder can't be used with --replicas"),
     ],
 )
 def test_flags_that_several_processes_can_not_honour(words: list[str], message: str) -> None:
