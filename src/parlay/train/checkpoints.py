@@ -1,4 +1,4 @@
-"""Writes a trained model in the form of the target's files, so that the same programs open both."""
+"""Writes a trained model in the file format of its target, so that the same code opens both."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from parlay.system.user_cache import saved_whole
 
 GGUF_NAME = "model.gguf"
 _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id")
-"""The keys of the target's config.json that a student's config.json takes over."""
+"""Keys that a student's config.json copies from the target's."""
 
 
 def save_student(
@@ -37,11 +37,10 @@ def save_student(
     embedding: str = USUAL,
     same_family: bool = False,
 ) -> None:
-    """Write a student of the model at ``like``: in 8 bits if that is a GGUF file, in a bfloat16 folder if it is a
-    folder.
+    """Write a student in the format of the model at ``like``: an 8-bit GGUF file, or a bfloat16 folder.
 
-    The student has that model's tokenizer. ``embedding`` is the format of the embedding matrix in a GGUF file. A
-    student of the ``same_family`` has that model's config, except for the number of layers; any other is a Llama.
+    Both have that model's tokenizer. ``embedding`` is the format of the embedding in a GGUF file. With ``same_family``
+    the config is that model's but for the number of layers; without it the student is a Llama.
     """
     if like.is_dir():
         _save_folder(folder, tensors, like=like, card=card)
@@ -60,7 +59,10 @@ def save_student(
 def _write_file(
     path: Path, config: DecoderConfig, tensors: Mapping[str, Tensor], like: Path, embedding: Format
 ) -> None:
-    """Write a GGUF file with the tokenizer of the file at ``like``. Rows that do not fill whole blocks stay float32."""
+    """Write a GGUF file with the tokenizer of the file at ``like``.
+
+    A tensor stays float32 if it is a vector, or if the quantization's block size does not divide its rows.
+    """
     header = read_parts(like)[0]
     records = [record(key, value) for key, value in shape_keys(config).items()]
     records += copied_records(header, [key for key in header.keys if key.startswith("tokenizer.")])
@@ -75,7 +77,7 @@ def _write_file(
 
 
 def _save_folder(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, card: str) -> None:
-    """Write the tensors in bfloat16, with the config and tokenizer of the folder ``like``."""
+    """Write the tensors in bfloat16, the card, and the other text files of ``like``, such as its tokenizer."""
     if not (folder.exists() and folder.samefile(like)):  # a student that learns further may be written in its place
         copy_texts(like, folder)
     (folder / "README.md").write_text(card, encoding="utf-8")
@@ -85,7 +87,7 @@ def _save_folder(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, car
 
 
 def _described(config: DecoderConfig) -> dict[str, object]:
-    """Return the keys of config.json that describe a Llama's shape."""
+    """Return the keys of config.json that describe a Llama of this shape."""
     return {
         "architectures": [config.architecture],
         "model_type": "llama",

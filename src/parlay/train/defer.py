@@ -32,9 +32,9 @@ from parlay.train.watching import counted
 from parlay.types import ParlayError, Runner, Segment, Tokenizer
 
 _CHUNK, _LOGIT_ROWS = 512, 128
-"""The rows of a forward without logits, and of one with logits, which take much memory for large vocabularies."""
+"""Rows of one forward without logits, and of one with logits, which take much memory if the vocabulary is large."""
 _PARTS = 10
-"""The texts are divided into this many parts: one chooses the threshold, one measures it."""
+"""Texts are divided into this many parts: one chooses the threshold, one measures it, the others train the head."""
 _LEAST_TEXTS = 6
 _ROUNDS, _DECAY = 40, 1e-3
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -42,7 +42,7 @@ _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeferTrainOptions(Options):
-    """The two models that write together, and the texts from which the head learns who writes."""
+    """Options of `parlay train defer`: the two models, and the texts that the head is trained on."""
 
     model: str = option("smollm2-135m", "the base model, by name, folder or GGUF file; the head reads its states")
     assistant: str = option(help="the model to which it defers, of the same tokenizer")
@@ -70,10 +70,11 @@ class DeferTrainOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Values of N tokens of texts. ``states_NH``: the base model's state before each token, float32.
+    """Results of both models on N tokens of texts.
 
-    ``logprobs_N2``: each token's log-probability by base and assistant. ``right_N2``: whether it is their likeliest
-    token.
+    ``states_NH``, float32, are the base model's final hidden states that predict each token. Columns 0 and 1 of
+    ``logprobs_N2`` and ``right_N2`` are the base model and the assistant: the token's log-probability, and whether the
+    token is the model's likeliest.
     """
 
     states_NH: Tensor
@@ -92,8 +93,11 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """The quality of a text if the assistant writes a ``share`` of it: nats per token, and the share of likeliest
-    tokens."""
+    """How well base model and assistant predict a text together, if the assistant writes a ``share`` of its tokens.
+
+    ``nats`` is the mean negative log-probability per token, and ``right`` the share of tokens that are the writing
+    model's likeliest.
+    """
 
     share: float
     nats: float
@@ -101,7 +105,7 @@ class Quality:
 
     @classmethod
     def of(cls, rows: Rows, deferred_N: Tensor) -> Quality:
-        """Compute the quality if the assistant writes the tokens of a mask."""
+        """Measure rows if the assistant writes the tokens for which ``deferred_N``, bool, is true."""
         choice_N1 = deferred_N.long()[:, None]
         nats, right = -rows.logprobs_N2.gather(1, choice_N1).mean(), rows.right_N2.gather(1, choice_N1).double().mean()
         return cls(float(deferred_N.double().mean()), float(nats), float(right))
@@ -111,7 +115,7 @@ class Quality:
 
 
 def train(options: DeferTrainOptions) -> str:
-    """Read the texts with both models, train the head, choose its threshold and save it. Return the result in one
+    """Read the texts with both models, train the head, choose its threshold, and save it; return the result in one
     line."""
     threads.settle(options.threads)
     make_folder(options.out)
@@ -154,8 +158,10 @@ def train(options: DeferTrainOptions) -> str:
 
 
 def known_to_both(texts: Sequence[TrainingText], tokens: int) -> list[TrainingText]:
-    """Return the texts whose ids are below ``tokens``, so that both models have them. Raises ParlayError if too few
-    are left."""
+    """Return the texts all of whose ids are below ``tokens``, the size of the smaller vocabulary.
+
+    Raises ParlayError if fewer than `_LEAST_TEXTS` remain.
+    """
     known = [text for text in texts if max(text.ids) < tokens]
     if len(known) < _LEAST_TEXTS:
         raise ParlayError(
@@ -165,10 +171,10 @@ def known_to_both(texts: Sequence[TrainingText], tokens: int) -> list[TrainingTe
 
 
 def parts_of(texts: Sequence[TrainingText]) -> list[int]:
-    """Return the part of each text, from 0 to 9.
+    """Return the part of each text, from 0 to `_PARTS` - 1.
 
-    A document lies in one part, so that no text is measured whose document was learned from. If there are few
-    documents, the parts follow one another within them, and at most the texts at the borders are close to texts of
+    All texts of a document are in one part, so that no document is both trained on and measured. If there are too few
+    documents, each part is a run of neighbouring texts, so that at most the texts at its ends share a document with
     another part.
     """
     documents = {number: place for place, number in enumerate(dict.fromkeys(text.document for text in texts))}
@@ -178,7 +184,7 @@ def parts_of(texts: Sequence[TrainingText]) -> list[int]:
 
 
 def rows_of(pair: tuple[Runner, Runner], text: TrainingText) -> Rows:
-    """Read one text with the base model and the assistant."""
+    """Run base model and assistant on one text, and return the rows of its answer."""
     size = min(runner.spec.vocab_size for runner in pair)
     targets_N1 = torch.tensor(text.ids[text.answer :])[:, None]
     states: list[Tensor] = []
@@ -202,11 +208,10 @@ def rows_of(pair: tuple[Runner, Runner], text: TrainingText) -> Rows:
 
 
 def fit(rows: Rows, chosen: Rows) -> tuple[Tensor, float]:
-    """Return the weight ``[H]``, float64, and the bias of the head that is best on ``chosen``, rounded as they are
-    saved.
+    """Train the head on ``rows``; return the weight ``[H]``, float64, and the bias that are best on ``chosen``.
 
-    As in the paper, the head begins as a classifier of the tokens that the assistant predicts and the base model does
-    not.
+    As in the paper, the head is first trained as a classifier of tokens that the assistant predicts and the base model
+    does not; this initializes training by `marginal`. Weight and bias are rounded to bfloat16, as they will be saved.
     """
     mean_H, scale_H = rows.states_NH.mean(0), rows.states_NH.std(0).clamp(min=1e-6)
     normed_NH = (rows.states_NH - mean_H) / scale_H
@@ -238,19 +243,20 @@ def fit(rows: Rows, chosen: Rows) -> tuple[Tensor, float]:
 
 
 def marginal(score_N: Tensor, logprobs_N2: Tensor) -> Tensor:
-    """Compute log[(1 - s) p_base(x) + s p_assistant(x)] for s = sigmoid(score)."""
+    """Return log[(1 - s) p_base(x) + s p_assistant(x)], ``[N]``, for s = sigmoid(score)."""
     return torch.logaddexp(F.logsigmoid(-score_N) + logprobs_N2[:, 0], F.logsigmoid(score_N) + logprobs_N2[:, 1])
 
 
 def deferring(rows: Rows, weight_H: Tensor, bias: float) -> Tensor:
-    """Return the head's probabilities ``[N]`` of deferring, float64."""
+    """Return the head's probabilities ``[N]`` that the assistant writes each token, float64."""
     return torch.sigmoid(rows.states_NH.double() @ weight_H + bias)
 
 
 def threshold_of(deferring_N: Tensor, logprobs_N2: Tensor, share: float | None) -> float:
-    """Return the threshold that this share of the probabilities exceeds. None: the one that makes the tokens likeliest.
+    """Choose the threshold above which the assistant writes a token.
 
-    Equal probabilities lie on one side of it, so the share may be met only approximately.
+    With ``share``, about this share of ``deferring_N`` lies above it: equal probabilities stay together, so the share
+    may be met only roughly. With None, it is the threshold under which the tokens are likeliest.
     """
     order_N = deferring_N.argsort(descending=True)
     sorted_N = deferring_N[order_N]
@@ -265,7 +271,7 @@ def threshold_of(deferring_N: Tensor, logprobs_N2: Tensor, share: float | None) 
 
 
 def _texts(options: DeferTrainOptions, tokenizer: Tokenizer) -> list[TrainingText]:
-    """Read and tokenize the texts. Raises ParlayError if there are too few."""
+    """Read and tokenise the texts, at most ``options.most``, evenly chosen. Raises ParlayError if there are too few."""
     cut = Cut(options.longest // 2, options.longest, options.longest, options.document_tokens)
     found = encode_answers(read_user_texts(options.texts, skip_broken=options.skip_broken), tokenizer, cut)
     end = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
@@ -281,8 +287,10 @@ def _texts(options: DeferTrainOptions, tokenizer: Tokenizer) -> list[TrainingTex
 
 
 def _read(runner: Runner, text: TrainingText, layers: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield logits ``[R, V]`` and tapped states ``[R, H]`` of the rows that predict the answer, a few rows at a
-    time."""
+    """Yield logits ``[R, V]`` and, for one tapped layer, states ``[R, H]`` of the rows that predict the answer.
+
+    Rows come in batches of at most `_LOGIT_ROWS`.
+    """
     first, ids = text.answer - 1, text.ids[:-1]
     runner.open(0, (), salt="defer")
     try:
@@ -302,7 +310,7 @@ def _read(runner: Runner, text: TrainingText, layers: tuple[int, ...]) -> Iterat
 
 
 def _card(options: DeferTrainOptions, origin: Origin, head: Deferral, rows: Rows, table: Sequence[Quality]) -> str:
-    """Write the folder's README."""
+    """Return the text of the folder's README."""
     lines = "\n".join(f"| {100 * each.share:.0f} % | {each.nats:.3f} | {100 * each.right:.1f} % |" for each in table)
     assistant = public_name(options.assistant)
     return (

@@ -1,7 +1,7 @@
-"""Divergences of a student's distribution from its teacher's, for each row: the losses of distillation.
+"""Divergences of a student's distributions from its teacher's, which distillation minimizes.
 
-p is the teacher's distribution and q the student's, both given as logarithms ``[N, V]``. Results are in nats, except
-for total variation.
+p is the teacher's distribution and q the student's, both given as log-probabilities ``[N, V]``. Results are in nats,
+except for total variation.
 """
 
 from __future__ import annotations
@@ -15,29 +15,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
-"""Computes the divergence ``[N]`` from the teacher's and the student's log-probabilities. Gradients reach the
-student's."""
+"""Maps the teacher's and the student's log-probabilities to the divergence ``[N]``; gradients flow to the student's."""
 
 
 def forward_kl(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
-    """KL(p || q): the student covers all that the teacher might say (Hinton et al. 2015)."""
+    """Return KL(p || q): it makes the student cover all that the teacher may say (Hinton et al. 2015)."""
     p_NV = log_p_NV.exp()
     return _dot(p_NV, log_p_NV) - _dot(p_NV, log_q_NV)
 
 
 def reverse_kl(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
-    """KL(q || p): the student keeps to what the teacher says most (MiniLLM, Gu et al. 2023)."""
+    """Return KL(q || p): it makes the student say only what is likely for the teacher (MiniLLM, Gu et al. 2023)."""
     return _dot(log_q_NV.exp(), log_q_NV - log_p_NV)
 
 
 def jensen_shannon(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
-    """Half of each of KL(p || m) and KL(q || m), where m is the mean of both (GKD, Agarwal et al. 2023)."""
+    """Return the mean of KL(p || m) and KL(q || m), where m is the mean of p and q (GKD, Agarwal et al. 2023)."""
     log_m_NV = torch.logaddexp(log_p_NV, log_q_NV) - math.log(2)
     return (_dot(log_p_NV.exp(), log_p_NV - log_m_NV) + _dot(log_q_NV.exp(), log_q_NV - log_m_NV)) / 2
 
 
 def total_variation(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
-    """Half the sum of |p - q|: the share of sampled drafts that are rejected (DistillSpec, Zhou et al. 2023)."""
+    """Return half the sum of |p - q|, the rejection rate of drafts sampled from q (DistillSpec, Zhou et al. 2023)."""
     return (log_p_NV.exp() - log_q_NV.exp()).abs().sum(-1) / 2
 
 
@@ -53,15 +52,16 @@ DIVERGENCES: Mapping[str, Divergence] = MappingProxyType(
 
 
 def product_type() -> torch.dtype:
-    """Return the number type of products here. A weight that is used many times is converted to it once."""
+    """Return the dtype of matrix products here; callers convert a weight to it once instead of for each product."""
     kind = torch.get_default_device().type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
 
 
 class SummedInParts(torch.autograd.Function):
-    """Sums a loss over rows whose logits are too wide to hold all at once: it computes a few rows at a time.
+    """The sum of a loss over rows of logits, computed a few rows at a time, as the logits of all rows need too much
+    memory.
 
-    It computes gradients together with the loss, so no logits are kept. A frozen head gets no gradients.
+    The forward pass computes the gradients too, so no logits are kept. An LM head that is not trained gets no gradient.
     """
 
     @staticmethod
@@ -72,8 +72,8 @@ class SummedInParts(torch.autograd.Function):
         loss: Callable[[Tensor, slice], Tensor],
         rows: int,
     ) -> Tensor:
-        """Sum the loss. ``loss`` is called with logits ``[rows, V]`` and the slice of rows they belong to, and
-        returns their sum."""
+        """Return the sum ``[]``. ``loss`` maps logits ``[R, V]`` of up to ``rows`` rows, and the slice of these rows,
+        to its sum."""
         learns: bool = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
         total, head_grad_VH = torch.zeros(()), torch.zeros_like(head_VH) if learns else torch.zeros(0)
         grads: list[Tensor] = []
@@ -93,6 +93,6 @@ class SummedInParts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, scale: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        """Scale the gradients by ``scale`` ``[]``, the gradient of the sum."""
+        """Scale the gradients that `forward` computed; ``scale`` ``[]`` is the gradient of the sum."""
         hidden_NH, head_VH = ctx.saved_tensors  # type: ignore[attr-defined]
         return scale * hidden_NH, scale * head_VH if len(head_VH) else None, None, None

@@ -1,7 +1,7 @@
-"""`parlay train ngram-layers`: trains a small language model whose first layers can be looked up.
+"""`parlay train ngram-layers`: a small language model whose first layers see only the last few tokens.
 
-These layers see so few tokens that their output depends on an n-gram. `parlay train ngram-states` precomputes their
-output for the frequent n-grams of a corpus.
+So their output depends on these tokens alone, and can be looked up. `parlay train ngram-states` precomputes a table of
+it for the frequent n-grams of a corpus.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramLayersOptions(lm.TrainOptions):
-    """Options of a run: those of `parlay train lm`, and which layers come before the shape's own."""
+    """Options of `parlay train ngram-layers`: those of `parlay train lm`, and number and window of the first layers."""
 
     first_layers: int = option(2, "layers before the shape's own, which are looked up", low=1, high=LONGEST_NGRAM - 1)
     window: int = option(2, "tokens that each of these layers sees, its own included", low=2, high=LONGEST_NGRAM)
@@ -48,12 +48,12 @@ class NgramLayersOptions(lm.TrainOptions):
 
     @property
     def tokens_seen(self) -> int:
-        """The number of last tokens that the first layers see together."""
+        """Return how many of the last tokens the output of the first layers depends on."""
         return 1 + self.first_layers * (self.window - 1)
 
 
 class NgramLayersTrainer(lm.Trainer):
-    """A run whose model has more layers, with sliding windows, before the shape's own."""
+    """A run whose model has additional sliding-window layers before the shape's own."""
 
     options: NgramLayersOptions
 
@@ -72,26 +72,26 @@ class NgramLayersTrainer(lm.Trainer):
         return super().make_model(Qwen3Config.from_dict({**config.to_dict(), **changed}))
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write the checkpoint, which transformers reads as a Qwen3, and record which layers can be looked up."""
+        """Write the checkpoint, a Qwen3 for transformers, with the number of first layers in its config."""
         super().write(record)
         mark(self.options.out, self.options.first_layers)
 
 
 def mark(folder: Path, layers: int) -> None:
-    """Record in the config.json of a Qwen3 that its first layers are looked up."""
+    """Record in a checkpoint's config.json how many first layers can be looked up."""
     fields = {"architectures": [NGRAM_LAYERS.architecture], "ngram_layers": layers}
     text = json.dumps(read_json(folder / "config.json") | fields, indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
 
 
 def train(options: NgramLayersOptions) -> Path:
-    """Train a model whose first layers can be looked up; return the folder of its checkpoint."""
+    """Train a model whose first layers can be looked up, and return the folder of its checkpoint."""
     return lm.train(options, lambda _: NgramLayersTrainer(options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramStatesOptions(Options):
-    """Options of the states to precompute. They depend on the number type in which the model runs."""
+    """Options of `parlay train ngram-states`: the model, the corpus, and the number type, on which states depend."""
 
     model: str = option(help="folder of a model of parlay train ngram-layers; the table is written into it")
     data: Path = option(help="folder of text files and .jsonl files with texts under text, output or content")
@@ -101,10 +101,7 @@ class NgramStatesOptions(Options):
 
 
 def compute_states(options: NgramStatesOptions) -> Path:
-    """Write the table of a corpus' frequent n-grams into the model's folder; return its path.
-
-    Raises UnsupportedModel for a model without such layers, and ValueError for a corpus without n-grams.
-    """
+    """Write the states of a corpus's frequent n-grams into the model's folder, and return the table's path."""
     threads.settle(options.threads)
     folder = resolve(options.model)
     config = read_config(folder)

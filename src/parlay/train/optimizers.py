@@ -1,5 +1,4 @@
-"""Optimizers (AdamW, and Muon for matrices), the precision of training steps, learning rates, and the training
-clock."""
+"""Optimizers for training (AdamW, and Muon for matrices), number types, learning rates, and the training clock."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ def adam(parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
 
 
 def muon(matrices: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
-    """Make Muon (Jordan et al. 2024) with a little weight decay."""
+    """Make Muon (Jordan et al. 2024) with weight decay `WEIGHT_DECAY`."""
     return Muon(matrices, lr=rate, weight_decay=WEIGHT_DECAY)
 
 
 class Optimizers:
-    """Optimizers that step together, with one factor on all peak rates."""
+    """A model's optimizers: Muon for the layers' matrices, AdamW for embeddings and norms. They step together."""
 
     def __init__(self, model: nn.Module) -> None:
         named = list(model.named_parameters())
@@ -44,7 +43,7 @@ class Optimizers:
         ]
 
     def step(self, factor: float) -> None:
-        """Update all weights at ``factor`` times the peak rates, and clear the gradients."""
+        """Take one step at ``factor`` times the peak learning rates, and clear the gradients."""
         for optimizer, peak in self.parts:
             for group in optimizer.param_groups:
                 group["lr"] = factor * peak
@@ -56,7 +55,7 @@ class Optimizers:
         return [optimizer.state_dict() for optimizer, _ in self.parts]
 
     def load_state_dict(self, states: list[dict[str, object]]) -> None:
-        """Restore the states that `state_dict` returned."""
+        """Load states that `state_dict` returned."""
         for (optimizer, _), state in zip(self.parts, states, strict=True):
             optimizer.load_state_dict(state)
 
@@ -67,8 +66,11 @@ _MOMENTUM = 0.95
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon, for matrices. Each step moves every singular direction by ``lr``, tall matrices further, and decays the
-    weights."""
+    """Muon (Jordan et al. 2024): momentum whose update is replaced by the nearest orthogonal matrix, for matrices only.
+
+    So each step changes all singular directions alike: by ``lr``, times the root of rows / columns for tall matrices.
+    Weights decay by ``lr`` times ``weight_decay``.
+    """
 
     def __init__(self, matrices: Iterable[nn.Parameter], lr: float, weight_decay: float) -> None:
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
@@ -95,7 +97,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix_NM: Tensor) -> Tensor:
-    """Return the matrix with all singular values near 1, by the Newton-Schulz iteration."""
+    """Return the matrix with its singular values moved near 1, by Newton-Schulz iteration."""
     tall = matrix_NM.shape[0] > matrix_NM.shape[1]
     found: Tensor = (matrix_NM.T if tall else matrix_NM) / matrix_NM.norm().clamp(min=1e-7)
     found = found.bfloat16() if half_pays(matrix_NM.device.type) else found
@@ -112,13 +114,16 @@ _SIZE, _CALLS = 512, 5
 
 @cache
 def half_pays(device: str) -> bool:
-    """Whether products are faster in bfloat16 than in float32. On CPUs without instructions for them they are far
-    slower."""
+    """Whether matrix products on this device are faster in bfloat16 than in float32.
+
+    CPUs without bfloat16 instructions are far slower at it, so both are timed there; CUDA is taken to be faster.
+    """
     return device == "cuda" or _seconds(torch.bfloat16) < _seconds(torch.float32)
 
 
 def mixed(precision: str = AUTO) -> torch.autocast:
-    """Return a context that computes products in bfloat16 if that is requested or, with ``auto``, if it is faster."""
+    """Return a context in which products are in bfloat16, if ``precision`` says so, or is ``auto`` and that is faster
+    here."""
     return torch.autocast(torch.get_default_device().type, torch.bfloat16, enabled=halves(precision))
 
 
@@ -143,14 +148,15 @@ LENGTHS = ((0.8, 512), (1.0, 2048))
 
 
 def learning_rate(share: float) -> float:
-    """Return the factor on the peak rate: linear warm-up, then constant, then linear decay to zero at share 1."""
+    """Return the factor on the peak learning rate at a share of the run: linear warm-up, constant, linear decay to
+    zero."""
     if share < WARM_UP:
         return max(share / WARM_UP, 0.02)
     return min(1.0, max(0.0, (1 - share) / (1 - DECAY_FROM)))
 
 
 def row_length(share: float, longest: int) -> int:
-    """Return the number of tokens per row, at most ``longest``."""
+    """Return the tokens per row at a share of the run, at most ``longest``: short rows first, long ones at the end."""
     return next(min(length, longest) for until, length in LENGTHS if share <= until or until == 1.0)
 
 
@@ -158,8 +164,7 @@ GAP = 4.0
 
 
 class TrainingClock:
-    """Counts the seconds of training. A lap counts as at most ``GAP`` times the median lap; work in `uncapped`
-    counts in full."""
+    """Counts the seconds of training: laps, each up to a limit (see `GAP`), and work under `uncapped` in full."""
 
     def __init__(self, elapsed: float = 0.0) -> None:
         self.elapsed = elapsed
@@ -167,7 +172,7 @@ class TrainingClock:
         self._last = time.monotonic()
 
     def lap(self) -> float:
-        """End a lap; return the seconds counted for it."""
+        """End a lap, and return the seconds counted for it."""
         now = time.monotonic()
         seconds, self._last = now - self._last, now
         if len(self._laps) >= 5:
@@ -178,8 +183,7 @@ class TrainingClock:
 
     @contextmanager
     def uncapped(self) -> Iterator[None]:
-        """Count the work inside in full, and not as a lap: work that is known to be long, such as compiling,
-        checking or saving."""
+        """Count the block's seconds in full and not as a lap: for long work such as compiling, checking and saving."""
         started = time.monotonic()
         yield
         self._last = time.monotonic()

@@ -1,7 +1,7 @@
-"""The processes of a training run: this one alone, or several that torchrun started, which share one set of weights.
+"""The processes that train one module: this process alone, or several that torchrun started.
 
-Each process learns from its share of the batches. Gradients, losses and times are averaged over all processes, so that
-all take the same steps and stop together. Only the first process writes files and prints.
+Each process trains on its own share of the batches. Gradients, losses and times are averaged over all processes, so all
+take the same steps and stop together. Only the first process writes files and prints.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ LossOf = Callable[[TrainingBatch], Tensor]
 
 
 class Processes(Protocol):
-    """One process's view of a run: its rank, and how it works with the other processes."""
+    """Rank and number of the processes, and what they compute together."""
 
     rank: int
     count: int
 
     def loss_of(self, recipe: Recipe) -> LossOf:
-        """Return the recipe's loss. Its backward pass gives every process the same gradients."""
+        """Return the recipe's loss; its backward pass gives every process the averaged gradients."""
         ...
 
     def mean(self, value: float) -> float: ...
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
-        """Let the first process run the block before the others, so that they find what it wrote."""
+        """Run the block in the first process before the others run it, so that they find the files it wrote."""
         ...
 
 
 class Alone:
-    """A run in one process."""
+    """Only this process."""
 
     rank, count = 0, 1
 
@@ -59,8 +59,7 @@ class Alone:
 
 
 class _Loss(nn.Module):
-    """A recipe's loss as a module that holds the trained weights: DDP averages gradients only for a module's own
-    forward."""
+    """A recipe's loss as the forward of a module with the trained weights, because DDP averages gradients only then."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
@@ -72,7 +71,7 @@ class _Loss(nn.Module):
 
 
 class Together:
-    """A run in several processes, on CPUs."""
+    """Several processes on CPUs, joined by accelerate."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -92,9 +91,9 @@ class Together:
 
 
 def processes() -> Processes:
-    """Return the processes that torchrun started, or this one alone.
+    """Return the processes that torchrun started, else this one alone.
 
-    Raises ParlayError if there are several and accelerate is not installed.
+    Raises ParlayError if there are several and accelerate is missing.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Alone()

@@ -1,4 +1,4 @@
-"""Saves a trained head with its origin, its card, and a proof that it computes the same elsewhere."""
+"""Saves a trained head with its origin, its card, and a proof that other machines compute the same with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from parlay.types import Exactness, ParlayError, RunnerSpec
 
 
 def make_folder(folder: Path) -> None:
-    """Check the output folder before anything is computed. Raises ParlayError if nothing can be written there."""
+    """Make the output folder before anything is computed. Raises ParlayError if it can't be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -39,8 +39,7 @@ def make_folder(folder: Path) -> None:
 
 
 def origin_of(options: DrafterTrainOptions) -> Origin:
-    """Return the origin of a head that is trained with these options. Its licence is the target's unless they name
-    another."""
+    """Return the origin of a head that these options train; its licence is the target's unless the options name one."""
     model = options.model
     return Origin(public_name(model), weights_sha256(model), options.domain, options.licence or licence(model))
 
@@ -55,7 +54,10 @@ def save_head(
     expected: float,
     card: str,
 ) -> None:
-    """Write the folder. ``expected`` is the share of first guesses that were right on held-out texts."""
+    """Write the head's folder: weights, config, proof and ``card``.
+
+    ``expected`` is the share of held-out first drafts that are right.
+    """
     with target.device:
         settings = recipe.settings(in_order(heldout, options.batch_tokens, options.longest))
     witness_WH = target.embedding_VH.cpu()[artefact.witness_ids(target.config.vocab_size)]
@@ -76,7 +78,7 @@ def save_head(
 def written_card(
     method: str, options: DrafterTrainOptions, reached: Progress, trained: Sequence[Featured], origin: Origin
 ) -> str:
-    """Write the card of a drafter that was trained on ``trained``."""
+    """Return the card of a drafter that was trained on the texts ``trained``."""
     asked = f"{options.prompts.name} and prompts of its own" if options.prompts else "prompts of its own"
     read = f"; it read those of {options.texts.name}" if options.texts else ""
     shares = ", ".join(f"{100 * share:.1f} %" for share in reached.acceptance)
@@ -98,8 +100,10 @@ def written_card(
 
 
 def with_proof(made: HeadArtefact, target: Target, ids: Sequence[int], states: Mapping[int, Tensor]) -> HeadArtefact:
-    """Return the head with the guesses that its drafter makes now in a text. ``states`` ``[T, H]`` are the target's,
-    by layer."""
+    """Return the head with a proof: what its drafter proposes now after ``ids``.
+
+    ``states`` ``[T, H]`` are the target's hidden states of ``ids``, by layer.
+    """
     stored = artefact.as_stored(made)
     resources = Resources(
         vocab_size=target.config.vocab_size,
@@ -113,7 +117,7 @@ def with_proof(made: HeadArtefact, target: Target, ids: Sequence[int], states: M
 
 
 def _spec(target: Target) -> RunnerSpec:
-    """Describe a runner that has everything that drafters require; it computes nothing."""
+    """Return the spec of a runner with every ability that drafters require; no such runner computes anything."""
     config = target.config
     return RunnerSpec(
         name="target",

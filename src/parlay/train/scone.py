@@ -1,8 +1,7 @@
-"""`parlay train scone`: trains a small language model that adds embeddings of frequent n-grams to its input (Yu et al.
-2025).
+"""`parlay train scone`: a small language model that adds embeddings of frequent n-grams at its input (Yu et al. 2025).
 
-A small transformer, trained together with the model, computes each n-gram's embedding. After training its results are
-written to a table. A forward looks them up, so it computes no more than without n-grams.
+While training, a small transformer (encoder) computes the embedding of each n-gram, and is trained with the model.
+After training, all embeddings are written to a table, so inference looks them up and does not run the encoder.
 """
 
 from __future__ import annotations
@@ -26,12 +25,13 @@ from parlay.train.lm_data import TRAINING, load_stream
 from parlay.train.lm_model import export
 
 _PART = 4096
-"""The embeddings of this many n-grams are computed together."""
+"""N-grams whose embeddings are computed in one forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SconeOptions(lm.TrainOptions):
-    """Options of a run: those of `parlay train lm`, and the choice of n-grams."""
+    """Options of `parlay train scone`: those of `parlay train lm`, which n-grams have embeddings, and the encoder's
+    size."""
 
     ngrams: int = option(100_000, "how many of the training text's most frequent n-grams have embeddings", low=1)
     longest: int = option(5, "tokens of an n-gram, at most", low=2, high=LONGEST_NGRAM)
@@ -39,7 +39,7 @@ class SconeOptions(lm.TrainOptions):
 
 
 class NgramEmbedding(nn.Module):
-    """Token embeddings. At each token the embedding of the longest frequent n-gram that ends there is added."""
+    """Token embeddings, plus for each token the embedding of the longest frequent n-gram that ends there."""
 
     def __init__(self, plain: nn.Embedding, index: NgramIndex, encoder: Qwen3Model) -> None:
         super().__init__()
@@ -50,13 +50,13 @@ class NgramEmbedding(nn.Module):
         nn.init.zeros_(encoder.norm.weight)  # at first n-grams add nothing
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Return the embeddings ``[B, T, H]`` of texts."""
+        """Return the input ``[B, T, H]`` of the first layer for token ids."""
         embedded: Tensor = F.embedding(ids_BT, self.weight) + self.added(ids_BT)
         return embedded
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # how many n-grams a batch has differs
     def added(self, ids_BT: Tensor) -> Tensor:
-        """Compute the n-grams' part of the input, ``[B, T, H]``. Each different n-gram is computed once."""
+        """Return the n-grams' part of the input, ``[B, T, H]``; a repeated n-gram is computed once."""
         found = self.index.find(grams_of(ids_BT.numpy(), self.index.longest))
         own, places = np.unique(found, return_inverse=True)
         none = int(own[0] < 0)
@@ -65,7 +65,7 @@ class NgramEmbedding(nn.Module):
         return made_UH[torch.from_numpy(places)].view(*ids_BT.shape, -1)
 
     def embeddings(self, grams_U: Tensor) -> Tensor:
-        """Return the embeddings ``[U, H]`` of some n-grams: the transformer's output at the last token."""
+        """Return the embeddings ``[U, H]`` of U n-grams, given by number: the encoder's outputs for last tokens."""
         lengths_U = self.lengths_F[grams_U]
         ids_UL = self.tokens_FL[grams_U, : int(lengths_U.max()) if len(grams_U) else 1]
         states_ULH = self.encoder(input_ids=ids_UL).last_hidden_state
@@ -74,7 +74,7 @@ class NgramEmbedding(nn.Module):
 
 
 class SconeTrainer(lm.Trainer):
-    """A run whose model has an `NgramEmbedding`."""
+    """A run whose model has an `NgramEmbedding` in place of its embedding."""
 
     options: SconeOptions
 
@@ -95,7 +95,7 @@ class SconeTrainer(lm.Trainer):
         return model
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write the checkpoint and the table of its n-grams."""
+        """Write the checkpoint, and the table of its n-grams' embeddings."""
         out, embedding = self.options.out, self.model.model.embed_tokens
         assert isinstance(embedding, NgramEmbedding)
         export(self.model, self.tokenizer, out, record)
@@ -106,5 +106,5 @@ class SconeTrainer(lm.Trainer):
 
 
 def train(options: SconeOptions) -> Path:
-    """Train a model with embeddings of n-grams; return the folder of its checkpoint."""
+    """Train a model with n-gram embeddings, and return the folder of its checkpoint."""
     return lm.train(options, lambda _: SconeTrainer(options))

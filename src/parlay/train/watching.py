@@ -1,4 +1,4 @@
-"""The progress of a training run: a bar on a terminal, otherwise a line now and then."""
+"""Progress of a training run: a bar on a terminal, otherwise lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LAYOUT = "{desc} {percentage:3.0f}% |{bar}| {remaining} left{postfix}"
 
 @contextmanager
 def counted(what: str, shards: int) -> Iterator[Callable[[int], None]]:
-    """Show progress over shards. Call the yielded function with the number of each finished shard."""
+    """Show progress over ``shards`` shards; yields a function to call with the number of each finished shard."""
     with bar(shards, what.capitalize(), "shard") as shown:
 
         def done(number: int) -> None:
@@ -26,7 +26,7 @@ def counted(what: str, shards: int) -> Iterator[Callable[[int], None]]:
 
 
 class Watch:
-    """Shows a bar with the time left, the rate, the loss and the latest measurement. Use it in a `with` statement."""
+    """A context manager that shows a run's progress bar, with time left, speed, loss and the last measurement."""
 
     def __init__(self, what: str, wanted: Progress = None) -> None:
         """``wanted``: see `parlay.system.progress.bar`."""
@@ -39,13 +39,13 @@ class Watch:
         return not self._bar.disable
 
     def step(self, share: float, seconds: float, tokens: int, loss: float) -> None:
-        """Report the finished share of the run (1 at its end), and the seconds and tokens trained."""
+        """Report progress: the share of the run that is done, from 0 to 1, and the seconds and tokens trained."""
         rate = tokens / max(seconds, 1e-9)
         self._bar.set_postfix_str(f"{rate:,.0f} tokens/s, loss {loss:.3f}{self._measured}", refresh=False)
         self._bar.update(min(share, 1.0) - self._bar.n)
 
     def measured(self, what: str) -> None:
-        """Report the latest result on held-out texts."""
+        """Report the latest measurement on held-out texts."""
         self._measured = f", {what}"
 
     def __enter__(self) -> Self:

@@ -1,6 +1,6 @@
-"""CDLM (Kim et al. 2025, arXiv:2511.19269): a block-wise student learns the trajectories of a diffusion teacher.
+"""CDLM (Kim et al. 2025, arXiv:2511.19269): a blockwise student is trained on a diffusion teacher's trajectories.
 
-Shapes: B rows, T tokens in each row, N blocks in a row, H hidden size, M chosen positions.
+Shapes: B rows, T tokens of each, N blocks of a row, H hidden, M chosen places.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper, divergence
 from parlay.train.canvases.rows import RowBatch
 
 _AT_ONCE = 32
-"""The teacher answers this many rows in one forward."""
+"""Number of rows that the teacher answers in one forward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectories:
-    """Texts that a teacher wrote, and the order in which it decided their tokens.
+    """Texts that a teacher wrote, in ``batch``, and the order in which it decided their places.
 
-    ``batch`` has the texts, and ``truth_BT`` the tokens of the data. ``rank_BT`` is each position's turn within its
-    block, from 0 on; -1 in prompts. ``states_BTH`` is the hidden state that the teacher's LM head read when it decided
-    the position.
+    ``truth_BT`` are the tokens of the original data. ``rank_BT`` is a place's turn within its block, from 0; -1 in
+    prompts. ``states_BTH`` are the teacher's hidden states before the LM head, at the moment it decided each place.
     """
 
     batch: RowBatch
@@ -39,17 +38,17 @@ class Trajectories:
     states_BTH: Tensor
 
     def of(self, rows_M: Tensor) -> Trajectories:
-        """Pick some of the rows."""
+        """Return the trajectories of some rows."""
         batch = RowBatch(*(each[rows_M] for each in self.batch))
         return Trajectories(batch, self.truth_BT[rows_M], self.rank_BT[rows_M], self.states_BTH[rows_M])
 
 
 @torch.no_grad()
 def write(teacher: Decoder, asked: RowBatch, block: int) -> Trajectories:
-    """Let the teacher write the answers block by block. Each forward decides one position, the one it is surest of.
+    """Let the teacher write the answers block by block; each forward decides the one place it is surest of.
 
-    The rows should be as long as those that the teacher learned from, so they are not padded to whole blocks. The
-    number of open positions tells a teacher how long the answer may be, and with more of them it answers worse.
+    Rows should be as long as those that the teacher was trained on, so they are not padded to whole blocks. A teacher
+    infers from the number of open places how long the answer may be, and more places give worse answers.
     """
     parts = [
         _write(teacher, RowBatch(*(each[start : start + _AT_ONCE] for each in asked)), block)
@@ -84,14 +83,14 @@ def _write(teacher: Decoder, asked: RowBatch, block: int) -> tuple[Tensor, Tenso
 
 
 class Cdlm(CanvasRecipe):
-    """CDLM's three losses, each at a state that the teacher passed through in each block.
+    """CDLM's three losses, computed at a random state of each block on the teacher's trajectory.
 
-    Distillation: at all positions open in that state, the student learns the distribution from which the teacher later
-    decided the position. So the student learns to predict at once what the teacher predicted one by one. Consistency:
-    at positions that are still open in a later state of the block, the student learns its own prediction in the later
-    state, which gets no gradient. Denoising: the student learns the data's texts under random masks. The paper's
-    summary does not say which positions the consistency loss covers; here they lie within the block, because a
-    block-wise student does not attend to later blocks.
+    Distillation: at all places open in that state, the student is trained on the distribution by which the teacher
+    later decided the place. So the student predicts at once what the teacher predicted one by one. Consistency: at
+    places still open in a later state of the block, the student is trained on its own prediction in that later state,
+    without gradient. Denoising: the student is trained on the original texts with random masks. The paper's summary
+    does not say which places the consistency loss covers; here they lie in the same block, because a blockwise student
+    does not see later blocks.
     """
 
     def __init__(self, options: CdlmTrainOptions, student: Decoder, teacher: Decoder, known: Trajectories) -> None:
@@ -103,19 +102,18 @@ class Cdlm(CanvasRecipe):
         return Slow(self.decoder.inner, self._options.rate)
 
     def loss(self, batch: RowBatch) -> Tensor:
-        """Return the mean loss. ``batch`` only gives the number of rows; the rows themselves are drawn from the
-        teacher's."""
+        """Return the loss on random trajectories, as many as the batch has rows."""
         rows = torch.randint(len(self._known.rank_BT), (len(batch.ids_BT),), generator=self.draw)
         return self.loss_of(self._known.of(rows))
 
     def measure(self, batches: Sequence[RowBatch]) -> dict[str, float]:
-        """Return the mean loss on the teacher's answers to held-out prompts, at the same states each time."""
+        """Return the mean loss on the teacher's answers to held-out prompts, each time at the same states."""
         self.draw.manual_seed(0)
         return {"loss": sum(float(self.loss_of(self._written(batch))) for batch in batches) / len(batches)}
 
     def _written(self, batch: RowBatch) -> Trajectories:
-        """Return the teacher's answers. They are written once, because an answer takes as many forwards as it has
-        positions."""
+        """Return the teacher's answers to a batch. They are kept, because each takes as many forwards as it has
+        places."""
         key = batch.ids_BT.numpy().tobytes()
         if key not in self._trajectories:
             asked = batch._replace(ids_BT=batch.ids_BT[:, : int(batch.length_B.max())])  # see `write`
@@ -123,7 +121,7 @@ class Cdlm(CanvasRecipe):
         return self._trajectories[key]
 
     def loss_of(self, known: Trajectories) -> Tensor:
-        """Return the loss on these trajectories, at randomly drawn states."""
+        """Return the loss on these trajectories, at random states."""
         now_BT, later_BT = self._states(known.rank_BT)
         open_BT, still_BT = known.rank_BT >= now_BT, known.rank_BT >= later_BT
         hidden_BTH = self._hidden(known.batch, open_BT)
@@ -140,7 +138,7 @@ class Cdlm(CanvasRecipe):
         return total + self._options.denoise * block_loss(self, known.batch._replace(ids_BT=known.truth_BT), rate_BT)
 
     def _states(self, rank_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Return for each position how many positions of its block are decided, in a drawn state and in a later one."""
+        """Return for each place how many places of its block are decided in a random state, and in a later one."""
         size = self.multiple
         whole_BT = F.pad(rank_BT, (0, self._blocks(rank_BT) * size - rank_BT.shape[1]), value=-1)
         count_BN = (whole_BT >= 0).view(len(rank_BT), -1, size).sum(2)
@@ -158,7 +156,7 @@ class Cdlm(CanvasRecipe):
         return each_BN.repeat_interleave(self.multiple, 1)[:, : like_BT.shape[1]]
 
     def _hidden(self, batch: RowBatch, open_BT: Tensor) -> Tensor:
-        """Return the hidden states of rows in which some positions are masked."""
+        """Return the states of rows whose open places are masked."""
         length = open_BT.shape[1]
         noisy_BT = torch.where(open_BT, self.decoder.mask_id, batch.ids_BT)
         seen = masks.two_streams(masks.groups_of(length, self.multiple))

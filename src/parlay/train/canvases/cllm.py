@@ -1,7 +1,9 @@
-"""Consistency tuning (CLLM, Kou et al. 2024, arXiv:2403.00835): a causal model learns to reach its fixed point in few
-Jacobi iterations.
+"""Consistency tuning (CLLM, Kou et al. 2024, arXiv:2403.00835): Jacobi iterations then converge in fewer forwards.
 
-Shapes: B rows of T tokens, G blocks of K tokens in each row, M = G K block rows, S = T + M; V tokens.
+Jacobi decoding starts from a guessed block of tokens and repeatedly predicts all of them at once, until nothing
+changes: the fixed point is the greedy text.
+
+Shapes: B rows, T tokens of each, K tokens of a block, G blocks of a row and their M = G K rows, S = T + M; V tokens.
 """
 
 from __future__ import annotations
@@ -25,15 +27,14 @@ from parlay.train.data.user_texts import TrainingText
 from parlay.types import ParlayError, SamplingParams
 
 _MOST_ITERATIONS = 4
-"""Training uses this many Jacobi states of a block: later ones are hardly ever wrong."""
+"""Most Jacobi iterations before a state is trained on: later states are hardly ever wrong."""
 _FADE = 0.8
-"""After the first wrong token of a state, each position counts this many times the position before."""
+"""After the first wrong token of a state, each place weighs this much of the place before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A prefix, and the states of the block after it under Jacobi iteration. The first state is a guess, the last
-    the fixed point."""
+    """A prefix, and the states of the block after it under Jacobi iteration: first a guess, last the fixed point."""
 
     prefix: tuple[int, ...]
     states: tuple[tuple[int, ...], ...]
@@ -41,8 +42,10 @@ class Trajectory:
 
 @torch.no_grad()
 def solve(decoder: Decoder, prefixes: Sequence[tuple[int, ...]], size: int, draw: torch.Generator) -> list[Trajectory]:
-    """Iterate the block after each prefix to its fixed point, all blocks together. First guesses are drawn from the
-    prefix's tokens."""
+    """Iterate the block of ``size`` tokens after each prefix to its fixed point, all blocks at once.
+
+    Initial guesses are drawn from the prefix's tokens.
+    """
     block_BK = torch.tensor(
         [[prefix[int(at)] for at in torch.randint(len(prefix), (size,), generator=draw)] for prefix in prefixes]
     )
@@ -65,8 +68,8 @@ def _until_stable(states: list[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
 
 
 def _logits(decoder: Decoder, prefixes: Sequence[tuple[int, ...]], block_BK: Tensor, starts_B: Tensor) -> Tensor:
-    """Return the logits ``[B, K, V]`` at each position of the block, after the prefix and the block's earlier
-    tokens."""
+    """Return the model's logits ``[B, K, V]`` for each place of the block, given the prefix and the block before the
+    place."""
     size = block_BK.shape[1]
     longest = int(starts_B.max()) + size
     ids_BT = torch.tensor(
@@ -81,10 +84,9 @@ def _logits(decoder: Decoder, prefixes: Sequence[tuple[int, ...]], block_BK: Ten
 
 
 def write(model: str, rows: Sequence[TrainingText], options: CllmTrainOptions) -> list[TrainingText]:
-    """Return the model's greedy answers to each prompt, or to the first half of a document. Every block of them is a
-    fixed point.
+    """Let the model answer each prompt, or continue the first half of each document, greedily.
 
-    Raises ParlayError if no answer has two tokens.
+    Every block of such a text is a fixed point. Raises ParlayError if no answer has two tokens.
     """
     prompts = [
         row.ids[: row.answer if row.answer > 1 else max(1, len(row.ids) // 2)] for row in rows[: options.prompts]
@@ -103,19 +105,20 @@ def write(model: str, rows: Sequence[TrainingText], options: CllmTrainOptions) -
 
 
 class Cllm(CanvasRecipe):
-    """Global consistency loss: from a wrong state of a block, the model predicts at each position what it predicts on
-    its own text.
+    """Global consistency loss: from a wrong state of a block, the model learns to predict the fixed point at each
+    place.
 
-    A text that the model wrote greedily is the fixed point of each of its blocks. Blocks begin at drawn positions.
-    Their states are guesses from the prompt after zero to four iterations of the model as trained so far, because these
-    are the states that it will meet. The labels are predictions of the model before training (``original``), on blocks
-    and on texts of both kinds, which keeps its way of writing. In the paper the model follows itself, and may drift.
+    Every block of a text that the model wrote greedily is a fixed point. Blocks begin at random places. Their states
+    are guesses from the prompt after 0 to 4 iterations of the current model, so the model is trained on states that it
+    will meet. The labels are the distributions of the model before training (``original``); they are also the labels at
+    the clean text, which preserves how the model writes. In the paper, the labels are the current model's own, so it
+    may drift.
     """
 
     def __init__(
         self, options: CllmTrainOptions, decoder: Decoder, original: Decoder, known: Sequence[TrainingText], end: int
     ) -> None:
-        """``known`` are the model's own texts, from `write`."""
+        """``known``: the model's own texts, written by `write`."""
         super().__init__(decoder, options.seed)
         self._options, self._original, self._known, self._end = options, original, known, end
 
@@ -123,16 +126,15 @@ class Cllm(CanvasRecipe):
         return Slow(last_layers(self.decoder, self._options.layers), self._options.rate)
 
     def loss(self, batch: RowBatch) -> Tensor:
-        """Return the loss of the batch, which keeps the model close to the original, and of as many of the model's
-        own texts."""
+        """Return the loss of preserving the model on the batch, plus `loss_of` on as many of its own texts."""
         chosen = torch.randint(len(self._known), (len(batch.ids_BT),), generator=self.draw).tolist()
         own = batch_of([self._known[place] for place in chosen], self._end, 1)
         hidden_BTH, _ = self.decoder.read(batch.ids_BT)
         return self._options.keep * self._kept(hidden_BTH, self._was(batch), batch) + self.loss_of(own)
 
     def loss_of(self, own: RowBatch) -> Tensor:
-        """Return the loss on the model's own texts: for staying close to the original, and for reaching fixed
-        points."""
+        """Return the loss on the model's own texts: predicting them from wrong states, and preserving the model on
+        them."""
         was_BTH = self._was(own)
         place_BM = (
             anchors(own, self._options.groups, self.draw)[:, :, None] + torch.arange(self._options.block)
@@ -153,14 +155,14 @@ class Cllm(CanvasRecipe):
             return self._original.hidden(batch.ids_BT, masks.causal(batch.ids_BT.shape[1]))
 
     def _kept(self, hidden_BTH: Tensor, was_BTH: Tensor, batch: RowBatch) -> Tensor:
-        """Measure how far the model's predictions on a text differ from those of the original."""
+        """Return the divergence of the model's predictions on a text from the original model's."""
         wanted_BT = batch.text_BT[:, 1:]
         was_PV = self._original.head(was_BTH[:, :-1][wanted_BT])
         return divergence(was_PV, self.decoder.head(hidden_BTH[:, :-1][wanted_BT]))
 
     @torch.no_grad()
     def _states(self, own: RowBatch, place_BM: Tensor) -> Tensor:
-        """Fill the blocks with tokens of the prompt, and run a few iterations."""
+        """Fill the blocks with tokens of the prompt, and iterate them a random number of times."""
         drawn_BM = (torch.rand(place_BM.shape, generator=self.draw) * own.answer_B[:, None]).long()
         state_BM, length = own.ids_BT.gather(1, drawn_BM), own.ids_BT.shape[1]
         count = int(torch.randint(_MOST_ITERATIONS + 1, (1,), generator=self.draw))
@@ -177,7 +179,7 @@ class Cllm(CanvasRecipe):
         return state_BM
 
     def _seen(self, own: RowBatch, place_BM: Tensor) -> Tensor:
-        """Make the attention mask: a row of a block attends to the text before the block, and to the block up to
+        """Return the mask by which a block's row attends to the text before the block, and to the block up to
         itself."""
         size, length = self._options.block, own.ids_BT.shape[1]
         begin_BM, number_M = place_BM[:, ::size].repeat_interleave(size, 1), torch.arange(place_BM.shape[1])
@@ -186,7 +188,8 @@ class Cllm(CanvasRecipe):
         return torch.cat([text_BMT, same_MM.expand(len(place_BM), -1, -1)], 2)
 
     def _weights(self, own: RowBatch, place_BM: Tensor, state_BM: Tensor) -> Tensor:
-        """Weight each row of a block: 0 before its first wrong token, and less and less after it."""
+        """Return the weight of each row of a block: 0 before the first wrong token, and falling after it; see
+        `_FADE`."""
         length = own.ids_BT.shape[1]
         wrong_BM = state_BM != own.ids_BT.gather(1, place_BM.clamp(max=length - 1))
         past_BM = wrong_BM.view(len(wrong_BM), -1, self._options.block).long().cummax(2).values.cumsum(2).flatten(1)
@@ -196,11 +199,11 @@ class Cllm(CanvasRecipe):
         return {}
 
     def measure(self, batches: Sequence[RowBatch]) -> dict[str, float]:
-        """Measure the texts' perplexity, and how Jacobi iterations solve blocks after their prompts or first halves.
+        """Measure perplexity on texts, and how Jacobi iteration solves blocks after prompts or half documents.
 
-        Tokens per iteration say how fast blocks are solved. The share of distinct tokens in a solved block says whether
-        it is still a text: a model that repeats one token solves each block at once, and its perplexity may hardly
-        rise.
+        Tokens per iteration tell how fast blocks are solved. The share of distinct tokens in a solved block tells
+        whether it is still text: a model that repeats one token solves each block at once, and its perplexity may
+        hardly rise.
         """
         nats = distinct = 0.0
         tokens = iterations = 0

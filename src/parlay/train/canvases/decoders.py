@@ -1,6 +1,6 @@
-"""Decoders trained on canvases: transformers' modules with Parlay's attention masks, and how they are saved.
+"""The decoders that canvas recipes train: transformers' modules with our attention masks. Also opens and saves them.
 
-Shapes: B rows of T tokens, H hidden, M chosen positions, V tokens; S = 2 T positions of both streams.
+Shapes: B rows, T tokens of each, H hidden, M chosen places, V tokens; S places of both streams, 2 T.
 """
 
 from __future__ import annotations
@@ -33,18 +33,17 @@ from parlay.system.user_cache import saved_whole
 from parlay.types import ParlayError
 
 CANVASES = "A2DQwen3LMHeadModel"
-"""The architecture name under which Qwen3-shaped models that only fill canvases are saved."""
+"""The architecture name of saved Qwen3-shaped models that only fill canvases."""
 NO_MASK = -1
 _NEVER = -1e4
-"""A logit so low that its token is never drawn. It is finite, because the divergence of two infinite logits would be
-NaN."""
+"""A logit so low that its token is never drawn. It is finite, since -inf - -inf in a divergence would be NaN."""
 _PLAIN = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 
 
 class Decoder(nn.Module):
-    """A decoder that attends as a given mask says.
+    """A decoder whose attention follows a given mask.
 
-    ``mask_id`` is the token of an open position, and is never predicted; `NO_MASK`: the model has none.
+    ``mask_id`` is the token of an open place, which is never predicted; `NO_MASK` if the model has none.
     """
 
     def __init__(self, model: Any, mask_id: int = NO_MASK) -> None:
@@ -53,10 +52,10 @@ class Decoder(nn.Module):
         self.mask_id = mask_id
 
     def hidden(self, ids_BT: Tensor, seen_TT: Tensor, positions_T: Tensor | None = None) -> Tensor:
-        """Return the states ``[B, T, H]`` that the LM head reads. Row t of ``seen_TT`` says which positions t attends
-        to.
+        """Return the states ``[B, T, H]`` that the LM head reads.
 
-        If the rows of a batch attend differently, the mask is ``[B, T, T]``.
+        Row t of ``seen_TT`` is true at the places that place t attends to; ``[B, T, T]`` if the rows of the batch
+        differ.
         """
         positions = torch.arange(ids_BT.shape[1]) if positions_T is None else positions_T
         mask = (seen_TT if seen_TT.ndim == 3 else seen_TT[None])[:, None].expand(len(ids_BT), 1, -1, -1)
@@ -67,7 +66,7 @@ class Decoder(nn.Module):
         return out
 
     def read(self, ids_BT: Tensor) -> tuple[Tensor, DynamicCache]:
-        """Return the states of a causal text, as `hidden` does, and its keys and values, to which `further` attends."""
+        """Return the states of a causal text, like `hidden`, and its keys and values, for `further`."""
         cache, model = DynamicCache(), cast(Any, self.inner)
         seen = torch.ones(ids_BT.shape[1], ids_BT.shape[1], dtype=torch.bool).tril()
         out: Tensor = model.model(
@@ -76,10 +75,10 @@ class Decoder(nn.Module):
         return out, cache
 
     def further(self, ids_BM: Tensor, positions_BM: Tensor, seen_BMS: Tensor, text: DynamicCache) -> Tensor:
-        """Return the states ``[B, M, H]`` of M positions besides those of a text of T tokens. The mask says to which of
-        all S = T + M positions each attends.
+        """Return the states ``[B, M, H]`` of M additional places that attend to a text of T tokens.
 
-        The text's states do not change. Its cache then contains these positions as well.
+        ``seen_BMS`` is true at those of all S = T + M places that each of them attends to. The text's own states do not
+        change. The cache ``text`` gets the places' keys and values, too.
         """
         model: Any = self.inner
         out: Tensor = model.model(
@@ -88,22 +87,20 @@ class Decoder(nn.Module):
         return out
 
     def head(self, hidden_MH: Tensor) -> Tensor:
-        """Return logits ``[M, V]`` in which the mask token has no probability."""
+        """Return the logits ``[M, V]``, with the mask token ruled out."""
         logits = self.raw_head(hidden_MH)
         return logits if self.mask_id == NO_MASK else logits.index_fill(-1, torch.tensor([self.mask_id]), _NEVER)
 
     def raw_head(self, hidden_MH: Tensor) -> Tensor:
-        """Return unchanged logits ``[M, V]``, for programs that know no mask token and write token by token."""
+        """Return the logits ``[M, V]`` unchanged, as programs compute them that do not know the mask token."""
         model: Any = self.inner
         logits: Tensor = model.lm_head(hidden_MH).float()
         return logits
 
     def streams(self, noisy_BT: Tensor, ids_BT: Tensor, seen_SS: Tensor, first: int = 0) -> Tensor:
-        """Return the states ``[B, 2 T, H]`` of the noisy positions, then of the same positions clean; see
-        `masks.two_streams`.
+        """Return the states ``[B, 2 T, H]`` of the noisy places, then of the clean places; see `masks.two_streams`.
 
-        Noisy positions before ``first`` are not computed, and no other position attends to them. Their states are
-        zeros.
+        Noisy places before ``first`` are not computed: their states are zeros, and no other place attends to them.
         """
         both_BS, positions_S = torch.cat([noisy_BT, ids_BT], 1), torch.arange(ids_BT.shape[1]).repeat(2)
         out_BSH = self.hidden(both_BS[:, first:], seen_SS[..., first:, first:], positions_S[first:])
@@ -161,7 +158,7 @@ def mask_of(name: str) -> int:
 def save_decoder(
     folder: Path, decoder: Decoder, tokenizer: PreTrainedTokenizerFast, card: str, changes: Mapping[str, Any]
 ) -> None:
-    """Write bfloat16 weights, tokenizer, card, and the model's own config.json with ``changes``."""
+    """Write the weights in bfloat16, the tokenizer, the card, and the model's config.json with ``changes``."""
     folder.mkdir(parents=True, exist_ok=True)
     inner: Any = decoder.inner
     own = {"architectures": [type(inner).__name__], "dtype": "bfloat16", "use_cache": True}
@@ -180,12 +177,11 @@ def save_decoder(
 
 
 def canvas_config(mask_id: int, block: int = 0) -> dict[str, Any]:
-    """Return the config.json keys of a model that only fills canvases. ``block`` 0: all positions attend to each
-    other."""
+    """Return the config.json keys of a model that only fills canvases; ``block`` 0: all places attend to each other."""
     fields = {"architectures": [CANVASES], "model_type": "a2d-qwen3", "mask_token_id": mask_id}
     return {**fields, "block_size": block} if block else fields
 
 
 def set_block_config(mask_id: int, block: int) -> dict[str, Any]:
-    """Return the config.json keys of a causal model that fills canvases, too."""
+    """Return the config.json keys of a causal model that also fills canvases."""
     return {"mask_token_id": mask_id, SET_BLOCK_SIZE: block}

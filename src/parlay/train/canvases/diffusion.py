@@ -1,6 +1,6 @@
-"""Masked diffusion and block diffusion: trains models that fill canvases, new ones or further.
+"""Recipes for masked diffusion and block diffusion: new or existing models that fill canvases of masked places.
 
-Shapes: B rows of T tokens, N blocks in a row.
+Shapes: B rows, T tokens of each, N blocks of a row.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from parlay.train.canvases.recipe import CanvasRecipe, Scaled, Stepper
 from parlay.train.canvases.rows import RowBatch
 
 LEAST_RATE = 1e-3
-"""As in LLaDA, at least this share of a row's positions is masked, so that no loss is divided by zero."""
+"""The lowest mask rate (as in LLaDA), so that no loss is divided by nearly zero."""
 
 
 class Mdlm(CanvasRecipe):
-    """LLaDA's recipe (Nie et al. 2025, arXiv:2502.09992): each row has a mask rate, and all positions attend to each
+    """LLaDA's recipe (Nie et al. 2025, arXiv:2502.09992): each row has one mask rate, and all places attend to each
     other.
 
-    Prompts are never masked. The end tokens that pad a row are learned, because they tell how long an answer is.
+    Prompts are never masked. The end tokens that pad a row are trained on, so that the model learns how long answers
+    are.
     """
 
     def __init__(self, options: MdlmTrainOptions, decoder: Decoder) -> None:
@@ -49,11 +50,10 @@ class Mdlm(CanvasRecipe):
 
 
 class Bd3(CanvasRecipe):
-    """BD3-LM's recipe (Arriola et al. 2025, arXiv:2503.09573): each block has a mask rate, and one forward has all
+    """BD3-LM's recipe (Arriola et al. 2025, arXiv:2503.09573): each block has its mask rate; one forward trains all
     blocks.
 
-    Rates between ``low`` and ``high`` reduce the variance of the loss. The paper searches the best values for each
-    block size.
+    Rates between ``low`` and ``high`` reduce the variance of the loss; the paper searches the best for each block size.
     """
 
     def __init__(self, options: Bd3TrainOptions, decoder: Decoder) -> None:
@@ -77,7 +77,8 @@ class Bd3(CanvasRecipe):
 
 
 def block_loss(recipe: CanvasRecipe, batch: RowBatch, rate_BT: Tensor) -> Tensor:
-    """Return the loss of masked positions in blocks of ``recipe.multiple``, each after the clean blocks before it."""
+    """Return the loss of masked places in blocks of ``recipe.multiple``; each block follows the clean blocks before
+    it."""
     ids_BT, length = batch.ids_BT, batch.ids_BT.shape[1]
     masked_BT = masks.masked_at(rate_BT, batch.learned_BT, recipe.draw)
     noisy_BT = torch.where(masked_BT, recipe.decoder.mask_id, ids_BT)

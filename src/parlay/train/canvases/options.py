@@ -1,4 +1,4 @@
-"""Options of the recipes that train models with canvases, and models that converge in few forwards."""
+"""Options of the recipes that train canvas models, and causal models that draft blocks for themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parlay.train.optimizers import AUTO, PRECISIONS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanvasTrainOptions(Options):
-    """The data and the length of a training run."""
+    """Options that all these recipes share: the texts, and the length of the run."""
 
     data: Path = option(
         help="what to learn from: a folder of text files (.txt, .md, ...), or JSON lines "
@@ -32,13 +32,13 @@ class CanvasTrainOptions(Options):
     seed: int = option(0, "seed of weights, rows and masks", low=0)
 
     def share(self, updates: int, seconds: float) -> float:
-        """Return the finished share of the run after these updates and seconds; 1 at its end."""
+        """Return how much of the run is done after this many updates and seconds: 0 at the start, 1 at the end."""
         return updates / self.updates if self.updates else seconds / (60 * self.minutes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MdlmTrainOptions(CanvasTrainOptions):
-    """The model from which training starts."""
+    """Options of `mdlm`: the model to start from, or a new one's size and vocabulary."""
 
     model: str = option("", "a model that fills canvases to train further, by folder; empty: a new one")
     shape: str = option("mini", "size of a new model", choices=sorted(SHAPES))
@@ -48,7 +48,7 @@ class MdlmTrainOptions(CanvasTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bd3TrainOptions(MdlmTrainOptions):
-    """The length of blocks, and the share of their positions that is masked."""
+    """Options of `bd3`: those of `mdlm`, the block size, and the range of mask rates."""
 
     block: int = option(8, "places of a block", low=2, high=1024)
     low: float = option(0.0, "least share of a block that is masked", low=0, high=1)
@@ -57,7 +57,7 @@ class Bd3TrainOptions(MdlmTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedTrainOptions(CanvasTrainOptions):
-    """The model that is trained further."""
+    """Options of recipes that train an existing model further: which model, how fast, and how many layers."""
 
     model: str = option("parlay-mini", "the model that is trained further, by name or folder")
     rate: float = option(1e-4, "peak learning rate (AdamW)", low=0)
@@ -66,7 +66,7 @@ class TunedTrainOptions(CanvasTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetBlockTrainOptions(TunedTrainOptions):
-    """How many tokens the model drafts, at which token, and from which vocabulary."""
+    """Options of `set-block`: the canvas, the weights of its losses, the adapter, and the mask token."""
 
     model: str = option(
         "parlay-mini", "the model that is trained further, by name or folder; empty: a new one, of --shape"
@@ -100,7 +100,7 @@ class SetBlockTrainOptions(TunedTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CllmTrainOptions(TunedTrainOptions):
-    """How the model's own texts are written, and how it learns to jump to them."""
+    """Options of `cllm`: how the model's own texts are written, and the blocks it is trained to solve."""
 
     block: int = option(16, "tokens that are solved together", low=2, high=256)
     prompts: int = option(256, "rows whose prompts, or first halves, the model answers first", low=1)
@@ -111,7 +111,7 @@ class CllmTrainOptions(TunedTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CdlmTrainOptions(CanvasTrainOptions):
-    """The teacher, and the weights of the losses. The weights are not published values."""
+    """Options of `cdlm`: the teacher, and the weights of the losses, whose defaults are not the paper's."""
 
     model: str = option(help="the teacher, whose places all see each other, by folder: parlay train mdlm makes one")
     block: int = option(8, "places of a block of the student", low=2, high=1024)

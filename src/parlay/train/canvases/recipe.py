@@ -1,6 +1,6 @@
-"""Base of canvas recipes: the protocol, losses of masked positions, and the choice of trained weights.
+"""The parts that canvas recipes share: their base class, losses of masked places, and the choice of trained weights.
 
-Losses are pure functions of logits. Shapes: M positions, V tokens.
+Shapes: M places, V tokens.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from parlay.train.optimizers import Optimizers, adam
 
 
 class Stepper(Protocol):
-    """Optimizers that step together. One factor multiplies all peak rates."""
+    """Optimizers that step together, with one factor on all peak learning rates."""
 
     def step(self, factor: float) -> None:
-        """Make one update, and clear the gradients."""
+        """Update the weights at ``factor`` times the peak rates, and clear the gradients."""
         ...
 
 
 class CanvasRecipe(ABC):
-    """A way to train a decoder. The length of rows is a multiple of ``multiple``."""
+    """One way to train a decoder. Rows are padded to a multiple of ``multiple`` tokens."""
 
     multiple = 1
 
@@ -47,31 +47,32 @@ class CanvasRecipe(ABC):
 
     @abstractmethod
     def config(self) -> Mapping[str, Any]:
-        """Return the config.json keys that the finished model has in addition to its own."""
+        """Return the keys that the finished model's config.json gets in addition."""
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerFast, card: str) -> None:
-        """Write what was trained."""
+        """Write the trained model."""
         save_decoder(folder, self.decoder, tokenizer, card, self.config())
 
     def measure(self, batches: Sequence[RowBatch]) -> dict[str, float]:
-        """Measure held-out rows: the mean loss, with the same masks each time."""
+        """Measure held-out rows; the mean loss, each time with the same random masks."""
         self.draw.manual_seed(0)
         return {"loss": sum(float(self.loss(batch)) for batch in batches) / len(batches)}
 
     def masked_loss(self, hidden_BTH: Tensor, batch: RowBatch, masked_BT: Tensor, rate_BT: Tensor) -> Tensor:
-        """Compute the function `masked_loss` from the states of the masked positions themselves."""
+        """Return the function `masked_loss` for states ``hidden_BTH`` at the masked places."""
         logits_MV = self.decoder.head(hidden_BTH[masked_BT])
         return masked_loss(logits_MV, batch.ids_BT[masked_BT], rate_BT[masked_BT], int(batch.learned_BT.sum()))
 
     def text_loss(self, hidden_BTH: Tensor, batch: RowBatch) -> Tensor:
-        """Return the cross-entropy of each learned token, from the causal state of the token before it."""
+        """Return the cross-entropy of the answers' tokens, each predicted from the causal state of the token before
+        it."""
         wanted_BT = batch.text_BT[:, 1:]
         logits_MV = self.decoder.raw_head(hidden_BTH[:, :-1][wanted_BT])
         return next_token_loss(logits_MV, batch.ids_BT[:, 1:][wanted_BT])
 
 
 class Scaled:
-    """The optimizers of `parlay train lm`, with ``rate`` times their learning rates."""
+    """The optimizers of `parlay train lm`, with their learning rates times ``rate``."""
 
     def __init__(self, decoder: Decoder, rate: float) -> None:
         self._optimizers, self._rate = Optimizers(decoder.inner), rate
@@ -82,7 +83,7 @@ class Scaled:
 
 
 class Slow:
-    """AdamW over all weights that require a gradient."""
+    """AdamW over all weights that require a gradient, with one peak learning rate."""
 
     def __init__(self, module: nn.Module, rate: float) -> None:
         self._rate = rate
@@ -97,7 +98,8 @@ class Slow:
 
 
 def last_layers(decoder: Decoder, layers: int) -> nn.Module:
-    """Return the decoder's module. Only its last ``layers`` layers and the final norm are trainable; 0: all of it."""
+    """Make only the last ``layers`` layers and the final norm trainable (0: everything); return the decoder's
+    module."""
     inner: Any = decoder.inner
     if layers:
         inner.requires_grad_(False)
@@ -108,10 +110,10 @@ def last_layers(decoder: Decoder, layers: int) -> nn.Module:
 
 
 def masked_loss(logits_MV: Tensor, labels_M: Tensor, rates_M: Tensor, places: int) -> Tensor:
-    """Return the bound on a text's negative log-likelihood per position, from one draw of masks.
+    """Return one sample of the upper bound on a text's negative log-likelihood per place.
 
-    It is the cross-entropy of the masked positions, each divided by the rate at which it was masked, averaged over all
-    ``places`` that could have been masked (LLaDA, Nie et al. 2025, arXiv:2502.09992, equation 3; MDLM, Sahoo et al.
+    It sums the cross-entropy of the masked places, each divided by its mask rate, and divides by ``places``, the number
+    of places that could have been masked (LLaDA, Nie et al. 2025, arXiv:2502.09992, equation 3; MDLM, Sahoo et al.
     2024, arXiv:2406.07524).
     """
     each_M = F.cross_entropy(logits_MV.float(), labels_M, reduction="none")
@@ -119,8 +121,7 @@ def masked_loss(logits_MV: Tensor, labels_M: Tensor, rates_M: Tensor, places: in
 
 
 def divergence(teacher_MV: Tensor, student_MV: Tensor) -> Tensor:
-    """Return the mean Kullback-Leibler divergence of the student from the teacher, both as logits. The teacher gets
-    no gradient."""
+    """Return the mean KL(teacher || student) of logits ``[M, V]``; the teacher gets no gradient."""
     if not len(teacher_MV):
         return student_MV.sum() * 0.0
     teacher = teacher_MV.detach().float().log_softmax(-1)
@@ -128,5 +129,5 @@ def divergence(teacher_MV: Tensor, student_MV: Tensor) -> Tensor:
 
 
 def next_token_loss(logits_MV: Tensor, labels_M: Tensor) -> Tensor:
-    """Return the mean cross-entropy of a text's next tokens; 0 if there are none."""
+    """Return the mean cross-entropy of next tokens; 0 if there are none."""
     return F.cross_entropy(logits_MV.float(), labels_M) if len(labels_M) else torch.zeros(())

@@ -1,4 +1,4 @@
-"""Rows that canvas recipes learn from: prompts with answers, and pieces of documents, as token ids."""
+"""The rows that canvas recipes are trained on: prompts with answers, and pieces of documents, as token ids."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SHORTEST = 8
 class Words(NamedTuple):
     """How texts become ids.
 
-    ``encode`` adds no special tokens. Documents begin with ``begin``, and rows end with ``end``. ``frame`` is the text
-    that a model's chat template puts around a user's message. ``marks`` are the spellings of special tokens, which
-    texts must not contain.
+    ``encode`` adds no special tokens; ``begin`` are the ids before documents, and ``end`` is the id after each text.
+    ``frame`` is the model's chat template around a user's words. ``marks`` are special tokens' spellings, which texts
+    may not contain.
     """
 
     encode: Callable[[str], Sequence[int]]
@@ -35,15 +35,15 @@ class Words(NamedTuple):
     marks: tuple[str, ...] = ()
 
     def plain(self, text: str) -> Sequence[int]:
-        """Return the ids of a text that a person wrote, with each mark replaced by a line end."""
+        """Return the ids of a user's text, with each of ``marks`` replaced by a line end."""
         for mark in self.marks:
             text = text.replace(mark, "\n")
         return self.encode(text)
 
 
 class RowBatch(NamedTuple):
-    """B rows of T tokens. Positions from ``length_B`` on are padding, filled with end tokens. Positions from
-    ``answer_B`` on are learned."""
+    """B rows of T tokens. Places from ``length_B`` on are padding with end tokens; the answer begins at
+    ``answer_B``."""
 
     ids_BT: Tensor
     answer_B: Tensor
@@ -51,12 +51,13 @@ class RowBatch(NamedTuple):
 
     @property
     def learned_BT(self) -> Tensor:
-        """Bool: the answers and all end tokens after them, which tell how long an answer is."""
+        """True, bool, at answers and all end tokens after them: diffusion models learn an answer's length from the
+        padding."""
         return torch.arange(self.ids_BT.shape[1])[None] >= self.answer_B[:, None]
 
     @property
     def text_BT(self) -> Tensor:
-        """Bool: the answers and one end token each."""
+        """True, bool, at answers and one end token each."""
         return self.learned_BT & (torch.arange(self.ids_BT.shape[1])[None] < self.length_B[:, None])
 
 
@@ -72,7 +73,7 @@ def batch_of(rows: Sequence[TrainingText], end: int, multiple: int) -> RowBatch:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Draws batches of random rows, the same for the same seed and step."""
+    """Draws batches of random rows. A batch depends only on seed and step."""
 
     rows: Sequence[TrainingText]
     end: int
@@ -86,10 +87,10 @@ class Drawn:
 
 
 def rows_of(texts: UserTexts, words: Words, length: int) -> list[TrainingText]:
-    """Turn texts into rows of at most ``length`` tokens: longer documents are cut, longer conversations left out.
+    """Make rows of at most ``length`` tokens: longer documents are cut into pieces, longer conversations left out.
 
-    Prompts are put into the model's chat template, if it has one, unless they were recorded in it. Raises ParlayError
-    if there are fewer than two rows.
+    Prompts get the model's chat template, if it has one, unless they were recorded with it. Raises ParlayError if there
+    are fewer than two rows.
     """
     rows: list[TrainingText] = []
     for each in texts.conversations:
@@ -117,7 +118,7 @@ def rows_of(texts: UserTexts, words: Words, length: int) -> list[TrainingText]:
 
 
 def parted(rows: Sequence[TrainingText]) -> tuple[list[TrainingText], list[TrainingText]]:
-    """Return the rows to train on, and the held-out rows. Identical rows go to the same part.
+    """Divide the rows into those to train on and those held out. Identical rows go to the same part.
 
     Raises ParlayError if all rows are identical.
     """
@@ -130,8 +131,10 @@ def parted(rows: Sequence[TrainingText]) -> tuple[list[TrainingText], list[Train
 
 
 def common_ids(rows: Sequence[TrainingText], size: int, vocab_size: int) -> Tensor:
-    """Return the ``size`` tokens that occur most often in answers, int64, ascending. If the answers have fewer, low
-    ids fill up: tokenizers number frequent tokens first."""
+    """Return the ``size`` tokens that occur most often in answers, int64, ascending.
+
+    If fewer occur, low ids follow, because tokenizers number common tokens first.
+    """
     counts_V = torch.zeros(vocab_size, dtype=torch.float64)
     for row in rows:
         counts_V += torch.bincount(torch.tensor(row.ids[row.answer :]), minlength=vocab_size)
@@ -140,8 +143,8 @@ def common_ids(rows: Sequence[TrainingText], size: int, vocab_size: int) -> Tens
 
 
 def anchors(batch: RowBatch, count: int, draw: torch.Generator) -> Tensor:
-    """Return where ``count`` canvases or blocks begin in each row, ``[B, G]``: anywhere in its answer but at the
-    last position."""
+    """Draw where ``count`` canvases or blocks begin in each row, ``[B, G]``: spread over its answer without the last
+    place."""
     share_BG = (torch.arange(count) + torch.rand(len(batch.ids_BT), count, generator=draw)) / count
     room_B1 = (batch.length_B - 1 - batch.answer_B).clamp(min=1)[:, None]
     return batch.answer_B[:, None] + (share_BG * room_B1).long()

@@ -1,4 +1,4 @@
-"""`parlay train mdlm`, `bd3`, `set-block`, `cdlm` and `cllm`: from texts to a folder that Parlay opens."""
+"""Runs `parlay train mdlm`, `bd3`, `set-block`, `cdlm` and `cllm`: from texts to a folder that Parlay opens."""
 
 from __future__ import annotations
 
@@ -49,18 +49,21 @@ MASK = "<|mask|>"
 _MOST_GRADIENT = 1.0
 _LOG_SECONDS = 20.0
 _RECENT = 20
-"""The mean loss is reported over this many updates."""
+"""The reported loss is the mean of this many updates."""
 _CHECK_SECONDS = 240.0
-"""Held-out rows are measured after this many updates, and then each time the run is twice as long."""
+"""Held-out rows are first measured after this time, and again each time the run has become twice as long."""
 _MEASURED_BATCHES, _MEASURED_ROWS = 4, 8
-"""At least this many batches of held-out rows are measured, and at least this many rows."""
+"""At least this many batches of held-out rows, and at least this many rows, are measured, if there are so many."""
 _NO_BYTE = ("<0xFF>", "ÿ", "<0xFE>", "þ")
 """Spellings, in byte-level vocabularies, of bytes that never occur in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A recipe with its rows, and what is saved with its model."""
+    """A run ready to start: its recipe, tokenizer, training rows and held-out rows.
+
+    ``origin``: the model that training starts from; empty: random weights.
+    """
 
     recipe: CanvasRecipe
     tokenizer: PreTrainedTokenizerFast
@@ -71,7 +74,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How a run ended. ``stopped``: the interrupt with which the user ended it."""
+    """Where a run ended. ``stopped``: the user's interrupt, if there was one."""
 
     updates: int
     tokens: int
@@ -81,7 +84,7 @@ class Reached:
 
 
 def begin_diffusion(options: MdlmTrainOptions) -> Begun:
-    """Make a new model with its own tokenizer, or open one to train further."""
+    """Start `mdlm` or `bd3`: a new model with its own tokenizer, or a model to train further."""
     texts = read_user_texts(options.data)
     if options.model:
         tokenizer, mask_id = open_tokenizer(options.model), mask_of(options.model)
@@ -94,7 +97,7 @@ def begin_diffusion(options: MdlmTrainOptions) -> Begun:
 
 
 def _new(texts: UserTexts, options: MdlmTrainOptions | SetBlockTrainOptions) -> tuple[Decoder, PreTrainedTokenizerFast]:
-    """Make a model with random weights and its own tokenizer."""
+    """Make a model with random weights, and a tokenizer trained on the texts."""
     tokenizer = new_tokenizer(texts, options.vocab_size)
     torch.manual_seed(options.seed)
     end = tokenizer.eos_token_id
@@ -103,7 +106,8 @@ def _new(texts: UserTexts, options: MdlmTrainOptions | SetBlockTrainOptions) -> 
 
 
 def begin_set_block(options: SetBlockTrainOptions) -> Begun:
-    """Open a causal model, and add a mask token or an adapter for mask rows; or make a new model with both modes."""
+    """Start `set-block`: an existing causal model gets a mask token or an adapter, or a new model is trained in both
+    modes."""
     if not options.model:
         if options.lora or options.layers or options.mask_token:
             raise UsageError("--lora, --layers and --mask-token are for a model that is there: name it with --model")
@@ -124,7 +128,7 @@ def begin_set_block(options: SetBlockTrainOptions) -> Begun:
 
 
 def begin_cdlm(options: CdlmTrainOptions) -> Begun:
-    """Make a student that begins as a copy of its teacher, which first answers the prompts."""
+    """Start `cdlm`: the teacher answers the prompts, and the student starts as the teacher."""
     inner, tokenizer, rows, held_out = _tuned(options.model, options)
     mask_id = mask_of(options.model)
     teacher = Decoder(load_decoder(options.model), mask_id).requires_grad_(False)
@@ -135,7 +139,7 @@ def begin_cdlm(options: CdlmTrainOptions) -> Begun:
 
 
 def begin_cllm(options: CllmTrainOptions) -> Begun:
-    """Open a causal model, and let it write its own texts first."""
+    """Start `cllm`: the causal model first writes its own texts."""
     inner, tokenizer, rows, held_out = _tuned(options.model, options)
     original = Decoder(load_decoder(options.model)).requires_grad_(False).eval()
     known = cllm.write(options.model, rows, options)
@@ -153,7 +157,7 @@ def _tuned(
 
 
 def open_tokenizer(model: str) -> PreTrainedTokenizerFast:
-    """Open the tokenizer of a folder or GGUF file. Raises ParlayError if it names no end of text."""
+    """Open the tokenizer of a folder or GGUF file. Raises ParlayError if it has no end-of-text token."""
     found = resolve(model)
     if found.is_dir():
         tokenizer = PreTrainedTokenizerFast.from_pretrained(found)
@@ -167,7 +171,7 @@ def open_tokenizer(model: str) -> PreTrainedTokenizerFast:
 
 
 def new_tokenizer(texts: UserTexts, size: int) -> PreTrainedTokenizerFast:
-    """Learn a vocabulary of at most ``size`` tokens, including the mask."""
+    """Train a tokenizer of at most ``size`` tokens, including the mask."""
     spoken = [*texts.documents, *(part for each in texts.conversations for part in (each.prompt, each.answer))]
     core = train_tokenizer((piece for text in spoken for piece in text.split("\n\n")), size - 1)
     tokenizer = wrap_tokenizer(core, CONTEXT)
@@ -176,9 +180,9 @@ def new_tokenizer(texts: UserTexts, size: int) -> PreTrainedTokenizerFast:
 
 
 def words_of(tokenizer: PreTrainedTokenizerFast, texts: UserTexts) -> Words:
-    """Say how the model reads these texts. End-of-text and mask tokens spelled in them become line ends.
+    """Return how the model reads these texts; end-of-text and mask tokens spelled in them become line ends.
 
-    Raises ParlayError for prompts that the model's chat template changes.
+    Raises ParlayError if the model's chat template changes prompts.
     """
 
     def encode(text: str) -> Sequence[int]:
@@ -192,8 +196,10 @@ def words_of(tokenizer: PreTrainedTokenizerFast, texts: UserTexts) -> Words:
 
 
 def choose_mask(tokenizer: PreTrainedTokenizerFast, vocab_size: int, named: str) -> int:
-    """Return the mask's id: the named token's, or that of a token that no text contains. Raises ParlayError if there
-    is none."""
+    """Return the mask token's id: of the token ``named``, else an unused id or the id of a token that no text contains.
+
+    Raises ParlayError if there is none.
+    """
     known = tokenizer.get_vocab()
     if named:
         if named not in known:
@@ -213,14 +219,14 @@ METHODS: Mapping[str, Callable[[Any], Begun]] = {
     "cdlm": begin_cdlm,
     "cllm": begin_cllm,
 }
-"""Each recipe's function that begins a run, called with options of its own class."""
+"""The function that starts each method; it is called with the method's options."""
 
 
 def train(method: str, options: CanvasTrainOptions) -> str:
-    """Train, measure and save; return the result in one line.
+    """Train, measure and save a model; return the result in one line.
 
-    A run that the user stops is saved too, without the last measurement. Raises ParlayError for texts or a model that
-    can't be used, and if the loss becomes NaN.
+    If the user stops the run, the model is saved without a last measurement. Raises ParlayError for texts or a model
+    that can't be used, and if the loss becomes infinite or NaN.
     """
     threads.settle(options.threads)
     make_folder(options.out)
@@ -237,9 +243,9 @@ def train(method: str, options: CanvasTrainOptions) -> str:
 
 
 def fit(begun: Begun, options: CanvasTrainOptions, title: str = "Training") -> Reached:
-    """Update the weights until the run is over or the user stops it.
+    """Update the weights until the run is over, or the user stops it after at least one update.
 
-    Raises ParlayError if the loss or a gradient is not finite.
+    Raises ParlayError if loss or gradient becomes infinite or NaN.
     """
     recipe, optimizer = begun.recipe, begun.recipe.optimizer()
     drawn = Drawn(begun.rows, begun.tokenizer.eos_token_id, recipe.multiple, options.seed)
@@ -274,7 +280,7 @@ def fit(begun: Begun, options: CanvasTrainOptions, title: str = "Training") -> R
 
 
 def _update(recipe: CanvasRecipe, batch: RowBatch, options: CanvasTrainOptions, step: int) -> float:
-    """Compute the gradient of one batch; return the loss."""
+    """Compute the gradient of one batch, and return the loss."""
     with mixed(options.precision):
         loss = recipe.loss(batch)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -286,7 +292,7 @@ def _update(recipe: CanvasRecipe, batch: RowBatch, options: CanvasTrainOptions, 
 
 
 def measured(begun: Begun, options: CanvasTrainOptions) -> dict[str, float]:
-    """Measure the held-out rows."""
+    """Measure the recipe on held-out rows, without changing its random state."""
     rows = begun.held_out[: max(_MEASURED_ROWS, _MEASURED_BATCHES * options.rows)]
     groups = [rows[start : start + options.rows] for start in range(0, len(rows), options.rows)]
     batches = [batch_of(group, begun.tokenizer.eos_token_id, begun.recipe.multiple) for group in groups]
@@ -305,7 +311,7 @@ def _said(figures: dict[str, float]) -> str:
 def _card(
     method: str, options: CanvasTrainOptions, begun: Begun, reached: Reached, figures: dict[str, dict[str, float]]
 ) -> str:
-    """Write the folder's README."""
+    """Return the folder's README."""
     after = _said(figures["after"]) if "after" in figures else "not measured, the run was stopped"
     source = f"- Begun from: {public_name(begun.origin)}" if begun.origin else "- Begun from: random weights"
     allowed = f"; licence: {licence(begun.origin) or 'not known'}" if begun.origin else ""

@@ -1,6 +1,6 @@
-"""Adapts a causal model so that it also fills masked positions, and drafts for itself.
+"""Adapts a causal model so that it also fills masked places, with which it drafts for itself.
 
-Shapes: B rows of T tokens.
+Shapes: B rows, T tokens of each.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from parlay.train.canvases.rows import RowBatch
 class SetBlockRecipe(CanvasRecipe):
     """Set block decoding (Gat et al. 2025, arXiv:2509.04185) with the masks of Fast-dLLM v2 (arXiv:2509.26328).
 
-    The first canvas of a row begins where its answer does, or at a drawn position after that, and others follow it. So
-    prompts are never masked. Each canvas attends to the clean causal text before it and to itself. As in the text, a
-    position is predicted by the row before it. Updates alternate: in one, all positions are masked, as when the model
-    drafts for itself; in the next, each position is masked in one of two copies, so that all are learned.
+    A row's first canvas begins at its answer, or at a random place after that; other canvases follow. Each attends to
+    the clean causal text before it and to itself. Prompts are never masked. As in causal models, the row before a place
+    predicts it. Odd updates mask all places of canvases, as when the model drafts for itself. Even updates run two
+    copies of each row, and mask each place in one of them, so that every place is predicted.
 
-    The same weights serve both modes. The loss keeps the causal mode: at clean rows of the same forward the model
-    learns the distributions that it had before training (``original``). Canvases learn these distributions too, where
-    the papers learn the texts, because a draft is accepted if the model itself would write it. A ``new`` model learns
-    the texts.
+    The same weights serve the causal mode. To preserve it, the model is trained on the distributions of the model
+    before training (``original``) at the clean rows of the same forward. Canvases are trained on these distributions
+    too, while the papers train on the texts: a draft is accepted only if the model itself would write it. A ``new``
+    model is trained on the texts.
     """
 
     def __init__(
         self, options: SetBlockTrainOptions, decoder: Decoder, original: Decoder | None = None, *, new: bool = False
     ) -> None:
-        """Without an ``original``, the model learns only the texts."""
+        """Without an ``original``, the model is trained on the texts only; raises UsageError if ``keep`` then is above
+        0."""
         super().__init__(decoder, options.seed)
         if original is None and options.keep:
             raise UsageError(f"keep={options.keep:g} needs the model as it was; a new one has --keep 0 --text-weight 1")
@@ -61,14 +62,17 @@ class SetBlockRecipe(CanvasRecipe):
         return self._both(twice, torch.cat([masked_BT, inside_BT & ~masked_BT]), group_BT.repeat(2, 1))
 
     def _begins(self, batch: RowBatch) -> Tensor:
-        """Return where the first canvas of each row begins, ``[B]``. In half of the rows it is the answer's first
-        position."""
+        """Draw where each row's first canvas begins, ``[B]``: for half of the rows at the answer, for others up to a
+        block later."""
         share_B = torch.rand(len(batch.answer_B), generator=self.draw)
         later_B = (2 * share_B - 1).clamp(min=0) * (batch.length_B - batch.answer_B).clamp(max=self._options.block)
         return batch.answer_B + later_B.long()
 
     def _both(self, batch: RowBatch, masked_BT: Tensor, group_BT: Tensor) -> Tensor:
-        """Return the losses of canvases and of the text. The first position of a canvas counts as text."""
+        """Return the loss of canvases plus the loss of the clean text.
+
+        The row before a canvas predicts its first place. That row is clean, so this place belongs to the text's loss.
+        """
         hidden_BTH, length = self._hidden(batch, masked_BT, group_BT), group_BT.shape[1]
         own_BTH = None
         if self._original is not None:
@@ -80,15 +84,15 @@ class SetBlockRecipe(CanvasRecipe):
     def guesses(
         self, hidden_BTH: Tensor, own_BTH: Tensor | None, batch: RowBatch, masked_BT: Tensor, group_BT: Tensor
     ) -> Tensor:
-        """Return the loss of the rows that predict masked positions."""
+        """Return the loss of the rows that predict masked places."""
         guessed_BT = guessing_rows(masked_BT, group_BT) & (group_BT >= 0)[:, :-1] & batch.text_BT[:, 1:]
         return self._loss(hidden_BTH, own_BTH, batch, guessed_BT)
 
     def _loss(self, hidden_BTH: Tensor, own_BTH: Tensor | None, batch: RowBatch, wanted_BT: Tensor) -> Tensor:
-        """Return the loss of the rows before each wanted token: against the token, and against the original model's
-        distribution.
+        """Return the loss of rows whose next token is in ``wanted_BT``: against the token, and against the original
+        model.
 
-        The mask token is in the vocabulary and never right, so the causal mode learns not to write it.
+        The mask token stays in the vocabulary here, so that the causal mode learns never to write it.
         """
         logits_MV = self.decoder.raw_head(hidden_BTH[:, :-1][wanted_BT])
         total = logits_MV.sum() * 0.0
@@ -108,10 +112,10 @@ class SetBlockRecipe(CanvasRecipe):
         return set_block_config(self.decoder.mask_id, self._options.block)
 
     def measure(self, batches: Sequence[RowBatch]) -> dict[str, float]:
-        """Measure the perplexity of the causal mode, and the share of right first guesses at each depth with all
-        positions masked.
+        """Measure the causal mode's perplexity, and per depth the share of right drafts if canvases are masked as a
+        whole.
 
-        Canvases begin where answers do.
+        Canvases begin at answers.
         """
         size = self._options.block
         nats, right, counts = 0.0, torch.zeros(size), torch.zeros(size)
@@ -131,5 +135,5 @@ class SetBlockRecipe(CanvasRecipe):
 
 
 def guessing_rows(masked_BT: Tensor, group_BT: Tensor) -> Tensor:
-    """Return bool ``[B, T - 1]``: the rows of canvases whose next position is masked or lies after the canvas."""
+    """Return the rows of canvases whose next place is masked, or lies after the canvas, bool ``[B, T - 1]``."""
     return masked_BT[:, 1:] | (group_BT[:, 1:] != group_BT[:, :-1])

@@ -1,7 +1,7 @@
-"""Trains an adapter that only mask rows run with. The causal model itself does not change, and drafts for itself.
+"""Trains an adapter that only mask rows use, so that a causal model drafts for itself and its text stays the same.
 
-Shapes: B rows of T tokens, G canvases, M mask rows, S = T + M; P mask rows in all, D depths; H hidden, O outputs of a
-product, W tokens that the loss covers.
+Shapes: B rows, T tokens of each, G canvases, M mask rows, S = T + M; P mask rows of all rows, D depths; H hidden, O
+outputs of a product, W tokens that the loss covers.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from parlay.train.optimizers import halves
 from parlay.types import ParlayError
 
 _FADE = 0.8
-"""Each depth of a draft counts this many times the depth before."""
+"""The weight of each draft relative to the draft before it."""
 
 
 class RowsAdapter(nn.Module):
-    """Low-rank matrices added to all products of a decoder's layers, for forwards of mask rows only."""
+    """Low-rank matrices added to all products of a decoder's layers (LoRA), which apply only while the adapter is
+    on."""
 
     def __init__(self, model: Any, rank: int, draw: torch.Generator) -> None:
         super().__init__()
@@ -59,7 +60,7 @@ class RowsAdapter(nn.Module):
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Let forwards run with the adapter."""
+        """Turn the adapter on for the forwards in this block."""
         self._is_on = True
         try:
             yield
@@ -67,7 +68,7 @@ class RowsAdapter(nn.Module):
             self._is_on = False
 
     def save(self, folder: Path, base: str) -> None:
-        """Write the adapter in PEFT's layout."""
+        """Write the adapter in PEFT's layout; ``base`` is the base model's name."""
         tensors = {}
         for key in self.down:
             module = f"base_model.model.model.layers.{key.replace('/', '.')}"
@@ -88,9 +89,10 @@ class RowsAdapter(nn.Module):
 
 
 class Guessed(NamedTuple):
-    """P mask rows: their states, the states of the text that are their targets, and each row's position.
+    """P mask rows: their states ``guess_PH``, and the states ``own_PH`` of the text at the same places, which are the
+    labels.
 
-    ``token_P`` is the text's token there; ``depth_P`` counts positions within a canvas from 0 on.
+    ``token_P`` is the text's next token there. ``depth_P`` is the place within the canvas, from 0.
     """
 
     guess_PH: Tensor
@@ -100,19 +102,19 @@ class Guessed(NamedTuple):
 
 
 class MaskAdapterRecipe(CanvasRecipe):
-    """The target drafts with an adapter on mask rows, and verifies without it (UNO; gated LoRA, Samragh et al. 2025,
-    arXiv:2507.11851).
+    """The target drafts with an adapter on mask rows, and verifies without it (gated LoRA, Samragh et al. 2025,
+    arXiv:2507.11851; UNO).
 
-    The unchanged model reads each row once, without gradients. Then ``groups`` canvases begin at drawn positions of its
-    answer. All their positions are masked, as in drafts, and each canvas attends to the text before it and to itself.
-    So one reading serves many canvases, and only mask rows have gradients. They learn the model's distributions on the
-    text. Texts that the model wrote greedily are best, because the token after an unknown one is then not random.
-    Deeper drafts weigh less, since they are verified only if those before them were accepted. Only the adapter is
-    trained, so the model's own text can't change.
+    The unchanged model reads each row once, without gradients. Then ``groups`` canvases of masks begin at random places
+    of its answer; each attends to the text before it and to itself. So one reading serves many canvases, and only mask
+    rows need gradients. They are trained on the model's own distributions on the text. Texts that the model wrote
+    greedily work best, since there the token after an unknown token can be predicted. Deeper drafts weigh less, because
+    they count only if all drafts before them are accepted. Only the adapter is trained, so the model's text does not
+    change.
     """
 
     def __init__(self, options: SetBlockTrainOptions, decoder: Decoder, common_W: Tensor | None = None) -> None:
-        """``common_W``: the tokens that the loss covers; None: all of them."""
+        """``common_W``: the tokens that the loss covers, ascending; None: all."""
         decoder.requires_grad_(False)
         super().__init__(decoder, options.seed)
         self._options, self._common_W = options, common_W
@@ -149,15 +151,15 @@ class MaskAdapterRecipe(CanvasRecipe):
         return F.linear(hidden_PH.to(self._head_WH.dtype), self._head_WH).float()
 
     def _labels(self, token_P: Tensor) -> tuple[Tensor, Tensor]:
-        """Return whether the loss covers each token, and its index among the covered ones."""
+        """Return whether the loss covers each token, and the token's index in ``common_W``."""
         if self._common_W is None:
             return torch.ones_like(token_P), token_P
         label_P = torch.searchsorted(self._common_W, token_P).clamp(max=len(self._common_W) - 1)
         return self._common_W[label_P] == token_P, label_P
 
     def _guessed(self, batch: RowBatch, anchors_BG: Tensor) -> Guessed:
-        """Compute the states of the rows and of the canvases that begin there. Masks after the end of a text are
-        left out."""
+        """Run the text, and canvases that begin at ``anchors_BG``; return the mask rows whose next place is in the
+        text."""
         size, length = self._options.block, batch.ids_BT.shape[1]
         with torch.no_grad():
             text_BTH, cache = self.decoder.read(batch.ids_BT)
@@ -178,8 +180,8 @@ class MaskAdapterRecipe(CanvasRecipe):
         return set_block_config(self.decoder.mask_id, self._options.block)
 
     def measure(self, batches: Sequence[RowBatch]) -> dict[str, float]:
-        """Measure the text's perplexity, and how often at each depth the best guess is right, or one of the three
-        best."""
+        """Measure perplexity on texts, and per depth how often the text's token is the first draft, or among the first
+        three."""
         size, nats = self._options.block, 0.0
         right_DK, counts_D = torch.zeros(size, 2), torch.zeros(size)
         self.draw.manual_seed(0)
@@ -196,7 +198,7 @@ class MaskAdapterRecipe(CanvasRecipe):
         return {"perplexity": math.exp(nats), **right}
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerFast, card: str) -> None:
-        """Write the adapter, and which token its rows read."""
+        """Write the adapter, the mask token's id, and the card."""
         inner: Any = self.decoder.inner
         folder.mkdir(parents=True, exist_ok=True)
         self._adapter.save(folder, Path(inner.config._name_or_path).name)

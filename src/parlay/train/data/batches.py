@@ -1,7 +1,4 @@
-"""Batches of texts with their features.
-
-A batch has answers of similar length, padded at the front. A seed fixes the order of batches.
-"""
+"""Batches of texts with features: texts with answers of similar length, left-padded, in an order fixed by a seed."""
 
 from __future__ import annotations
 
@@ -16,16 +13,16 @@ from torch.nn.utils.rnn import pad_sequence
 from parlay.train.data.features import Featured
 
 _POOL = 256
-"""This many texts are sorted by length before they are cut into batches."""
+"""Number of texts that are sorted by length and then cut into batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """B texts, padded at the front to T tokens. Only the last R rows of each text are trained on: the longest answer
-    has R tokens.
+    """B texts, left-padded to T tokens.
 
-    ``states_BTF`` is float32; ``padding_B`` counts the padding rows of each text. ``known_BR``: whether the target
-    chose the token after the row.
+    Only the last R rows of each text are trained on; R is the most that any text of the batch needs. ``states_BTF`` are
+    float32. ``padding_B`` counts the padding rows in front of each text. ``known_BR`` is true for rows whose next token
+    belongs to the part that is trained on: an answer, or the whole text.
     """
 
     ids_BT: Tensor
@@ -38,14 +35,15 @@ class TrainingBatch:
         return self.known_BR.shape[1]
 
     def tokens_ahead(self, count: int) -> Tensor:
-        """Return int64 ``[B, R]``: the token ``count`` positions after each row; -1 after the end of the text."""
+        """Return the token ``count`` places after each of the last R rows, int64 ``[B, R]``; -1 after the end of the
+        text."""
         ended = torch.full((len(self.ids_BT), count), -1)
         return torch.cat((self.ids_BT, ended), 1)[:, self.ids_BT.shape[1] + count - self.rows :]
 
 
 def endless(texts: Sequence[Featured], tokens: int, longest: int, seed: int) -> Iterator[TrainingBatch]:
-    """Yield batches of about ``tokens`` rows, epoch after epoch. Only the end of a text over ``longest`` tokens is
-    used."""
+    """Yield batches epoch after epoch, each of about ``tokens`` trained rows; texts longer than ``longest`` keep only
+    their end."""
     epoch = 0
     while True:
         order = random.Random(seed * 1_000_003 + epoch).sample(range(len(texts)), len(texts))
@@ -58,17 +56,18 @@ def endless(texts: Sequence[Featured], tokens: int, longest: int, seed: int) -> 
 
 
 def in_order(texts: Sequence[Featured], tokens: int, longest: int) -> Iterator[TrainingBatch]:
-    """Yield batches in which every text occurs once."""
+    """Yield batches that contain every text once, from short answers to long ones."""
     return (padded(group, longest) for group in _groups(sorted(texts, key=_answer_rows), tokens))
 
 
 def _answer_rows(text: Featured) -> int:
-    """Return the number of rows whose next token the target chose."""
+    """Return the number of rows from which the answer's tokens, and the token after it, are predicted."""
     return len(text.ids_T) - text.answer + 1
 
 
 def _groups(texts: Sequence[Featured], tokens: int) -> Iterator[list[Featured]]:
-    """Group texts of similar length, from the shortest to the longest."""
+    """Group texts, given from short answers to long ones, so that a padded group has at most about ``tokens`` trained
+    rows."""
     group: list[Featured] = []
     for text in texts:
         if group and _answer_rows(text) * (len(group) + 1) > tokens:

@@ -1,6 +1,6 @@
-"""The features of texts: hidden states of some of the target's layers, stored on disk in shards.
+"""The features of texts: hidden states of some of the target's layers, stored in shards on disk.
 
-Each shard of texts has a shard of states in the same folder. States are memory-mapped when they are read.
+Each shard of states is a file next to its shard of texts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from parlay.train.data.user_texts import TrainingText, load_shard, shards
 from parlay.types import ParlayError, Runner, Segment
 
 _ROWS, _ROWS_BESIDE = 512, 4096
-"""The rows of a forward on a CPU, and on another device, where a forward of few rows takes just as long."""
+"""Rows per forward on a CPU, and on other devices, where a forward of few rows takes as long as one of many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Featured:
-    """A text of T tokens and its features. The target wrote the tokens from ``answer`` on.
+    """One text of T tokens with its features. The tokens from ``answer`` on were written by the target.
 
-    ``states_TF`` has the hidden states of all stored layers side by side, in bfloat16.
+    ``states_TF``, bfloat16, are the hidden states of all stored layers side by side.
     """
 
     ids_T: Tensor
@@ -35,10 +35,11 @@ class Featured:
 
 
 class FeatureStore:
-    """The states that enter ``layers``, for the texts in ``folder``. A runner computes missing ones.
+    """Stores the hidden states that enter ``layers``, for the texts in ``folder``; a runner of the target computes
+    them.
 
-    The last layer is the number of layers: its states are the input of the LM head, from which recipes compute the
-    target's distribution.
+    The last of ``layers`` is the number of layers, which stands for the states that the LM head reads. From these,
+    recipes compute the target's own distribution.
     """
 
     def __init__(self, folder: Path, layers: Sequence[int]) -> None:
@@ -46,7 +47,7 @@ class FeatureStore:
         self._layers = tuple(layers)
 
     def compute(self, runner: Runner, done: Callable[[int], None] = lambda _: None) -> None:
-        """Compute the missing shards; ``done`` is called with the number of each."""
+        """Compute and write the missing shards; ``done`` is called with the number of each."""
         for number, texts in enumerate(shards(self._folder)):
             path = self.path(texts)
             if not path.exists():
@@ -54,7 +55,7 @@ class FeatureStore:
                 done(number)
 
     def computed(self, runner: Runner, done: Callable[[int], None] = lambda _: None) -> list[Featured]:
-        """Return all texts with their states. Stored states are read, the others are computed; nothing is written."""
+        """Return all texts with their states, read from disk or else computed; nothing is written."""
         found: list[Featured] = []
         for number, texts in enumerate(shards(self._folder)):
             path = self.path(texts)
@@ -63,7 +64,7 @@ class FeatureStore:
         return found
 
     def load(self) -> list[Featured]:
-        """Return all texts whose states are stored."""
+        """Return all texts whose states are on disk."""
         found = [self.path(texts) for texts in shards(self._folder)]
         return [text for path in found if path.exists() for text in _load(path)]
 
@@ -74,7 +75,7 @@ class FeatureStore:
 
 
 def _featured(runner: Runner, texts: Sequence[TrainingText], layers: tuple[int, ...]) -> list[Featured]:
-    """Compute the states in forwards of many short texts together, or of one piece of a long text."""
+    """Compute the states of texts, several short texts in one forward."""
     most = _ROWS if runner.spec.device == "cpu" else _ROWS_BESIDE
     found: list[Featured] = []
     group: list[TrainingText] = []
@@ -87,8 +88,10 @@ def _featured(runner: Runner, texts: Sequence[TrainingText], layers: tuple[int, 
 
 
 def _run(runner: Runner, texts: Sequence[TrainingText], layers: tuple[int, ...]) -> list[Featured]:
-    """Compute the states of several texts of `_ROWS` tokens in all, or of a longer one. They share no prefix and
-    leave none in the cache."""
+    """Run texts side by side, at most `_ROWS` tokens of each per forward.
+
+    Each text has its own salt, so that it shares no prefix with others and leaves none in the cache.
+    """
     names = [hash((text.ids, place)) | 1 << 62 for place, text in enumerate(texts)]
     states: list[list[Tensor]] = [[] for _ in texts]
     for name, text in zip(names, texts, strict=True):
@@ -113,7 +116,7 @@ def _run(runner: Runner, texts: Sequence[TrainingText], layers: tuple[int, ...])
 
 
 def save(path: Path, texts: Sequence[Featured]) -> None:
-    """Write the texts and their states. The file at ``path`` is replaced in one move."""
+    """Write the texts and their states; ``path`` is replaced atomically."""
     tensors = {
         "ids": torch.cat([text.ids_T for text in texts]).int(),
         "states": torch.cat([text.states_TF for text in texts]),

@@ -1,4 +1,4 @@
-"""Prepares the training data of drafters: writes missing texts, and computes the target's states on them."""
+"""Prepares the training data of drafters: writes texts and the target's states where they are missing."""
 
 from __future__ import annotations
 
@@ -43,15 +43,18 @@ _AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """How a student samples its answers for on-policy training."""
+    """How the student samples its answers for on-policy training: the most tokens, and the seed."""
 
     tokens: int
     seed: int
 
 
 def prepare(options: DrafterTrainOptions) -> list[Featured]:
-    """Return the conversations that the target wrote and those that the user gave. All methods learn from the same
-    ones."""
+    """Return the texts that the target wrote and those that the user gave, with features; every method but distill uses
+    this.
+
+    Missing texts and states are written to the work folder first.
+    """
     prompts = read_prompts(options.prompts, skip_broken=options.skip_broken) if options.prompts else []
     given = read_user_texts(options.texts, skip_broken=options.skip_broken) if options.texts else None
     check_filled(options.work, _filling(options, prompts))
@@ -71,8 +74,10 @@ def prepare(options: DrafterTrainOptions) -> list[Featured]:
 
 
 def prepare_distill(options: DistillTrainOptions) -> list[Featured]:
-    """Return the texts of `prepare`, and the student's own answers if it writes some. With a server as the teacher,
-    return the server's answers, without states."""
+    """Return the texts of `prepare`, for ``source=student`` also the student's answers to the same prompts.
+
+    With ``url`` return only a server's answers, which have no states.
+    """
     if options.url:
         return _asked(options)
     found = prepare(options)
@@ -89,10 +94,10 @@ def prepare_distill(options: DistillTrainOptions) -> list[Featured]:
 def answer_as(
     student: LLM, texts: Path, folder: Path, how: Answering, done: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Write the student's sampled answers to the prompts of the shards in ``texts``, as shards in ``folder``.
+    """Write the student's sampled answers to the prompts in ``texts``, one shard in ``folder`` for each shard there.
 
-    ``done`` is called with the number of each missing shard when it is written. The answers are stored as texts that
-    the target only reads, so nothing is measured on them.
+    ``done`` is called with the number of each shard that was missing. The answers count as texts that the target did
+    not write, so acceptance is not measured on them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number, source in enumerate(shards(texts)):
@@ -125,7 +130,7 @@ def _asked(options: DistillTrainOptions) -> list[Featured]:
 
 
 def _filling(options: DrafterTrainOptions, prompts: Sequence[str]) -> dict[str, str]:
-    """Return all options on which the written texts and the target's states depend; see `check_filled`."""
+    """Return all options that the texts and states in the work folder depend on; see `check_filled`."""
     found = {"model": weights_fingerprint(options.model)}
     if not options.written_shards:
         return found

@@ -1,4 +1,4 @@
-"""The prompts to train on, from a file or written by the target."""
+"""Prompts to train on, and prompts with answers, read from files; and the chat template that goes around them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _MARK = "PARLAY"
 
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
-    """The token ids that a model's chat template puts before a user's message, and between it and the answer."""
+    """The token ids that a model's chat template puts before a user's words, and between these and the answer."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
 
     @classmethod
     def of(cls, tokenizer: Tokenizer | None) -> ChatFrame:
-        """Read the frame from the tokenizer's chat template.
+        """Take a tokenizer's chat template apart.
 
-        Raises ParlayError if there is no template, or if it changes a user's message.
+        Raises ParlayError if it has no chat template, or one that changes the user's words.
         """
         if tokenizer is None or not tokenizer.chat_template:
             raise ParlayError("the model has no chat template: give prompts with --prompts, or texts with --texts")
@@ -40,8 +40,7 @@ class ChatFrame:
 
     @classmethod
     def of_prompts(cls, tokenizer: Tokenizer | None) -> ChatFrame:
-        """Read the frame as `of` does. Without a chat template, take what the tokenizer adds to every text, as a
-        translator's separator."""
+        """Like `of`, but without a chat template return what the tokenizer puts around every text, e.g. separators."""
         if tokenizer is None or tokenizer.chat_template:
             return cls.of(tokenizer)
         whole, words = (tokenizer.encode(_MARK, add_special_tokens=special) for special in (True, False))
@@ -56,9 +55,9 @@ class ChatFrame:
 
 @dataclass(frozen=True, slots=True)
 class PromptAndAnswer:
-    """A prompt and its answer: a user's message and a model's reply.
+    """A user's words and a model's reply.
 
-    ``framed``: both are already in the model's chat template, as `parlay serve --record` stores them.
+    If ``framed``, both already include the model's chat template, as `parlay serve --record` writes them.
     """
 
     prompt: str
@@ -67,7 +66,7 @@ class PromptAndAnswer:
 
 
 def read_prompts(path: Path, *, skip_broken: bool = False) -> list[str]:
-    """Read the first user message of each item in a file of prompts; `parlay.bench.workloads` defines the formats.
+    """Read the first user message of each item of a prompt file, in the formats of `parlay.bench.workloads`.
 
     Raises ParlayError for a file without prompts, for recorded traffic, and for a broken line unless ``skip_broken``.
     """
@@ -85,7 +84,7 @@ def read_prompts(path: Path, *, skip_broken: bool = False) -> list[str]:
 
 
 def read_conversations(path: Path, *, skip_broken: bool = False) -> list[PromptAndAnswer]:
-    """Read conversations, each line ``{"prompt": TEXT, "answer": TEXT}``, or recorded traffic.
+    """Read conversations: recorded traffic, or JSON lines ``{"prompt": TEXT, "answer": TEXT}``.
 
     Raises ParlayError for a file without conversations, and for a broken line unless ``skip_broken``.
     """
@@ -105,9 +104,9 @@ def read_conversations(path: Path, *, skip_broken: bool = False) -> list[PromptA
 
 
 def refuse_broken(first: str, count: int, skip_broken: bool) -> None:
-    """Warn of the broken lines of a file: the ``first`` one's fault, and their number.
+    """Raise ParlayError about a file's broken lines, or print how many are left out if ``skip_broken``.
 
-    Raises ParlayError instead unless broken lines are to be skipped.
+    ``first`` says what is wrong with the first of them.
     """
     many = counted(count, "such line")
     if not skip_broken:
@@ -116,7 +115,7 @@ def refuse_broken(first: str, count: int, skip_broken: bool) -> None:
 
 
 def conversation_of(line: str) -> PromptAndAnswer | None:
-    """Read the conversation of a JSON line; None if the prompt or the answer is missing or empty."""
+    """Read the conversation of a JSON line; None if prompt or answer is missing or empty."""
     record = _record(line)
     prompt, answer = _text(record, "prompt"), _text(record, "answer")
     return PromptAndAnswer(prompt, answer, record.get("framed") is True) if prompt and answer else None
@@ -131,6 +130,6 @@ def _record(line: str) -> dict[str, Any]:
 
 
 def _text(record: dict[str, Any], key: str) -> str:
-    """Return the text of a key; empty if there is none."""
+    """Return the value of ``key``; empty if it is missing, blank or no text."""
     text = record.get(key)
     return text if isinstance(text, str) and text.strip() else ""

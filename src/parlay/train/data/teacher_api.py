@@ -1,5 +1,4 @@
-"""Texts that an OpenAI-compatible server writes: its answers to given prompts, stored in shards as a local target's
-are."""
+"""Answers that an OpenAI-compatible server writes to given prompts, stored in the same shards as a local target's."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ from parlay.types import ParlayError, Tokenizer
 KEY = "OPENAI_API_KEY"
 """The environment variable with the API key, if the server needs one."""
 SHARD = 32
-"""Conversations per shard: fewer than a local target's, because a server may stop at any time."""
+"""Conversations in a shard: fewer than a local target's, because a server may fail at any time."""
 _AT_ONCE = 8
 _SECONDS = 600
 _SCHEMES = ("http://", "https://")
 
 
 class Answer(NamedTuple):
-    """A text, and whether the server's model ended it. A text that was cut off has no end token."""
+    """A text, and whether the model ended it; an answer that was cut off at the token limit has no end token."""
 
     text: str
     ended: bool
@@ -37,7 +36,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TeacherApi:
-    """A model on a server. ``url`` is the address without ``/chat/completions``, and usually ends in ``/v1``."""
+    """A model on a server. ``url`` is the address without ``/chat/completions``; most end in ``/v1``."""
 
     url: str
     model: str
@@ -45,10 +44,7 @@ class TeacherApi:
     temperature: float = 0.8
 
     def answer(self, prompt: str) -> Answer:
-        """Return the server's answer to a prompt.
-
-        Raises ParlayError if the server does not answer, or if it answers with anything but a chat completion.
-        """
+        """Return the server's answer to one prompt. Raises ParlayError if it fails or returns no chat completion."""
         asked = {
             "model": self.model,
             "messages": [{"role": "user", "content": prompt}],
@@ -81,9 +77,10 @@ def ask(
     tokenizer: Tokenizer,
     done: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Write the missing shards of answers in ``folder``; ``done`` is called with the number of each.
+    """Write the missing shards of answers to ``folder``; ``done`` is called with the number of each.
 
-    Raises ParlayError if the server fails. Finished shards are kept, so the next call goes on from there.
+    Empty answers are left out. Raises ParlayError if the server fails; finished shards stay, so the next call continues
+    after them.
     """
     if not teacher.url.startswith(_SCHEMES):
         raise ParlayError(f"url={teacher.url}: expected an address such as http://127.0.0.1:8000/v1")

@@ -1,7 +1,7 @@
-"""Texts to train on: the shards on disk, and texts that the user gives.
+"""Texts to train on: their shards on disk, and texts that the user gives.
 
-The target reads a given text several times faster than it writes one. Nothing is measured on given texts, unless the
-target writes none.
+The target only reads given texts, which is several times faster than writing its own. Acceptance is not measured on
+them, unless the target writes no texts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DIGEST = "given.sha256"
 
 @dataclass(frozen=True, slots=True)
 class UserTexts:
-    """Prompts with their answers, and documents."""
+    """Texts that the user gives: prompts with answers, and documents."""
 
     conversations: tuple[PromptAndAnswer, ...] = ()
     documents: tuple[str, ...] = ()
@@ -40,8 +40,7 @@ class UserTexts:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The largest number of tokens in a prompt, in an answer, in a row of a document, and in all rows of documents
-    together."""
+    """Limits in tokens: of a prompt, of an answer, of one row, and of all documents together."""
 
     prompt: int
     answer: int
@@ -50,7 +49,7 @@ class Cut:
 
 
 def read_user_texts(path: Path, *, skip_broken: bool = False) -> UserTexts:
-    """Read a file of conversations, a text file, or all text files and JSON lines in a folder.
+    """Read a file of conversations, a text file, or a folder of text files and JSON lines.
 
     Raises ParlayError if there is no text, and for a broken line unless ``skip_broken``.
     """
@@ -66,7 +65,7 @@ def read_user_texts(path: Path, *, skip_broken: bool = False) -> UserTexts:
 
 
 def _texts(source: corpus.CorpusSource, skip_broken: bool) -> Iterator[PromptAndAnswer | str]:
-    """Yield conversations and documents."""
+    """Yield the conversations and documents of one file."""
     if source.path.suffix != ".jsonl":
         yield from (text for text, _ in corpus.documents(source) or () if text.strip())
         return
@@ -81,19 +80,19 @@ def _texts(source: corpus.CorpusSource, skip_broken: bool) -> Iterator[PromptAnd
 
 
 def encode_user_texts(given: UserTexts, tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:
-    """Tokenize texts: conversations in the model's chat template, and documents in rows, without short last pieces.
+    """Tokenise texts: conversations in the model's chat template, documents cut into rows. None counts as the target's.
 
-    A recorded conversation keeps its end, as much as fits into a row. If there are more rows than wanted, evenly spaced
-    ones are taken. No token counts as the target's. Raises ParlayError if no row is long enough.
+    Recorded conversations keep their end, as much as fits into a row. If documents have more tokens than
+    ``cut.documents``, rows are chosen evenly from all of them. Raises ParlayError if no row is long enough.
     """
     return [TrainingText(text.ids, len(text.ids)) for text in encode_answers(given, tokenizer, cut)]
 
 
 def encode_answers(given: UserTexts, tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:
-    """Tokenize texts as `encode_user_texts` does, with ``answer`` as the place where a conversation's answer begins; 1
-    in documents.
+    """Like `encode_user_texts`, but with ``answer`` set: the place where a conversation's answer begins, 1 in
+    documents.
 
-    All rows of a document have its number.
+    All rows of one document have the same ``document`` number.
     """
     asked = _conversations(given.conversations, tokenizer, cut)
     rows = _spread(list(_rows(given.documents, tokenizer, cut.row)), cut.documents)
@@ -115,7 +114,7 @@ def _conversations(found: Sequence[PromptAndAnswer], tokenizer: Tokenizer, cut: 
 
 
 def _rows(documents: Sequence[str], tokenizer: Tokenizer, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield rows with their document's number. Each row begins with the tokenizer's opening tokens."""
+    """Yield rows with their document's number; each begins with the tokenizer's begin-of-text tokens."""
     begin = tuple(encode(tokenizer, "", special=True))
     size = longest - len(begin)
     for document, ids in enumerate(corpus.encode(((text, len(text)) for text in documents), tokenizer)):
@@ -124,7 +123,7 @@ def _rows(documents: Sequence[str], tokenizer: Tokenizer, longest: int) -> Itera
 
 
 def _spread(rows: Sequence[tuple[int, tuple[int, ...]]], most: int) -> Sequence[tuple[int, tuple[int, ...]]]:
-    """Pick evenly spaced rows that have about ``most`` tokens together."""
+    """Choose rows evenly from all of them, so that they have about ``most`` tokens together."""
     tokens = sum(len(ids) for _, ids in rows)
     count = max(1, len(rows) * most // tokens) if tokens > most else len(rows)
     return [rows[place * len(rows) // count] for place in range(count)]
@@ -133,7 +132,7 @@ def _spread(rows: Sequence[tuple[int, tuple[int, ...]]], most: int) -> Sequence[
 def save_user_texts(folder: Path, texts: Sequence[TrainingText]) -> None:
     """Write the missing shards of these texts.
 
-    Raises ParlayError for a folder that has the shards of other texts.
+    Raises ParlayError if the folder holds shards of other texts.
     """
     folder.mkdir(parents=True, exist_ok=True)
     numbers = np.array([number for text in texts for number in (len(text.ids), *text.ids)], np.int32)
@@ -153,10 +152,10 @@ _FILLED = "filled.json"
 
 
 def check_filled(folder: Path, filling: Mapping[str, str]) -> None:
-    """Record the options that a work folder's texts and states were made with.
+    """Record which options the texts and states in a work folder depend on.
 
-    Raises ParlayError if the folder was filled with other options. Otherwise, for example, the states of another model
-    of the same shape would be taken for this model's.
+    Raises ParlayError if the folder was filled with other options. States of another model of the same shape, for
+    example, could not be told from this model's.
     """
     path, known = folder / _FILLED, dict[str, str]()
     with suppress(OSError, ValueError):
@@ -177,8 +176,10 @@ _GIVEN = "texts-given-{:05d}.npz"
 
 @dataclass(frozen=True, slots=True)
 class TrainingText:
-    """A conversation as token ids. The target wrote the tokens from ``answer`` on. ``document``: the document it is
-    from."""
+    """One conversation as token ids. Those from ``answer`` on were written by the target.
+
+    ``document``: the number of the document or conversation that the row comes from.
+    """
 
     ids: tuple[int, ...]
     answer: int
@@ -186,12 +187,12 @@ class TrainingText:
 
 
 def shard_path(folder: Path, number: int) -> Path:
-    """Return the path of shard ``number`` of ``folder``, whether or not it exists."""
+    """Return the path of shard ``number`` in ``folder``, whether or not it exists."""
     return folder / _PATTERN.format(number)
 
 
 def save_shard(path: Path, texts: Sequence[TrainingText]) -> None:
-    """Write the texts. The file at ``path`` is replaced in one move."""
+    """Write the texts; ``path`` is replaced atomically."""
     ids = np.array([token for text in texts for token in text.ids], dtype=np.int32)
     lengths = np.array([len(text.ids) for text in texts], dtype=np.int32)
     answers = np.array([text.answer for text in texts], dtype=np.int32)
@@ -200,7 +201,7 @@ def save_shard(path: Path, texts: Sequence[TrainingText]) -> None:
 
 
 def load_shard(path: Path) -> list[TrainingText]:
-    """Read the texts of one shard. Raises ParlayError for a damaged file."""
+    """Read the texts of one shard. Raises ParlayError if the file is damaged."""
     try:
         with np.load(path, allow_pickle=False) as saved:
             ids, lengths, answers = saved["ids"], saved["lengths"], saved["answers"]
@@ -212,12 +213,12 @@ def load_shard(path: Path) -> list[TrainingText]:
 
 
 def given_path(folder: Path, number: int) -> Path:
-    """Return the path of shard ``number`` of the texts that the target only reads."""
+    """Return the path of shard ``number`` of the texts that the target did not write."""
     return folder / _GIVEN.format(number)
 
 
 def shards(folder: Path) -> list[Path]:
-    """Return the existing shards in the order of their numbers."""
+    """Return the paths of all shards in ``folder``, sorted."""
     return sorted(folder.glob("texts-*.npz"))
 
 

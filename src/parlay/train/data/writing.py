@@ -1,8 +1,8 @@
-"""Texts that a target writes for its drafters: its answers to given prompts and to prompts of its own.
+"""Texts that a target writes for its drafters: its answers to given prompts, and to prompts that it makes up.
 
-A drafter must predict what the target writes, so it learns from such texts. If no prompts are given, the target writes
-prompts too: after the opening of a user's turn in its chat template it continues as a user would (Xu et al. 2024,
-Magpie).
+A drafter must predict what the target writes, so it is trained on the target's own texts. If no prompts are given, the
+target also writes prompts: given the tokens that its chat template puts before a user's words, it continues as a user
+would (Magpie, Xu et al. 2024).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from parlay.train.data.user_texts import TrainingText, save_shard, shard_path
 from parlay.types import ParlayError, SamplingParams, Tokenizer
 
 _SHARD = 128
-"""Conversations per shard: a run that is killed loses a few minutes of work at most."""
+"""Conversations in a shard, so few that a killed run loses at most some minutes of work."""
 
 
 @dataclass(frozen=True, slots=True)
 class WritingPlan:
-    """A plan of the texts to write. Shard ``i`` depends only on the plan, the target and ``i``.
+    """Which texts to write. Shard ``i`` depends only on the plan, the target and ``i``.
 
-    ``own_share`` of the prompts are written by the target. ``greedy_share`` of the answers are greedy; the others are
-    sampled at ``temperature``.
+    ``own_share`` of the prompts are the target's own. ``greedy_share`` of the answers are greedy, the others sampled at
+    ``temperature``. ``prompt_tokens``, ``own_prompt_tokens`` and ``answer_tokens`` are the longest lengths.
     """
 
     prompts: Sequence[str] = ()
@@ -71,7 +71,7 @@ class Writer:
         self._tokenizer: Any = llm.tokenizer
 
     def write(self, folder: Path, count: int, done: Callable[[int], None] = lambda _: None) -> None:
-        """Write the missing shards among the first ``count``; ``done`` is called with the number of each."""
+        """Write the missing ones of the first ``count`` shards; ``done`` is called with the number of each."""
         folder.mkdir(parents=True, exist_ok=True)
         for number in range(count):
             path = shard_path(folder, number)
@@ -80,7 +80,10 @@ class Writer:
                 done(number)
 
     def shard(self, number: int) -> list[TrainingText]:
-        """Return the conversations of shard ``number``."""
+        """Write the conversations of shard ``number``.
+
+        Raises ParlayError if there are no given prompts and the target ends none of its own.
+        """
         rng = random.Random(self._plan.seed * 1_000_003 + number)
         given = self._given(number)
         prompts = [*given, *self._own(_SHARD - len(given), rng)] if self._plan.own_share else given
@@ -95,7 +98,7 @@ class Writer:
         return [TrainingText((*prompt, *answer), len(prompt)) for prompt, answer in texts]
 
     def _given(self, number: int) -> list[tuple[int, ...]]:
-        """Return this shard's part of the given prompts, which are repeated in random orders."""
+        """Return this shard's given prompts: all shards go through them in one random order, repeatedly."""
         plan = self._plan
         if not plan.prompts:
             return []
@@ -106,7 +109,7 @@ class Writer:
         return [self._frame.around(words) for words in ids]
 
     def _own(self, count: int, rng: random.Random) -> list[tuple[int, ...]]:
-        """Return prompts that the target writes. Prompts that it does not end are left out."""
+        """Let the target write ``count`` prompts, and return those that it ended within the limit."""
         params = [
             SamplingParams(temperature=1.0, top_p=0.98, max_tokens=self._plan.own_prompt_tokens, seed=_seed(rng))
             for _ in range(count)

@@ -1,7 +1,5 @@
-"""Train a head that drafts a block of tokens in one forward (Hui et al. 2026, P-EAGLE).
-
-In each batch a block begins at every row of a text.
-"""
+"""Recipe for a head that drafts a block at once (P-EAGLE, Hui et al. 2026); each batch trains a block after each
+row."""
 
 from __future__ import annotations
 
@@ -23,10 +21,9 @@ from parlay.train.recipes.target import Target, common_tokens
 
 
 class BlockRecipe(LayerHeads):
-    """The loss is the sum over the block's tokens j of 0.8^j times the cross-entropy with the target's distribution
-    there.
+    """Loss: the sum over a block's tokens j of 0.8^j times the cross-entropy with the target's own distribution.
 
-    The LM head is the target's and is not trained. As with EAGLE-3, the head reads features divided by ``scale_F``.
+    The LM head is the target's, frozen. As in EAGLE-3, the head reads features divided by ``scale_F``.
     """
 
     def __init__(self, head: BlockHead, target: Target, scale_F: Tensor) -> None:
@@ -42,7 +39,7 @@ class BlockRecipe(LayerHeads):
         return {"taps": list(config.taps), "draft_vocab_size": config.draft_vocab_size, **sizes}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return weights that read unscaled features. The LM head is left out if it is the target's embedding."""
+        """Return the weights for unscaled features; without the LM head if it is the target's embedding."""
         found = {**self._scaled.tensors(), "mask_hidden": self._head.mask_hidden.detach() * self._scaled.scale_F}
         if self._target.tied:
             del found["lm_head.weight"]
@@ -60,8 +57,7 @@ class BlockRecipe(LayerHeads):
 
 
 def start(options: BlockTrainOptions, target: Target, texts: Sequence[Featured]) -> BlockRecipe:
-    """Make a recipe whose head guesses as EAGLE-3's does at the start: its first layer does so, and the others add
-    nothing yet."""
+    """Make the recipe; the first layer starts as EAGLE-3's, and the others add nothing."""
     draft_ids_D, taps = common_tokens(texts, options.draft_vocab, target.config.vocab_size), target.usual_taps()
     sizes = (options.layers, options.length, rarest_token(texts, target.config.vocab_size))
     head = BlockHead(BlockConfig(target.config, len(draft_ids_D), taps, *sizes))
@@ -77,8 +73,8 @@ def start(options: BlockTrainOptions, target: Target, texts: Sequence[Featured])
 
 
 def rarest_token(texts: Iterable[Featured], vocab_size: int) -> int:
-    """Return the token that occurs least often in the texts. Of several, take the last, as tokenizers number rare
-    tokens last."""
+    """Return the token that occurs least often in the texts; of several the highest, as tokenizers number rare tokens
+    last."""
     counts_V = torch.zeros(vocab_size, dtype=torch.int64)
     for text in texts:
         counts_V += torch.bincount(text.ids_T.long(), minlength=vocab_size).to(counts_V.device)

@@ -1,7 +1,4 @@
-"""Base of recipes whose module predicts one token at each depth of a draft.
-
-It loads the weights and measures how often the guess of each rank is right.
-"""
+"""Base of recipes whose modules draft one token per depth: losses, weights, and acceptance of each candidate."""
 
 from __future__ import annotations
 
@@ -22,12 +19,12 @@ DECAY = 0.8
 """The factor by which each depth's loss counts less than that of the depth before."""
 _NONE = -100
 RANKS = 10
-"""A drafter's static tree ranks this many candidates at each depth."""
+"""Number of candidates per depth whose acceptance is measured for the drafter's static tree."""
 
 
 class ByDepth(ABC):
-    """Trains ``module``, which has the draft vocabulary: it is ``vocab`` or contains it. ``output`` are its LM
-    heads' matrices."""
+    """Trains ``module``, which is or contains ``vocab``. ``output``: the LM heads' matrices, which AdamW trains, not
+    Muon."""
 
     def __init__(
         self, module: nn.Module, vocab: DraftVocab, target: Target, output: Iterable[nn.Parameter] = ()
@@ -38,56 +35,57 @@ class ByDepth(ABC):
 
     @abstractmethod
     def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
-        """Yield logits ``[B, R, D]`` for each depth: row i of depth d predicts token i + 2 + d."""
+        """Yield the logits ``[B, R, D]`` of each depth: row i at depth d predicts token i + 2 + d."""
 
     @cached_property
     def teacher(self) -> Teacher:
-        """The target's distribution over the draft vocabulary. It is made at the first use, as a checkpoint may
-        bring another vocabulary."""
+        """The target's distributions. Made at first use, since a checkpoint may load another draft vocabulary."""
         return Teacher(self._target, self._vocab.draft_ids)
 
     @cached_property
     def _head_DH(self) -> Tensor:
-        """The target's LM head, only the rows of tokens that can be drafted."""
+        """The rows of the target's LM head for the draft vocabulary."""
         with torch.inference_mode(False):  # a loss needs it too, if a measurement is the first to use it
             return self._target.head_VH[self._vocab.draft_ids].float()
 
     def _read(self, hidden_BRH: Tensor) -> Tensor:
-        """Return the logits ``[B, R, D]`` that the target's LM head computes from a step's states."""
+        """Return the target's LM head's logits ``[B, R, D]`` for a step's states."""
         return F.linear(hidden_BRH, self._head_DH.to(hidden_BRH.dtype))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the module's weights and the target's LM head. The latter is left out if it is the target's
-        embedding, which drafters read from the target."""
+        """Return the module's weights, and the rows of the target's LM head unless it equals the embedding.
+
+        Drafters read the embedding from the target.
+        """
         own = {} if self._target.tied else {"lm_head.weight": self._head_DH}
         return {**self.module.state_dict(), **own}
 
     def soft_losses(self, batch: TrainingBatch, depths: Iterable[Tensor]) -> Tensor:
-        """Return the sum of 0.8^d times `soft_loss` over depths d, from the logits ``[B, R, D]`` of each depth."""
+        """Return the sum over depths d of 0.8^d times `soft_loss`; ``depths`` yields logits ``[B, R, D]``."""
         probs_BRD, total = self.teacher.probs(batch), torch.zeros(())
         for depth, logits_BRD in enumerate(depths):
             total = total + DECAY**depth * self.soft_loss(batch, probs_BRD, depth, logits_BRD)
         return total
 
     def soft_loss(self, batch: TrainingBatch, probs_BRD: Tensor, depth: int, logits_BRD: Tensor) -> Tensor:
-        """Return one depth's cross-entropy with the target's distributions ``probs_BRD`` after each row.
+        """Return the cross-entropy of one depth with the target's distributions ``probs_BRD`` of the token after each
+        row.
 
-        It is averaged over the rows whose next token is in the batch and in the draft vocabulary.
+        It is the mean over the rows whose drafted token is in the batch and in the draft vocabulary.
         """
         rows = batch.rows - depth - 1
         usable_BR = self.teacher.usable(batch, depth + 2)[:, :rows]
         return soft_loss(logits_BRD[:, :rows], probs_BRD[:, depth + 1 :], usable_BR)
 
     def hard_losses(self, batch: TrainingBatch) -> Tensor:
-        """Return the sum of 0.8^d times `hard_loss` over depths d."""
+        """Return the sum over depths d of 0.8^d times `hard_loss`."""
         total = torch.zeros(())
         for depth, logits_BRD in enumerate(self.logits(batch)):
             total = total + DECAY**depth * self.hard_loss(batch, depth + 2, logits_BRD)
         return total
 
     def hard_loss(self, batch: TrainingBatch, ahead: int, logits_BRD: Tensor) -> Tensor:
-        """Return the cross-entropy with the token ``ahead`` positions after each row, over tokens that can be
-        drafted."""
+        """Return the mean cross-entropy with the token ``ahead`` places after each row, where it can be drafted."""
         ids_BR = batch.tokens_ahead(ahead)
         labels_BR = torch.where(batch.known_BR & (ids_BR >= 0), self._draft_of_V[ids_BR.clamp(min=0)], _NONE)
         rows_BR = labels_BR != _NONE
@@ -96,7 +94,7 @@ class ByDepth(ABC):
 
     @cached_property
     def _draft_of_V(self) -> Tensor:
-        """Each token's id in the draft vocabulary. Like `teacher`, it is made at the first use."""
+        """The draft id of each token, or `_NONE`. Made at first use, like `teacher`."""
         draft_of_V = torch.full((len(self._vocab.t2d),), _NONE)
         draft_of_V[self._vocab.draft_ids] = torch.arange(len(self._vocab.d2t))
         return draft_of_V
@@ -116,9 +114,9 @@ class ByDepth(ABC):
 
     @torch.inference_mode()
     def acceptance(self, heldout: Iterable[TrainingBatch]) -> list[list[float]]:
-        """Measure how often the guess of each rank is right at each depth, after the text's own tokens.
+        """Return how often each candidate (by rank) at each depth is right, after the text's own tokens.
 
-        No rank is counted as right more often than the rank before.
+        A rank's share is at most that of the rank before it.
         """
         ranks = min(RANKS, len(self._vocab.d2t))
         right: list[Tensor] = []

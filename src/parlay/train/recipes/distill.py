@@ -1,8 +1,8 @@
-"""Distill a target into a small draft model: a new one, or one that exists and is trained further.
+"""Distillation: trains a small draft model on a target's distributions, or trains an existing one further.
 
-A new student's embedding begins as the best low-rank approximation of the target's, by SVD. A student may also be cut
-out of another model: some of its layers, with its embedding and LM head, which are not trained. The target's
-distributions are computed from its stored states, so the target does not run during training.
+A new student's embedding starts as the target's in fewer dimensions: the best approximation of that rank, by SVD. A
+student may also be cut out of a model: it takes some layers, and the embedding and LM head, which stay frozen. The
+target's distributions are computed from stored states, so the teacher does not run during training.
 """
 
 from __future__ import annotations
@@ -32,15 +32,18 @@ from parlay.types import ParlayError
 _MEASURED = 3
 """Acceptance is measured up to this depth of a draft."""
 _ROWS = 128
-"""Logits over the whole vocabulary are computed for this many rows at a time."""
+"""Number of rows whose logits over the whole vocabulary are held at once."""
 _SEEN = 256
-"""The scale of a new student's logits is measured on this many tokens of the vocabulary."""
+"""About this many tokens of the vocabulary are read to measure a new student's logits."""
 _ARCHITECTURE = "LlamaForCausalLM"
 
 
 class DistillRecipe(ModelRecipe):
-    """The loss is the mean divergence from the target's distributions plus ``text_share`` times the cross-entropy
-    with the text."""
+    """Loss: (1 - s) times the mean divergence from the target's distributions, plus s times the cross-entropy with the
+    text.
+
+    s is the options' `share_of_text`.
+    """
 
     def __init__(
         self, options: DistillTrainOptions, target: Target, student: TorchModel, config: DecoderConfig
@@ -75,7 +78,7 @@ class DistillRecipe(ModelRecipe):
         return total / max(len(text_N), 1)
 
     def _apart(self, batch: TrainingBatch, known_BR: Tensor) -> Callable[[Tensor, slice], Tensor]:
-        """Return the divergence from the target's distributions, summed over some rows."""
+        """Return a function that sums the divergence from the target's distributions over a slice of rows."""
         states_NH = final_states(batch, self._target.config.hidden_size)[known_BR]
         head_VH = self._target.head_VH.to(product_type())
 
@@ -87,7 +90,7 @@ class DistillRecipe(ModelRecipe):
         return summed
 
     def right(self, batch: TrainingBatch) -> Tensor:
-        """Count the student's right drafts after the text's own tokens; see `Recipe`."""
+        """See `Recipe.right`: counts the student's drafts."""
         states_BRH = self._states(batch)
         parts = torch.split(states_BRH.flatten(0, 1), _ROWS)
         likely_N = torch.cat([F.linear(part_NH, self._student.head_VH).argmax(-1) for part_NH in parts])
@@ -95,7 +98,7 @@ class DistillRecipe(ModelRecipe):
         return counted([right_tokens(drafted_BR.roll(-depth - 1, 1), batch, depth + 2) for depth in range(_MEASURED)])
 
     def save(self, folder: Path, card: str) -> None:
-        """Write a whole model in the file format that it was loaded from, or the target's; see `save_student`."""
+        """Write the student in the file format of its initial model, or of the target; see `save_student`."""
         tensors = {name: weight.detach().cpu() for name, weight in self.module.state_dict().items()}
         begun, embedding = _begun(self._options), self._options.embedding or USUAL
         like = resolve(begun or self._options.model)
@@ -108,9 +111,9 @@ class DistillRecipe(ModelRecipe):
 
 
 def start(options: DistillTrainOptions, target: Target, texts: Sequence[Featured]) -> DistillRecipe:
-    """Make a recipe for a new student or for the named model.
+    """Make the recipe for a new student, a cut-out one, or an existing one.
 
-    Raises ParlayError for a model with another vocabulary, and for a block format if no GGUF file is written.
+    Raises ParlayError for a model with another vocabulary size, and for an embedding format if no GGUF file is written.
     """
     del texts
     like = _begun(options) or options.model
@@ -127,12 +130,12 @@ def start(options: DistillTrainOptions, target: Target, texts: Sequence[Featured
 
 
 def _begun(options: DistillTrainOptions) -> str:
-    """Return the model whose weights the student begins with; empty if they are random."""
+    """Return the model that the student's initial weights come from; empty if they are random."""
     return options.cut_from or options.student
 
 
 def _same_vocabulary(model: str, target: Target) -> Target:
-    """Open the model. Raises ParlayError unless its vocabulary is as large as the target's."""
+    """Open the model. Raises ParlayError if its vocabulary has another size than the target's."""
     named = Target.named(model, target.device)
     if named.config.vocab_size != target.config.vocab_size:
         raise ParlayError(
@@ -143,7 +146,8 @@ def _same_vocabulary(model: str, target: Target) -> Target:
 
 
 def cut_out(model: Target, options: DistillTrainOptions) -> Target:
-    """Return the model with only the chosen layers, in their order. Raises UsageError for layers that it lacks."""
+    """Return the model with only some of its layers, in their order. Raises UsageError for layers that it does not
+    have."""
     layers = model.config.num_layers
     if options.keep_layers:
         kept = read_layers("keep_layers", options.keep_layers, layers)
@@ -155,7 +159,7 @@ def cut_out(model: Target, options: DistillTrainOptions) -> Target:
 
 
 def _partly_frozen(cut: Target, learning: int) -> TorchModel:
-    """Return a model of which only the last ``learning`` layers (0: all) and the final norm are trained."""
+    """Make a model of which only the last ``learning`` layers (0: all layers) and the final norm are trained."""
     made = TorchModel.of(cut)
     for weight in made.parameters():
         weight.requires_grad_(False)
@@ -166,7 +170,7 @@ def _partly_frozen(cut: Target, learning: int) -> TorchModel:
 
 
 def student_config(options: DistillTrainOptions, target: DecoderConfig) -> DecoderConfig:
-    """Return the requested shape with the target's vocabulary and context length."""
+    """Return the requested shape, with the target's vocabulary and context."""
     return replace(
         target.plain,
         architecture=_ARCHITECTURE,
@@ -186,10 +190,10 @@ def student_config(options: DistillTrainOptions, target: DecoderConfig) -> Decod
 
 
 def _new(config: DecoderConfig, target: Target) -> TorchModel:
-    """Make a student whose layers add little at the start. Its embedding is the target's LM head in fewer dimensions.
+    """Make a student whose layers add little at first; its embedding is the target's LM head in fewer dimensions.
 
-    Its final norm scales the logits to a standard deviation of 1. With larger logits the loss would begin far above
-    that of a uniform guess.
+    The final norm is set so that logits first have a standard deviation of 1. With larger logits, the loss would start
+    far above the loss of a uniform distribution.
     """
     made = TorchModel(config)
     head_VH = target.head_VH.float()

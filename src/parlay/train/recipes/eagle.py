@@ -1,6 +1,6 @@
-"""Train EAGLE's head (Li et al. 2024, arXiv:2401.15077): one layer that predicts the target's next feature.
+"""Recipe for EAGLE's head (Li et al. 2024, arXiv:2401.15077): a layer that predicts the target's next feature.
 
-It also learns the tokens that the target's LM head predicts from that feature. EAGLE-2 drafts with the same head.
+The target's LM head reads the prediction. EAGLE-2 drafts with the same head.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from parlay.train.recipes.recipe import final_states
 from parlay.train.recipes.target import Target, common_tokens
 
 DEPTHS = 5
-"""Levels of the static tree."""
+"""Number of depths of the drafter's static tree."""
 _DISTRIBUTION = 0.1
-"""The weight of the cross-entropy; the regression of features has weight 1."""
+"""The weight of the cross-entropy; the regression of features weighs 1."""
 _NOISE = 0.1
-"""Training adds noise of up to this fraction of the features' usual size, as features deeper in a draft are
-predictions."""
+"""Noise on the input features, as a fraction of their usual size: in deeper drafts, features are inexact predictions.
+"""
 
 
 class EagleRecipe(RepeatedLayer):
-    """The loss is smooth L1 between predicted and true features, in units of ``size``, plus 0.1 times a cross-entropy.
+    """Loss: smooth L1 between predicted and true features, in units of ``size``, plus 0.1 times the cross-entropy.
 
-    The cross-entropy compares the LM head's distribution on the predicted feature with that on the true one. Only the
-    first step of a draft is trained, on the target's features.
+    The cross-entropy compares the LM head's output on the predicted feature with its output on the true feature. Only
+    one step is trained, on the target's features.
     """
 
     def __init__(self, head: EagleHead, target: Target, size: float) -> None:
@@ -68,7 +68,7 @@ class EagleRecipe(RepeatedLayer):
 
 
 def start(options: EagleTrainOptions, target: Target, texts: Sequence[Featured]) -> EagleRecipe:
-    """Make a recipe whose head begins as the best linear guess."""
+    """Make the recipe; the head starts from the best linear guess."""
     head = EagleHead(target.config, min(options.draft_vocab, target.config.vocab_size))
     head.set_draft_vocab(common_tokens(texts, options.draft_vocab, target.config.vocab_size))
     guess = linear_guess(target, texts, slice(-target.config.hidden_size, None), normed=False)

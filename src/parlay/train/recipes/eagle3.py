@@ -23,11 +23,11 @@ from parlay.train.recipes.target import Target, common_tokens
 
 
 class Eagle3Recipe(RepeatedLayer):
-    """The loss is the sum over steps j of 0.8^j times the cross-entropy, over rows whose next token can be drafted.
+    """Loss: the sum over steps j of 0.8^j times the cross-entropy, over rows whose next token can be drafted.
 
-    The head runs ``steps`` times, each time on its own outputs. Some features are hundreds of times larger than others,
-    so in training the head reads them divided by ``scale_F``. Without ``own_vocabulary`` the LM head is not trained,
-    which takes a sixth less time.
+    The head runs ``steps`` times, each time on its own outputs (training-time test). Some features are hundreds of
+    times larger than others, so in training the head reads features divided by ``scale_F``. Without ``own_vocabulary``
+    the LM head is frozen, which saves a sixth of the time.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Eagle3Recipe(RepeatedLayer):
         return {"taps": list(config.taps), "draft_vocab_size": config.draft_vocab_size}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return weights that read unscaled features. The LM head is left out if it is still the target's embedding."""
+        """Return the weights for unscaled features; without a frozen LM head if it is the target's embedding."""
         found = self._scaled.tensors()
         if self._target.tied and not self._head.lm_head.weight.requires_grad:
             del found["lm_head.weight"]
@@ -60,7 +60,7 @@ class Eagle3Recipe(RepeatedLayer):
 
 
 def start(options: Eagle3TrainOptions, target: Target, texts: Sequence[Featured]) -> Eagle3Recipe:
-    """Make a recipe whose head begins as the best linear guess, or with the weights of another head."""
+    """Make the recipe; the head starts from the best linear guess, or from the head that the options name."""
     if options.head:
         head = _trained(options.head, target)
     else:
@@ -71,9 +71,9 @@ def start(options: Eagle3TrainOptions, target: Target, texts: Sequence[Featured]
 
 
 def _trained(name: str, target: Target) -> Eagle3Head:
-    """Open a head that was trained for this target, by folder or name; see `Eagle3TrainOptions`.
+    """Load a head that was trained for this target, by folder or name.
 
-    Raises UsageError if there is none or if it reads layers that are not stored, and BadHead for another target's head.
+    Raises UsageError if there is none or it reads layers that are not stored, BadHead if it is another target's.
     """
     trained = artefact.load(store.folder_of(EAGLE3, name))
     vocab_size = target.config.vocab_size

@@ -1,6 +1,6 @@
-"""Train the target itself so that its early layers predict tokens (LayerSkip, Elhoushi et al. 2024, arXiv:2404.16710).
+"""LayerSkip (Elhoushi et al. 2024, arXiv:2404.16710): trains the target itself so that its early layers predict tokens.
 
-The deeper a layer, the more often it is dropped. Exits at all layers learn the text through one norm and one LM head.
+In training, later layers are dropped more often than early ones. Exits after all layers share one norm and one LM head.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from parlay.train.recipes.torch_decoder import TorchModel
 from parlay.types import ParlayError
 
 _MEASURED = 3
-"""Acceptance is measured up to this depth of a draft."""
+"""Acceptance is measured up to this depth."""
 _NONE = -100
 
 
 class EarlyExitRecipe(ModelRecipe):
-    """The loss is the cross-entropy with the text at the last layer and at one in ``apart`` of the other layers, in
-    turns.
+    """Loss: cross-entropy with the text after the last layer, and after one in ``apart`` of the other layers, by turns.
 
-    An exit's weight grows with the square of its depth. Layer l of L is dropped, for whole texts, with probability
+    The weight of an exit grows with the square of its depth. Layer l of L is dropped for whole texts with probability
     ``dropout`` (2^(l / (L - 1)) - 1).
     """
 
@@ -47,7 +46,7 @@ class EarlyExitRecipe(ModelRecipe):
 
     @property
     def matrices(self) -> Sequence[nn.Parameter]:
-        """No parameters: Muon's updates are too large for a model that is trained already."""
+        """Return no matrices: AdamW trains all weights, because the trained model needs only small steps."""
         return []
 
     @property
@@ -69,7 +68,7 @@ class EarlyExitRecipe(ModelRecipe):
         return total
 
     def right(self, batch: TrainingBatch) -> Tensor:
-        """Count the exit's right drafts after the text's own tokens; see `Recipe`."""
+        """See `Recipe.right`: counts the drafts of the measured exit."""
         *_, hidden_BTH = self._run(batch, self._exit)
         drafted_BR = self._exiting.logits(hidden_BTH[:, -batch.rows :]).argmax(-1)
         return counted([right_tokens(drafted_BR.roll(-depth - 1, 1), batch, depth + 2) for depth in range(_MEASURED)])
@@ -80,9 +79,10 @@ class EarlyExitRecipe(ModelRecipe):
         save_student(folder, self._config, tensors, like=resolve(self._options.model), card=card, same_family=True)
 
     def _weights(self) -> dict[int, float]:
-        """Return the weight of each exit in this update, by the number of layers that have run. The weights sum to 1.
+        """Return the weight of each exit in this update, by the number of layers before it; the weights add up to 1.
 
-        The paper counts layers from 0, so its first exit has weight 0. Here the first exit is trained too.
+        The paper numbers layers from 0, which gives the first exit no weight. Here layers count from 1, so it is
+        trained too.
         """
         last = self._layers
         on = [layer for layer in range(1, last) if layer % self._options.apart == self._turn % self._options.apart]
@@ -92,7 +92,7 @@ class EarlyExitRecipe(ModelRecipe):
         return {layer: count / sum(counts.values()) for layer, count in counts.items()}
 
     def _run(self, batch: TrainingBatch, until: int = 0) -> Iterable[Tensor]:
-        """Yield the output states ``[B, T, H]`` of each layer before layer ``until`` (0: all)."""
+        """Yield the output states ``[B, T, H]`` of each layer, up to ``until`` layers; 0: all."""
         hidden_BTH = self._exiting.model.embed_tokens(batch.ids_BT)
         steps = self._exiting.model.begin(batch.padding_B)
         for place, layer in enumerate(self._exiting.model.layers[: until or None]):
@@ -104,12 +104,12 @@ class EarlyExitRecipe(ModelRecipe):
             yield hidden_BTH
 
     def _dropped(self, place: int) -> float:
-        """Return the probability with which a layer is dropped."""
+        """Return the probability that the layer is dropped."""
         return self._options.dropout * math.expm1(place * math.log(2) / max(self._layers - 1, 1))
 
 
 def start(options: EarlyExitTrainOptions, target: Target, texts: Sequence[Featured]) -> EarlyExitRecipe:
-    """Make a recipe for the target as it is. Raises ParlayError unless the target is a folder."""
+    """Make the recipe; the model starts as the target. Raises ParlayError if the target is not a folder."""
     del texts
     if not resolve(options.model).is_dir():
         raise ParlayError("early-exit trains the target itself, so it needs a folder of weights, not a GGUF file")

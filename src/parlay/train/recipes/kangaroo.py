@@ -1,5 +1,4 @@
-"""Train Kangaroo's adapter (Liu et al. 2024): it predicts the target's next-token distribution from an early layer's
-states."""
+"""Recipe for Kangaroo's adapter (Liu et al. 2024): it predicts the next token from the states of an early layer."""
 
 from __future__ import annotations
 
@@ -19,14 +18,14 @@ from parlay.train.recipes.recipe import soft_loss
 from parlay.train.recipes.target import Target, common_tokens
 
 _MEASURED = 3
-"""Acceptance is measured up to this depth of a draft."""
+"""Acceptance is measured up to this depth."""
 
 
 class KangarooRecipe(ByDepth):
-    """The loss is the cross-entropy with the target's distribution of each next token.
+    """Loss: the cross-entropy of each next token with the target's own distribution.
 
-    At each depth of a draft the adapter reads states that the target's first layers computed. So row i of depth d is
-    its prediction at row i + 1 + d.
+    At every depth of a draft, the adapter reads states of the target's own first layers. So its draft at depth d for
+    row i is its prediction at row i + 1 + d.
     """
 
     def __init__(self, adapter: KangarooAdapter, target: Target) -> None:
@@ -46,13 +45,13 @@ class KangarooRecipe(ByDepth):
             yield logits_BRD.roll(-depth - 1, 1)  # the last rows come round: nothing is known of what they guess
 
     def _next(self, batch: TrainingBatch) -> Tensor:
-        """Return logits ``[B, R, D]`` of the token after each row."""
+        """Return the logits ``[B, R, D]`` of the token after each row."""
         states_BTH = batch.states_BTF[..., : self._adapter.config.hidden_size]
         return self._read(self._adapter(states_BTH, Steps(batch.padding_B, batch.rows)))
 
 
 def start(options: KangarooTrainOptions, target: Target, texts: Sequence[Featured]) -> KangarooRecipe:
-    """Make a recipe with an adapter whose attention adds nothing at the start."""
+    """Make the recipe; the adapter's attention adds nothing at first."""
     draft_ids_D = common_tokens(texts, options.draft_vocab, target.config.vocab_size)
     adapter = KangarooAdapter(target.config, len(draft_ids_D))
     adapter.set_draft_vocab(draft_ids_D)

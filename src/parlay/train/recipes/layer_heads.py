@@ -1,4 +1,4 @@
-"""Base of recipes whose heads are decoder layers that read the target's states."""
+"""Bases of recipes whose heads are decoder layers that read the target's states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parlay.train.recipes.target import Target
 
 
 class LayerHeads(ByDepth):
-    """Row i of step j predicts token i + 2 + j. ``steps`` steps are run for logits; a loss may run fewer."""
+    """Runs a head for ``steps`` steps: row i of step j predicts token i + 2 + j. A loss may run fewer steps."""
 
     def __init__(
         self, module: nn.Module, vocab: DraftVocab, target: Target, steps: int, output: Iterable[nn.Parameter] = ()
@@ -35,12 +35,12 @@ class LayerHeads(ByDepth):
         yield from map(self._read, self.unrolled(batch, self._steps))
 
     def loss(self, batch: TrainingBatch) -> Tensor:
-        """Return the sum over depths d of 0.8^d times the cross-entropy with the target's distribution."""
+        """Return the sum over depths d of 0.8^d times the cross-entropy with the target's own distribution."""
         return self.soft_losses(batch, self.logits(batch))
 
 
 class ScaledHead(nn.Module):
-    """Contents of a training checkpoint: a head that fuses features, and ``scale_F``, by which they are divided."""
+    """A head as it is trained and stored in checkpoints: it reads features divided by ``scale_F``."""
 
     scale_F: Tensor
 
@@ -55,12 +55,12 @@ class ScaledHead(nn.Module):
         return self.head.fuse(batch.states_BTF[..., : len(self.scale_F)] / self.scale_F)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the head's weights, rescaled so that it reads unscaled features."""
+        """Return the head's weights, rescaled to read unscaled features."""
         return {**self.head.state_dict(), "fc.weight": self.head.fc.weight.detach() / self.scale_F}
 
 
 class RepeatedLayer(LayerHeads):
-    """One layer that reads the target's states in the first step, and its own output in later ones."""
+    """One layer that reads the target's states in its first step, and its own states in later steps."""
 
     @cached_property
     def _embedding_VH(self) -> Tensor:
@@ -72,10 +72,10 @@ class RepeatedLayer(LayerHeads):
 
     @abstractmethod
     def _step(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
-        """Run one step; return its states ``[B, R, H]``."""
+        """Run one step, and return its states ``[B, R, H]``."""
 
     def _again(self, hidden_BRH: Tensor) -> Tensor:
-        """Return the input of the next step, from the output of the step before."""
+        """Return the next step's input ``[B, R, H]``, made from the last step's output."""
         return hidden_BRH
 
     def unrolled(self, batch: TrainingBatch, count: int) -> Iterator[Tensor]:

@@ -1,10 +1,10 @@
-"""Initialise layers that read the target's states as the best linear guess.
+"""Initial weights of heads: the best linear guess of the target's next state.
 
-From the target's features of token i and the embedding of token i + 1, a ridge regression predicts the state that the
-LM head will read at token i + 1. Layers and MLPs add nothing to that prediction at the start.
+From the target's features of token i and the embedding of token i + 1, ridge regression predicts the state that the LM
+head reads at token i + 1. Heads start with this prediction; their layers and MLPs add nothing to it at first.
 
-EAGLE-3's projection reads features only, so the embedding's part of the prediction goes through attention. There the
-first query head of each group attends only to its own row at the start.
+EAGLE-3's projection reads only the features. The embedding's part of the prediction goes through attention: initially,
+the first query head of each group attends only to its own row.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ _ROWS = 40_000
 _SCALED = 64
 """The scale of features is measured on this many texts."""
 _RIDGE = 1e-3
-"""The ridge penalty, relative to the mean square of each input."""
+"""The ridge, relative to the mean square of each input."""
 _OWN = 1.2
-"""The size of the queries and keys with which a row attends to itself: the score is about 11, and all others are
-near 0."""
+"""Size of the queries and keys by which a row attends to itself: its own score is about 11, and others are near 0."""
 _SMALL = 0.02
 
 
 def feature_scale(texts: Sequence[Featured], features: int) -> Tensor:
-    """Return the root mean square of each feature, ``[F]``."""
+    """Return the root mean square ``[F]`` of each of the first ``features`` features."""
     states_NF = torch.cat([text.states_TF[text.answer - 1 :, :features].float() for text in texts[:_SCALED]])
     states_NF = states_NF.to(torch.get_default_device())
     return states_NF.square().mean(0).sqrt().clamp(min=1e-6)
 
 
 def start_eagle3(target: Target, draft_ids_D: Tensor, taps: tuple[int, ...], texts: Sequence[Featured]) -> Eagle3Head:
-    """Make a head for the features of ``taps``, which must be the first features stored with ``texts``; see the
-    module."""
+    """Make a head for the features of ``taps``, with the module's initial weights; the features in ``texts`` begin with
+    these."""
     config = target.config
     head = Eagle3Head(Eagle3Config(config, len(draft_ids_D), taps))
     head.set_draft_vocab(draft_ids_D)
@@ -57,8 +56,10 @@ def start_eagle3(target: Target, draft_ids_D: Tensor, taps: tuple[int, ...], tex
 
 @dataclass(frozen=True, slots=True)
 class LinearGuess:
-    """Matrices that predict, from features and embeddings, the state that the LM head reads. ``size`` is the root
-    mean square of that state."""
+    """Matrices that predict the state that the LM head reads, from features and embedding.
+
+    ``size`` is the root mean square of the state.
+    """
 
     from_features_HF: Tensor
     from_embedding_HH: Tensor
@@ -69,7 +70,7 @@ def states_ahead(size: int, texts: Sequence[Featured], count: int) -> list[Tenso
     """Return for 1 to ``count`` tokens ahead the matrix ``[H, H]`` that best predicts the state there from a token's
     state.
 
-    States are the ones that the LM head reads: the last ``size`` numbers stored for each token.
+    The states are those that the LM head reads: the last ``size`` numbers of each stored row.
     """
     states: list[Tensor] = []
     for text in texts:
@@ -83,8 +84,10 @@ def states_ahead(size: int, texts: Sequence[Featured], count: int) -> list[Tenso
 
 
 def linear_guess(target: Target, texts: Sequence[Featured], columns: slice, *, normed: bool) -> LinearGuess:
-    """Fit the guess to these columns of the stored states. ``normed``: embeddings are scaled to a root mean square
-    of 1."""
+    """Fit the prediction from these columns of the stored states.
+
+    ``normed``: embeddings are scaled to a root mean square of 1 first.
+    """
     inputs_NF, embedded_NH, wanted_NH = _rows(target, texts, columns, normed)
     found_XH = _ridge(torch.cat((inputs_NF, embedded_NH), -1), wanted_NH)
     features = inputs_NF.shape[1]
@@ -95,7 +98,7 @@ def _ridge(x_NX: Tensor, wanted_NH: Tensor) -> Tensor:
     """Return the matrix ``[X, H]`` that best predicts ``wanted_NH`` from ``x_NX``, by ridge regression on scaled
     inputs.
 
-    It is zero if there are no rows, as when all answers are shorter than the distance.
+    Without rows the matrix is zero: answers may all be shorter than the distance ahead.
     """
     if not len(x_NX):
         return torch.zeros(x_NX.shape[1], wanted_NH.shape[1])
@@ -108,7 +111,7 @@ def _ridge(x_NX: Tensor, wanted_NH: Tensor) -> Tensor:
 
 
 def _rows(target: Target, texts: Sequence[Featured], columns: slice, normed: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the rows of answers: features, the next token's embedding, and the state after that token."""
+    """Collect rows of answers: features, the next token's embedding, and the state after that token."""
     size, count = target.config.hidden_size, 0
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     for text in texts:
@@ -125,9 +128,9 @@ def _rows(target: Target, texts: Sequence[Featured], columns: slice, normed: boo
 
 
 def _see_own_row(attention: Attention, wanted_HH: Tensor, heads: int, groups: int) -> None:
-    """Set the attention's weights so that it adds ``wanted_HH`` times the normed embedding of its own row.
+    """Set weights so that attention adds ``wanted_HH`` times the normed embedding of its own row.
 
-    The rank of the values limits how exactly it can.
+    The product is approximated by SVD, since the values' rank may be lower than H.
     """
     size, dim = len(wanted_HH), attention.k_proj.out_features // groups
     left_HS, strength_S, right_SH = torch.linalg.svd(wanted_HH, full_matrices=False)

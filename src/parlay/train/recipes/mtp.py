@@ -1,6 +1,6 @@
-"""Train multi-token prediction on a frozen target: a block that predicts one token further, or parallel heads.
+"""Multi-token prediction on a frozen target: a sequential block that drafts one token further, or parallel heads.
 
-The block is DeepSeek-V3's (DeepSeek-AI 2024, arXiv:2412.19437). DynaMo has parallel heads, too.
+The block is DeepSeek-V3's (DeepSeek-AI 2024, arXiv:2412.19437). DynaMo also has parallel heads.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from parlay.train.recipes.target import Target, common_tokens
 _MEASURED = 3
 """Acceptance is measured at least up to this depth of a draft."""
 _TEXTS = 64
-"""The scale of states is measured on this many texts."""
+"""Number of texts on which the size of states is measured."""
 
 
 class MtpRecipe(RepeatedLayer):
-    """The loss is the cross-entropy with the target's distribution of the token after the next one.
+    """Loss: the cross-entropy of drafted tokens with the target's own distribution.
 
-    If the module is trained for ``steps`` depths, it reads its own states from the second depth on. Each depth counts
-    0.8 times the depth before.
+    The block is trained for ``steps`` depths. After the first it runs on its own states, and each depth weighs 0.8
+    times the one before.
     """
 
     def __init__(self, module: MtpModule, target: Target, steps: int) -> None:
@@ -61,14 +61,14 @@ class MtpRecipe(RepeatedLayer):
 
 
 def start(options: MtpTrainOptions, target: Target, texts: Sequence[Featured]) -> MtpRecipe | ParallelMtpRecipe:
-    """Make a recipe for the requested form of the module."""
+    """Make the recipe of the requested form."""
     if options.form == "parallel":
         return ParallelMtpRecipe(first_parallel(options.draft_vocab, options.steps, target, texts), target)
     return _start_sequential(options, target, texts)
 
 
 def _start_sequential(options: MtpTrainOptions, target: Target, texts: Sequence[Featured]) -> MtpRecipe:
-    """Make a recipe whose module begins as the best linear guess."""
+    """Make the sequential recipe; the module starts from the best linear guess."""
     size = target.config.hidden_size
     module = MtpModule(target.config, min(options.draft_vocab, target.config.vocab_size), normed=True)
     module.set_draft_vocab(common_tokens(texts, options.draft_vocab, target.config.vocab_size))
@@ -82,10 +82,8 @@ def _start_sequential(options: MtpTrainOptions, target: Target, texts: Sequence[
 
 
 class ParallelMtpRecipe(LayerHeads):
-    """Trains the parallel heads of Gloeckle et al. 2024.
-
-    The loss is the sum over heads k of 0.8^k times the cross-entropy with the target's distribution.
-    """
+    """Parallel heads (Gloeckle et al. 2024). Loss: the sum over heads k of 0.8^k times the cross-entropy with the
+    target."""
 
     def __init__(self, heads: ParallelHeads, target: Target) -> None:
         super().__init__(heads, heads, target, len(heads.blocks))
@@ -103,7 +101,7 @@ class ParallelMtpRecipe(LayerHeads):
 
 
 def first_parallel(draft_vocab: int, heads: int, target: Target, texts: Sequence[Featured]) -> ParallelHeads:
-    """Make heads that begin by guessing as the target's LM head does."""
+    """Make parallel heads that start as the target's LM head on the current state."""
     size = target.config.hidden_size
     draft_ids_D = common_tokens(texts, draft_vocab, target.config.vocab_size)
     module = ParallelHeads(target.config, len(draft_ids_D), heads)
@@ -117,8 +115,7 @@ def first_parallel(draft_vocab: int, heads: int, target: Target, texts: Sequence
 
 
 class DynamoRecipe(ParallelMtpRecipe):
-    """Trains DynaMo's heads (Tuli et al. 2024); see `ParallelMtpRecipe`. ``counted`` are the n-grams that the texts
-    contain."""
+    """DynaMo (Tuli et al. 2024); see `ParallelMtpRecipe`. ``counted``: the texts' n-gram counts, saved with heads."""
 
     def __init__(self, heads: ParallelHeads, target: Target, counted: Mapping[str, Tensor]) -> None:
         super().__init__(heads, target)
@@ -129,6 +126,6 @@ class DynamoRecipe(ParallelMtpRecipe):
 
 
 def start_dynamo(options: DynamoTrainOptions, target: Target, texts: Sequence[Featured]) -> DynamoRecipe:
-    """Make heads that begin by guessing as the target's LM head does, and count all n-grams."""
+    """Make the recipe of DynaMo; the heads start as in `first_parallel`. Also count the answers' n-grams."""
     counted = ngrams.count(text.ids_T[text.answer - 1 :].tolist() for text in texts)
     return DynamoRecipe(first_parallel(options.draft_vocab, options.heads, target, texts), target, counted)

@@ -1,5 +1,4 @@
-"""Train extra inputs of the target (PaSS, PPD, BiTA, Speculative Streaming). Gradients pass through its frozen
-layers."""
+"""Recipes for probes, trained inputs of the frozen target: PaSS, PPD, BiTA and Speculative Streaming."""
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ from parlay.train.recipes.torch_decoder import TorchTarget
 from parlay.types import ParlayError
 
 _DEEP = 3
-"""By default, streams run in this many last layers."""
+"""By default, streams run through the last 1 / `_DEEP` of the layers."""
 
 
 class ProbeRecipe(ByDepth):
-    """In each batch all probes follow every row of a text, and no group of probes attends to another group.
+    """In each batch, all probes follow every row of a text; probes of different rows do not attend to each other.
 
-    The loss is the sum over probes m of 0.8^m times a cross-entropy: with the target's distribution (PPD) or, if
+    Loss: the sum over probes m of 0.8^m times the cross-entropy, with the target's own distribution (PPD) or, if
     ``hard``, with the text (PaSS, BiTA, Speculative Streaming).
     """
 
@@ -44,7 +43,7 @@ class ProbeRecipe(ByDepth):
         yield from map(self._read, self._states(batch))
 
     def _states(self, batch: TrainingBatch) -> Iterator[Tensor]:
-        """Yield each probe's state ``[B, R, H]`` that the LM head reads."""
+        """Yield for each probe the states ``[B, R, H]`` that the LM head reads."""
         steps = self._begin(batch)
         with torch.no_grad():
             self._decoder.step(self._embedded(batch), steps)
@@ -58,8 +57,7 @@ class ProbeRecipe(ByDepth):
         return F.embedding(batch.ids_BT, self._embedding_VH).float()
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
-        """Return the settings, and how often the guess of each rank is right for each probe, from which the drafter
-        makes its tree."""
+        """Return the settings, with the acceptance of each probe's candidates, from which drafters build trees."""
         return {"draft_vocab_size": len(self._head_DH), "acceptance": self.acceptance(heldout)}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -67,7 +65,7 @@ class ProbeRecipe(ByDepth):
 
 
 class BitaRecipe(ProbeRecipe):
-    """Trains BiTA's probes and the prefix that they attend to in every layer."""
+    """BiTA (Lin et al. 2024): probes that also attend to a trained prefix in every layer. See `ProbeRecipe`."""
 
     def __init__(self, probes: PrefixedProbes, target: Target) -> None:
         super().__init__(probes, target, hard=True)
@@ -80,12 +78,15 @@ class BitaRecipe(ProbeRecipe):
         return steps
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
-        """Return the weights, including the prefix's rows."""
+        """Return the settings of `ProbeRecipe`, and the length of the prefix."""
         return {**super().settings(heldout), "prefix": self._prefix.shape[3]}
 
 
 class StreamRecipe(ProbeRecipe):
-    """Trains streams that begin at the input of layer ``join``. The layers before it run once, without gradients."""
+    """Speculative Streaming (Bhendawade et al. 2024): streams start at the input of layer ``join``; see `ProbeRecipe`.
+
+    The layers before ``join`` run only on the text, without gradients.
+    """
 
     def __init__(self, streams: Streams, target: Target, join: int) -> None:
         super().__init__(streams, target, hard=True)
@@ -102,22 +103,22 @@ class StreamRecipe(ProbeRecipe):
             yield decoder.step(begun_BRH + input_H, steps, self._join)
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
-        """Return the settings, and the layer at which streams begin."""
+        """Return the settings of `ProbeRecipe`, the layer where streams start, and their rank."""
         return {**super().settings(heldout), "join": self._join, "rank": len(self._streams.up_RH)}
 
 
 def start_ppd(options: ProbeTrainOptions, target: Target, texts: Sequence[Featured]) -> ProbeRecipe:
-    """Make PPD's recipe; see `ProbeRecipe`."""
+    """Make the recipe of PPD; see `ProbeRecipe`."""
     return ProbeRecipe(_plain(options, target, texts), target, hard=False)
 
 
 def start_pass(options: ProbeTrainOptions, target: Target, texts: Sequence[Featured]) -> ProbeRecipe:
-    """Make PaSS's recipe; see `ProbeRecipe`."""
+    """Make the recipe of PaSS; see `ProbeRecipe`."""
     return ProbeRecipe(_plain(options, target, texts), target, hard=True)
 
 
 def start_bita(options: BitaTrainOptions, target: Target, texts: Sequence[Featured]) -> BitaRecipe:
-    """Make BiTA's recipe, with keys and values of the prefix that begin near zero."""
+    """Make the recipe of BiTA; the prefix's keys and values start near zero."""
     config, ids_D = target.config, _vocab(options, target, texts)
     shape = config.num_layers, 2, config.num_kv_heads, options.prefix, config.head_dim
     probes = PrefixedProbes(_first(options, target, texts), 0.02 * torch.randn(shape), len(ids_D), config.vocab_size)
@@ -126,8 +127,10 @@ def start_bita(options: BitaTrainOptions, target: Target, texts: Sequence[Featur
 
 
 def start_streaming(options: StreamTrainOptions, target: Target, texts: Sequence[Featured]) -> StreamRecipe:
-    """Make the recipe of streams, which begin as copies of the text's states. Raises ParlayError for more layers
-    than the target has."""
+    """Make the recipe of Speculative Streaming; streams start as the text's own states.
+
+    Raises ParlayError for more layers than the target has.
+    """
     layers, ids_D = target.config.num_layers, _vocab(options, target, texts)
     deep = options.layers or max(1, layers // _DEEP)
     if deep > layers:
@@ -150,5 +153,5 @@ def _vocab(options: ProbeTrainOptions, target: Target, texts: Sequence[Featured]
 
 
 def _first(options: ProbeTrainOptions, target: Target, texts: Sequence[Featured]) -> Tensor:
-    """Return the initial probes ``[M, H]``: the embeddings of the most frequent tokens."""
+    """Return the probes' initial values ``[M, H]``: the embeddings of the most common tokens."""
     return target.embedding_VH[common_tokens(texts, options.probes, target.config.vocab_size)].float()

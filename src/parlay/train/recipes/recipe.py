@@ -16,9 +16,9 @@ from parlay.train.recipes.target import Target
 
 
 class Recipe(Protocol):
-    """A way to train one kind of drafter.
+    """One way to train a drafter: its module, its loss and its measure.
 
-    Muon trains ``matrices``; AdamW trains ``slow`` (output vocabularies and norms).
+    ``matrices`` are trained by Muon, ``slow`` (output vocabularies and norms) by AdamW.
     """
 
     @property
@@ -35,10 +35,9 @@ class Recipe(Protocol):
         ...
 
     def right(self, batch: TrainingBatch) -> Tensor:
-        """Return int64 ``[depths + 1]``: how many first tokens were drafted, then how many drafts were right up to each
-        depth.
+        """Count right drafts, int64 ``[depths + 1]``: first the drafts, then those that are right up to each depth.
 
-        A draft is the likeliest token at each depth, after the text's own tokens. It is right if it is the text's next
+        At each depth the draft is the likeliest token, after the text's own tokens. It is right if it is the text's
         token.
         """
         ...
@@ -48,11 +47,11 @@ class HeadRecipe(Recipe, Protocol):
     """A recipe whose module is, or holds, a draft head."""
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
-        """Return the settings that the drafter needs besides the weights."""
+        """Return the settings that the drafter needs besides the weights; some are measured on ``heldout``."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the head's weights in the form that the drafter reads."""
+        """Return the head's weights under the names that the drafter reads."""
         ...
 
 
@@ -83,10 +82,7 @@ class ModelRecipe(ABC):
 
 
 class Teacher:
-    """Computes the target's distribution over a draft vocabulary.
-
-    ``ids_D`` is the draft vocabulary. The last H numbers stored for each token are the state that the LM head reads.
-    """
+    """Computes the target's distribution over the draft vocabulary ``ids_D`` from stored states."""
 
     def __init__(self, target: Target, ids_D: Tensor) -> None:
         self._target, self._head_DH = target, target.head_VH[ids_D].float()
@@ -94,14 +90,14 @@ class Teacher:
         self._known_V[ids_D] = True
 
     def probs(self, batch: TrainingBatch) -> Tensor:
-        """Return probabilities ``[B, R, D]`` of the token after each row."""
+        """Return the probabilities ``[B, R, D]`` of the token after each row."""
         with torch.no_grad():
             read_BRD = F.linear(final_states(batch, self._head_DH.shape[1]), self._head_DH)
             return self._target.logits(read_BRD).softmax(-1)
 
     def usable(self, batch: TrainingBatch, ahead: int) -> Tensor:
-        """Return bool ``[B, R]``: whether the token ``ahead`` positions after the row is in the text and can be
-        drafted."""
+        """Return where the token ``ahead`` places after a row is in the text and in the draft vocabulary, bool ``[B,
+        R]``."""
         ids_BR = batch.tokens_ahead(ahead)
         return batch.known_BR & (ids_BR >= 0) & self._known_V[ids_BR.clamp(min=0)]
 
@@ -119,14 +115,14 @@ def soft_loss(logits_BRD: Tensor, probs_BRD: Tensor, usable_BR: Tensor) -> Tenso
 
 
 def right_tokens(draft_ids_BR: Tensor, batch: TrainingBatch, ahead: int) -> Tensor:
-    """Return int64 ``[B, R]``: 1 if the token ``ahead`` positions after the row was drafted, 0 if not, -1 if there
-    is none."""
+    """Compare drafts with the token ``ahead`` places after each row, int64 ``[B, R]``: 1 equal, 0 different, -1 no
+    token."""
     ids_BR = batch.tokens_ahead(ahead)
     return torch.where(batch.known_BR & (ids_BR >= 0), (draft_ids_BR == ids_BR).long(), -1)
 
 
 def counted(right_by_depth: Sequence[Tensor]) -> Tensor:
-    """Return the counts of `Recipe.right`, from the result of `right_tokens` for each depth."""
+    """Sum the results of `right_tokens`, one per depth, to the counts of `Recipe.right`."""
     rows = right_by_depth[-1] >= 0
     so_far = rows.clone()
     counts = [rows.sum()]

@@ -1,4 +1,5 @@
-"""Recipes of heads that predict one token each on a frozen target: Medusa, Hydra and the like."""
+"""Recipes for heads that draft one token each on a frozen target: Medusa, Hydra, MLP speculator, ReDrafter,
+blockwise."""
 
 from __future__ import annotations
 
@@ -33,8 +34,7 @@ from parlay.train.recipes.target import Target, common_tokens
 
 
 class SeveralHeads(ByDepth):
-    """The loss is the sum over heads k of 0.8^k times the cross-entropy with the text, over tokens that can be
-    drafted."""
+    """Loss: the sum over heads k of 0.8^k times the cross-entropy with the text, over tokens that can be drafted."""
 
     def __init__(self, module: SeveralHeadsModule, target: Target, embedding: Iterable[nn.Parameter] = ()) -> None:
         """``embedding``: the module's own embedding, if it has one."""
@@ -45,7 +45,7 @@ class SeveralHeads(ByDepth):
         return self.hard_losses(batch)
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
-        """Return the settings, and the acceptance of each head's ranks, from which the drafter makes its tree."""
+        """Return the settings, with the acceptance of each head's candidates, from which drafters build trees."""
         return {
             "taps": [self._target.config.num_layers],
             "draft_vocab_size": self._config.draft_vocab_size,
@@ -63,9 +63,9 @@ Heads = TypeVar("Heads", bound=SeveralHeadsModule)
 def first_heads(
     make: Callable[[SeveralHeadsConfig], Heads], target: Target, texts: Sequence[Featured], vocab: int, count: int
 ) -> Heads:
-    """Make ``count`` heads over the ``vocab`` most frequent tokens of the texts.
+    """Make ``count`` heads over the ``vocab`` tokens that occur most often in the answers.
 
-    Each head begins as the target's LM head applied to the best linear guess of the state that it must read.
+    Each starts as the target's LM head after the best linear prediction of the state it needs; see `states_ahead`.
     """
     draft_ids_D = common_tokens(texts, vocab, target.config.vocab_size)
     config = SeveralHeadsConfig(target.config.hidden_size, target.config.vocab_size, len(draft_ids_D), count)
@@ -79,7 +79,7 @@ def first_heads(
 
 
 class MedusaRecipe(SeveralHeads):
-    """Trains Medusa-1's heads (Cai et al. 2024), each of which reads only the state; see `SeveralHeads`."""
+    """Medusa-1 (Cai et al. 2024); see `SeveralHeads`. Each head reads only the target's state."""
 
     def __init__(self, heads: MedusaHeads, target: Target) -> None:
         super().__init__(heads, target)
@@ -90,14 +90,14 @@ class MedusaRecipe(SeveralHeads):
 
 
 def start_medusa(options: MedusaTrainOptions, target: Target, texts: Sequence[Featured]) -> MedusaRecipe:
-    """Make Medusa's recipe, whose heads begin as the best linear guess."""
+    """Make the recipe; the heads start as in `first_heads`."""
     return MedusaRecipe(first_heads(MedusaHeads, target, texts, options.draft_vocab, options.heads), target)
 
 
 class HydraRecipe(SeveralHeads):
-    """Trains Hydra's heads (Ankner et al. 2024), which read the text's own tokens in training; see `SeveralHeads`.
+    """Hydra (Ankner et al. 2024); see `SeveralHeads`. In training, heads read the text's own tokens.
 
-    Hydra++ learns the target's distribution instead of the text, with the same weights.
+    Hydra++ is trained on the target's distribution instead of the text, with the same weights of depths.
     """
 
     def __init__(self, heads: HydraHeads, target: Target) -> None:
@@ -123,16 +123,16 @@ class HydraRecipe(SeveralHeads):
 
 
 def start_hydra(options: HydraTrainOptions, target: Target, texts: Sequence[Featured]) -> HydraRecipe:
-    """Make Hydra's recipe, whose heads begin as the best linear guess."""
+    """Make the recipe; the heads start as in `first_heads`."""
     make = partial(HydraHeads, plus=target.config if options.plus else None)
     return HydraRecipe(first_heads(make, target, texts, options.draft_vocab, options.heads), target)
 
 
 class MlpSpeculatorRecipe(SeveralHeads):
-    """Trains the MLP speculator (Wertheimer et al. 2024); see `SeveralHeads`. Its steps carry a state along the text's
+    """The MLP speculator (Wertheimer et al. 2024); see `SeveralHeads`. Its steps carry a state along the text's own
     tokens.
 
-    As in the second stage of the paper, the target wrote the texts.
+    The texts are the target's own, as in the paper's second stage.
     """
 
     def __init__(self, speculator: MlpSpeculator, target: Target) -> None:
@@ -150,7 +150,7 @@ class MlpSpeculatorRecipe(SeveralHeads):
 def start_mlp_speculator(
     options: MlpSpeculatorTrainOptions, target: Target, texts: Sequence[Featured]
 ) -> MlpSpeculatorRecipe:
-    """Make the MLP speculator's recipe, with the target's embedding; see `first_heads`."""
+    """Make the recipe; the speculator starts as in `first_heads`, with the target's embedding."""
     speculator = first_heads(MlpSpeculator, target, texts, options.draft_vocab, options.heads)
     with torch.no_grad():
         speculator.emb.weight.copy_(target.embedding_VH.float())
@@ -158,7 +158,7 @@ def start_mlp_speculator(
 
 
 class ReDrafterRecipe(SeveralHeads):
-    """Trains ReDrafter (Zhang et al. 2024); see `SeveralHeads`. One recurrent network stands for all heads."""
+    """ReDrafter (Zhang et al. 2024); see `SeveralHeads`. One recurrent network serves all depths."""
 
     def __init__(self, head: ReDrafterHead, target: Target) -> None:
         super().__init__(head, target)
@@ -175,7 +175,7 @@ class ReDrafterRecipe(SeveralHeads):
 
 
 def start_redrafter(options: ReDrafterTrainOptions, target: Target, texts: Sequence[Featured]) -> ReDrafterRecipe:
-    """Make ReDrafter's recipe, whose head begins by guessing as the target's LM head does."""
+    """Make the recipe; the head starts as the target's LM head on the current state."""
     size, vocab_size = target.config.hidden_size, target.config.vocab_size
     draft_ids_D = common_tokens(texts, options.draft_vocab, vocab_size)
     head = ReDrafterHead(SeveralHeadsConfig(size, vocab_size, len(draft_ids_D), options.length))
@@ -188,10 +188,10 @@ def start_redrafter(options: ReDrafterTrainOptions, target: Target, texts: Seque
 
 
 class BlockwiseRecipe(SeveralHeads):
-    """Trains the heads of blockwise decoding (Stern et al. 2018), which share the target's LM head; see `SeveralHeads`.
+    """Blockwise parallel decoding (Stern et al. 2018); see `SeveralHeads`. The heads share the target's LM head.
 
-    The model that rescores drafts (Kim et al. 2024) is trained with them, by the cross-entropy of each next token.
-    ``counted`` are n-grams.
+    The rescoring model (Kim et al. 2024) is trained at the same time, on the cross-entropy of each next token.
+    ``counted``: the n-gram counts that are saved with the heads.
     """
 
     def __init__(self, heads: BlockwiseHeads, target: Target, counted: Mapping[str, Tensor]) -> None:
@@ -215,7 +215,7 @@ class BlockwiseRecipe(SeveralHeads):
 
 
 def start_blockwise(options: BlockwiseTrainOptions, target: Target, texts: Sequence[Featured]) -> BlockwiseRecipe:
-    """Make heads that begin by guessing as the target's LM head does, and count all n-grams."""
+    """Make the recipe; the heads start as the identity before the target's LM head. Also count the answers' n-grams."""
     draft_ids_D = common_tokens(texts, options.draft_vocab, target.config.vocab_size)
     sizes = (target.config.hidden_size, target.config.vocab_size, len(draft_ids_D), options.heads)
     heads = BlockwiseHeads(SeveralHeadsConfig(*sizes), target.config.intermediate_size)

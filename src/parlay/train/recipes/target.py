@@ -1,4 +1,4 @@
-"""The target as recipes need it: its shape, its embedding and LM head, and the layers to tap."""
+"""Facts about a target that recipes need: its shape, its embedding and LM head, and the layers to tap."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from parlay.train.data.features import Featured
 
 @dataclass(frozen=True)
 class Target:
-    """A decoder of the Llama lineage, opened from its checkpoint. Its tensors are used on ``device``."""
+    """A decoder of the Llama lineage, opened from its checkpoint. Tensors are moved to ``device`` when used."""
 
     config: DecoderConfig
     weights: dict[str, Weight]
@@ -35,12 +35,13 @@ class Target:
 
     @cached_property
     def embedding_VH(self) -> Tensor:
-        """The embedding, in bfloat16."""
+        """The embedding, bfloat16."""
         return self.tensor("model.embed_tokens.weight").to(torch.bfloat16)
 
     @cached_property
     def tied(self) -> bool:
-        """Whether the LM head is the embedding. A GGUF file may hold both, rounded to different formats."""
+        """Whether the LM head equals the embedding. A GGUF file may hold both in different formats, so some rows are
+        compared."""
         if "lm_head.weight" not in self.weights:
             return True
         some = witness_ids(self.config.vocab_size)
@@ -53,30 +54,30 @@ class Target:
         return self.tensor("lm_head.weight").to(torch.bfloat16) if has_own else self.embedding_VH
 
     def logits(self, read: Tensor) -> Tensor:
-        """Return the target's logits for inputs ``read`` of the LM head, of any shape. Some targets scale and cap
-        them."""
+        """Apply the target's scale and cap, if any, to the LM head's products ``read``, of any shape."""
         scaled, cap = read * self.config.logit_scale, self.config.logit_cap
         return cap * (scaled / cap).tanh() if cap else scaled
 
     def tensor(self, name: str) -> Tensor:
-        """Return a weight as float32 numbers."""
+        """Return a weight in float32, dequantized if need be."""
         with torch.device("cpu"):  # where the file's blocks are
             return as_tensor(self.weights[name], torch.float32).to(self.device)
 
     def usual_taps(self) -> tuple[int, ...]:
-        """EAGLE-3's layers: the inputs of layers 2, L / 2 and L - 3. In a shallow target some of them are the same."""
+        """Return EAGLE-3's taps: the inputs of layers 2, L / 2 and L - 3; fewer if a shallow target's coincide."""
         layers = self.config.num_layers
         return tuple(sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)}))
 
     def stored_layers(self) -> tuple[int, ...]:
-        """The usual taps, then the layer whose states the LM head reads."""
+        """Return the layers whose inputs are stored as features: the usual taps, then L for the states that the LM head
+        reads."""
         return (*self.usual_taps(), self.config.num_layers)
 
 
 def common_tokens(texts: Iterable[Featured], size: int, vocab_size: int) -> Tensor:
-    """Return the ``size`` tokens that the target wrote most often in these texts, int64, ascending.
+    """Return the ``size`` tokens that occur most often in the answers of these texts, int64, ascending.
 
-    If the texts have fewer different tokens, low ids fill up: tokenizers number frequent tokens first.
+    If fewer occur, low ids follow, because tokenizers number common tokens first.
     """
     counts_V = torch.zeros(vocab_size, dtype=torch.float64)
     for text in texts:

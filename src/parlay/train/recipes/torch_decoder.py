@@ -1,6 +1,6 @@
-"""Decoders of the Llama lineage as torch modules, for recipes whose gradients pass through their layers.
+"""Decoders of the Llama lineage as torch modules, for recipes that need gradients through the target's layers.
 
-Parameter names are those of checkpoints. Shapes: B texts, T rows of each, R of them computed, H hidden, V tokens.
+Parameters are named as in checkpoints. Shapes: B texts, T rows of each, R of them computed, H hidden, V tokens.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from parlay.types import ParlayError
 
 
 class TorchDecoder(nn.Module):
-    """Layers and the final norm, in float32. Raises ParlayError for layers that differ from Llama's, as with windows.
+    """Layers and final norm, float32.
 
-    A row of a later step attends to the text up to its own position, and to the rows of earlier steps at that position;
-    see `Steps`.
+    Rows of a later step attend to the text up to their own place, and to earlier steps' rows at that place; see
+    `Steps`. Raises ParlayError for layers that differ from Llama's, such as layers with sliding windows.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -33,12 +33,11 @@ class TorchDecoder(nn.Module):
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
     def begin(self, padding_B: Tensor, rows: int | None = None) -> list[Steps]:
-        """Return the list of steps, which is empty at first. The last layer computes only the last ``rows`` rows, or
-        all."""
+        """Return empty `Steps` for each layer. The last layer computes only the last ``rows`` rows; None: all."""
         return [Steps(padding_B) for _ in self.layers[1:]] + [Steps(padding_B, rows)]
 
     def step(self, x_BTH: Tensor, steps: list[Steps], first: int = 0) -> Tensor:
-        """Return the LM head's input, from the rows ``x_BTH`` ``[B, T, H]`` that enter layer ``first``."""
+        """Return the LM head's input for rows ``x_BTH``, ``[B, T, H]``, which enter layer ``first``."""
         out: Tensor = self.norm(self.through(x_BTH, steps, first, len(self.layers)))
         return out
 
@@ -58,7 +57,7 @@ class TorchTarget(TorchDecoder):
 
 
 class _Embedded(TorchDecoder):
-    """A decoder with the target's weights and its embedding."""
+    """A decoder with an embedding."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)
@@ -66,7 +65,7 @@ class _Embedded(TorchDecoder):
 
 
 class TorchModel(nn.Module):
-    """A whole model. Without an ``lm_head`` the embedding serves as one."""
+    """A whole model; if embeddings are tied, the embedding serves as LM head."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -92,7 +91,7 @@ class TorchModel(nn.Module):
         return head.weight
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits ``[..., V]`` of the output states ``hidden`` ``[..., H]`` of any layer."""
+        """Return the logits ``[..., V]`` for the output states ``hidden`` ``[..., H]`` of any layer."""
         return F.linear(self.model.norm(hidden), self.head_VH)
 
 

@@ -1,7 +1,7 @@
-"""Finds the source token that each token of a translation stands for, by expectation maximisation over all pairs.
+"""Aligns each token of a translation with a source token, by expectation maximisation over all pairs.
 
-It is IBM's Model 2 in the form of fast_align (Dyer et al. 2013): words that lie equally far into both texts are aligned
-more often. There is no empty word, so each token of a translation counts for one source token.
+This is IBM's Model 2 in the form of fast_align (Dyer et al. 2013): tokens at about the same relative position are
+aligned more often. There is no empty source word, so each token of a translation belongs to one source token.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from parlay.system.progress import Ticker
 from parlay.train.translation.pairs import Pair
 
 TENSION = 4.0
-"""The weight of the distance from the diagonal (fast_align's initial value)."""
+"""How strongly alignment prefers equal relative positions (fast_align's initial value)."""
 _ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Cells, one for every source token with every token of its translation.
+    """The K combinations of a source token with a token of its translation, over all pairs of texts.
 
-    Each cell has the pair of words ``word_K`` (a number among the pairs that occur), the place of the source token
-    among those of all pairs ``source_K``, the place of the translation's token ``target_K``, and the weight of its
-    distance from the diagonal ``near_K``. ``ids_W`` are the source tokens of the pairs of words.
+    ``word_K`` is the index of the combination's pair of words among the W that occur. ``source_K`` and ``target_K`` are
+    the places of its tokens among all source and all target tokens. ``near_K`` is the weight for its distance from the
+    diagonal. ``ids_W`` are the source tokens of the pairs of words.
     """
 
     word_K: Tensor
@@ -38,7 +38,7 @@ class Cells:
 
     @staticmethod
     def of(pairs: Sequence[Pair]) -> Cells:
-        """Make the cells of all pairs: source token by source token for each token of the translation."""
+        """Make the cells of all pairs: for each token of a translation, all source tokens in order."""
         sources_B, targets_B = (torch.tensor([len(part) for part in each]) for each in _sides(pairs))
         sources, targets = (torch.tensor([token for part in each for token in part]) for each in _sides(pairs))
         pair_K = torch.arange(len(pairs)).repeat_interleave(sources_B * targets_B)
@@ -59,22 +59,22 @@ def _sides(pairs: Sequence[Pair]) -> tuple[list[tuple[int, ...]], list[tuple[int
 
 
 def posteriors(cells: Cells, chances_W: Tensor) -> Tensor:
-    """Return the probability ``[K]`` that the cell's target token stands for its source token."""
+    """Return the probability ``[K]`` that each cell's target token is aligned with its source token."""
     scores_K = cells.near_K * chances_W[cells.word_K]
     sums = torch.zeros(int(cells.target_K.max()) + 1, dtype=scores_K.dtype).index_add(0, cells.target_K, scores_K)
     return scores_K / sums[cells.target_K]
 
 
 def learned(cells: Cells, chances_W: Tensor) -> Tensor:
-    """Return the probability of each word's translation given its source token, after one more round."""
+    """Return the translation probabilities ``[W]``, target given source token, after one more round."""
     counts_W = torch.zeros_like(chances_W).index_add(0, cells.word_K, posteriors(cells, chances_W))
     sums_V = torch.zeros(int(cells.ids_W.max()) + 1, dtype=counts_W.dtype).index_add(0, cells.ids_W, counts_W)
     return counts_W / sums_V[cells.ids_W]
 
 
 def aligned(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs with the ``fertilities`` of their source tokens, which sum to the number of the translation's
-    tokens."""
+    """Return the pairs with the ``fertilities`` of their source tokens: how many target tokens are aligned with
+    each."""
     if not pairs:
         return []
     with Ticker(1 + _ROUNDS, "Aligning", "round") as shown:

@@ -1,4 +1,5 @@
-"""Sequence-level distillation (Kim & Rush 2016, arXiv:1606.07947): a teacher's translations replace people's."""
+"""Sequence-level distillation (Kim & Rush 2016, arXiv:1606.07947): trains on a teacher's translations of the
+sources."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from parlay.train.translation.pairs import Texts
 from parlay.types import SamplingParams
 
 _AT_ONCE = 1024
-"""A teacher translates this many sources between two reports of progress."""
+"""Number of sources that a teacher translates between two saves."""
 
 
 def distilled(pairs: Sequence[Texts], teacher: Path, asked: TranslatorTrainOptions) -> list[Texts]:
-    """Return each source once, with the teacher's greedy translation instead of the human ones.
+    """Return each source once, with the teacher's greedy translation in place of the human ones.
 
-    Translations are stored in ``asked.work`` as they come, so a stopped run goes on. They are written anew for another
-    teacher, length or set of sources. Raises ValueError for a teacher whose translations reach no end.
+    Translations are saved in ``asked.work`` as they come, so a stopped run continues. They are made anew for another
+    teacher, another length or other sources. Raises ValueError if no translation of the teacher ends.
     """
     sources = list(dict.fromkeys(source for source, _ in pairs))
     order = torch.randperm(len(sources), generator=torch.Generator().manual_seed(0)).tolist()
@@ -47,7 +48,7 @@ def distilled(pairs: Sequence[Texts], teacher: Path, asked: TranslatorTrainOptio
 
 
 def _kept(file: Path, stamp: Sequence[object]) -> tuple[int, list[Texts]]:
-    """Return the number of sources translated in an earlier run, and their stored translations."""
+    """Return how many sources an earlier run translated, and the saved pairs."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         kept = json.loads(file.read_text(encoding="utf-8"))
         if kept["stamp"] == stamp:
@@ -58,8 +59,7 @@ def _kept(file: Path, stamp: Sequence[object]) -> tuple[int, list[Texts]]:
 def _translated(
     sources: Sequence[str], teacher: Path, asked: TranslatorTrainOptions
 ) -> Iterator[tuple[int, list[Texts]]]:
-    """Translate some sources at a time. Yield how many are done, and the newest pairs, without those that reach no
-    end."""
+    """Translate the sources in parts: yield how many are done, and the part's pairs without unfinished translations."""
     from parlay.llm.llm import LLM
 
     if not sources:

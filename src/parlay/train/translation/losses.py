@@ -1,6 +1,6 @@
 """Losses of models that write an answer in one pass, in log space: CTC, and paths through a directed acyclic graph.
 
-Suffixes: B answers, C canvas positions, T tokens of an answer, V vocabulary, J distances between vertices.
+Suffixes: B answers, C places of a canvas, T tokens of an answer, V tokens of the vocabulary.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 def ctc_loss(logits_BCV: Tensor, frames_B: Tensor, targets_BT: Tensor, lengths_B: Tensor, blank: int) -> Tensor:
     """Return each answer's negative log-likelihood ``[B]``, summed over all ways to write it with repeats and blanks.
 
-    It is infinite if there are fewer frames than tokens plus equal neighbours (Graves et al. 2006).
+    It is infinite if there are fewer frames than tokens plus pairs of equal neighbours (Graves et al. 2006).
     """
     scores_CBV = logits_BCV.log_softmax(-1).transpose(0, 1)
     return F.ctc_loss(scores_CBV, targets_BT, frames_B, lengths_B, blank=blank, reduction="none")
@@ -22,12 +22,13 @@ def ctc_loss(logits_BCV: Tensor, frames_B: Tensor, targets_BT: Tensor, lengths_B
 def dag_loss(
     tokens_BCT: Tensor, jumps_BCC: Tensor, vertices_B: Tensor, lengths_B: Tensor, *, best: bool = False
 ) -> Tensor:
-    """Return each answer's negative log-likelihood ``[B]``, over all paths from the first vertex to the last that write
+    """Return each answer's negative log-likelihood ``[B]``, summed over all paths from first to last vertex that write
     it.
 
-    ``tokens_BCT`` is the log-probability of an answer's token t at a vertex. With ``best`` only the likeliest path
-    counts. f[0] is the first token at vertex 0; f[t, v] = token t at v + logsumexp over u of (f[t - 1, u] + jump from u
-    to v) (DA-Transformer, Huang et al. 2022, arXiv:2205.07459). It is infinite if there are fewer vertices than tokens.
+    ``tokens_BCT`` is the log-probability of token t at a vertex, ``jumps_BCC`` that of going from one vertex to
+    another. With ``best``, only the likeliest path counts. The recursion is f[0, 0] = tokens of vertex 0; f[t, v] =
+    token t at v + logsumexp over u of (f[t - 1, u] + jump from u to v) (DA-Transformer, Huang et al. 2022,
+    arXiv:2205.07459). The loss is infinite if there are fewer vertices than tokens.
     """
     batch, count, length = tokens_BCT.shape
     started = torch.full((batch, count), -torch.inf, dtype=tokens_BCT.dtype, device=tokens_BCT.device)
@@ -43,7 +44,7 @@ def dag_loss(
 
 
 def _logsumexp(scores_BCC: Tensor) -> Tensor:
-    """Return the log of the sum of exponentials over dimension 1. Its gradient is 0 where all are -inf."""
+    """Return logsumexp over dimension 1, with gradient 0 instead of NaN where all scores are -inf."""
     none_BC = (scores_BCC == -torch.inf).all(1)
     found_BC = scores_BCC.masked_fill(none_BC[:, None], 0.0).logsumexp(1)
     return found_BC.masked_fill(none_BC, -torch.inf)
@@ -51,7 +52,7 @@ def _logsumexp(scores_BCC: Tensor) -> Tensor:
 
 @torch.no_grad()
 def dag_alignment(tokens_BCT: Tensor, jumps_BCC: Tensor, vertices_B: Tensor, lengths_B: Tensor) -> Tensor:
-    """Return the vertex ``[B, T]`` of each token on the likeliest path that writes the answer; -1 after an answer's
+    """Return the vertex ``[B, T]`` of each token on the likeliest path that writes the answer; -1 after the answer's
     end."""
     batch, count, length = tokens_BCT.shape
     reached_BC = torch.full((batch, count), -torch.inf, dtype=tokens_BCT.dtype, device=tokens_BCT.device)

@@ -1,4 +1,4 @@
-"""The loss of each kind of translator on a batch of pairs. One kind writes token by token, the others fill canvases."""
+"""Training losses of translators on batches of pairs: one kind writes token by token, the others fill canvases."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from parlay.train.translation.pairs import LENGTHS, Pair, Words
 from parlay.train.translation.rows import IGNORED, Laid, Network, Rows, padded
 
 _BEGINNINGS = 4
-"""In a batch a drafter learns to continue this many beginnings of each answer, which share the rows of its text."""
+"""For how many beginnings of each answer a drafter is trained per batch; they share the rows of the answer."""
 LENGTH_WEIGHT = 0.1
-"""The weight of the length's cross-entropy, relative to that of the tokens (fairseq's value for these models)."""
+"""The weight of the length's cross-entropy; the tokens' weighs 1 (fairseq's value for these models)."""
 
 
 class Batch(NamedTuple):
-    """Pairs and their rows. ``share``: the finished share of the run. ``draw`` gives the noise."""
+    """Pairs, laid out and packed into rows. ``share`` is the done part of the run; ``draw`` is the source of
+    randomness."""
 
     pairs: Sequence[Pair]
     laid: Sequence[Laid]
@@ -33,7 +34,7 @@ class Batch(NamedTuple):
 
 
 class Objective(Protocol):
-    """How pairs are laid out in rows, and the mean loss of a batch."""
+    """Lays out pairs, and returns the mean loss of a batch."""
 
     def fits(self, pair: Pair) -> bool:
         """Return whether the model can write this answer at all."""
@@ -63,7 +64,7 @@ class TokenByToken:
 
 @dataclass(frozen=True, slots=True)
 class _Filling:
-    """Base of objectives that fill canvases: the text of source and separator, and the loss of lengths."""
+    """Base of objectives that fill canvases: the text before a canvas, and the loss of answers' lengths."""
 
     words: Words
 
@@ -71,12 +72,12 @@ class _Filling:
         return len(pair.target) < LENGTHS
 
     def laid(self, pair: Pair, canvas: Sequence[int], labels: Sequence[int], begun: Sequence[int] = ()) -> Laid:
-        """Lay out a canvas after the source, the separator, and the beginning of an answer."""
+        """Lay out a canvas after the source, the separator and a beginning of the answer."""
         text = (*pair.source, self.words.separator, *begun)
         return Laid(text, canvas, labels, len(text))
 
     def length_loss(self, network: Network, hidden_MH: Tensor, batch: Batch) -> Tensor:
-        """Return the cross-entropy of the answer's length, which the separator's row predicts by the number tokens."""
+        """Return the cross-entropy of answers' lengths, predicted by the separator's row as tokens of numbers."""
         first, sources = self.words.first_length, torch.tensor([len(pair.source) for pair in batch.pairs])
         weight_JH = network.model.lm_head.weight[first : first + LENGTHS]
         logits_BJ = (hidden_MH[batch.rows.first_B + sources] @ weight_JH.T).float()
@@ -84,7 +85,7 @@ class _Filling:
 
 
 def spread(source: Sequence[int], places: int) -> tuple[int, ...]:
-    """Copy a source evenly to ``places`` positions: position p reads token floor(p * S / places)."""
+    """Copy a source evenly to ``places`` places: place p gets token floor(p * S / places) of the source's S tokens."""
     return tuple([source[place * len(source) // places] for place in range(places)])
 
 
@@ -92,8 +93,9 @@ def spread(source: Sequence[int], places: int) -> tuple[int, ...]:
 class MaskedTarget(_Filling):
     """CMLM (Ghazvininejad et al. 2019, arXiv:1904.09324): a random number of tokens is masked and predicted.
 
-    In a share ``drafts`` of the pairs, the masks are the next ``block`` positions after the beginning of an answer,
-    which is text. So the model learns to draft for one that writes token by token (Xia et al. 2022, arXiv:2203.16487).
+    For a share ``drafts`` of the pairs, the masks are ``block`` places after a beginning of the answer, which is part
+    of the text. This trains the model to draft for a model that writes token by token (Xia et al. 2022,
+    arXiv:2203.16487).
     """
 
     drafts: float
@@ -120,11 +122,11 @@ class MaskedTarget(_Filling):
 
 @dataclass(frozen=True, slots=True)
 class Ahead(_Filling):
-    """Next-token cross-entropy on an answer, and on ``block`` masks after some of its beginnings. Masks of one
-    beginning attend to each other.
+    """Next-token cross-entropy on an answer, and on ``block`` masks after some of its beginnings.
 
-    The row before a position predicts it, so the last row of a beginning predicts the next token. Such a model drafts
-    for one that writes token by token (Xia et al. 2022, arXiv:2203.16487), and still writes so itself.
+    The masks of a beginning attend to each other. As in a causal model, the row before a place predicts it, so the last
+    row of a beginning predicts the next token. The model still writes token by token, and also drafts for another model
+    that does (Xia et al. 2022, arXiv:2203.16487).
     """
 
     block: int
@@ -143,7 +145,8 @@ class Ahead(_Filling):
 
 @dataclass(frozen=True, slots=True)
 class OnePass(_Filling):
-    """All tokens at once, from the source spread over the answer's positions (Gu et al. 2018, arXiv:1711.02281)."""
+    """All tokens in one pass, from the source copied evenly to the answer's places (Gu et al. 2018,
+    arXiv:1711.02281)."""
 
     def lay(self, pair: Pair, draw: torch.Generator) -> Laid:
         return self.laid(pair, spread(pair.source, len(pair.target)), pair.target)
@@ -156,10 +159,11 @@ class OnePass(_Filling):
 
 @dataclass(frozen=True, slots=True)
 class Fertile(_Filling):
-    """All tokens at once. Each source token is repeated as often as the answer has tokens for it: its fertility.
+    """All tokens in one pass, from the source with each token repeated by its fertility (Gu et al. 2018,
+    arXiv:1711.02281).
 
-    The rows of another canvas, which reads the source, predict fertilities (Gu et al. 2018, arXiv:1711.02281, where the
-    encoder predicts them). In training they come from an alignment of the pair.
+    A source token's fertility is the number of answer tokens aligned with it. The rows of another canvas, which reads
+    the source, predict fertilities; in the paper the encoder does. In training they come from the pair's alignment.
     """
 
     def fits(self, pair: Pair) -> bool:
@@ -177,11 +181,11 @@ class Fertile(_Filling):
 
 @dataclass(frozen=True, slots=True)
 class Glancing(_Filling):
-    """GLAT (Qian et al. 2021, arXiv:2008.07905): some tokens are shown, more of them the worse a first pass guesses,
-    and the others are predicted.
+    """GLAT (Qian et al. 2021, arXiv:2008.07905): shows the model some of the answer's tokens, and trains it on the
+    others.
 
-    The number of shown tokens is the number of wrong tokens in the first pass times a ratio, which falls from ``ratio``
-    to 0.1 over the run.
+    A first pass predicts all tokens. The number of shown tokens is the number of its errors times a ratio, which falls
+    from ``ratio`` to 0.1 over the run.
     """
 
     ratio: float
@@ -205,13 +209,13 @@ class Glancing(_Filling):
 
 
 def annealed(ratio: float, share: float) -> float:
-    """Return the glancing ratio after this share of a run. It falls linearly to 0.1, or stays if it begins lower."""
+    """Return the glancing ratio at a share of the run: it falls linearly to 0.1, or stays if ``ratio`` is lower."""
     return ratio + (min(ratio, 0.1) - ratio) * min(1.0, share)
 
 
 def glance(wrong_BC: Tensor, inside_BC: Tensor, ratio: float, draw: torch.Generator) -> Tensor:
-    """Choose which tokens ``[B, C]`` are shown, at random positions: ``ratio`` times the number of wrong ones in
-    each answer."""
+    """Choose the tokens to show, bool ``[B, C]``: in each answer ``ratio`` times the number of wrong ones, at random
+    places."""
     counts_B = ((wrong_BC & inside_BC).sum(1) * ratio).round()
     noise_BC = torch.rand(inside_BC.shape, generator=draw).masked_fill(~inside_BC, 2.0)
     return (noise_BC.argsort(1).argsort(1) < counts_B[:, None]) & inside_BC
@@ -219,9 +223,10 @@ def glance(wrong_BC: Tensor, inside_BC: Tensor, ratio: float, draw: torch.Genera
 
 @dataclass(frozen=True, slots=True)
 class Frames(_Filling):
-    """CTC (Libovicky & Helcl 2018, arXiv:1811.04719): ``scale`` frames for each token of the source, which they read.
+    """CTC (Libovicky & Helcl 2018, arXiv:1811.04719): a canvas has ``scale`` frames per source token, which read the
+    source.
 
-    An answer fits if it has no more tokens than frames, where each pair of equal neighbours takes one frame more.
+    An answer fits if frames are at least as many as its tokens plus its pairs of equal neighbours.
     """
 
     scale: int
@@ -244,11 +249,12 @@ class Frames(_Filling):
 
 @dataclass(frozen=True, slots=True)
 class Graph(_Filling):
-    """DA-Transformer (Huang et al. 2022, arXiv:2205.07459) with glancing: ``scale`` vertices for each source token.
+    """DA-Transformer (Huang et al. 2022, arXiv:2205.07459) with glancing: a canvas has ``scale`` vertices per source
+    token.
 
-    A vertex has a distribution of tokens and one of the next vertex. The latter is computed by attention of ``heads``
-    heads between vertices or, without heads, read off the number tokens as distances. The end token stands at the last
-    vertex, so an answer fits if it has fewer tokens than there are vertices.
+    A vertex predicts a token, and the next vertex. The latter is read from the logits of number tokens: by attention
+    with ``heads`` heads between vertices, or, with 0 heads, as distances. Answers end with the end token at the last
+    vertex, so an answer needs fewer tokens than there are vertices.
     """
 
     scale: int
@@ -278,8 +284,8 @@ class Graph(_Filling):
         return dag_loss(emitted_BCT, going_BCC, rows.canvases_B, lengths_B).sum() / lengths_B.sum()
 
     def graph(self, network: Network, rows: Rows, targets_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the logits of the vertices, the log-probabilities of the answer's tokens ``[B, C, T]``, and of the
-        jumps."""
+        """Return the vertices' logits, log-probabilities of the answer's tokens ``[B, C, T]``, and of transitions ``[B,
+        C, C]``."""
         logits_BCV = network.logits(network.hidden(rows)[rows.canvas_BC])
         first = self.words.first_length
         numbers_BCJ = logits_BCV[..., first : first + LENGTHS]
@@ -291,7 +297,7 @@ class Graph(_Filling):
 
 
 def labelled_loss(network: Network, hidden_MH: Tensor, batch: Batch) -> Tensor:
-    """Return the mean cross-entropy of the labelled positions; 0 if there are none."""
+    """Return the mean cross-entropy of the places that have a label; 0 if there are none."""
     numbers_L, labels_L = batch.rows.labels(batch.laid)
     logits_LV = network.logits(hidden_MH[numbers_L])
     return F.cross_entropy(logits_LV, labels_L, reduction="sum") / max(1, len(labels_L))

@@ -16,7 +16,7 @@ CONTEXT = 512
 
 
 class TranslatorShape(NamedTuple):
-    """The sizes, and how many of the last layers an answer's tokens run through; 0: all."""
+    """The sizes of a translator. ``shallow``: how many of the last layers an answer's tokens run through; 0: all."""
 
     sizes: Shape
     shallow: int = 0
@@ -35,12 +35,12 @@ TRANSLATORS: Mapping[str, TranslatorShape] = MappingProxyType(
         "tiny-shallow": TranslatorShape(SHAPES["tiny"], shallow=1),
     }
 )
-"""The shapes of new translators, by name."""
+"""The sizes of new translators by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatorTrainOptions(Options):
-    """The pairs that a translator learns from, whose translations they are, and how long it learns."""
+    """Options of all translators: the pairs, the initial model, the teacher, and the length of the run."""
 
     data: Path = option(help="file of pairs: a source, a tab and its translation on each line; may be packed as .zst")
     out: Path = option(Path("translator"), "folder of the finished model")
@@ -78,12 +78,12 @@ class TranslatorTrainOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanvasTranslatorTrainOptions(TranslatorTrainOptions):
-    """Options of translators that write in parallel; there are no further ones."""
+    """Options of translators that write in parallel: only those of all translators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CmlmTrainOptions(CanvasTranslatorTrainOptions):
-    """How often the model learns to draft."""
+    """Options of `cmlm`: how much the model is trained to draft, and how many tokens at once."""
 
     drafts: float = option(0.3, "share of pairs that teach it to go on with an answer, as a drafter", low=0, high=1)
     block: int = option(8, "places that it then fills", low=1, high=64)
@@ -91,14 +91,14 @@ class CmlmTrainOptions(CanvasTranslatorTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AheadTrainOptions(CanvasTranslatorTrainOptions):
-    """How many tokens the model drafts."""
+    """Options of `gad`: how many tokens the model drafts at once."""
 
     block: int = option(8, "places that it drafts", low=1, high=64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatTrainOptions(CanvasTranslatorTrainOptions):
-    """Options for what the positions of the answer read."""
+    """Options of `nat`: whether fertilities or the length decide what the places read."""
 
     fertilities: bool = option(
         True, "guess how many of the answer's tokens stand for each of the source's; else one length, spread evenly"
@@ -107,21 +107,21 @@ class NatTrainOptions(CanvasTranslatorTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlancingTrainOptions(CanvasTranslatorTrainOptions):
-    """How many tokens glancing shows."""
+    """Options of `glat`: how many tokens are shown in training."""
 
     ratio: float = option(0.5, "tokens shown at first, for each wrong one; falls to 0.1", low=0, high=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FramesTrainOptions(CanvasTranslatorTrainOptions):
-    """How long a canvas is."""
+    """Options of `ctc`: the size of canvases."""
 
     scale: int = option(3, "frames for each token of the source", low=1, high=16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphTrainOptions(GlancingTrainOptions):
-    """How large a graph is."""
+    """Options of `da`: those of `glat`, the size of graphs, and how vertices are linked."""
 
     scale: int = option(4, "vertices for each token of the source", low=2, high=16)
     heads: int = option(4, "heads of the attention that links vertices; 0: the distance alone does", low=0, high=16)

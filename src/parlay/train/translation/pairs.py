@@ -1,4 +1,4 @@
-"""Pairs of texts: reads them from a file, splits them by source, tokenizes them, and draws batches."""
+"""Pairs of texts: read from a file, divided by source, tokenised, and drawn in batches."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from parlay.types import ParlayError
 
 SEPARATOR, MASK, BLANK = "<|translate|>", "<|mask|>", "<|blank|>"
 LENGTHS = 128
-"""Numbers from 0 to this, exclusive, have a token: lengths of answers, and distances between vertices."""
+"""Numbers below this have a token: they stand for answers' lengths, fertilities, and distances between vertices."""
 HELDOUT_ONE_IN = 100
 _MISSES = 12
-"""A batch counts as full after this many pairs found no room in it."""
+"""A batch is full when this many pairs in a row found no room."""
 _SAMPLE = 400_000
-"""At most this many texts train the tokenizer."""
+"""Most texts that the tokenizer is trained on."""
 
 Texts = tuple[str, str]
 
 
 class Words(NamedTuple):
-    """Ids of the tokens that translators have besides the tokens of texts."""
+    """Ids of a translator's special tokens: end, separator, mask, blank (CTC), and the number 0."""
 
     end: int
     separator: int
@@ -42,7 +42,7 @@ class Words(NamedTuple):
 class Pair:
     """Ids of a source and its translation, without separator and end.
 
-    ``fertilities``: how many tokens of the translation stand for each source token, if that was computed.
+    ``fertilities``: how many tokens of the translation are aligned with each source token; empty if not computed.
     """
 
     source: tuple[int, ...]
@@ -55,10 +55,9 @@ class Pair:
 
 
 def read_pairs(file: Path) -> list[Texts]:
-    """Read lines of two texts separated by a tab. Empty lines, and what follows a second tab, are left out.
+    """Read a file of pairs: on each line, a source, a tab and its translation. Columns after a second tab are ignored.
 
-    A ``.zst`` file is decompressed. Raises ValueError if the file is missing, and for the first line that is not a
-    pair.
+    Files ending in ``.zst`` are decompressed. Raises ValueError if there is no file, and for a line that is not a pair.
     """
     if not file.is_file():
         raise ValueError(f"no file {file}: name one with a source, a tab and its translation on each line")
@@ -74,8 +73,7 @@ def read_pairs(file: Path) -> list[Texts]:
 
 
 def _text(file: Path) -> str:
-    """Read a whole text. Raises ValueError for a compressed file that is cut short or damaged, and for text that is
-    not UTF-8."""
+    """Read a whole text file. Raises ValueError if it is not UTF-8, or compressed and damaged."""
     data = file.read_bytes()
     if file.suffix == ".zst":
         try:
@@ -101,10 +99,10 @@ def _text(file: Path) -> str:
 
 
 def divided(pairs: Sequence[Texts]) -> tuple[list[Texts], list[Texts]]:
-    """Split pairs into those for training and held-out ones: one source in 100 with all its translations, chosen by its
-    hash.
+    """Divide pairs into those to train on and those held out: one source in `HELDOUT_ONE_IN`, with all its
+    translations.
 
-    So no source is in both parts.
+    A source's hash decides, so no source is in both parts.
     """
 
     def held_out(source: str) -> bool:
@@ -114,7 +112,7 @@ def divided(pairs: Sequence[Texts]) -> tuple[list[Texts], list[Texts]]:
 
 
 def make_tokenizer(pairs: Sequence[Texts], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """Learn one vocabulary for both languages. The tokenizer adds the separator after a text to translate."""
+    """Train one tokenizer for both languages. Encoding a source adds the separator after it."""
     every = max(1, 2 * len(pairs) // _SAMPLE)
     specials = [SEPARATOR, MASK, BLANK, *[_number(length) for length in range(LENGTHS)]]
     core = train_tokenizer([text for pair in pairs[::every] for text in pair], vocab_size - len(specials))
@@ -136,7 +134,7 @@ def _number(length: int) -> str:
 
 
 def words_of(tokenizer: PreTrainedTokenizerFast) -> Words:
-    """Find the ids of a translator's special tokens. Raises ValueError for a tokenizer that lacks one."""
+    """Return the ids of a translator's special tokens. Raises ValueError if the tokenizer lacks one."""
     known = tokenizer.get_vocab()
     names = (END_OF_TEXT, SEPARATOR, MASK, BLANK, _number(0))
     if absent := [name for name in (*names, _number(LENGTHS - 1)) if name not in known]:
@@ -145,7 +143,7 @@ def words_of(tokenizer: PreTrainedTokenizerFast) -> Words:
 
 
 def tokenized(pairs: Sequence[Texts], tokenizer: PreTrainedTokenizerFast, longest: int) -> list[Pair]:
-    """Tokenize pairs. Pairs with a side of more than ``longest`` tokens are left out."""
+    """Encode pairs, leaving out those with an empty side or one of more than ``longest`` tokens."""
     core = tokenizer.backend_tokenizer
     sides = [core.encode_batch_fast([pair[side] for pair in pairs], add_special_tokens=False) for side in (0, 1)]
     each = [Pair(tuple(source.ids), tuple(target.ids)) for source, target in zip(*sides, strict=True)]
@@ -154,8 +152,8 @@ def tokenized(pairs: Sequence[Texts], tokenizer: PreTrainedTokenizerFast, longes
 
 @dataclass(frozen=True, slots=True)
 class PairBatches:
-    """Draws batches of random pairs that fill ``rows`` rows of ``length`` positions. A batch depends only on its
-    draws."""
+    """Draws batches of random pairs that fill ``rows`` rows of ``length`` places. A batch depends only on the random
+    source."""
 
     pairs: Sequence[Pair]
     lay: Callable[[Pair, torch.Generator], Laid]
@@ -163,7 +161,7 @@ class PairBatches:
     length: int
 
     def draw(self, noise: torch.Generator) -> list[tuple[Pair, Laid]]:
-        """Draw pairs until several in a row find no room."""
+        """Draw random pairs until the batch is full; see `filled`."""
         return self.filled((self.pairs[at] for at in self._endless(noise)), noise)
 
     def _endless(self, noise: torch.Generator) -> Iterator[int]:
@@ -171,7 +169,7 @@ class PairBatches:
             yield from torch.randint(len(self.pairs), (256,), generator=noise).tolist()
 
     def filled(self, pairs: Iterable[Pair], noise: torch.Generator) -> list[tuple[Pair, Laid]]:
-        """Take pairs until several in a row find no room."""
+        """Take pairs until `_MISSES` in a row find no room."""
         packing, batch, misses = Packing(self.length, self.rows), list[tuple[Pair, Laid]](), 0
         for pair in pairs:
             laid = self.lay(pair, noise)

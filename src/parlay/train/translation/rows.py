@@ -1,4 +1,4 @@
-"""Rows of a training batch: texts, each with a canvas whose places see each other, packed into rows of one length."""
+"""Packs texts into the rows of a training batch; each text has a canvas whose places attend to each other."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ IGNORED = -100
 
 
 class Laid(NamedTuple):
-    """A pair as a model reads it: a text and a canvas after it. ``labels`` are those of the last rows of all.
+    """A pair laid out for a model: a text, then a canvas. ``labels`` belong to the last rows of both together.
 
-    Of the text the first ``deep`` rows run through all layers, where a model has fewer for the others. Before the
-    canvas is another one, ``aside``: both follow the text, and neither sees the other. With ``begins`` the canvas is
-    as many equal blocks, none of which sees another. Each follows the text's first rows, as many as ``begins`` says.
+    The first ``deep`` rows of the text run through all layers; in a shallow model, the others run through fewer. An
+    ``aside`` is another canvas before this one: both follow the text, and neither attends to the other. With
+    ``begins``, the canvas consists of as many equal blocks, which do not attend to each other. Block i follows only the
+    first ``begins[i]`` rows of the text.
     """
 
     text: Sequence[int]
@@ -33,7 +34,7 @@ class Laid(NamedTuple):
 
     @property
     def before(self) -> int:
-        """Rows before the canvas."""
+        """Number of rows before the canvas."""
         return len(self.text) + len(self.aside)
 
     @property
@@ -42,15 +43,14 @@ class Laid(NamedTuple):
 
 
 class Packing:
-    """Packs texts one after another into at most ``count`` rows of ``length`` positions."""
+    """Packs texts one after another into at most ``count`` rows of ``length`` places."""
 
     def __init__(self, length: int, count: int) -> None:
         self.length, self._count = length, count
         self.used = list[int]()
 
     def place(self, size: int) -> int | None:
-        """Return the flat number of the first position of a text of this size, in the first row with room; None if
-        there is none."""
+        """Reserve room for a text; return its first place, counted over all rows, or None if no row has room."""
         for row, used in enumerate(self.used):
             if used + size <= self.length:
                 self.used[row] += size
@@ -63,13 +63,13 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """B texts packed into R rows of N positions. Text b has ``texts_B`` rows, then the ``canvases_B`` positions of its
-    canvas.
+    """R rows of N places that hold texts with their canvases.
 
-    It begins at the flat position ``first_B``. Each position has a token ``ids_RN``, its number in its text
-    ``places_RN``, the text it belongs to ``owners_RN`` (-1: none), the canvas it belongs to ``canvas_RN`` (0: the text
-    itself), how many rows of its text it attends to ``sees_RN``, and whether it runs through all layers ``deep_RN``. A
-    text's rows include those of a second canvas.
+    Of text b, ``first_B`` is the first place, counted over all rows, ``texts_B`` the number of rows before its canvas,
+    and ``canvases_B`` the number of places on it. Each place has a token ``ids_RN``, its position in the text
+    ``places_RN``, its text ``owners_RN`` (-1: none), its canvas ``canvas_RN`` (0: the text itself), the number of text
+    rows that it attends to ``sees_RN``, and whether it runs through all layers ``deep_RN``. An ``aside`` counts as
+    before the canvas.
     """
 
     ids_RN: Tensor
@@ -84,7 +84,7 @@ class Rows:
 
     @staticmethod
     def of(laid: Sequence[Laid], length: int = 0, count: int = 0) -> Rows:
-        """Pack texts into ``count`` rows of ``length`` positions; by default, each text gets its own row.
+        """Pack texts into ``count`` rows of ``length`` places; by default each text has its own row.
 
         Raises ValueError if they don't fit.
         """
@@ -104,30 +104,30 @@ class Rows:
 
     @property
     def canvas_BC(self) -> Tensor:
-        """The flat numbers of the canvases' positions. A shorter canvas repeats its last one."""
+        """The canvases' places, counted over all rows; a shorter canvas repeats its last place."""
         place = torch.arange(int(self.canvases_B.max()))
         return (self.first_B + self.texts_B)[:, None] + place.clamp(max=self.canvases_B[:, None] - 1)
 
     @property
     def inside_BC(self) -> Tensor:
-        """Whether the canvas has that many positions."""
+        """Whether the canvas has such a place, bool."""
         return torch.arange(int(self.canvases_B.max())) < self.canvases_B[:, None]
 
     def visible(self) -> Tensor:
-        """Return the mask ``[R, 1, N, N]``: a row of a text attends to earlier rows, a canvas position to its text
-        and its canvas."""
+        """Return the attention mask ``[R, 1, N, N]``: text rows attend causally, canvas places to their text and whole
+        canvas."""
         seen_R1N, sees_RN1 = self.canvas_RN[:, None, :], self.canvas_RN[:, :, None]
         before_RNN = (self.places_RN[:, None, :] < self.sees_RN[:, :, None]) & (seen_R1N == 0)
         own_RNN = self.owners_RN[:, :, None] == self.owners_RN[:, None, :]
         return (own_RNN & (before_RNN | ((seen_R1N == sees_RN1) & (sees_RN1 > 0))))[:, None]
 
     def filled(self, shown_M: Tensor, tokens_M: Tensor) -> Rows:
-        """Return the rows with these tokens at these flat positions."""
+        """Return the rows with these places, counted over all rows, set to these tokens."""
         ids_RN = self.ids_RN.flatten().scatter(0, shown_M, tokens_M).view_as(self.ids_RN)
         return replace(self, ids_RN=ids_RN)
 
     def labels(self, laid: Sequence[Laid]) -> tuple[Tensor, Tensor]:
-        """Return the flat numbers ``[M]`` of the labelled positions, and their labels."""
+        """Return the places ``[M]`` that have a label, counted over all rows, and their labels."""
         ends = (self.first_B + self.texts_B + self.canvases_B).tolist()
         numbers = itertools.chain.from_iterable(
             range(end - len(each.labels), end) for end, each in zip(ends, laid, strict=True)
@@ -138,7 +138,7 @@ class Rows:
 
 
 def _places(laid: Laid, owner: int) -> Tensor:
-    """Return the six values that `Rows` has of each position of a text and its canvases, ``[6, size]``."""
+    """Compute the fields of `Rows` for the places of one text with its canvases, ``[6, size]``."""
     text, aside, blocks = len(laid.text), len(laid.aside), len(laid.begins) or 1
     begins = torch.tensor(laid.begins or [text]).repeat_interleave(len(laid.canvas) // blocks)
     within = torch.arange(len(laid.canvas) // blocks).repeat(blocks)
@@ -154,9 +154,10 @@ def _places(laid: Laid, owner: int) -> Tensor:
 
 
 class Network:
-    """A model in training, compiled if that is requested and a C++ compiler is there.
+    """A model in training, and the way its rows run through it; layers are compiled if asked and a C++ compiler is
+    there.
 
-    Rows that are not deep run only through the last ``shallow`` layers; 0: through all.
+    Rows that are not deep run only through the last ``shallow`` layers; 0: all rows through all layers.
     """
 
     def __init__(self, model: Qwen3ForCausalLM, shallow: int = 0, *, compiled: bool = False) -> None:
@@ -167,7 +168,7 @@ class Network:
         self._through = torch.compile(through, dynamic=False) if there else through
 
     def hidden(self, rows: Rows) -> Tensor:
-        """Return the final hidden states ``[R * N, H]`` of all positions."""
+        """Return the final hidden states ``[R * N, H]`` of all places."""
         decoder = self.model.model
         embedded_RNH = hidden_RNH = decoder.embed_tokens(rows.ids_RN)
         seen_R1NN = torch.zeros(()).masked_fill(~rows.visible(), torch.finfo(torch.bfloat16).min)
@@ -180,17 +181,17 @@ class Network:
         return final_RNH.flatten(0, 1)
 
     def logits(self, states_MH: Tensor) -> Tensor:
-        """Return logits in float32."""
+        """Return the logits in float32."""
         logits: Tensor = self.model.lm_head(states_MH)
         return logits.float()
 
 
 def through(layer: nn.Module, hidden_RNH: Tensor, seen_R1NN: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """Run a layer. It is compiled once, because layers differ only in their weights."""
+    """Run one layer. It is compiled only once, as layers differ only in their weights."""
     left_RNH: Tensor = layer(hidden_RNH, attention_mask=seen_R1NN, position_embeddings=turns)
     return left_RNH
 
 
 def padded(rows: Sequence[Sequence[int]], value: int = IGNORED) -> Tensor:
-    """Return rows of ids as one padded tensor ``[B, T]``."""
+    """Pad rows of ids to one tensor ``[B, T]``."""
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)

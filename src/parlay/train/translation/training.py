@@ -1,4 +1,4 @@
-"""`parlay train translator|cmlm|nat|glat|ctc|da`: trains small translators on pairs of texts."""
+"""`parlay train translator|gad|cmlm|nat|glat|ctc|da`: trains small translators on pairs of texts."""
 
 from __future__ import annotations
 
@@ -53,15 +53,17 @@ _ROW = 64
 """The length of a batch's rows is a multiple of this, and at least twice this."""
 MOST_GRADIENT = 1.0
 _CHECKED = 256
-"""The loss of this many held-out pairs is measured at the end."""
+"""About this many held-out pairs are measured at the end."""
 _MOST_ODD = 20
-"""The run ends after this many updates in a row whose loss is not finite. A single one is skipped."""
+"""Updates whose loss is infinite or NaN are left out; after this many in a row the run ends."""
 _LOG_SECONDS = 20.0
 
 
 class _Made(NamedTuple):
-    """An objective, and the config.json keys of its models. ``ready`` computes what the objective must know of the
-    pairs."""
+    """An objective, and its model's config.json entries ``says``.
+
+    ``ready`` prepares pairs for the objective, for example by aligning them.
+    """
 
     objective: objectives.Objective
     says: Mapping[str, Any] = MappingProxyType({})
@@ -69,7 +71,7 @@ class _Made(NamedTuple):
 
 
 def _canvas(words: Words, own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config.json keys of a model that fills canvases: those that all have, and its ``own``."""
+    """Return the config.json entries that all canvas models have, and ``own``."""
     numbers = {"mask_token_id": words.mask, "first_number_id": words.first_length, "numbers": LENGTHS}
     return {"architectures": [CANVAS_ARCHITECTURE], "canvas": {**numbers, **own}}
 
@@ -108,14 +110,14 @@ METHODS: Mapping[str, Callable[[Any, Words], _Made]] = MappingProxyType(
         "da": _graph,
     }
 )
-"""Each recipe's function that makes it from options of its own class."""
+"""The function that makes each method's objective; it is called with the method's options."""
 CANVAS_ARCHITECTURE, SHALLOW_ARCHITECTURE = "ParlayCanvasLM", "DeepShallowForCausalLM"
 ANSWER_LAYERS = "answer_layers"
 """The config.json key for the number of layers that an answer's rows run through."""
 
 
 def train(kind: str, asked: TranslatorTrainOptions) -> Path:
-    """Train a translator; return its folder. Raises ValueError if the data or the initial model can't be used."""
+    """Train a translator, and return its folder. Raises ValueError for data or an initial model that can't be used."""
     make_folder(asked.out)
     torch.set_num_threads(asked.threads or torch.get_num_threads())
     torch.manual_seed(asked.seed)
@@ -136,7 +138,7 @@ def train(kind: str, asked: TranslatorTrainOptions) -> Path:
     ready = made.ready([*learned, *checked])
 
     def keep() -> None:
-        """Write the model's folder as the model is now."""
+        """Write the folder of the model with its current weights."""
         record = _record(kind, asked, run, ready[len(learned) :])
         export(network.model, tokenizer, asked.out, anonymous(rounded(record)))
         _say(asked.out, {**made.says, **({"architectures": [SHALLOW_ARCHITECTURE]} if shallow else {})})
@@ -153,7 +155,7 @@ def train(kind: str, asked: TranslatorTrainOptions) -> Path:
 
 
 def _record(kind: str, asked: TranslatorTrainOptions, run: Run, heldout: Sequence[Pair]) -> dict[str, Any]:
-    """Collect the content of provenance.json."""
+    """Return the contents of provenance.json."""
     return {
         **machine_record(),
         "recipe": kind,
@@ -175,9 +177,9 @@ def _tokenizer_of(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def _model(asked: TranslatorTrainOptions, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """Make a new model, or open the initial one, in float32. A new one has the initial weights of `parlay train lm`.
+    """Make a new model, or open the initial one, in float32.
 
-    Raises ValueError if a model that fills canvases begins from one whose answers run through few layers.
+    Raises ValueError if the model runs answers through few layers, but the method fills canvases.
     """
     if asked.init is not None:
         model = deepened(Qwen3ForCausalLM.from_pretrained(asked.init, dtype=torch.float32), asked.deepen)
@@ -195,8 +197,8 @@ def _model(asked: TranslatorTrainOptions, tokenizer: PreTrainedTokenizerFast) ->
 
 
 def deepened(model: Qwen3ForCausalLM, more: int) -> Qwen3ForCausalLM:
-    """Return the model with ``more`` new layers after each of its own. They add nothing yet, so it writes what it
-    wrote."""
+    """Return the model with ``more`` new layers after each of its own. New layers add nothing yet, so it writes the
+    same."""
     if not more:
         return model
     layers = model.config.num_hidden_layers
@@ -214,14 +216,14 @@ def deepened(model: Qwen3ForCausalLM, more: int) -> Qwen3ForCausalLM:
 
 
 def _say(folder: Path, more: Mapping[str, Any]) -> None:
-    """Add keys to the model's config.json."""
+    """Add entries to a folder's config.json."""
     path = folder / "config.json"
     whole = json.loads(path.read_text(encoding="utf-8")) | more
     path.write_text(json.dumps(whole, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 class Run:
-    """A run in progress: its weights, optimizers, and what was done so far."""
+    """A training run: network, optimizers and progress."""
 
     def __init__(self, asked: TranslatorTrainOptions, objective: objectives.Objective, network: Network) -> None:
         self._asked, self._objective, self.network = asked, objective, network
@@ -249,7 +251,7 @@ class Run:
                     due = self.seconds + _LOG_SECONDS
 
     def _batches(self, pairs: Sequence[Pair]) -> PairBatches:
-        """Make batches in whose rows every pair fits. Raises ValueError if no pair can be learned."""
+        """Return batches long enough for the longest pair. Raises ValueError if no pair can be trained on."""
         fitting = [pair for pair in pairs if self._objective.fits(pair)]
         if not fitting:
             raise ValueError(f"{self._asked.data}: no pair fits; raise longest, or scale")
@@ -259,7 +261,7 @@ class Run:
 
     @property
     def share(self) -> float:
-        """The finished share of the run."""
+        """How much of the run is done, from 0 to 1."""
         if self._asked.updates:
             return self.updates / self._asked.updates
         return self.seconds / (60 * self._asked.minutes)
@@ -292,7 +294,7 @@ class Run:
 
     @torch.no_grad()
     def check(self, pairs: Sequence[Pair]) -> float | None:
-        """Return the loss of the held-out pairs that fit, at the end of the run; None if none fits."""
+        """Return the loss on the held-out pairs that fit, at the end of the run; None if none fits."""
         fitting = [pair for pair in pairs if self._objective.fits(pair)]
         if not fitting:
             return None
