@@ -44,6 +44,12 @@ def test_what_cannot_be_honoured_is_refused(word: str) -> None:
         translated([word, "x"], GENERATE, "parlay generate")
 
 
+@pytest.mark.parametrize("word", ["--embedding", "--reranking"])
+def test_embeddings_need_no_flag(word: str) -> None:
+    with pytest.raises(UsageError, match="leave it out: /v1/embeddings"):
+        translated([word], {"--model"}, "parlay serve")
+
+
 def test_the_types_of_keys_and_of_values_are_one_flag_here() -> None:
     words = ["-ctk", "q8_0", "--cache-type-v", "q8_0", "x"]
     made = translated(words, GENERATE | {"--kv-cache-dtype"}, "parlay generate")

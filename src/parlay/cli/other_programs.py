@@ -29,6 +29,7 @@ class Foreign:
 _GPU = "a model runs on one device as a whole: --device chooses it"
 _SERVED = "write NAME=MODEL"
 _DRAFTS = "write --strategy draft-model:k=N"
+_EMBEDS = "leave it out: /v1/embeddings and /v1/rerank of parlay serve need no flag"
 
 
 def _same(to: str, *names: str) -> dict[str, Foreign]:
@@ -74,7 +75,7 @@ LLAMA_CPP: Mapping[str, Foreign] = {
     **_none("name a tokenizer that has the template with --tokenizer", "--chat-template", "--chat-template-file"),
     **_none("merge the adapter at its own scale with --lora FOLDER", "--lora-scaled"),
     **_none("models read text alone", "--mmproj", "-mm"),
-    **_none("models write text here", "--embedding", "--embeddings", "--reranking", values=0),
+    **_none(_EMBEDS, "--embedding", "--embeddings", "--reranking", values=0),
 }
 
 

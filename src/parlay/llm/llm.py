@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -100,7 +101,7 @@ class LLM:
         ensemble: Members = None,
         **of_vllm: object,
     ) -> None:
-        vllm_arguments.accept(of_vllm, LLM.__init__.__annotations__)
+        vllm_arguments.accept(of_vllm, ["model", *inspect.getfullargspec(LLM.__init__).kwonlyargs])
         strategy = vllm_arguments.one_strategy(strategy, speculative_config) or DEFAULT_STRATEGY
         self._closed, self.strategy, self._call_lock = False, str(strategy), CallLock()
         ensemble = ensemble_of(ensemble, {"certificates": certificates, "prefix_cache": prefix_cache})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parlay.options import nearest
@@ -26,7 +26,7 @@ _SPECULATIVE = {
 """Fields of ``speculative_config``, and the strategy's name for each."""
 
 
-def accept(arguments: Mapping[str, object], known: Mapping[str, object]) -> None:
+def accept(arguments: Mapping[str, object], known: Sequence[str]) -> None:
     """Warn in one line about arguments without effect. ``known``: the arguments that `LLM` itself has.
 
     Raises ValueError for a value that can't be honoured, TypeError for an argument that vLLM does not have either.
