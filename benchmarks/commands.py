@@ -1,4 +1,4 @@
-"""How the benchmarks' commands begin and end: the log, the file of results, the page made of it, errors in one line."""
+"""What all benchmark commands share: the log, the file of results, the page made from it, and errors in one line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def begin(options: argparse.Namespace) -> None:
 
 @contextmanager
 def one_line_errors(name: str) -> Iterator[None]:
-    """End the program with one line and exit status 1 where a model, a file or an option is not as it must be.
+    """End the program with one line and exit status 1 if a model, a file or an option is wrong.
 
     ``name`` is the command's module.
     """
@@ -60,7 +60,7 @@ def open_results(
 
 
 def write_page(results: Path, text: str) -> None:
-    """Beside the results, as .md."""
+    """Return the path of the page: next to the results, as .md."""
     page = results.with_suffix(".md")
     page.write_text(text, encoding="utf-8")
     print(f"wrote {page}")

@@ -1,4 +1,4 @@
-"""What this machine's GPU does, as one page to send to the project: whether kernels are right, and how fast they are.
+"""Tests and times the kernels on this machine's GPU, and writes one page to send to the project.
 
 No decoding of the project was measured on a GPU, so the page matters more than its figures. Parts that fail are told on
 it, and the others go on. It takes about ten minutes, without the time to fetch the model.
@@ -82,7 +82,7 @@ class Part:
 
 
 def page(parts: Sequence[Part]) -> Iterator[str]:
-    """The page's lines, part by part as they are found. A part that raises says so."""
+    """Yield the page's lines, part by part. For a part that raises, the error is a line."""
     yield "# Parlay on a GPU"
     for part in parts:
         began = time.perf_counter()
@@ -99,7 +99,7 @@ def page(parts: Sequence[Part]) -> Iterator[str]:
 
 
 class _Warnings(logging.Handler):
-    """Keeps warnings: what does not run here as it should is told in one."""
+    """Collects warnings, which report parts that do not run here as they should."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -260,7 +260,7 @@ def parts(model: str, device: torch.device, data: Path | None) -> list[Part]:
 
 @one_line_errors("gpu")
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the page and keep it; 1 where a part failed, 2 without a GPU."""
+    """Print and save the page. Returns 1 if a part failed, and 2 without a GPU."""
     parser = command_parser("gpu", __doc__)
     parser.add_argument("--model", default=MODEL, help=f"whose speeds are measured (default: {MODEL})")
     parser.add_argument(

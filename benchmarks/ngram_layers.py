@@ -232,7 +232,7 @@ def timed_wide() -> dict[str, dict[str, float]]:
 
 
 def measured(seed: int, options: argparse.Namespace) -> Iterator[Measured]:
-    """Train and measure all kinds."""
+    """Train and measure models of all kinds."""
     folders = {kind.name: trained(kind, options, seed) for kind in KINDS}
     text = options.heldout.read_text(encoding="utf-8")[: options.characters]
     ids = {name: load_tokenizer(folder).encode(text) for name, folder in folders.items()}

@@ -42,7 +42,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def _refusal(out: Path) -> str:
-    """Why no file can be written there, whose folder is made if need be; empty: one can."""
+    """Return why no file can be written at a path, whose folder is made if necessary; empty if one can."""
     if out.is_dir():
         return "it is a folder: name a file"
     try:

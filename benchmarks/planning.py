@@ -1,4 +1,4 @@
-"""What a router computes for a step: seconds of a policy's four calls together, by sequences at once.
+"""Times a router's work for a step: the seconds of a policy's four calls, by the number of concurrent sequences.
 
 Drafters, forwards and their seconds are made up. Drafting pays in all sequences, and the copying drafter finds
 something in half of the steps.
@@ -40,7 +40,7 @@ class Forwards:
         return FIRST + ROW * (rows - 1)
 
     def record(self, rows: int, context: int, seconds: float) -> None:
-        """Learns nothing."""
+        """Ignore the measurement."""
 
 
 REQUEST = Request(id="r", prompt=(1,), params=SamplingParams(max_tokens=None), key=NoiseKey(0))
@@ -68,7 +68,7 @@ class Steps:
         self.seconds: list[float] = []
 
     def step(self) -> None:
-        """One step, in which the router asks whom it likes."""
+        """Run one step, in which the router asks the drafters that it chooses."""
         router, views, own = self._router, self._views, 0.0
         drafts, spent = [NO_DRAFT] * len(views), [0.0] * len(self._arms)
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Where the time of an engine step goes: by part of the step, then by function.
+"""Measures the time of an engine step, by part of the step and by function.
 
     python -m benchmarks.profile_step                       # against a target that answers at once
     python -m benchmarks.profile_step --model parlay-mini   # a real one, its forward beside the rest

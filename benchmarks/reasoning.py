@@ -92,7 +92,7 @@ def answer_of(output: RequestOutput) -> str | None:
 
 
 def chains_of(place: int, right: str, output: RequestOutput) -> Chains:
-    """What `benchmarks.vote_rules` replays."""
+    """The chains that `benchmarks.vote_rules` replays."""
     assert output.vote is not None
     return Chains(place, right, output.vote.answers, tuple(len(one.token_ids) for one in output.outputs))
 
@@ -105,7 +105,7 @@ def row(cell: Cell, place: int, output: RequestOutput, seconds: float, right: st
 
 
 def measure(llm: LLM, options: argparse.Namespace, results: Results, model: str) -> None:
-    """Answer problem after problem, in every way, which change places, until the time is over."""
+    """Answer problem after problem in every way, in changing order, until the time is over."""
     until, shots = time.monotonic() + 60 * options.minutes, read_shots(options.data)
     votes = {name: vote for name, vote in ways(options.chains, options.at_once).items() if name in options.ways}
     cells = {name: Cell(part="vote", model=model, strategy=name, workload="gsm8k", temperature=0.7) for name in votes}

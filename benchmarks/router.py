@@ -36,7 +36,7 @@ STATIC = (
     "union:of=prompt-lookup+eagle3",
     "token-recycling",
 )
-"""What `auto` is compared with beside plain decoding."""
+"""The strategies with which `auto` is compared, in addition to plain decoding."""
 PUBLISHED = ("editeval", "bfcl-simple", "spec-bench")
 """Sets of prompts that are measured where there is ``--data``; Spec-Bench is 13 kinds of text."""
 
@@ -102,7 +102,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def plans_of(options: argparse.Namespace) -> list[BenchPlan]:
-    """What is measured on each model. Of each prompt that is wanted several are looked at."""
+    """Return what is measured on each model. For each wanted prompt, several are tried."""
     names = options.workloads or (PUBLISHED if options.data else workloads.BUILT_IN)
     drawn = workloads.load(names, TRIED * options.prompts, options.data)
     return [

@@ -1,4 +1,4 @@
-"""The settings of `benchmarks.router`, and an order of which every beginning is a fair sample of them."""
+"""The settings of `benchmarks.router`, in an order in which every beginning is a fair sample of all."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def _parts(setting: Setting) -> list[tuple[tuple[int, ...], tuple[object, ...]]]
 
 
 def left_over(order: Sequence[Setting], rounds: int, done: Callable[[Setting], int]) -> Iterator[Setting]:
-    """What lacks rounds: first what lacks the first, then, all of it once more, what lacks the second."""
+    """Yield the settings that lack a round: first all that lack the first round, then all that lack the second, and so
+    on."""
     for number in range(rounds):
         for setting in order:
             if done(setting) <= number:

@@ -19,7 +19,7 @@ DIMENSIONS = ("model", "workload", "concurrency", "temperature", "context")
 
 
 def report(header: Mapping[str, Any], rows: Sequence[Row], planned: int) -> str:
-    """What was measured, what it comes to in all and by the value of each dimension, then a line for each cell."""
+    """Write what was measured, the results in all and by the value of each dimension, and a line for each cell."""
     found = Measurements(rows)
     names = [name for name in found.each(lambda cell: cell.strategy) if name not in (PLAIN, AUTO)]
     autos = [cell for cell in found.cells if cell.strategy == AUTO and _over_plain(found, cell) is not None]
@@ -38,7 +38,7 @@ def _values(cell: Cell) -> tuple[str, str, int, float, int]:
 
 
 def _extent(header: Mapping[str, Any], found: Measurements, autos: Sequence[Cell], planned: int) -> str:
-    """Which share of the cells was measured, how often, and with what."""
+    """Say which share of the cells was measured, how often, and with which strategies."""
     rounds = [len(found.of(cell)) for cell in autos] or [0]
     often = f"{min(rounds)}" if min(rounds) == max(rounds) else f"{min(rounds)} to {max(rounds)}"
     tried = sum(cell.strategy == AUTO for cell in found.cells)
@@ -75,7 +75,8 @@ def _of_best(found: Measurements, cell: Cell, names: Sequence[str]) -> float:
 def _of_choice(found: Measurements, cell: Cell, names: Sequence[str]) -> float | None:
     """`auto` over the strategy that was best in the other rounds, plain decoding included; None with a single round.
 
-    The best of several is mostly a lucky one where they differ by less than chance. Chosen by other rounds it is not.
+    If strategies differ by less than noise, the best in a round was mostly lucky. A strategy chosen by other rounds was
+    not.
     """
     speeds = {name: _by_round(found, replace(cell, strategy=name)) for name in (PLAIN, *names)}
     own, ratios = _by_round(found, cell), []

@@ -1,4 +1,4 @@
-"""How often a target is right about its own text with fewer bits or keys, and the processor time of drafting so.
+"""Measures how often a target with fewer bits or keys predicts its own text, and the CPU time of drafting in this way.
 
     python -m benchmarks.self_drafts --model MODEL --data DIR --texts meetings
     python -m benchmarks.self_drafts --model MODEL --data DIR --texts prompts --strategies self-draft:bits=4

@@ -1,4 +1,4 @@
-"""Did a strategy become slower? Paired ratios to plain decoding on the built-in workloads, held against lower bounds.
+"""Checks whether a strategy has become slower, by its paired ratios to plain decoding on the built-in workloads.
 
 The bounds in `smoke.json` are well below what an idle machine gives, so that what falls below one is a fault and not
 noise. Ratios hardly depend on the machine; speeds do, and are not looked at.

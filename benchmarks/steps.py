@@ -95,7 +95,7 @@ def row(cell: Cell, place: int, written: Written, right: str, *, same: bool | No
 
 
 def measure(llm: LLM, small: LLM, options: argparse.Namespace, results: Results) -> None:
-    """Answer problem after problem, in every way, which change places, until the time is over."""
+    """Answer problem after problem in every way, in changing order, until the time is over."""
     until, model = time.monotonic() + 60 * options.minutes, Path(options.model).stem
     cells = {name: Cell(part="steps", model=model, strategy=name, workload="gsm8k") for name in WAYS}
     done = {each.round for each in results.of(cells[PLAIN])}

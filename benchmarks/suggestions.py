@@ -1,4 +1,5 @@
-"""Three superposed drafts against one greedy draft and against three samples: time, and whose begin as greedy goes on.
+"""Compares three superposed drafts with one greedy draft and three samples: time, and how often one begins like greedy
+text.
 
 Cases are places in books that no n-gram model was built from. A case counts for w words if one of the drafts begins
 with the w words that greedy decoding writes.
@@ -80,7 +81,7 @@ def begins(drafts: Sequence[str], greedy: str, words: int) -> bool:
 
 
 def measure(llm: LLM, options: argparse.Namespace, results: Results) -> None:
-    """Write after place after place, in every way, which change places, until the time is over."""
+    """Write at place after place in every way, in changing order, until the time is over."""
     until, model = time.monotonic() + 60 * options.minutes, Path(options.model).stem
     found = ways(None if options.ngrams is None else NgramModel.open(options.ngrams))
     cells = {name: Cell(part="suggest", model=model, strategy=name, workload="books-pd") for name in found}

@@ -1,4 +1,4 @@
-"""School maths written by a large and a small model together: big-little decoding and Co-LLM, against each model alone.
+"""Measures school maths written by a large and a small model together (big-little decoding, Co-LLM) against each alone.
 
 Accuracy first: problems are answered greedily, many in a batch, which changes no text where rows do not depend on each
 other. Then time: a few problems one by one, in all ways that change places. Problems come in the order of
@@ -116,7 +116,7 @@ def measure_answers(
 def measure_seconds(
     ways: Mapping[str, str], problems: Sequence[Problem], options: argparse.Namespace, results: Results, until: float
 ) -> None:
-    """Answer problem after problem alone, in all ways, which change places."""
+    """Answer one problem after another in all ways, in changing order."""
     shots = read_shots(options.data)
     names = [name for name in ways if name not in (SMALL, DEFER)]
     done = {each.round for each in results.of(_cell("seconds", LARGE, options))}

@@ -1,4 +1,5 @@
-"""What rules that stop votes early cost and answer, replayed on the chains that `benchmarks.reasoning` recorded.
+"""Measures the cost and answers of rules that stop votes early, replayed on chains that `benchmarks.reasoning`
+recorded.
 
 No model is read: chains decode in step, one token each, so the rule, the lengths and the answers say all. What a vote
 costs is counted in tokens; on one core a token of 12 chains takes about as long as one of 40.

@@ -1,1 +1,1 @@
-"""Models with canvases: texts to train and to ask them on, and what their ways to decode come to."""
+"""Benchmarks of models with canvases: texts to train and test them on, and figures of their ways to decode."""

@@ -23,7 +23,7 @@ FIELDS = {
 }
 ADDENDS = 4
 TOKENS = {"lookup": 20, "json": 64, "sums": 48}
-"""The most that an answer of the mixed trace has, by its kind."""
+"""The most tokens of an answer in the mixed trace, by kind."""
 EXACT = "sums"
 """The kind whose requests allow no other text."""
 
@@ -41,9 +41,8 @@ def task(chance: random.Random) -> dict[str, str]:
 
 
 def extraction(chance: random.Random, kind: str) -> dict[str, str]:
-    """Fields of a record to be said in another order, as values (lookup) or as JSON: an answer that can be given all at
-    once.
-    """
+    """Ask for a record's fields in another order, as values (lookup) or as JSON. Such an answer can be written all at
+    once."""
     record = {name: chance.choice(FIELDS[name]) for name in chance.sample(sorted(FIELDS), len(FIELDS))}
     wanted = chance.sample(sorted(FIELDS), len(FIELDS))
     given, asked = ", ".join(f"{name} {value}" for name, value in record.items()), ", ".join(wanted)
@@ -54,7 +53,7 @@ def extraction(chance: random.Random, kind: str) -> dict[str, str]:
 
 
 def sums(chance: random.Random) -> dict[str, str]:
-    """A sum that is worked out one number at a time, each of which hangs on the one before it."""
+    """Ask for a sum that is worked out one number at a time, each from the number before it."""
     first, *others = [chance.randint(1, 9) for _ in range(ADDENDS)]
     steps = list[str]()
     total = first
@@ -66,7 +65,7 @@ def sums(chance: random.Random) -> dict[str, str]:
 
 
 def write_mixed(options: argparse.Namespace) -> None:
-    """As many of each kind; and ``calibrate.jsonl``, prompts of further extractions."""
+    """Write equally many requests of each kind, and ``calibrate.jsonl``, prompts of further extractions."""
     chance = random.Random(options.seed)
     kinds = sorted(TOKENS)
 

@@ -19,14 +19,15 @@ from benchmarks.serving.served import served
 
 AS_ALLOWED = "as each request allows"
 _BEFORE = 24
-"""Requests of each kind from which costs are learned."""
+"""How many requests of each kind costs are learned from."""
 LIMIT = 120.0
-"""Seconds that one answer may take."""
+"""The most seconds that one answer may take."""
 
 
 @dataclass(slots=True)
 class Played:
-    """What came of the trace in one way: by round, the seconds, the server's own, and the answers of all requests."""
+    """The result of the trace in one way, by round: the seconds, the server's own seconds, and the answers of all
+    requests."""
 
     seconds: list[float] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
@@ -80,7 +81,7 @@ def mixture(
 def _play(
     client: httpx.Client, options: argparse.Namespace, rows: Sequence[Mapping[str, Any]], way: str, salt: str
 ) -> list[dict[str, Any]]:
-    """The answers of all requests, so many at once."""
+    """Return the answers of all requests, a number of them at once."""
 
     def ask(row: Mapping[str, Any]) -> dict[str, Any]:
         allows = "seed" if row["kind"] == EXACT else options.floor
@@ -97,7 +98,7 @@ def _play(
 
 
 def _metric(client: httpx.Client, name: str) -> float:
-    """The sum of a metric of the server; 0 where it has none of that name."""
+    """Return the sum of a metric of the server; 0 if the server has no metric of that name."""
     lines = client.get("/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 

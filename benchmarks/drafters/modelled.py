@@ -33,7 +33,7 @@ from parlay.heads.hub import read_card
 
 NODES = (1, 2, 4, 8, 16)
 _LEVELS = 4
-"""Levels of a draft at most, as the strategies grow them by default."""
+"""The most levels of a draft, as in the strategies' default."""
 _CONTEXT = 1024
 _DEPTHS = 3  # of which acceptance is shown
 
@@ -127,7 +127,7 @@ def plan_of(setup: Setup, options: argparse.Namespace) -> BenchPlan:
 
 
 def spec(method: str, nodes: int, head: str) -> str:
-    """A strategy that drafts so many nodes in every step."""
+    """Return a strategy that drafts the same number of nodes in every step."""
     return f"{method}:policy=fixed,k={nodes}" + (f",head={head}" if head else "")
 
 
@@ -154,7 +154,7 @@ def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def lines(rows: Sequence[Row], trained: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """One for each method; ``trained`` says of each what its card does."""
+    """Write a row for each method. ``trained``: what the card of each head says about its training."""
     names = dict.fromkeys(row.cell.strategy.partition(":")[0] for row in rows if row.cell.strategy != PLAIN)
     for name in names:
         own = [row for row in rows if row.cell.strategy.partition(":")[0] == name]
@@ -176,14 +176,14 @@ def lines(rows: Sequence[Row], trained: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def _tokens(rows: Sequence[Row], nodes: int) -> float | None:
-    """Tokens per step with drafts of so many nodes, the mean over kinds of text."""
+    """Return tokens per step with drafts of a number of nodes, averaged over the kinds of text."""
     own = [row for row in rows if f"k={nodes}" in row.cell.strategy.partition(":")[2].split(",") and row.steps]
     found = [row.tokens / row.steps for row in own]
     return sum(found) / len(found) if found else None
 
 
 def gain(method: str, large: Large, tokens: Mapping[int, float]) -> float:
-    """Over plain decoding, at the best number of nodes, which may be none."""
+    """Return the gain over plain decoding at the best number of nodes, which may be 0."""
     cost = HEADS[method](large.shape)
     setting = Setting(machine(large.device, "bfloat16"), large.shape, 1, _CONTEXT)
     plan = DraftPlan(name=method, drafter=cost.shape, at_once=cost.at_once, probes=cost.probes)

@@ -98,7 +98,7 @@ def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def tables(found: Measurements) -> Iterator[str]:
-    """One for each model and temperature."""
+    """Write a table for each model and temperature."""
     for model in found.each(lambda cell: cell.model):
         for temperature in sorted({cell.temperature for cell in found.cells if cell.model == model}):
             own = [row for row in found.rows if (row.cell.model, row.cell.temperature) == (model, temperature)]
@@ -107,7 +107,7 @@ def tables(found: Measurements) -> Iterator[str]:
 
 
 def asked(rows: Sequence[Row]) -> str:
-    """How much was measured of each strategy."""
+    """Say how much was measured of each strategy."""
     plain = [row for row in rows if row.cell.strategy == PLAIN]
     rounds = max((row.round for row in plain), default=-1) + 1
     first = [row for row in plain if row.round == 0]

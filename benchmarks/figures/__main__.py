@@ -34,7 +34,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 @one_line_errors("figures")
 def main() -> int:
-    """Run the parts asked for; a part that fails is reported, and the others go on."""
+    """Run the requested parts. A part that fails is reported, and the others go on."""
     options = parse()
     begin(options)
     results = open_results(options, "figures", command(options))
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def run(part: str, setup: Setup, results: Results) -> bool:
-    """Whether the part came to its end."""
+    """Run one part; return whether it finished without an error."""
     began = time.perf_counter()
     try:
         PARTS[part](setup, results)

@@ -1,4 +1,4 @@
-"""How long `parlay generate` takes from the command to the first piece of text, as a process of its own."""
+"""Measures the time that a process of `parlay generate` takes from its start to the first piece of text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CELL = Cell(part="launch", model=SMOLLM2, strategy=DEFAULT_STRATEGY, workload="p
 
 
 def launch(setup: Setup, results: Results) -> None:
-    """One launch that is not counted warms the disk's cache; then some that are."""
+    """Time several launches, after one that is not counted and fills the disk cache."""
     pending = range(len(results.of(CELL)), setup.scale.launches)
     if pending:
         first_text()

@@ -1,4 +1,4 @@
-"""The cost of an engine step besides the forward, against a target that answers at once."""
+"""Measures the cost of an engine step without the forward, with a target that answers at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from parlay.types import NoiseKey, Request, Runner, SamplingParams, Strategy
 
 BATCHES = (1, 32)
 VOCABULARIES: Mapping[int, int] = {4096: 3, 151_936: 1}
-"""The built-in models' and the Qwen models', and how many rounds are worth their time."""
+"""The vocabulary sizes of the built-in models and of Qwen models, and the number of rounds for each."""
 STRATEGIES = ("none", "prompt-lookup", "prompt-lookup:policy=fixed")
 PARAMS: Mapping[str, SamplingParams] = {
     "greedy": SamplingParams(temperature=0.0, ignore_eos=True),

@@ -1,4 +1,4 @@
-"""Where the time of engine steps goes, by part of the step."""
+"""Measures the time of each part of an engine step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = ("_propose", "_verify", "_accept", "_commit", "_observe")
 
 
 class TimedEngine(Engine):
-    """An engine that notes, in ``log``, the seconds of each whole step (``step``) and of each of its parts."""
+    """An engine that records, in ``log``, the seconds of each whole step (``step``) and of each part of it."""
 
     def __init__(self, runner: Runner, cost: Cost, limits: Limits | None = None) -> None:
         super().__init__(runner, cost, limits)
@@ -35,7 +35,7 @@ class TimedEngine(Engine):
         return events
 
     def time_forward(self) -> None:
-        """Note the runner's forwards too, as ``forward``; the runner is this engine's alone from now on."""
+        """Record the runner's forwards, too, as ``forward``. No other engine may use the runner from now on."""
         setattr(self.runner, "forward", self._timed("forward", self.runner.forward))  # noqa: B010 (a method)
 
     def _timed(self, name: str, method: Callable[P, R]) -> Callable[P, R]:

@@ -13,7 +13,7 @@ from parlay.cost.measured import MeasuredCost
 from parlay.types import NO_SKIP, Output, Segment, Skip
 
 PERIOD = 64
-"""After so many tokens the greedy text comes back."""
+"""The greedy text repeats itself after this many tokens."""
 
 
 class StubRunner(CountingRunner):
@@ -47,9 +47,9 @@ class StubRunner(CountingRunner):
 
 
 class StubCost(MeasuredCost):
-    """Keeps the books like the real one, but of forwards that take as long as a small model's.
+    """A cost model like the real one, but with the times of a small model's forwards.
 
-    With the stub's own times no draft would ever pay, and no step would draft.
+    With the stub's own times, no draft would ever pay, so no step would draft.
     """
 
     def record(self, rows: int, context: int, seconds: float) -> None:

@@ -1,1 +1,2 @@
-"""Models in GGUF files beside llama.cpp: how near the numbers are, what forwards cost, and how a file loads."""
+"""Compares models in GGUF files with llama.cpp: the accuracy of logits, the cost of forwards, and the loading of
+files."""

@@ -44,7 +44,7 @@ PAIRS = (
     (LLAMA, PARLAY),
     (LLAMA, PARLAY_F32),
 )
-"""What is held against what: the other's distance from the one."""
+"""The pairs that are compared: the second one's distance from the first."""
 
 Logits = npt.NDArray[np.float32]
 """``[T, N, V]``: T texts of N tokens."""
@@ -65,7 +65,7 @@ def texts(llm: LLM, data: Path, questions: list[str]) -> npt.NDArray[np.int64]:
 
 
 def measure(path: Path, ids_TN: npt.NDArray[np.int64], llama: LlamaCpp) -> Iterator[Row]:
-    """A row for each of `PAIRS`."""
+    """Return a row for each of `PAIRS`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "logits.npy"
         with _without_core():

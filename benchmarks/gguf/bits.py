@@ -1,4 +1,5 @@
-"""Whether logits are the same to the last bit, whatever runs beside a row and however its past came to be cached."""
+"""Checks that logits have the same bits, whatever other rows run in the forward and however earlier tokens were
+cached."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Reader:
         self._text = tuple(7 + 31 * place % 997 for place in range(TOKENS))
 
     def ways(self) -> Mapping[str, Callable[[], Tensor]]:
-        """By name; the first of them is what the others are held against."""
+        """The ways by name; the others are compared with the first."""
         return {
             "alone": lambda: self._fed(cycle([TOKENS])),
             "again": lambda: self._fed(cycle([TOKENS])),

@@ -1,4 +1,4 @@
-"""Every family beside llama.cpp: chances of tiny random checkpoints that llama.cpp's converter made files of.
+"""Compares every family with llama.cpp: probabilities of tiny random checkpoints, in files of llama.cpp's converter.
 
     python -m benchmarks.gguf.families --sources LLAMA_CPP --server LLAMA_SERVER
 

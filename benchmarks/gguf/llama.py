@@ -1,4 +1,4 @@
-"""llama.cpp in its own process, seen from here."""
+"""Controls llama.cpp in a process of its own."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class LlamaCpp:
         self._call("open", path=str(path), threads=threads, cache=cache)
 
     def use(self, threads: int) -> None:
-        """So many threads from now on."""
+        """Use a number of threads from now on."""
         self._call("use", threads=threads)
 
     def read(self, ids: Sequence[int]) -> None:
-        """A new text."""
+        """Begin a new text."""
         self._call("read", ids=list(ids))
 
     def forward(self, ids: Sequence[int], start: int, *, every: bool) -> float:

@@ -82,7 +82,7 @@ def _load(path: Path, count: int) -> dict[str, float]:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """How long it takes. What it makes is gone afterwards."""
+    """Return the seconds that a call takes. Its result is dropped."""
     began = time.perf_counter()
     made = work()
     taken = time.perf_counter() - began

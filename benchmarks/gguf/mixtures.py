@@ -95,7 +95,7 @@ def as_q4_k_m(name: str, shape: tuple[int, ...]) -> Weight:
 
 
 def runner_of(config: DecoderConfig, make: Make) -> tuple[NativeRunner, Mapping[str, Weight]]:
-    """A decoder of random weights in bfloat16, and these."""
+    """Make a decoder with random weights in bfloat16, and return both."""
     torch.manual_seed(0)
     weights = {name: make(name, shape) for name, shape in weight_shapes(config).items()}
     runner = NativeRunner(

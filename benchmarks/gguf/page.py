@@ -34,7 +34,7 @@ Goals: 1.3 times the size, 1.5 times reading; a process that decodes one token i
 
 
 def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Everything that the rows hold."""
+    """Write all tables of the rows."""
     peer = f"llama-cpp-python {header['llama_cpp_python']}"
     lines = ["# GGUF files beside llama.cpp", "", f"{about(header)} Beside it: {peer}.", ""]
     lines += section("Accuracy", ACCURACY.format(tokens=_tokens(rows)), accuracies(rows))
@@ -46,7 +46,7 @@ def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def section(title: str, words: str, lines: list[str]) -> list[str]:
-    """Nothing where there are no lines."""
+    """Write a table; nothing if it has no lines."""
     return [f"## {title}", "", words, "", *lines] if lines else []
 
 

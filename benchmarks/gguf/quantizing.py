@@ -118,7 +118,7 @@ def chances(file: Path, ids: Sequence[int]) -> Tensor:
 
 
 class Rounding:
-    """One model, rounded by both."""
+    """Round one model with both programs, and compare the results."""
 
     def __init__(self, name: str, folder: Path, work: Path, programs: Path) -> None:
         self.name, self._programs, self._work = name, programs, work
@@ -174,7 +174,7 @@ def means_of(matrix: Path) -> Mapping[str, Tensor]:
 
 
 def page(rows: Sequence[Rounded], matrices: Sequence[Weighed], title: Sequence[str]) -> str:
-    """Both tables."""
+    """Write both tables."""
     lines = [
         (
             *(one.model, one.kind, "yes" if one.weighed else "no"),

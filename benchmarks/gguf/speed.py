@@ -1,4 +1,4 @@
-"""The cost of forwards beside llama.cpp on the same file: some rows behind a text, and a prompt."""
+"""Compares the cost of forwards with llama.cpp's on the same file: some rows after a text, and a prompt."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Engine(Protocol):
     """Forwards of one model. Each call gives its seconds."""
 
     def use(self, threads: int) -> None:
-        """So many threads from now on."""
+        """Use a number of threads from now on."""
         ...
 
     def rows(self, count: int) -> float:
-        """Verify so many tokens behind a text of `CONTEXT`: the logits of each."""
+        """Verify a number of tokens after a text of `CONTEXT` tokens, with logits for each."""
         ...
 
     def prompt(self) -> float:
-        """Read a new text of `PROMPT` tokens: the logits of the last."""
+        """Read a new text of `PROMPT` tokens, with logits for the last."""
         ...
 
 

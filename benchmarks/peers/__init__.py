@@ -1,1 +1,2 @@
-"""Other engines on the same checkpoint and prompts: each in an environment of its own, all by one stopwatch."""
+"""Measures other engines on the same checkpoint and prompts, each in an environment of its own, all with one
+stopwatch."""

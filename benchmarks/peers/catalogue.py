@@ -45,7 +45,7 @@ class Peer:
 
 
 DRAFTING = "prompt-lookup"
-"""How Parlay drafts there: it copies, as the other engines' fastest modes do where they draft."""
+"""Parlay's drafting strategy in the comparison: copying, as in the other engines' fastest drafting modes."""
 STRATEGIES = (DRAFTING,)
 """Of Parlay, beside plain decoding."""
 VLLM = Peer(

@@ -1,4 +1,4 @@
-"""A peer as a decoder: its processes, which modes each serves, and what they find in their environment."""
+"""Wraps a peer engine as a decoder: its processes, the modes of each, and their environment variables."""
 
 from __future__ import annotations
 

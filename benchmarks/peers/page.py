@@ -1,4 +1,5 @@
-"""The page of a file of rows: who is how fast on what, and where Parlay's best strategy is ahead of a peer's best."""
+"""The page of a file of rows: the speed of each engine by workload, and Parlay's best strategy against each peer's
+best."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ EXPLANATION = (
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Which of our modes are held against which of theirs, and how many times as fast ours should be."""
+    """Which of Parlay's modes are compared with which of the peers', and the ratio of speeds that is the goal."""
 
     title: str
     goal: float
@@ -122,7 +123,7 @@ def section(model: Model) -> list[str]:
 
 
 def rounds(model: Model) -> str:
-    """How many there were, and in how many of them the peers were measured."""
+    """Say how many rounds there were, and in how many of them the peers were measured."""
     all_of_them = len({row.round for row in model.rows})
     theirs = len({row.round for row in model.rows if row.cell.engine != OURS})
     return f"{all_of_them}, of which {theirs} with the other engines" if 0 < theirs < all_of_them else f"{all_of_them}"

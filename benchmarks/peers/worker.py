@@ -1,4 +1,4 @@
-"""A runner's process seen from outside: started when it is first asked, timed out when it hangs, ended at last."""
+"""Controls a runner's process: starts it at its first request, times it out if it hangs, and ends it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Worker:
         self._closed = False
 
     def decode(self, mode: str, ids: Sequence[int], most: int) -> Reading:
-        """So many tokens of one prompt. Raises Failed, from then on at once for this mode."""
+        """Decode a number of tokens of one prompt. Raises Failed; after that, each call for this mode raises it at
+        once."""
         if self._closed:
             raise Failed("the run is over")
         if mode in self._failed:

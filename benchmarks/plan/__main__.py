@@ -1,4 +1,4 @@
-"""Holds what `parlay plan` says against this machine: calibrates it, predicts, measures, and writes the page.
+"""Compares the predictions of `parlay plan` with this machine: calibrates, predicts, measures, and writes the page.
 
 First the calibration, then forwards of shapes that it never saw, then ten cells declared in `cells`, in each of which
 the strategy that the plan would choose is compared with the fastest through the real engine. An interrupted run goes on

@@ -69,7 +69,7 @@ class Teller:
         return [self._text[at] if self._right[at] else (self._text[at] + 1) % self._vocab_size for at in places]
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing."""
+        """Ignore the measurement."""
 
     def release(self, sequence: int) -> None:
         if self._writer is not None:

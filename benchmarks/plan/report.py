@@ -1,4 +1,5 @@
-"""The page: errors of predicted forwards, and choices held against the truth and against constant guesses."""
+"""The page: errors of predicted forwards, and the plan's choices compared with the best ones and with constant
+guesses."""
 
 from __future__ import annotations
 

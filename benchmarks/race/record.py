@@ -1,4 +1,4 @@
-"""One answer decoded in turns by plain decoding and by the default strategy: what came at which moment."""
+"""Records one answer, decoded in turns by plain decoding and by the default strategy, with the time of each piece."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Load that a server must survive: many requests at once, some of which misbehave."""
+"""Benchmarks of the server: many concurrent requests, some of which misbehave."""

@@ -1,4 +1,4 @@
-"""A replica that answers at once with what it holds ready, so that nothing but a gateway takes time.
+"""A replica that answers at once with prepared answers, so that only a gateway takes time.
 
 python -m benchmarks.serving.canned         # prints its port
 """

@@ -1,4 +1,5 @@
-"""The requests of the soak: drawn from a seed; prompts and ways of sampling are few, so that plain texts are, too."""
+"""The requests of the soak test, drawn from a seed. Prompts and sampling parameters are few, so that few plain texts
+are needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line to a server that is cut at random bytes of its answers: what a lost replica looks like to a gateway."""
+"""Connections to a server that are cut at random bytes of its answers, as a gateway sees a lost replica."""
 
 from __future__ import annotations
 

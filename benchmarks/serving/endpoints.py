@@ -1,4 +1,5 @@
-"""Every endpoint of the server that answers in text: how it is asked, where its text stands; and all the others."""
+"""Every endpoint of the server that answers with text: its request, and the place of the text in its answer; and all
+other endpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A drafter that fails: what a request must get over without anyone noticing."""
+"""A drafter that fails, which no client may notice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, tree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailingOptions(Options):
-    """When it fails."""
+    """The step in which it fails."""
 
     after: int = option(3, "tokens of output after which it raises", low=0)
 
@@ -29,10 +29,10 @@ class Failing:
         return [self._guess(view, budget) for view, budget in zip(views, budgets, strict=True)]
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing."""
+        """Ignore the observations."""
 
     def release(self, sequence: int) -> None:
-        """Holds nothing."""
+        """Hold nothing."""
 
     def _guess(self, view: SequenceView, budget: int) -> Draft:
         if len(view.tokens) - view.prompt_length >= self._after:

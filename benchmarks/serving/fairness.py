@@ -67,7 +67,7 @@ def per_token(streams: Sequence[Stream]) -> float:
 
 
 def stream(address: str, key: str, prompt: str, strategy: str) -> Stream:
-    """Raises ValueError for an answer that is an error."""
+    """Raise ValueError for an answer that is an error."""
     asked = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "store": False}
     body = json.dumps(asked | {"stream": True, "strategy": strategy})
     with closing(HTTPConnection(address, timeout=120)) as connection:
@@ -93,7 +93,7 @@ def _choices(some: bytes) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def greedy(address: str, count: int) -> Iterator[None]:
-    """So many requests at once of the greedy key, in a process of its own, until this ends."""
+    """Send a number of concurrent requests with the greedy key, from a process of its own, until the block ends."""
     command = (sys.executable, "-m", "benchmarks.serving.greedy", address, "greedy", str(count))
     with subprocess.Popen(command) as process:
         try:

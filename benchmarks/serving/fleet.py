@@ -20,7 +20,7 @@ from benchmarks.serving.served import started
 MINI = "parlay-mini"
 STREAMS = 16
 _SEED_KINDS = 4
-"""Every so many questions one is greedy; the others are sampled."""
+"""One of this many requests is greedy; the others are sampled."""
 
 
 @dataclass(slots=True)

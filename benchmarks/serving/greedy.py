@@ -39,7 +39,7 @@ async def ask(host: str, port: int, key: str, sent: bytes) -> None:
 
 
 async def main(address: str, key: str, count: int) -> None:
-    """Never returns."""
+    """Send requests one after another; never returns."""
     host, _, port = address.partition(":")
     chance = random.Random(0)
 

@@ -61,7 +61,8 @@ class Tally:
 
 
 def send(address: str, sent: Hostile) -> tuple[int, bytes]:
-    """Status and reply; 0 for none. A server may answer before it has read all, and close the connection."""
+    """Return status and reply; status 0 if there is none. A server may answer before it has read all of the request,
+    and close the connection."""
     connection = http.client.HTTPConnection(address, timeout=_PATIENCE)
     try:
         headers = {"Content-Type": sent.content_type} if sent.content_type else {}
@@ -116,7 +117,8 @@ def resident(address: str) -> tuple[int, int]:
 
 
 def attack_otherwise(address: str) -> list[dict[str, Any]]:
-    """The kinds that no document tells of, one after the other, each beside a stream and probes of health."""
+    """Send the kinds that the OpenAPI document does not describe, one after another, each while a stream and health
+    probes run."""
     host, port = address.rsplit(":", 1)
     rows = []
     for kind, run_it in KINDS.items():
@@ -138,7 +140,7 @@ def attack_otherwise(address: str) -> list[dict[str, Any]]:
 
 
 def broken(row: dict[str, Any]) -> bool:
-    """Whether the server did to a kind what it must never do."""
+    """Whether the server gave a forbidden answer to a kind of request."""
     return any(word in row["answer"] for word in ("LOST", "TOOK", "50")) or row["health"] == float("inf")
 
 

@@ -1,4 +1,4 @@
-"""EleutherAI's lm-eval asks `parlay serve`, once decoding plainly and once by default: equal answers?
+"""Runs EleutherAI's lm-eval against `parlay serve`, with plain decoding and with the default, and compares the answers.
 
     python -m benchmarks.serving.lm_eval_run --lm-eval EXECUTABLE
 

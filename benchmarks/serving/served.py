@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import IO
 
 PATIENCE = 60.0
-"""Seconds that it may take to end once it is told to."""
+"""The most seconds that a process may take to end after the signal."""
 
 
 @contextmanager

@@ -165,7 +165,7 @@ async def finish(stream: JobStream, case: Case) -> RequestOutput:
 
 
 async def leave(stream: JobStream, case: Case) -> None:
-    """Be a client that goes in the middle, unless the request is over before."""
+    """Act as a client that leaves in the middle, unless the request ends before that."""
 
     async def read(count: int | None) -> None:
         async for _ in stream:
@@ -192,7 +192,7 @@ def tokens_of(output: RequestOutput) -> Tokens:
 
 
 async def soak(count: int, concurrency: int, seed: int, quick: bool) -> dict[str, Any]:
-    """Run that many requests, and tell what was found."""
+    """Run a number of requests, and return the results."""
     texts, sampling = (prompts(4), SAMPLING[:3]) if quick else (prompts(24), SAMPLING)
     planned = cases(count, seed, texts, sampling)
     async with AsyncLLM(LLM("parlay-mini", max_num_seqs=8, memory=MEMORY), max_waiting=10 * concurrency) as service:

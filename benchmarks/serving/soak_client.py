@@ -78,7 +78,7 @@ def _connection(address: str) -> http.client.HTTPConnection:
 
 
 class _Small(http.client.HTTPConnection):
-    """Takes in little at a time."""
+    """Connect with a small receive buffer, so that little is read at a time."""
 
     def connect(self) -> None:
         self.sock = socket.socket()

@@ -193,7 +193,7 @@ def filler(number: int) -> Json:
 
 
 def soak(address: str, count: int, seed: int, clients: int) -> dict[str, Any]:
-    """Run that many requests, and tell what was found."""
+    """Run a number of requests, and return the results."""
     offered = json.loads(call(address, "GET", "/choices"))["strategies"]
     exact = frozenset(one["name"] for one in offered if one["exactness"] in EXACT)
     first = json.loads(call(address, "POST", "/v1/responses", {"input": "Good morning.", "max_output_tokens": 8}))

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 GROWTH = 0.02
-"""By how much resident memory may grow."""
+"""The most bytes by which resident memory may grow."""
 TELLING = 1000
-"""With fewer requests, memory tells nothing: caches still fill."""
+"""With fewer requests, memory is not judged, because caches are still filling."""
 
 
 @dataclass(slots=True)

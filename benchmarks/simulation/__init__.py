@@ -1,1 +1,1 @@
-"""How far `parlay simulate` is from the engine."""
+"""Measures how far `parlay simulate` is from the engine."""

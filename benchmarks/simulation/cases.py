@@ -1,4 +1,4 @@
-"""What the simulator is held against: traffic, servers, loads, and how two outcomes are compared."""
+"""The cases of the simulator's validation: traffic, servers, loads, and how two outcomes are compared."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def arrivals(sizes: Sequence[tuple[int, int]], rate: float, seed: int) -> Traffi
 
 
 def simulated(server: Server, traffic: Traffic) -> Outcome:
-    """What the simulator says."""
+    """Return the simulator's prediction."""
     return simulate(traffic, Setup(cost=server.cost, limits=server.limits, drafting=server.drafting))
 
 

@@ -41,7 +41,7 @@ _PAGE = 16
 
 
 class FlatCost:
-    """A `Cost` that says nothing, for decisions that this engine does not take."""
+    """A `Cost` without estimates, for decisions that this engine does not take."""
 
     revision = 0
 

@@ -1,4 +1,4 @@
-"""What pruning in one shot leaves of a model: perplexity, and how often it guesses the whole model's next token.
+"""Measures models after one-shot pruning: perplexity, and how often they guess the whole model's next token.
 
     python -m benchmarks.sparsity.accuracy --model MODEL --text FILE --heldout FILE
 

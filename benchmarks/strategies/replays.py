@@ -20,7 +20,7 @@ FILES: Mapping[str, str] = {
     "LLMA questions": "llma-reference/rag.jsonl",
     "code edits": "editeval/edit_eval.jsonl",
 }
-"""By the name that tables give them, where they lie in the folder of data."""
+"""The recordings' paths in the data folder, by their names in tables."""
 
 logger = logging.getLogger(__name__)
 

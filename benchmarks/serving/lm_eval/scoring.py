@@ -1,11 +1,11 @@
-"""How lm-eval scores a call."""
+"""Scores a tool call for lm-eval."""
 
 import json
 from collections.abc import Mapping, Sequence
 
 
 def parses(document: Mapping[str, str], answers: Sequence[str]) -> dict[str, float]:
-    """1 for a call: a JSON object with a name and arguments."""
+    """Return 1 if the text is a call: a JSON object with a name and arguments."""
     try:
         call = json.loads(answers[0])
     except ValueError:
