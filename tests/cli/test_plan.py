@@ -415,7 +415,7 @@ def test_the_disk_is_measured_on_the_model_s_file() -> None:
     ("words", "said"),
     [
         (("--memory", "weights=1MB", "--disk", "1"), "must be in memory"),
-        (("--memory", "weights=9MB", "--disk", "1", "--link", "9"), "and --memory weights=SIZE but not --disk"),
+        (("--memory", "weights=9MB", "--disk", "1", "--link", "9"), "and not with --disk: remove it"),
         (("--link", "9"), "--link works only with --devices, or with --device NAME and --memory"),
         (
             ("--memory", "weights=9MB", "--link", "fast"),

@@ -156,9 +156,8 @@ def check_promises(rows: Sequence[Row]) -> int:
     broken = [row.cell for row in rows if row.exactness == Exactness.BITS and row.same < row.of]
     for cell in dict.fromkeys(broken):
         print(
-            f"parlay: error: {cell.strategy} on {cell.workload} gave another text than plain decoding, which it "
-            "must not: "
-            "please report it",
+            f"parlay: error: {cell.strategy} on {cell.workload} gave another text than plain decoding, which it must "
+            "not: please report it",
             file=sys.stderr,
         )
     return FAILURE if broken else 0

@@ -80,8 +80,7 @@ def _list(options: argparse.Namespace) -> int:
     if any(each.facts.expected is not None for each in found):
         print(
             "first right: share of correct first guesses on the held-out part of each head's own training data. "
-            "To compare "
-            "heads on the same texts, run parlay bench PROMPTS.",
+            "To compare heads on the same texts, run parlay bench PROMPTS.",
             file=sys.stderr,
         )
     return 0

@@ -96,9 +96,8 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--trace and --mixture work only with --devices, the number of devices: add it")
     if options.link and (options.disk or not (options.device and options.memory)):
         raise ValueError(
-            "--link works only with --devices, or with --device NAME and --memory weights=SIZE but not --disk: "
-            "remove it, "
-            "or add them"
+            "--link works only with --devices, or with --device NAME and --memory weights=SIZE, and not with --disk: "
+            "remove it"
         )
     rows, batches = (_counts(options, name) for name in ("rows", "batch"))
     check_flags(options)

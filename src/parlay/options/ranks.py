@@ -46,8 +46,7 @@ class RankOptions(Options):
         if self.context_parallel > 1 and self.pipeline_parallel > 1:
             raise UsageError(
                 "pipeline_parallel can't be used with context_parallel, whose processes have all layers each: "
-                "remove one "
-                "of them"
+                "remove one of them"
             )
         if self.ranks > MOST_RANKS:
             raise UsageError(f"{self.asked} is too many processes: use at most {MOST_RANKS}")
