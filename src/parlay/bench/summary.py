@@ -193,7 +193,7 @@ class Measurements:
         return Measurements(row for row in self.rows if wanted(row.cell))
 
     def each(self, value: Callable[[Cell], T]) -> list[T]:
-        """Return the distinct values of a function of the cells, in order."""
+        """Return the results of ``value`` for all cells, each distinct result once, in order."""
         return list(dict.fromkeys(map(value, self._by_cell)))
 
     def summary(self, cell: Cell) -> CellSummary | None:

@@ -243,7 +243,7 @@ class _Race:
         return f"{best}{len(field)} strategies left, {max(0.0, self._ends - time.monotonic()):.0f} s at most"
 
     def _candidate(self, strategy: str, among: int = 1) -> Candidate:
-        """Return a strategy's measurements so far. Its interval is one of ``among`` that hold together."""
+        """Return a strategy's measurements so far, with an interval so wide that ``among`` such ones hold together."""
         rows: list[Row] = []
         ratios: list[float] = []
         wholes: list[float] = []

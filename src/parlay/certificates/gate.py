@@ -108,7 +108,10 @@ class CertificateGate:
         return bool(self._files)
 
     def audited(self) -> list[Audited]:
-        """Return what is certified of each strategy. A strategy may be in several certificates. Any thread may call."""
+        """Return the claims about each strategy, and their counts. Several certificates may name a strategy.
+
+        Any thread may call.
+        """
         certificates = [file.certificate for file in self._files]
         return [Audited(one.strategy, each.claim, one) for each in certificates for one in each.strategies]
 

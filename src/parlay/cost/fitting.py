@@ -69,9 +69,9 @@ def median_error(machine: Machine, samples: Sequence[TimedForward]) -> float:
 class _Solution:
     """The best constants for given ratios. ``loss`` is the sum of the squared relative errors.
 
-    ``seconds`` has nine numbers. The first six are per byte of linear layers from memory and from the cache, per byte
-    of attention from memory and from the cache, per byte of other operators, and per FLOP of attention. The last three
-    are per layer, per path and layer in attention, and per forward.
+    ``seconds`` has nine numbers: per byte of linear layers (0 from memory, 1 from the cache), per byte of attention (2
+    from memory, 3 from the cache), per byte of other operators (4), per FLOP of attention (5), and to start a layer
+    (6), a path's attention in a layer (7), and a forward (8).
     """
 
     ratios: Ratios

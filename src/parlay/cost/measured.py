@@ -172,10 +172,10 @@ class MeasuredCost:
     Each bucket of context lengths has one curve over `ROWS`. An estimate is a low quantile of recent measurements: a
     slow step moves it by a few percent, however slow it was. When the machine becomes slower, all row counts of the
     bucket move together. So their relative costs stay the same even if only some of them are measured. A bucket that
-    was never measured starts from the curve of the nearest bucket. The first bucket starts from ``samples``, which give
-    seconds at a short context by rows. Without samples it starts from a guess, which the first record scales. The first
-    estimate of a row count is the shortest of its first records. Curves never fall with rows: a new measurement moves
-    older estimates that contradict it.
+    was never measured starts from the curve of the nearest bucket. The first bucket starts from ``samples``:
+    seconds by number of rows, at a short context. Without samples it starts from a guess, which the first record
+    scales. The first estimate of a row count is the shortest of its first records. Curves never fall with rows: a new
+    measurement moves older estimates that contradict it.
     """
 
     def __init__(self, samples: Mapping[int, float] | None = None) -> None:

@@ -383,8 +383,8 @@ class Machine:
 def together(kind: Kind, memory: float, arithmetic: float) -> float:
     """Return an operator's seconds if its reads alone take ``memory`` and its arithmetic alone ``arithmetic`` seconds.
 
-    Linear layers read ahead while they multiply, so the longer time decides, and times of about equal length slow each
-    other. The root of the sum of squares is 1.4 times equal times, else near the longer one. In attention they add up.
+    Linear layers read ahead while they multiply, so the longer time decides. If the times are about equal, each slows
+    the other. The root of the sum of squares models both cases. In attention the two times add up.
     """
     return memory + arithmetic if kind == "attention" else math.hypot(memory, arithmetic)
 

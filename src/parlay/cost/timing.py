@@ -130,8 +130,8 @@ class _Timer:
         """Return the shortest time for each row count.
 
         Every pass times all row counts, so a slow moment affects all of them alike. There may be time for only one
-        pass. A delay in it could make a small draft seem too expensive, and would never be corrected, because a policy
-        does not verify such drafts. So the row counts `_SMALL_ROWS` are timed more often.
+        pass. If a forward in it is delayed, a small draft may seem too expensive. Then a policy would never verify such
+        drafts, and nothing would correct the error. So the row counts `_SMALL_ROWS` are timed more often.
         """
         best = self._all(deadline)
         again = self.clock() + _AGAIN

@@ -62,7 +62,10 @@ def _eagle3(target: ModelShape) -> HeadCost:
 
 
 def _fused(target: ModelShape) -> int:
-    """Return how many more weights EAGLE-3's layer has than a layer of the target, with the fusing product."""
+    """Return the weights that EAGLE-3 has besides a layer like the target's.
+
+    The fusing product reads three features. The projections read an embedding besides the feature.
+    """
     return round(target.hidden_size * (target.qkv_size + 3 * target.hidden_size))
 
 

@@ -180,9 +180,9 @@ def with_kinds(found: PlanCase, setting: Setting, plans: Plans, pickable: Sequen
 
 
 def _pick(speeds: Sequence[KindSpeed]) -> str:
-    """Return the first strategy, or a later one that is clearly faster on the same texts.
+    """Return the name of the first strategy, or of a later one that is clearly faster on the same texts.
 
-    Returns plain decoding if the mean gain of that strategy is too small; see `_MIN_GAIN`.
+    If that strategy's gain over plain decoding is too small (see `_MIN_GAIN`), plain decoding's name is returned.
     """
     if not speeds:
         return "none"

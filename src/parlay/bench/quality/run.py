@@ -1,4 +1,4 @@
-"""Measures strategies on tasks: how many answers are right, at how many tokens per forward. Results are rows."""
+"""Measures strategies on tasks, and stores as rows how many answers are right at how many tokens per forward."""
 
 from __future__ import annotations
 

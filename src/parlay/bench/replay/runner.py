@@ -53,7 +53,7 @@ class ReplayRunner(CountingRunner):
         return Output(self._certain(tokens), tuple(starts))
 
     def _certain(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return a row of logits for each token that makes it nearly certain. The next forward reuses the memory."""
+        """Return, for each token, a row of logits in which it is nearly certain. The next forward reuses the memory."""
         self._logits_RV[self._marked] = 0.0
         if len(tokens) > len(self._logits_RV):
             self._logits_RV = torch.zeros(len(tokens), self.spec.vocab_size)
