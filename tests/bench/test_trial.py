@@ -66,8 +66,8 @@ def test_what_was_done_before_counts_and_answers_are_shortened(tiny: LLM, tmp_pa
     trial = Trial(strategies=("prompt-lookup", "jacobi"), prompts=PROMPTS, max_tokens=20, began=time.monotonic() - 400)
     announced: list[str] = []
     found = run(tiny, trial, Results(tmp_path / "rows.jsonl", {}), announced.append, bool)
-    assert announced[0] == "timing plain decoding of a prompt, 16 tokens at most (not 20, for want of time)"
-    over = re.search(r"at most 5 minutes, of which (\d+) s are over", announced[1])
+    assert announced[0] == "timing plain decoding of a prompt, 16 tokens at most (not 20, because time is short)"
+    over = re.search(r"at most 5 minutes, (\d+) s of them have passed", announced[1])
     assert over is not None
     assert int(over[1]) >= 400
     assert {each.prompts for each in found.candidates} == {1}

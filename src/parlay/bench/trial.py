@@ -175,7 +175,7 @@ class _Race:
 
     def run(self, say: Callable[[str], object], step: Callable[[str], object]) -> TrialResult:
         most = self._plan.max_tokens
-        why = f" (not {self._trial.max_tokens}, for want of time)" if most != self._trial.max_tokens else ""
+        why = f" (not {self._trial.max_tokens}, because time is short)" if most != self._trial.max_tokens else ""
         say(f"timing plain decoding of a prompt, {most} tokens at most{why}")
         seconds = self._time_plain()
         field = self._affordable(seconds)
@@ -184,8 +184,8 @@ class _Race:
         say(
             f"{len(field)} strategies on {counted(count, 'prompt')}: each takes about "
             f"{(count + _FIRST_RUNS - 1) * seconds:.0f} s to try once (plain decoding {seconds:.1f} s a prompt); at "
-            f"most {self._trial.minutes:g} minute{'s' * (self._trial.minutes != 1)}, of which "
-            f"{time.monotonic() - self._trial.began:.0f} s are over"
+            f"most {self._trial.minutes:g} minute{'s' * (self._trial.minutes != 1)}, "
+            f"{time.monotonic() - self._trial.began:.0f} s of them have passed"
         )
         with suppress(KeyboardInterrupt, OutOfTime):  # show what was measured until then
             self._rounds(field, step)
