@@ -142,11 +142,11 @@ def generate(
     Raises ValueError naming any option that can't be honoured, ParlayError for a model that can't be run.
     """
     rows = _prompts(input_ids, model_kwargs)
-    asked = _kept_back()
+    withheld = _not_passed_on()
     _refuse(generation_config, logits_processor, model_kwargs)
-    if asked.streamer is not None and len(rows) > 1:
+    if withheld.streamer is not None and len(rows) > 1:
         raise ValueError(f"streamer takes one row, got {len(rows)}: stream prompts one by one")
-    if asked.assistant:
+    if withheld.assistant:
         raise ValueError("assistant_model is not passed on by transformers: give parlay_draft, and parlay_strategy")
     if stop_strings is not None:
         stopping_criteria = StoppingCriteriaList([*stopping_criteria, _stop_at(stop_strings, parlay_tokenizer)])
@@ -160,7 +160,7 @@ def generate(
         engine = Engine(runner, cost)
         for request in requests:
             engine.add(request, strategies.get(parlay_strategy))
-        outputs = _decode(engine, len(rows), asked.streamer)
+        outputs = _decode(engine, len(rows), withheld.streamer)
     finally:
         model.train(trained)
     return _padded(input_ids, outputs, generation_config)
@@ -343,16 +343,16 @@ def _stop_at(texts: str | list[str], tokenizer: PreTrainedTokenizerBase | None) 
     return StopStringCriteria(tokenizer, texts)
 
 
-# --------------------------------------------------------------------------------------- what transformers keeps back
+# ------------------------------------------------------------------------------- what transformers does not pass on
 
 
 @dataclass(frozen=True, slots=True)
-class _KeptBack:
+class _NotPassedOn:
     streamer: BaseStreamer | None = None
     assistant: bool = False
 
 
-def _kept_back() -> _KeptBack:
+def _not_passed_on() -> _NotPassedOn:
     """Find the arguments that the calling `generate` of transformers received and did not pass on.
 
     transformers passes neither ``streamer`` nor ``assistant_model`` to ``custom_generate``. Ignoring them would be a
@@ -361,9 +361,9 @@ def _kept_back() -> _KeptBack:
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code is _GENERATE:
-            return _KeptBack(frame.f_locals.get("streamer"), frame.f_locals.get("assistant_model") is not None)
+            return _NotPassedOn(frame.f_locals.get("streamer"), frame.f_locals.get("assistant_model") is not None)
         frame = frame.f_back
-    return _KeptBack()
+    return _NotPassedOn()
 
 
 _GENERATE = inspect.unwrap(GenerationMixin.generate).__code__

@@ -13,7 +13,7 @@ from parlay.strategies.spelling import StrategySpec
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Build:
     """A strategy being built, and the jobs that wait for it."""
 
     strategy: UnbuiltStrategy
@@ -31,7 +31,7 @@ class StrategyBuilds:
         self, llm: LLM, beside: Callable[[Callable[[], None]], Future[None]], wake: Callable[[], None]
     ) -> None:
         self._llm, self._beside, self._wake = llm, beside, wake
-        self._asked: dict[StrategySpec, _Asked] = {}  # the first is being built
+        self._builds: dict[StrategySpec, _Build] = {}  # the first is being built
         self._building: Future[None] | None = None
         self._refusal: Callable[[], Closed] | None = None
 
@@ -45,7 +45,7 @@ class StrategyBuilds:
             if unbuilt is not None:
                 if self._refusal is not None:
                     raise self._refusal()
-                self._asked.setdefault(unbuilt.spec, _Asked(unbuilt)).jobs.append(job)
+                self._builds.setdefault(unbuilt.spec, _Build(unbuilt)).jobs.append(job)
                 self._build()
                 return True
         return False
@@ -53,53 +53,53 @@ class StrategyBuilds:
     def leave(self, job: PendingJob) -> bool:
         """Remove a job, and its strategy if no other job waits for that strategy. Returns False if the job was not
         held."""
-        for number, (spec, asked) in enumerate(self._asked.items()):
-            if job in asked.jobs:
-                asked.jobs.remove(job)
-                if number and not asked.jobs:
-                    del self._asked[spec]
+        for number, (spec, build) in enumerate(self._builds.items()):
+            if job in build.jobs:
+                build.jobs.remove(job)
+                if number and not build.jobs:
+                    del self._builds[spec]
                 return True
         return False
 
     @property
     def holding(self) -> bool:
         """Whether any job waits for its strategy."""
-        return any(asked.jobs for asked in self._asked.values())
+        return any(build.jobs for build in self._builds.values())
 
     def take(self) -> tuple[Sequence[PendingJob], BaseException | None]:
         """Add the strategy that has been built, if any, to the LLM's, and start building the next. Returns the jobs
         that waited for the strategy, and the error if building failed."""
         if self._building is None or not self._building.done():
             return (), None
-        asked, error = self._asked.pop(next(iter(self._asked))), self._building.exception()
+        build, error = self._builds.pop(next(iter(self._builds))), self._building.exception()
         self._building = None
         try:
             if error is None:
-                self._llm.strategies.take(asked.strategy)
+                self._llm.strategies.take(build.strategy)
         except BaseException as failure:
             error = failure
         self._build()
-        return asked.jobs, error
+        return build.jobs, error
 
     def refuse(self, refusal: Callable[[], Closed]) -> list[PendingJob]:
         """Build no more strategies: from now on `hold` raises the error that ``refusal`` returns. Returns the jobs that
         waited."""
         self._refusal = refusal
-        jobs = [job for asked in self._asked.values() for job in asked.jobs]
-        for asked in self._asked.values():
-            asked.jobs.clear()
+        jobs = [job for build in self._builds.values() for job in build.jobs]
+        for build in self._builds.values():
+            build.jobs.clear()
         return jobs
 
     def close(self) -> None:
         """Wait for the build under way, and close the strategy that it built."""
         building, self._building = self._building, None
         if building is not None and building.exception() is None:
-            next(iter(self._asked.values())).strategy.close()
-        self._asked.clear()
+            next(iter(self._builds.values())).strategy.close()
+        self._builds.clear()
 
     def _build(self) -> None:
         """Start building the strategy that was asked for first, unless a build is under way."""
-        if self._building is None and self._asked:
-            wake, first = self._wake, next(iter(self._asked.values()))
+        if self._building is None and self._builds:
+            wake, first = self._wake, next(iter(self._builds.values()))
             self._building = self._beside(first.strategy.build)
             self._building.add_done_callback(lambda _: wake())

@@ -170,7 +170,7 @@ class Worker:
         failure: str | None = None
         try:
             while self._until is None or ((self._owners or self._builds.holding) and time.monotonic() < self._until):
-                self._obey()
+                self._make_calls()
                 self._add_held()
                 self._expire()
                 if self._owners:
@@ -186,7 +186,7 @@ class Worker:
             logger.exception("the engine thread failed; all requests end")
         self._end(failure)
 
-    def _obey(self) -> None:
+    def _make_calls(self) -> None:
         """Make the calls that are in the inbox. If no job is under way, wait for a call first.
 
         Calls that arrive meanwhile wait until after the next step. Otherwise a caller that queues one call after
@@ -270,7 +270,7 @@ class Worker:
             raise
         except BaseException as error:
             logger.exception("a step of the engine failed; the requests in it end, the engine goes on")
-            self._give_up(f"the engine failed while this request was running ({kind_and_message(error)})")
+            self._fail_running(f"the engine failed while this request was running ({kind_and_message(error)})")
             return
         for event in events:
             self._send(event)
@@ -293,7 +293,7 @@ class Worker:
             except BaseException as error:
                 self._break(pending, for_future(error))
 
-    def _give_up(self, failure: str) -> None:
+    def _fail_running(self, failure: str) -> None:
         """End the running requests with an error. If none was running, end the waiting requests, because the next step
         would fail, too."""
         running = [sequence.request.id for sequence in self._engine.scheduler.running]

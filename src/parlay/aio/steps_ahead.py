@@ -21,7 +21,7 @@ from parlay.llm.step_parts import Part, needless
 from parlay.text.chat_template import ChatOptions
 from parlay.types import TARGET, CommittedTokens, Event, Exactness, FinishReason, Metrics, ParlayError
 
-_AGAIN_SECONDS = 0.05
+_RETRY_SECONDS = 0.05
 """If an engine has no room for a part, the part is submitted again after this many seconds."""
 
 
@@ -141,11 +141,11 @@ class _Writer:
         self._steps += max((each.steps for each in self._found[-len(parts) :]), default=0)
         if self._words is None:
             last = text.take(parts)
-            self._tell_certain(parts)
+            self._send_certain(parts)
             return last
         last = text.take_judged(parts, await self._judged(parts, self._words))
         new = text.tokens[len(self._sample.tokens) :]
-        self._tell(new, (TARGET,) * len(new), text.writers[len(self._sample.tokens) :])
+        self._send(new, (TARGET,) * len(new), text.writers[len(self._sample.tokens) :])
         return last
 
     async def _drafted(self) -> Part | None:
@@ -179,7 +179,7 @@ class _Writer:
             while not all(part.ended for part in parts):
                 wake.clear()
                 if self._words is None:
-                    self._tell_certain(parts)
+                    self._send_certain(parts)
                     for part in needless(parts):
                         await streams[part.job.id].aclose()
                 _raise_error(streams.values())
@@ -195,7 +195,7 @@ class _Writer:
             try:
                 return await self._llm.submit(part.job, wake_event=wake)
             except Busy:
-                await asyncio.sleep(_AGAIN_SECONDS)
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def _judged(self, parts: Sequence[Part], words: Words) -> list[bool]:
         """For each drafted step that differs from the target's own, ask the target whether both mean the same."""
@@ -213,19 +213,19 @@ class _Writer:
 
     # ------------------------------------------------------------------------------------------------- what is sent
 
-    def _tell_certain(self, parts: Sequence[Part]) -> None:
+    def _send_certain(self, parts: Sequence[Part]) -> None:
         """Send the target's new tokens, as far as they are certain: up to the first part that the target has not
         confirmed."""
         for part in parts:
-            told = len(self._sample.tokens) - len(part.base)
-            if told < 0 or part.base != tuple(self._sample.tokens[: len(part.base)]):
+            sent = len(self._sample.tokens) - len(part.base)
+            if sent < 0 or part.base != tuple(self._sample.tokens[: len(part.base)]):
                 return
-            new, sources = part.own[told:], part.sample.sources[len(part.base) :]
-            self._tell(new, tuple(islice(sources, told, told + len(new))))
+            new, sources = part.own[sent:], part.sample.sources[len(part.base) :]
+            self._send(new, tuple(islice(sources, sent, sent + len(new))))
             if not part.ended or part.final or part.own != part.drafted:
                 return
 
-    def _tell(self, tokens: Sequence[int], sources: Sequence[str], writers: Sequence[str] = ()) -> None:
+    def _send(self, tokens: Sequence[int], sources: Sequence[str], writers: Sequence[str] = ()) -> None:
         if tokens and not self._ended:
             self._first = self._first or time.perf_counter()
             self._push(CommittedTokens(tuple(tokens), tuple(sources), writers=tuple(writers)))

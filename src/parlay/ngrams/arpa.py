@@ -75,14 +75,14 @@ class _Reader:
     def model(self) -> tuple[Estimated, tuple[str, ...]]:
         counts = self._counts()
         self._refuse_too_many(counts)
-        trie, prob, weight, lines = self._singles(counts[0], len(counts) == 1)
+        trie, prob, weight, lines = self._unigrams(counts[0], len(counts) == 1)
         probs, weights = [prob], [weight]
         for n, expected in enumerate(counts[1:], 2):
             ids, prob, weight, found = self._section(n, expected, n == len(counts))
             parents = self._parents(trie, ids[:, :-1], found)
             order = np.lexsort((ids[:, -1], parents))
             parents, last, found = parents[order], ids[order, -1], found[order]
-            self._refuse_twice(parents, last, found)
+            self._refuse_duplicates(parents, last, found)
             starts = np.searchsorted(parents, np.arange(trie.count(n - 1) + 1))
             self._refuse_without_weight(starts, weights[-1], lines)
             trie = Trie(trie.size, (*trie.tokens, last.astype(np.uint32)), (*trie.starts, starts))
@@ -93,7 +93,7 @@ class _Reader:
         words = () if self._vocab_size else tuple(word for word in self._ids if word not in SPECIAL)
         return Estimated(trie, (), tuple(map(_linear, probs)), tuple(map(_linear, weights[:-1]))), words
 
-    def _singles(self, expected: int, last: bool) -> tuple[Trie, Numbers, Numbers, Integers]:
+    def _unigrams(self, expected: int, last: bool) -> tuple[Trie, Numbers, Numbers, Integers]:
         """Read the 1-grams. Ids that are missing from the file get the probability of <unk>."""
         ids, found_probs, found_weights, found_lines = self._section(1, expected, last)
         size = FIRST + (self._vocab_size or len(self._ids) - len(SPECIAL))
@@ -197,7 +197,7 @@ class _Reader:
             raise self._bad(f"the first {ids.shape[1]} words are no {ids.shape[1]}-gram of the file", lines[lost[0]])
         return places
 
-    def _refuse_twice(self, parents: Integers, last: Integers, lines: Integers) -> None:
+    def _refuse_duplicates(self, parents: Integers, last: Integers, lines: Integers) -> None:
         twice = np.flatnonzero((parents[1:] == parents[:-1]) & (last[1:] == last[:-1]))
         if len(twice):
             raise self._bad("the n-gram is there a second time", max(lines[twice[0] : twice[0] + 2]))
@@ -245,15 +245,15 @@ def write(path: Path, model: NgramModel) -> None:
     numbers."""
     words = ["<pad>", "<unk>", "<s>", "</s>", *(model.words or map(str, range(model.header.vocab_size)))]
     trie, order = model.trie, model.order
-    singles = _worth_a_line(model)
-    counts = [len(singles), *(trie.count(n) for n in range(2, order + 1))]
+    unigrams = _unlike_unknown(model)
+    counts = [len(unigrams), *(trie.count(n) for n in range(2, order + 1))]
     with saved_whole(path) as part, gzip.open(part, "wb") if path.suffix == ".gz" else part.open("wb") as file:
         claims = "".join(f"ngram {n}={count}\n" for n, count in enumerate(counts, 1))
         file.write(f"\\data\\\n{claims}".encode())
         for n in range(1, order + 1):
             file.write(f"\n\\{n}-grams:\n".encode())
             for rows in blocks(counts[n - 1]):
-                places = singles[rows] if n == 1 else np.arange(rows.start, rows.stop)
+                places = unigrams[rows] if n == 1 else np.arange(rows.start, rows.stop)
                 columns = [places] if n == 1 else trie.rows(n, rows.start, rows.stop)
                 logs, backoffs = model.numbers(n, places)
                 texts = zip(*([words[id] for id in column.tolist()] for column in columns), strict=True)
@@ -263,7 +263,7 @@ def write(path: Path, model: NgramModel) -> None:
         file.write(b"\n\\end\\\n")
 
 
-def _worth_a_line(model: NgramModel) -> Integers:
+def _unlike_unknown(model: NgramModel) -> Integers:
     """Return the 1-grams whose numbers differ from those of <unk>."""
     logs, backoffs = model.numbers(1, np.arange(model.trie.size))
     alike = (logs == logs[UNKNOWN]) & (backoffs == 0) & (not model.header.words)

@@ -52,7 +52,7 @@ class BoundedProcess:
     def start(self) -> None:
         """Start the process now, if it is not running."""
         with self._lock:
-            self._begun()
+            self._started()
 
     def end(self) -> None:
         """End the process, if it is running."""
@@ -64,7 +64,7 @@ class BoundedProcess:
     def ask(self, message: bytes, cpu_seconds: float) -> bytes:
         """Return the answer to a message. Raises LimitMet, and ParlayError if no process can be started."""
         with self._lock:
-            running = self._begun()
+            running = self._started()
             try:
                 return running.ask(message, cpu_seconds)
             except TimeoutError:
@@ -78,7 +78,7 @@ class BoundedProcess:
                 raise
         raise met
 
-    def _begun(self) -> _Running:
+    def _started(self) -> _Running:
         self._running = self._running or _Running(self._module, self._first, self._purpose)
         return self._running
 

@@ -105,8 +105,8 @@ class Interrupt:
         self._signals = signals or (signal.SIGINT,)
 
     def __enter__(self) -> Self:
-        hears = threading.current_thread() is threading.main_thread()  # Python delivers signals to the main thread only
-        ours = [each for each in self._signals if hears and signal.getsignal(each) != signal.SIG_IGN]
+        gets_signals = threading.current_thread() is threading.main_thread()  # no other thread gets them
+        ours = [each for each in self._signals if gets_signals and signal.getsignal(each) != signal.SIG_IGN]
         self._before = {each: signal.signal(each, self._note) for each in ours}
         return self
 
@@ -158,11 +158,11 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join("\N{REPLACEMENT CHARACTER}" if _is_obeyed(each) else each for each in text)
+    return "".join("\N{REPLACEMENT CHARACTER}" if _is_control(each) else each for each in text)
 
 
-_TURNS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
-def _is_obeyed(character: str) -> bool:
-    return character in _TURNS or (unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t")
+def _is_control(character: str) -> bool:
+    return character in _DIRECTIONS or (unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t")

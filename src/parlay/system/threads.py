@@ -45,8 +45,8 @@ class Processors:
     @property
     def threads(self) -> int:
         """One thread per physical core, but not more than the quota allows."""
-        fed = self.cores if self.quota is None else max(1, round(self.quota))
-        return min(self.cores, fed)
+        allowed = self.cores if self.quota is None else max(1, round(self.quota))
+        return min(self.cores, allowed)
 
 
 def count() -> int:

@@ -18,7 +18,7 @@ class Detokenizer(Protocol):
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 """The replacement character, which stands for bytes that are not a character."""
-_UNFIT = "Invalid prefix encountered"
+_INVALID_PREFIX = "Invalid prefix encountered"
 """Beginning of the library's error message if a token changes the text of earlier tokens."""
 
 
@@ -27,29 +27,29 @@ class _FastDetokenizer:
         self._tokenizer = tokenizer.backend_tokenizer
         self._skip = skip_special_tokens
         self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
-        self._kept_back: list[int] = []
+        self._pending: list[int] = []
         """The tokens since the last text."""
 
     def push(self, token: int) -> str:
-        self._kept_back.append(token)
+        self._pending.append(token)
         try:
             piece = self._stream.step(self._tokenizer, token) or ""
         except Exception as error:  # the library raises no narrower type
-            if not str(error).startswith(_UNFIT):
+            if not str(error).startswith(_INVALID_PREFIX):
                 raise
-            piece = self._begin_again()
+            piece = self._restart()
         if piece:
-            self._kept_back.clear()
+            self._pending.clear()
         return piece
 
-    def _begin_again(self) -> str:
+    def _restart(self) -> str:
         """Start again from the tokens whose text is not released yet.
 
         The library decodes a run of single-byte tokens together. If some of the bytes are not a character, it makes the
         whole run replacement characters, also bytes whose text was released already. The released text stays.
         """
         self._stream = DecodeStream(skip_special_tokens=self._skip)
-        return "".join([self._stream.step(self._tokenizer, token) or "" for token in self._kept_back])
+        return "".join([self._stream.step(self._tokenizer, token) or "" for token in self._pending])
 
 
 class _SlowDetokenizer:
