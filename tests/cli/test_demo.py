@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def test_it_fits_a_screen_and_every_text_is_the_same(cli: Cli) -> None:
     result = cli("demo")
     lines = result.out.splitlines()
     assert result.code == 0
+    assert re.fullmatch(r"[\w-]+ on \w+, \d+ CPU threads", lines[0]), "a GGUF file has no dtype"
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
     rows = [line for line in lines if line.endswith((" yes", " NO"))]
@@ -87,4 +89,4 @@ def test_a_busy_machine_is_named_in_a_line(cli: Cli, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(demo, "busy_cores", lambda: cores)
     monkeypatch.setattr(demo, "SLOW_LINES", 0)
     lines = cli("demo").out.splitlines()
-    assert (lines[1] == "Other processes keep 1.9 cores busy: speeds will be too low, but ratios stay valid.") == said
+    assert (lines[1] == "Other processes keep 1.9 cores busy: speeds are too low, but ratios are valid.") == said

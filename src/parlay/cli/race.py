@@ -79,14 +79,14 @@ def demonstrate(llm: LLM, out: TextIO) -> bool:
 
 def _head(llm: LLM) -> str:
     spec = llm.runner.spec
-    where = f"{spec.dtype} on {spec.device}, {threads.count()} CPU threads"
-    return f"{spec.name[: WIDTH - len(where) - 2]}: {where}"
+    where = f"on {spec.device}, {threads.count()} CPU threads"
+    return f"{spec.name[: WIDTH - len(where) - 1]} {where}"
 
 
 def _show_text(stage: DemoPart, out: TextIO) -> None:
     """Print the edit while the default strategy decodes it."""
     tint = Tint(out)
-    note = "copied tokens are tinted" if tint.enabled else "its first lines"
+    note = "drafted tokens are tinted" if tint.enabled else "its first lines"
     print(f"\nAn edit, decoded with {DEFAULT_STRATEGY} ({note}):\n", file=out)
     excerpt = Excerpt(out, tint, EXCERPT_LINES, WIDTH)
     params = SamplingParams(temperature=0, max_tokens=stage.tokens)
