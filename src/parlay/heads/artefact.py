@@ -1,12 +1,13 @@
 """A trained head on disk: a folder with config.json, model.safetensors and README.md (its card), but never a pickle.
 
-The config has the target's shape, the head's origin, and the SHA-256 of its weights. Some rows of the target's
-embedding are saved as witnesses: a target with other rows is another model. Quantization rotates them by a few degrees
-at most. At first use a `Proof` checks that target and head compute the same here as where the head was trained.
+The config holds the target's shape, the head's origin, and the SHA-256 of its weights. Some rows of the target's
+embedding are saved as witnesses: a target whose rows differ is another model. Quantization rotates these rows by at
+most a few degrees. At first use, a `Proof` checks that target and head compute the same here as where the head was
+trained.
 
-Matrices whose rows are whole blocks are quantized: those of MLPs to Q4_1, 5 bits per weight, others of more than two
-million weights to Q5_0, 5.5 bits, and the rest to Q8_0, 8.5 bits. Folders of earlier formats can still be opened: the
-third has only Q8_0, those before it bfloat16.
+Matrices whose rows are divisible into blocks are quantized: MLPs' matrices to Q4_1 (5 bits per weight), others of more
+than two million weights to Q5_0 (5.5 bits), and the rest to Q8_0 (8.5 bits). Folders of earlier formats can still be
+opened: format 3 has only Q8_0, and formats before it bfloat16.
 """
 
 from __future__ import annotations
@@ -84,10 +85,10 @@ class FileTensors(Mapping[str, Tensor]):
 
 @dataclass(frozen=True, slots=True)
 class HeadArtefact:
-    """A head: ``method`` names the strategy, ``settings`` are the head's own parameters, ``layer`` is the shape of its
-    layers.
+    """A trained head: its method (the strategy's name), its weights, and what is known about its target.
 
-    ``witness_WH`` are rows of the target's embedding; see `witness_ids`.
+    ``settings`` are the method's own parameters, ``layer`` is the shape of its layers, and ``witness_WH`` are rows of
+    the target's embedding; see `witness_ids`.
     """
 
     method: str
@@ -100,16 +101,16 @@ class HeadArtefact:
 
     @property
     def expected(self) -> float:
-        """The share of first guesses that were right on held-out texts; 0 if unknown."""
+        """The share of first drafts that were right on held-out texts; 0 if unknown."""
         return float(self.settings.get("expected", 0.0))
 
     @property
     def operands(self) -> Mapping[str, Operand]:
-        """The tensors for kernels, with quantized matrices in the file's blocks."""
+        """The tensors as kernels read them: quantized matrices as blocks, not dequantized."""
         return self.tensors.as_written if isinstance(self.tensors, FileTensors) else self.tensors
 
     def without(self, name: str) -> HeadArtefact:
-        """The head without one tensor, if it has that one."""
+        """Return the head without the tensor ``name``, if there is one."""
         if not isinstance(self.tensors, FileTensors):
             return replace(self, tensors={each: tensor for each, tensor in self.tensors.items() if each != name})
         rest = {each: tensor for each, tensor in self.tensors.as_written.items() if each != name}
@@ -118,9 +119,9 @@ class HeadArtefact:
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """A head's config, read without its weights. ``sha256`` is empty in the first format.
+    """A head's config, read without its weights. ``sha256`` is empty in format 1.
 
-    ``blocks`` is the format of each quantized matrix, since the fourth format; before, all were Q8_0.
+    ``blocks`` is the quantization format of each matrix, recorded since format 4; before, all were Q8_0.
     """
 
     method: str
@@ -132,13 +133,13 @@ class HeadFacts:
 
     @property
     def expected(self) -> float | None:
-        """The share of first guesses that were right on held-out texts; None if unknown."""
+        """The share of first drafts that were right on held-out texts; None if unknown."""
         fields = self.settings.get("expected")
         return None if fields is None else float(fields)
 
 
 def witness_ids(vocab_size: int) -> Tensor:
-    """The int64 ids of the witness rows, spread over the vocabulary."""
+    """Return the ids of the witness rows, int64, spread over the vocabulary."""
     return torch.linspace(vocab_size // 16, vocab_size - 1, WITNESSES).long()
 
 
@@ -188,7 +189,7 @@ def read_facts(folder: Path) -> HeadFacts:
 
 
 def _format(name: str) -> Format:
-    """The format of this name. Raises ValueError if no head uses it."""
+    """Return the quantization format of this name. Raises ValueError if heads do not use it."""
     known = {each.name: each for each in _ROUND}
     if name not in known:
         raise ValueError(f"{CONFIG} names the blocks {name}, and heads are in {', '.join(known)}")
@@ -196,7 +197,7 @@ def _format(name: str) -> Format:
 
 
 def _check_kinds(facts: HeadFacts) -> None:
-    """Raises ValueError for fields of the wrong type, as other code prints them or looks them up."""
+    """Raise ValueError for fields of the wrong type, which other code would print or look up."""
     texts = {"method": facts.method, "sha256": facts.sha256, **asdict(facts.origin)}
     for name, value in texts.items():
         if not isinstance(value, str) or not value.isprintable():
@@ -209,8 +210,7 @@ def _check_kinds(facts: HeadFacts) -> None:
 
 
 def load(folder: Path) -> HeadArtefact:
-    """Load a head. Raises BadHead for files that are missing, damaged, replaced, or have numbers that are not
-    finite."""
+    """Load a head. Raises BadHead if a file is missing, damaged or replaced, or holds infinite or NaN numbers."""
     facts = read_facts(folder)
     try:
         if facts.sha256 and hash_of(folder / WEIGHTS) != facts.sha256:
@@ -241,7 +241,7 @@ def read_witness(folder: Path) -> Tensor:
 
 
 def check_target(where: str, layer: DecoderConfig, witness_WH: Tensor, rows_WH: Tensor, vocab_size: int) -> None:
-    """Raises BadHead unless ``rows_WH``, the target's embedding rows of `witness_ids`, match the head's witnesses.
+    """Raise BadHead unless ``rows_WH``, the target's embedding rows of `witness_ids`, match the head's witnesses.
 
     ``layer`` is the target's shape according to the head's config.
     """
@@ -268,26 +268,27 @@ def _cosine(some_WH: Tensor, others_WH: Tensor) -> float:
 
 
 def as_stored(head: HeadArtefact) -> HeadArtefact:
-    """The head as `load` would return it after `save`: in bfloat16, and quantized matrices rounded twice."""
+    """Return the head as `load` would return it after `save`, with its weights rounded."""
     tensors = {name: each.detach() for name, each in head.tensors.items()}
     written = {name: _read(_written(name, each), blocks_of(name, each)) for name, each in tensors.items()}
     return replace(head, tensors=FileTensors(written))
 
 
 def in_mlp(name: str) -> bool:
-    """Whether a matrix belongs to an MLP: four bits there cost EAGLE-3 on SmolLM2 no acceptance, but some elsewhere."""
+    """Whether a matrix belongs to an MLP. With 4-bit MLPs, EAGLE-3 on SmolLM2 loses no acceptance; other 4-bit matrices
+    cost some."""
     return ".mlp." in name
 
 
 def blocks_of(name: str, matrix_OI: Tensor) -> Format:
-    """The format in which a head's matrix is saved."""
+    """Return the quantization format in which a head's matrix is saved."""
     if in_mlp(name):
         return Format.Q4_1
     return Format.Q5_0 if matrix_OI.numel() > _LARGE else Format.Q8_0
 
 
 def _written(name: str, tensor: Tensor) -> Tensor:
-    """``tensor``, of any shape, as it is saved, contiguous; quantized matrices become uint8 blocks."""
+    """Return ``tensor``, of any shape, as it is saved, contiguous; quantized matrices become uint8 blocks."""
     if not tensor.is_floating_point():
         return tensor.contiguous()
     if tensor.ndim != 2 or not fits_blocks(tensor):
@@ -296,7 +297,7 @@ def _written(name: str, tensor: Tensor) -> Tensor:
 
 
 def _read(tensor: Tensor, blocks: Format) -> Tensor | StoredTensor:
-    """The inverse of `_written`: ``tensor``, of any shape, with its own shape if it is quantized."""
+    """Undo `_written`: return ``tensor``, of any shape, and for quantized blocks the matrix with its own shape."""
     if tensor.dtype != torch.uint8 or tensor.ndim != 2 or tensor.shape[1] % blocks.block_bytes:
         return tensor
     shape = len(tensor), tensor.shape[1] // blocks.block_bytes * blocks.block
@@ -309,7 +310,7 @@ _ALIKE = {
     for field in dataclasses.fields(DecoderConfig)
     if field.name in _NOT_SAVED | {"per_layer_size", "ngrams", "ngram_layers", "shallow"}
 }
-"""Fields of `DecoderConfig` that are the same for all draft heads, though some are saved."""
+"""Fields of `DecoderConfig` that have the same value in all draft heads, although some are saved."""
 _FRACTIONS = frozenset(field.name for field in dataclasses.fields(RopeConfig) if field.type == "float")
 _SIZES = tuple(field.name for field in dataclasses.fields(DecoderConfig) if field.type == "int")
 

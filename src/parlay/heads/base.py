@@ -16,7 +16,7 @@ from parlay.models.config import DecoderConfig
 
 
 class DraftVocab(nn.Module):
-    """Base class of heads over ``size`` of the target's ``vocab_size`` tokens."""
+    """Base class of heads that draft from ``size`` of the target's ``vocab_size`` tokens."""
 
     d2t: Tensor
     """Maps draft ids to target ids as an offset: target = draft + d2t[draft]."""
@@ -46,7 +46,8 @@ def draft_ids(d2t_D: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SeveralHeadsConfig:
-    """``hidden_size`` and ``vocab_size`` are the target's; ``heads`` is how many tokens are guessed."""
+    """Sizes of several heads. ``hidden_size`` and ``vocab_size`` are the target's; each of ``heads`` drafts one
+    token."""
 
     hidden_size: int
     vocab_size: int
@@ -62,7 +63,7 @@ class SeveralHeadsConfig:
 
 
 class SeveralHeadsModule(DraftVocab):
-    """Base class of modules with several heads."""
+    """Base class of modules with several heads that draft one token each."""
 
     def __init__(self, config: SeveralHeadsConfig) -> None:
         super().__init__(config.draft_vocab_size, config.vocab_size)
@@ -75,8 +76,10 @@ class SeveralHeadsModule(DraftVocab):
 
 
 class ParallelHeads(DraftVocab):
-    """Parallel layers that map states to states. ``config`` is the shape of a layer; its ``vocab_size`` is the
-    target's."""
+    """Decoder layers side by side, each of which maps the target's states to states that predict one token.
+
+    ``config`` is the shape of a layer; its ``vocab_size`` is the target's.
+    """
 
     def __init__(self, config: DecoderConfig, draft_vocab_size: int, heads: int) -> None:
         super().__init__(draft_vocab_size, config.vocab_size)
@@ -85,6 +88,6 @@ class ParallelHeads(DraftVocab):
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
     def head(self, place: int, hidden_BTH: Tensor, padding_B: Tensor | None = None, rows: int | None = None) -> Tensor:
-        """The LM head's input ``[B, R, H]`` from one head; for ``padding_B`` and ``rows`` see `Steps`."""
+        """Return the LM head's input ``[B, R, H]`` from head ``place``; for ``padding_B`` and ``rows`` see `Steps`."""
         out: Tensor = self.norm(self.blocks[place](hidden_BTH, Steps(padding_B, rows)))
         return out

@@ -1,9 +1,9 @@
-"""A head that guesses a whole block of tokens in one forward: P-EAGLE (Hui et al. 2026, arXiv:2602.01469).
+"""A head that drafts a whole block of tokens in one forward: P-EAGLE (Hui et al. 2026, arXiv:2602.01469).
 
-It has decoder layers over fused features of several target layers; the first is as in EAGLE-3. The row of the last
-committed token guesses the block's first token, and each row after it one token further. These are mask rows: all read
-the same learned feature and the embedding of the same mask token, so no row waits for another's guess. PARD (An et al.
-2025, arXiv:2504.18583) does the same with a draft model.
+It has decoder layers over fused features of several target layers; the first is like EAGLE-3's. The row of the last
+committed token drafts the block's first token, and each row after it the next token. These later rows are mask rows:
+all read the same trained feature and the embedding of the same mask token, so no row waits for another's draft. PARD
+(An et al. 2025, arXiv:2504.18583) does the same with a draft model.
 
 Shapes: B texts, T rows of each, R of them computed, F numbers of all taps, H hidden, D draft tokens.
 """
@@ -25,11 +25,12 @@ from parlay.models.config import DecoderConfig
 
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
-    """``layer`` is the shape of each of the ``layers`` layers; its ``vocab_size`` is the target's.
+    """Sizes of a block head. ``layer`` is the shape of each of the ``layers`` layers; its ``vocab_size`` is the
+    target's.
 
-    ``taps`` are the target layers whose inputs are fused, ``draft_vocab_size`` is how many tokens the head can propose,
-    and ``length`` how many it proposes per forward. ``mask_id`` is a target token that does not occur in texts.
-    ``normed`` is that of EAGLE-3.
+    ``taps`` are the target layers whose inputs are fused. The head can draft ``draft_vocab_size`` different tokens, and
+    drafts ``length`` per forward. ``mask_id`` is a target token that does not occur in texts. ``normed``: see
+    `Eagle3Config`.
     """
 
     layer: DecoderConfig
@@ -50,7 +51,7 @@ class BlockConfig:
 
 
 class BlockHead(DraftVocab):
-    """Maps features and embeddings to hidden states and logits."""
+    """A block head: maps features and embeddings to hidden states and logits."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__(config.draft_vocab_size, config.layer.vocab_size)
@@ -73,8 +74,8 @@ class BlockHead(DraftVocab):
     ) -> Iterator[Tensor]:
         """Yield, for each token of a block, the hidden states ``[B, R, H]`` for `logits`.
 
-        Row i of ``fused_BTH`` and ``embedded_BTH`` has the fused features of token i and the embedding of token i + 1.
-        Each of the last ``rows`` rows begins a block. ``mask_H`` is the embedding of the mask token.
+        Row i of ``fused_BTH`` holds the fused features of token i, row i of ``embedded_BTH`` the embedding of token i +
+        1. Each of the last ``rows`` rows begins a block. ``mask_H`` is the embedding of the mask token.
         """
         last = len(self.layers) - 1
         steps = [Steps(padding_B, rows if place == last else None) for place in range(last + 1)]

@@ -1,9 +1,9 @@
 """The heads of blockwise parallel decoding (Stern et al. 2018, arXiv:1811.03115), and a model that rescores their
-guesses.
+drafts.
 
-Each head adds a feed-forward layer to the LM head's input, and the same LM head reads the sum: from token i's state,
-head k guesses token i + 2 + k. Heads don't know each other's guesses, so neighbouring ones often repeat each other. Kim
-et al. 2024 (arXiv:2404.09221) reorder each head's best guesses by a small language model; here it reads the last
+Each head adds a feed-forward layer to the LM head's input, and the shared LM head reads the sum: from token i's state,
+head k drafts token i + 2 + k. Heads don't know each other's drafts, so neighbouring ones often repeat each other. Kim
+et al. 2024 (arXiv:2404.09221) reorder each head's best drafts by a small language model. Here this model reads the last
 `WINDOW` tokens, or is an n-gram model (`parlay.heads.ngrams`).
 
 Shapes: H hidden, D draft tokens.
@@ -20,7 +20,7 @@ from parlay.heads.base import SeveralHeadsConfig, SeveralHeadsModule
 WINDOW = 4
 """Tokens that the rescoring model reads."""
 _WIDTH = 256
-"""Width of its layers."""
+"""Width of the rescoring model's layers."""
 
 
 class BlockwiseHead(nn.Module):
@@ -49,15 +49,17 @@ class Rescorer(nn.Module):
         self.lm_head = nn.Linear(_WIDTH, draft_vocab_size)
 
     def forward(self, embedded: Tensor) -> Tensor:
-        """Logits ``[..., D]`` of the next token; ``embedded`` ``[..., WINDOW * H]`` are the last tokens' embeddings
-        side by side."""
+        """Return logits ``[..., D]`` of the next token.
+
+        ``embedded`` ``[..., WINDOW * H]`` are the last tokens' embeddings, concatenated.
+        """
         hidden = F.silu(self.read(embedded))
         out: Tensor = self.lm_head(hidden + F.silu(self.layer(hidden)))
         return out
 
 
 class BlockwiseHeads(SeveralHeadsModule):
-    """Maps states to inputs of the target's LM head; ``width`` is that of the feed-forward layers."""
+    """The heads and the rescoring model. ``width`` is the width of the heads' feed-forward layers."""
 
     def __init__(self, config: SeveralHeadsConfig, width: int) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""Deferral heads on disk: folders of `parlay train defer` for a base model and an assistant."""
+"""Deferral heads on disk: folders that `parlay train defer` writes for a base model and an assistant."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ASSISTANT = "assistant.witness"
 
 
 def witnesses(model: str | PreTrainedModel, vocab_size: int) -> Tensor:
-    """The rows of a model's embedding that identify it."""
+    """Return the rows ``[W, H]`` of a model's embedding that identify it."""
     return matrices_of(model).witnesses(vocab_size)
 
 
@@ -44,7 +44,10 @@ def save_deferral(
     assistant: tuple[str, Tensor],
     card: str,
 ) -> None:
-    """Write the folder: the base model's shape, origin and `witnesses`, and the assistant's name and witnesses."""
+    """Write the folder of a deferral head.
+
+    ``base``: the base model's shape, origin and `witnesses`. ``assistant``: the assistant's name and `witnesses`.
+    """
     (layer, origin, base_WH), (name, assistant_WH) = base, assistant
     tensors = {"weight": head.weight_H, "bias": torch.tensor([head.bias]), _ASSISTANT: assistant_WH.flatten()}
     settings = {"assistant": name, "threshold": head.threshold}
@@ -52,7 +55,7 @@ def save_deferral(
 
 
 def facts_of_deferral(folder: str) -> HeadFacts:
-    """Read the facts of a folder's head. Raises BadHead if it has none, or a drafting head."""
+    """Read the config of a folder's deferral head. Raises BadHead if there is none, or a draft head."""
     path = user_path(folder)
     if not (path / CONFIG).is_file():
         raise BadHead(f"ensemble head {folder}: no folder of a head; train one with parlay train {DEFER}")
@@ -68,7 +71,10 @@ def facts_of_deferral(folder: str) -> HeadFacts:
 def open_deferral(
     folder: str, base: str | PreTrainedModel, assistant: str, vocab_sizes: tuple[int, int], threshold: float | None
 ) -> Deferral:
-    """Load a head for these two models with these vocabulary sizes. Raises BadHead if it was trained for others."""
+    """Load a head for these two models, whose vocabularies have these sizes; ``threshold`` replaces the saved one.
+
+    Raises BadHead if the head was trained for other models.
+    """
     found = facts_of_deferral(folder)
     head = load(user_path(folder))
     check_target(folder, head.layer, head.witness_WH, witnesses(base, vocab_sizes[0]), vocab_sizes[0])

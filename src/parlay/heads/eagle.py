@@ -1,8 +1,8 @@
 """The head of EAGLE (Li et al. 2024, arXiv:2401.15077) and EAGLE-2 (Li et al. 2024, arXiv:2406.16858).
 
-One decoder layer over the target's last features, which its LM head reads. It guesses the next feature, and the
-target's own LM head reads the guess. The layer has no norm before its attention, and there is no final norm. Parameters
-are named as in published checkpoints.
+It is one decoder layer over the target's features, which are the states that its LM head reads. The layer predicts the
+next feature, and the target's LM head reads the prediction. There is no norm before the layer's attention, and no final
+norm. Parameters are named as in published checkpoints.
 
 Shapes: B texts, T rows of each, R of them computed, H hidden, D draft tokens.
 """
@@ -34,10 +34,11 @@ class EagleLayer(nn.Module):
 
 
 class EagleHead(DraftVocab):
-    """Maps features and embeddings to features.
+    """EAGLE's head: maps features and embeddings to features.
 
-    Row i of the first step reads the feature of token i and the embedding of token i + 1. It guesses the feature of
-    token i + 1, which predicts token i + 2. ``config`` is the shape of the layer; its ``vocab_size`` is the target's.
+    Row i of the first step reads the feature of token i and the embedding of token i + 1. It predicts the feature of
+    token i + 1, from which the LM head predicts token i + 2. ``config`` is the shape of the layer; its ``vocab_size``
+    is the target's.
     """
 
     def __init__(self, config: DecoderConfig, draft_vocab_size: int) -> None:
@@ -52,6 +53,7 @@ class EagleHead(DraftVocab):
         return fused
 
     def step(self, features_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
-        """The features ``[B, R, H]`` of the tokens ``embedded_BTH``; ``features_BTH`` may be the previous step's."""
+        """Return the features ``[B, R, H]`` of tokens ``embedded_BTH``; ``features_BTH``: the target's, or the previous
+        step's."""
         out: Tensor = self.layers[0](self.fuse(features_BTH, embedded_BTH), steps)
         return out

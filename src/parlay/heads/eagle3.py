@@ -25,11 +25,11 @@ NORMED = "norm_before_residual"
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Config:
-    """``layer`` is the shape of the head's decoder layer; its ``vocab_size`` is the target's.
+    """Sizes of an EAGLE-3 head. ``layer`` is the shape of its decoder layer; its ``vocab_size`` is the target's.
 
-    ``taps`` are the target layers whose inputs are fused, and ``draft_vocab_size`` is how many tokens the head can
-    propose. With ``normed`` the layer's residual connection starts from its normed hidden states,
-    ``norm_before_residual`` in published configs.
+    ``taps`` are the target layers whose inputs are fused. The head can draft ``draft_vocab_size`` different tokens.
+    With ``normed``, the layer's residual connection starts from its normed hidden states; published configs call this
+    ``norm_before_residual``.
     """
 
     layer: DecoderConfig
@@ -65,8 +65,7 @@ class Eagle3Layer(nn.Module):
         self.mlp = Mlp(config)
 
     def forward(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
-        """Run the layer; ``hidden_BTH`` are fused features, or its own outputs of the previous step. Returns ``[B, R,
-        H]``."""
+        """Run the layer on fused features, or on its own outputs of the previous step. Returns ``[B, R, H]``."""
         normed_BTH = self.hidden_norm(hidden_BTH)
         beside = torch.cat((self.input_layernorm(embedded_BTH), normed_BTH), -1)
         hidden_BRH = steps.last(normed_BTH if self._normed else hidden_BTH) + self.self_attn(beside, steps)

@@ -30,8 +30,10 @@ class OfferedDrafter:
 
 
 def look(repo: str, revision: str | None = None) -> OfferedDrafter:
-    """Download config and card. Raises NotOnHub if they can't be downloaded, BadHead for a repository without a
-    drafter."""
+    """Download config and card of a repository's drafter; ``revision``: a branch, tag or commit.
+
+    Raises NotOnHub if they can't be downloaded, BadHead if the repository has no drafter.
+    """
     repo = without_address(repo)
     folder = _fetch(repo, revision, [CONFIG, CARD])
     return OfferedDrafter(repo, folder.name, read_facts(folder), read_card(folder)[0])

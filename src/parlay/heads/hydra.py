@@ -1,6 +1,7 @@
-"""The heads of Hydra (Ankner et al. 2024, arXiv:2402.05109): Medusa's, but each knows the tokens before its own.
+"""The heads of Hydra (Ankner et al. 2024, arXiv:2402.05109): like Medusa's, but each reads the tokens drafted before
+it.
 
-Head k reads the state of token i and the embeddings of tokens i + 1 to i + 1 + k, and guesses token i + 2 + k. Hydra++
+Head k reads the state of token i and the embeddings of tokens i + 1 to i + 1 + k, and drafts token i + 2 + k. Hydra++
 has deeper heads, which read the states after one more decoder layer, the prefix layer.
 
 Shapes: K heads, B texts, T rows of each, H hidden, D draft tokens.
@@ -18,13 +19,13 @@ from parlay.heads.layer import Block, Steps, add_nothing
 from parlay.models.config import DecoderConfig
 
 PUBLISHED = "published"
-"""Setting: the number of layers of heads as in the paper's code."""
+"""Setting: the number of layers of the paper's code, if the heads have that form."""
 _PLUS_LAYERS = 4
 """Matrices per head of Hydra++ without its LM head; Hydra's heads have two."""
 
 
 class HydraHead(nn.Module):
-    """Adds to the state an MLP of state and embeddings, initialized to zero, and has an LM head of its own."""
+    """Adds to the state an MLP of state and embeddings, which starts as zero; an LM head of its own reads the sum."""
 
     def __init__(self, config: SeveralHeadsConfig, place: int, layers: int) -> None:
         super().__init__()
@@ -37,8 +38,8 @@ class HydraHead(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def forward(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """Logits ``[..., D]`` of states ``hidden`` ``[..., H]`` and embeddings ``embedded`` ``[..., K * H]``, side by
-        side."""
+        """Return logits ``[..., D]`` for states ``hidden`` ``[..., H]`` and concatenated embeddings ``embedded``
+        ``[..., K * H]``."""
         mixed = F.silu(self.mix(torch.cat((hidden, embedded), -1)))
         for layer in self.inner:
             mixed = mixed + F.silu(layer(mixed))
@@ -47,7 +48,7 @@ class HydraHead(nn.Module):
 
 
 class PublishedHydraHead(nn.Module):
-    """A head of the paper's code: a residual block that shortens its input, and another that runs several times."""
+    """A head as in the paper's code: one residual block reduces the input to H, and a second one runs repeatedly."""
 
     def __init__(self, config: SeveralHeadsConfig, place: int, layers: int) -> None:
         super().__init__()
@@ -59,8 +60,8 @@ class PublishedHydraHead(nn.Module):
         self._layers = layers
 
     def forward(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """Logits ``[..., D]`` of states ``hidden`` ``[..., H]`` and embeddings ``embedded`` ``[..., K * H]``, side by
-        side."""
+        """Return logits ``[..., D]`` for states ``hidden`` ``[..., H]`` and concatenated embeddings ``embedded``
+        ``[..., K * H]``."""
         read = torch.cat((hidden, embedded), -1)
         mixed = self.shorten(read) + F.silu(self.mix(read))
         for _ in range(1, self._layers):
@@ -70,9 +71,9 @@ class PublishedHydraHead(nn.Module):
 
 
 class HydraHeads(SeveralHeadsModule):
-    """All heads; head k reads k + 1 embeddings. With ``plus``, the shape of a prefix layer, they are Hydra++'s.
+    """All heads; head k reads k + 1 embeddings. ``plus``: the shape of Hydra++'s prefix layer; None: Hydra.
 
-    With ``published``, a number of layers, they are those of the paper's code.
+    ``published``: the number of layers of heads as in the paper's code; 0: Parlay's own form.
     """
 
     def __init__(self, config: SeveralHeadsConfig, plus: DecoderConfig | None = None, *, published: int = 0) -> None:

@@ -1,6 +1,6 @@
-"""Kangaroo's adapter (Liu et al. 2024, arXiv:2404.18911), with which an early layer of the target predicts tokens.
+"""Kangaroo's adapter (Liu et al. 2024, arXiv:2404.18911), by which an early layer of the target predicts tokens.
 
-One attention over the states that enter an early layer, with a norm before and a norm after it. The target's own LM
+It is one attention over the states that enter an early layer, with a norm before and a norm after it. The target's LM
 head reads the result: the states up to token i predict token i + 1.
 
 Shapes: B texts, T rows of each, R of them computed, H hidden.

@@ -1,7 +1,7 @@
-"""The parts of heads: norm, rotations, and Llama layers in which a step's rows see those of earlier steps.
+"""The parts of heads: norms, rotary attention, MLPs, and decoder layers whose steps attend to earlier steps.
 
 Shapes: B texts, T rows of each, R of them computed, H hidden, A query heads, K key heads, D head size, P pairs of its
-numbers that rotate.
+numbers that are rotated.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ class RmsNorm(nn.Module):
         self._eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Norm ``x`` ``[..., size]``."""
+        """Normalize ``x`` ``[..., size]``."""
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self._eps).to(x.dtype)
 
 
 @dataclass(slots=True)
 class Steps:
-    """The keys and values of the steps of training-time test, one tensor per step, with heads repeated to A.
+    """The keys and values of all steps of training-time test, one tensor per step, with heads repeated to A.
 
-    Row i of a later step continues row i of the previous step. So it sees the rows up to i of the first step, and row i
-    of all later steps (Li et al. 2025, EAGLE-3). ``padding`` int64 ``[B]`` is the number of hidden rows at the
-    beginning of each text. Only the last ``rows`` rows, R of T, are computed; the first step needs the others' keys and
-    values. ``prefix`` ``[2, K, P, D]`` are further keys and values that all rows of later steps see.
+    Row i of a later step continues row i of the step before. So it attends to the first step's rows up to i, and to row
+    i of all later steps (Li et al. 2025, EAGLE-3). ``padding``, int64 ``[B]``, is the number of masked rows at the
+    beginning of each text. Only the last ``rows`` rows of T are computed (R); the first step uses keys and values of
+    all. ``prefix`` ``[2, K, P, D]``: additional keys and values that all rows of later steps attend to; here P is its
+    length.
     """
 
     padding: Tensor | None = None
@@ -46,12 +47,14 @@ class Steps:
     prefix: Tensor | None = None
 
     def last(self, x: Tensor) -> Tensor:
-        """The rows ``[B, R, ...]`` of ``x`` ``[B, T, ...]`` that are computed."""
+        """Return the rows ``[B, R, ...]`` of ``x`` ``[B, T, ...]`` that are computed."""
         return x if self.rows is None else x[:, x.shape[1] - min(self.rows, x.shape[1]) :]
 
     def hidden(self, rows: int) -> Tensor:
-        """Bool mask of the first step's rows that a computed row must not see: ``[B, 1, R, T]``, or ``[R, T]`` for all
-        texts."""
+        """Return the first step's rows that computed rows must not attend to, bool.
+
+        The shape is ``[B, 1, R, T]``, or ``[R, T]`` without padding.
+        """
         total = self.keys[0].shape[2]
         places = torch.arange(total, device=self.keys[0].device)
         own = places[total - rows :, None]
@@ -61,7 +64,7 @@ class Steps:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention; queries, keys and values read ``inputs`` numbers per row."""
+    """Grouped-query attention with rotary positions; queries, keys and values read ``inputs`` numbers per row."""
 
     def __init__(self, config: DecoderConfig, inputs: int) -> None:
         super().__init__()
@@ -93,14 +96,14 @@ class Attention(nn.Module):
         return out
 
     def _heads(self, x: Tensor, norm: RmsNorm | None = None) -> Tensor:
-        """Reshape ``x`` ``[B, T, heads * D]`` to ``[B, heads, T, D]``, and norm each head if there is a norm."""
+        """Reshape ``x`` ``[B, T, heads * D]`` to ``[B, heads, T, D]``, and normalize each head if there is a norm."""
         split = x.view(*x.shape[:2], -1, self._dim)
         return (split if norm is None else norm(split)).transpose(1, 2)
 
     def _turn(self, x: Tensor, end: int) -> Tensor:
         """Rotate ``x`` ``[B, heads, T, D]`` by position; the last row's position is ``end`` - 1.
 
-        The first 2 P numbers of each head are rotated, which in some models are not all.
+        Only the first 2 P numbers of each head are rotated: in some models, P is less than D / 2.
         """
         assert isinstance(self._frequencies_P, Tensor)
         positions_T = torch.arange(end - x.shape[2], end, device=x.device)
@@ -112,7 +115,7 @@ class Attention(nn.Module):
 
 
 def _attend(query_BARD: Tensor, steps: Steps) -> Tensor:
-    """Attention ``[B, A, R, D]`` of the latest step's rows; see `Steps`."""
+    """Return the attention ``[B, A, R, D]`` of the latest step's rows; see `Steps`."""
     rows, total = query_BARD.shape[2], steps.keys[0].shape[2]
     hidden = steps.hidden(rows)
     if len(steps.keys) == 1:
@@ -151,7 +154,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """A whole decoder layer."""
+    """A decoder layer of the Llama architecture."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()

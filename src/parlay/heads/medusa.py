@@ -1,7 +1,7 @@
 """The heads of Medusa (Cai et al. 2024, arXiv:2401.10774).
 
-Each head guesses one token from the LM head's input: from token i's state, head k guesses token i + 2 + k. A head is
-one residual block, x + SiLU(W x + b) with W and b initialized to zero, and an LM head of its own.
+Each head drafts one token from the LM head's input: from token i's state, head k drafts token i + 2 + k. A head is one
+residual block, x + SiLU(W x + b) with W and b initialized to zero, and an LM head of its own.
 
 Shapes: K heads, H hidden, D draft tokens.
 """
@@ -30,7 +30,7 @@ class ResBlock(nn.Module):
 
 
 class MedusaHeads(SeveralHeadsModule):
-    """Maps states to logits. From the state of token i, head k guesses token i + 2 + k."""
+    """All Medusa heads. From the state of token i, head k drafts token i + 2 + k."""
 
     def __init__(self, config: SeveralHeadsConfig) -> None:
         super().__init__(config)
@@ -40,11 +40,11 @@ class MedusaHeads(SeveralHeadsModule):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits ``[K, ..., D]`` of states ``hidden`` ``[..., H]``."""
+        """Return logits ``[K, ..., D]`` for states ``hidden`` ``[..., H]``."""
         return torch.stack([self.head(place, hidden) for place in range(self.config.heads)])
 
     def head(self, place: int, hidden: Tensor) -> Tensor:
-        """Logits ``[..., D]`` of one head for states ``hidden`` ``[..., H]``."""
+        """Return logits ``[..., D]`` of head ``place`` for states ``hidden`` ``[..., H]``."""
         logits: Tensor = self.lm_heads[place](self.blocks[place](hidden))
         return logits
 

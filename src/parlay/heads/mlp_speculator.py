@@ -1,10 +1,10 @@
-"""IBM's MLP speculator (Wertheimer et al. 2024, arXiv:2404.19124): consecutive heads that pass a state on.
+"""IBM's MLP speculator (Wertheimer et al. 2024, arXiv:2404.19124): heads in sequence that update one state.
 
-Step k mixes the state with the embedding of the token drafted before: s_k = GELU(LN(W_k s_{k-1} + c E(x))), where s_0
-is the target's normed state. Head k reads s_k. The embedding is the speculator's own, and is initialized with the
+Step k combines the state with the embedding of the token drafted before: s_k = GELU(LN(W_k s_{k-1} + c E(x))), where
+s_0 is the target's normed state. LM head k reads s_k. The embedding is the speculator's own, initialized with the
 target's.
 
-Shapes: K steps, H hidden, D draft tokens, V target tokens.
+Shapes: K steps, H hidden, I numbers of a state, D draft tokens, V target tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class SpeculatorForm:
-    """How published files differ: the size of states, and what is shared and normed.
+    """The variants of published files: ``inner`` is the size of states.
 
     ``rms``: norms are RMS norms. ``tied``: see `MlpSpeculator`. ``scaled``: the target's state is normed first.
     """
@@ -50,10 +50,10 @@ class ShiftedRmsNorm(nn.Module):
 
 
 class MlpSpeculator(SeveralHeadsModule):
-    """Maps states and tokens to states and logits. Step k guesses token i + 2 + k from the state of token i.
+    """The speculator: step k drafts token i + 2 + k from the target's state of token i.
 
-    All steps share one embedding, and the matrix after the first step, as with ``tie_weights`` in the published code,
-    unless ``form`` says otherwise. States have I numbers.
+    All steps share one embedding, and all but the first share one matrix, like ``tie_weights`` in the published code,
+    unless ``form`` says otherwise.
     """
 
     def __init__(self, config: SeveralHeadsConfig, form: SpeculatorForm | None = None) -> None:
@@ -78,14 +78,14 @@ class MlpSpeculator(SeveralHeadsModule):
         return MlpSpeculator(SeveralHeadsConfig.of(artefact), None if settings is None else SpeculatorForm(**settings))
 
     def begin(self, hidden: Tensor) -> Tensor:
-        """The state ``[..., H]`` before the first step, from the target's states ``hidden`` ``[..., H]``."""
+        """Return the state ``[..., H]`` before the first step, from the target's states ``hidden`` ``[..., H]``."""
         if not self._form.scaled:
             return hidden
         norm = F.rms_norm(hidden, hidden.shape[-1:], eps=_EPS) if self._form.rms else None
         return (F.layer_norm(hidden, hidden.shape[-1:]) if norm is None else norm) / 2**0.5
 
     def advance(self, step: int, state: Tensor, ids: Tensor) -> Tensor:
-        """The next state ``[..., I]`` from ``state`` ``[..., I]`` (at first ``[..., H]``) and token ids ``ids`` int64
+        """Return the next state ``[..., I]`` from ``state`` ``[..., I]`` (first ``[..., H]``) and tokens ``ids`` int64
         ``[...]``."""
         mix: nn.Module = self.later if step else self.first
         if step > 1 and self.more_later:
@@ -95,7 +95,7 @@ class MlpSpeculator(SeveralHeadsModule):
         return out
 
     def read(self, step: int, state: Tensor) -> Tensor:
-        """Logits ``[..., D]`` of ``state`` ``[..., I]``."""
+        """Return logits ``[..., D]`` for ``state`` ``[..., I]``."""
         logits: Tensor = self.lm_heads[step](state)
         return logits
 

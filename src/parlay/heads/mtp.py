@@ -1,8 +1,7 @@
 """The multi-token prediction module of DeepSeek-V3 (DeepSeek-AI 2024, arXiv:2412.19437, section 2.2).
 
 A projection and a decoder block map the state of token i and the embedding of token i + 1, both normed, to the state
-that predicts token i + 2. The embedding and the LM head are the target's; the norm before the LM head is the module's
-own.
+that predicts token i + 2. Embedding and LM head are the target's. The norm before the LM head is the module's own.
 
 Shapes: B texts, T rows of each, R of them computed, H hidden.
 """
@@ -22,10 +21,10 @@ NORMED = "normed"
 
 
 class MtpModule(DraftVocab):
-    """Maps states and embeddings to states.
+    """The module: maps states and embeddings to states.
 
-    One module serves all depths; from the second on it reads its own states, with ``normed`` after its final norm, as
-    other engines do. ``config`` is the shape of the block; its ``vocab_size`` is the target's.
+    One module serves all depths. After the first depth it reads its own states; with ``normed``, after its final norm,
+    as other engines do. ``config`` is the shape of the block; its ``vocab_size`` is the target's.
     """
 
     def __init__(self, config: DecoderConfig, draft_vocab_size: int, *, normed: bool = False) -> None:
@@ -45,7 +44,7 @@ class MtpModule(DraftVocab):
         return fused
 
     def again(self, hidden: Tensor) -> Tensor:
-        """The next depth's input ``[..., H]`` from ``hidden`` ``[..., H]``, the result of `step`."""
+        """Return the next depth's input ``[..., H]`` from ``hidden`` ``[..., H]``, the result of `step`."""
         out: Tensor = self.norm(hidden) if self._normed else hidden
         return out
 
@@ -57,6 +56,7 @@ class MtpModule(DraftVocab):
         )
 
     def step(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
-        """The states ``[B, R, H]`` before `norm`; ``hidden_BTH`` are the target's states or the previous step's."""
+        """Return the states ``[B, R, H]`` before the final norm; ``hidden_BTH``: the target's states, or the previous
+        step's."""
         out: Tensor = self.block(self.fuse(hidden_BTH, embedded_BTH), steps)
         return out

@@ -1,4 +1,4 @@
-"""A head's layers as a native decoder, which runs on the target's kernels with a cache of its own."""
+"""Converts a head's layers to a native decoder, which runs on the target's kernels with its own cache."""
 
 from __future__ import annotations
 
@@ -35,32 +35,31 @@ LayersOfHead: TypeAlias = tuple[DecoderConfig, dict[str, Operand]]
 def eagle3_decoder(
     layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand, *, normed: bool = False
 ) -> LayersOfHead:
-    """The layer of an `Eagle3Head` as a decoder; see `_decoder`.
-
-    With ``normed`` its rows read hidden states after `input_norm`.
-    """
+    """Convert the layer of an `Eagle3Head`; see `_decoder`. With ``normed``, its rows read hidden states after
+    `input_norm`."""
     return _decoder(layer, tensors, embedding, ("midlayer.",), beside=True, normed=normed)
 
 
 def eagle_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand) -> LayersOfHead:
-    """The layer of an `EagleHead` as a decoder; see `_decoder`."""
+    """Convert the layer of an `EagleHead`; see `_decoder`."""
     return _decoder(layer, tensors, embedding, ("layers.0.",), bare=True)
 
 
 def mtp_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand) -> LayersOfHead:
-    """The block of an `MtpModule` as a decoder; see `_decoder`."""
+    """Convert the block of an `MtpModule`; see `_decoder`."""
     return _decoder(layer, tensors, embedding, ("block.",))
 
 
 def parallel_decoder(
     layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand, head: int
 ) -> LayersOfHead:
-    """One of `ParallelHeads` as a decoder; see `_decoder`."""
+    """Convert layer ``head`` of `ParallelHeads`; see `_decoder`."""
     return _decoder(layer, tensors, embedding, (f"blocks.{head}.",))
 
 
 def prefix_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand) -> LayersOfHead:
-    """The prefix layer of `HydraHeads` as a decoder, whose logits are never used."""
+    """Convert the prefix layer of `HydraHeads`. The decoder's logits are never used, so its LM head has only a few
+    rows."""
     d2t = as_tensor(tensors["d2t"], torch.int64)[:_FEW]
     few: dict[str, Operand] = {**tensors, "d2t": d2t, "lm_head.weight": torch.zeros(_FEW, layer.hidden_size)}
     few[_LAST_NORM] = torch.ones(layer.hidden_size)
@@ -68,7 +67,7 @@ def prefix_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embeddi
 
 
 def kangaroo_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand) -> LayersOfHead:
-    """A `KangarooAdapter` as a decoder with an MLP that adds nothing; see `_decoder`."""
+    """Convert a `KangarooAdapter`; its MLP adds nothing. See `_decoder`."""
     size = layer.hidden_size
     mlp = {"gate": (_IDLE, size), "up": (_IDLE, size), "down": (size, _IDLE)}
     idle = {f"mlp.{part}_proj.weight": torch.zeros(shape) for part, shape in mlp.items()}
@@ -79,13 +78,17 @@ def kangaroo_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embed
 def block_decoder(
     layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand, layers: int, *, normed: bool = False
 ) -> LayersOfHead:
-    """The ``layers`` of a `BlockHead` as a decoder; see `eagle3_decoder`."""
+    """Convert the ``layers`` layers of a `BlockHead`; see `eagle3_decoder`."""
     prefixes = [f"layers.{place}." for place in range(layers)]
     return _decoder(layer, tensors, embedding, prefixes, beside=True, normed=normed)
 
 
 def input_norm(artefact: HeadArtefact, name: str) -> Callable[[Tensor], Tensor]:
-    """The function that norms hidden states ``[K, H]`` for an artefact's first layer; ``name`` is the norm's weight."""
+    """Return the function that norms hidden states ``[K, H]`` for an artefact's first layer; ``name`` is the norm's
+    weight.
+
+    It changes nothing if the head is not `normed`.
+    """
     if not normed(artefact):
         return lambda hidden_KH: hidden_KH
     norm = RmsNorm(artefact.layer.hidden_size, artefact.layer.rms_norm_eps)
@@ -103,10 +106,11 @@ def _decoder(
     bare: bool = False,
     normed: bool = False,
 ) -> LayersOfHead:
-    """Convert a head's layers, each of whose tensors begin with its prefix, to a decoder; ``layer`` is their shape.
+    """Convert a head's layers to a decoder. ``layer`` is their shape; each layer's tensors begin with its prefix.
 
-    The first layer has a second norm with ``beside``, or no norm with ``bare``; then there is no final norm, either.
-    ``embedding`` ``[V, H]`` is the target's. A head without its own LM head uses these rows of it.
+    With ``beside``, the first layer has a second norm (for hidden states, next to embeddings). With ``bare``, it has no
+    norm before attention, and there is no final norm. ``embedding`` ``[V, H]`` is the target's. A head without its own
+    LM head uses the embedding's rows of its draft vocabulary.
     """
     ids_D = draft_ids(as_tensor(tensors["d2t"], torch.int64))
     head_DH = tensors["lm_head.weight"] if "lm_head.weight" in tensors else chosen_rows(embedding, ids_D)

@@ -16,11 +16,12 @@ from torch import Tensor
 LONGEST = 3
 _DISCOUNT = 0.75
 _SEEN = 2
-"""Rarer n-grams are not kept, except for unigrams."""
+"""N-grams that occur less often are not kept, except for unigrams."""
 
 
 def count(texts: Iterable[Sequence[int]]) -> dict[str, Tensor]:
-    """Count the n-grams of texts as tensors: ``ngrams.N`` int32 ``[M, N + 1]``, the tokens and their count."""
+    """Count the n-grams of texts; return tensors ``ngrams.N``, int32 ``[M, N + 1]``: the tokens of each, then its
+    count."""
     counts: list[Counter[tuple[int, ...]]] = [Counter() for _ in range(LONGEST)]
     for ids in texts:
         for size in range(1, LONGEST + 1):
@@ -33,7 +34,7 @@ def count(texts: Iterable[Sequence[int]]) -> dict[str, Tensor]:
 
 
 class Ngrams:
-    """A model from the tensors of `count`; others are ignored."""
+    """An n-gram language model made from the tensors of `count`; it ignores others."""
 
     def __init__(self, tensors: Mapping[str, Tensor], vocab_size: int) -> None:
         self._floor = 1 / vocab_size
@@ -44,7 +45,7 @@ class Ngrams:
         self._totals = {before: sum(followers.values()) for before, followers in self._after.items()}
 
     def probability(self, before: Sequence[int], token: int) -> float:
-        """The probability of ``token`` after the tokens ``before``, of which the last two matter."""
+        """Return the probability of ``token`` after the tokens ``before``; only the last two of these matter."""
         share = self._floor
         for size in range(LONGEST):
             context = tuple(before[len(before) - size :])
@@ -56,9 +57,9 @@ class Ngrams:
         return share
 
     def affinity(self, before: Sequence[int], token: int) -> float:
-        """How much likelier ``token`` is after ``before`` than in general."""
+        """Return how many times as likely ``token`` is after ``before`` as in general."""
         return self.probability(before, token) / self.probability((), token)
 
     def log_probabilities(self, before: Sequence[int], tokens: Iterable[int]) -> list[float]:
-        """The logarithms of `probability`."""
+        """Return the logarithm of `probability` for each token."""
         return [math.log(self.probability(before, token)) for token in tokens]

@@ -1,4 +1,4 @@
-"""Opens the head that a strategy names, or the target's own."""
+"""Opens the head that a strategy names, or the head that was made for the target."""
 
 from __future__ import annotations
 
@@ -61,18 +61,16 @@ _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 _log = logging.getLogger(__name__)
 MakeRunner = Callable[[DecoderConfig, Mapping[str, Operand]], NativeRunner]
 StatesOf = Callable[[Sequence[int], Sequence[int]], Tensor | None]
-"""The target's states ``[T, F]`` of a text, those that enter some layers side by side; None if they are not available
-now."""
+"""Returns the target's states ``[T, F]`` of a text that enter some layers, side by side; None if not available now."""
 
 
 @dataclass(frozen=True)
 class OpenHead:
-    """An open head, the target's embedding ``[V, H]``, and the function that makes runners of its layers. ``dtype`` is
-    that of its products.
+    """An open head with the target's embedding ``[V, H]`` and the function that makes runners of its layers.
 
-    Strategies with other settings share all of it, including packed weights. ``states`` runs the target itself, so
-    nothing else may run it meanwhile. ``proved_in`` are the drafter classes in which it was proved, once each.
-    ``memory`` has the proofs of earlier processes.
+    ``dtype`` is the dtype of products. Strategies with different settings share an open head and its packed weights.
+    ``states`` runs the target itself, so nothing else may run it meanwhile. ``proved_in``: the drafter classes in which
+    the head was proved. ``memory`` remembers proofs of earlier processes.
     """
 
     artefact: HeadArtefact
@@ -85,7 +83,7 @@ class OpenHead:
     _runners: dict[str, NativeRunner] = field(default_factory=dict)
 
     def runner(self, layers: str, decoder: Callable[[], tuple[DecoderConfig, dict[str, Operand]]]) -> NativeRunner:
-        """The runner of these layers, shared by all drafters, whose sequences have different names."""
+        """Return the runner of these layers. All drafters share it; their sequences have different names."""
         if layers not in self._runners:
             self._runners[layers] = self.make_runner(*decoder())
         return self._runners[layers]
@@ -102,11 +100,11 @@ class OpenHead:
 
 
 FindHead = Callable[[str, str], OpenHead | None]
-"""Opens a head by method and name (empty: the target's own); None if the target has none."""
+"""Opens a head by method and name (empty: the head made for the target); None if there is none."""
 
 
 def opened(source: str, find: FindHead | None, name: str, *, method: str = "") -> OpenHead:
-    """Open the head of strategy ``source``; ``method`` is the kind of head if its name differs.
+    """Open the head of strategy ``source``; ``method`` is the kind of head, if its name differs.
 
     Raises UsageError if there is none, BadHead if it can't be used.
     """
@@ -130,10 +128,10 @@ def heads_of(
     *,
     lora: str | None = None,
 ) -> TargetHeads:
-    """A finder of heads for the target loaded as ``model``; the heads' caches join ``budget``.
+    """Return a finder of heads for the target loaded as ``model``; the heads' caches join ``budget``.
 
-    With the target's ``runner``, which may have the adapter ``lora``, heads can be proved with it. Heads run on the
-    target's device. On a CPU their weights have eight and four bits, as reading them dominates the cost.
+    With the target's ``runner``, which may have the adapter ``lora``, heads can be proved. Heads run on the target's
+    device. On a CPU their weights have eight or four bits, since reading weights takes most of the time.
     """
     dtype = _DTYPES[target.dtype]
 
@@ -145,7 +143,7 @@ def heads_of(
 
 
 def _named(model: str | PreTrainedModel, target: RunnerSpec, lora: str | None) -> tuple[object, ...] | None:
-    """Everything that a target's states depend on; None if some of it is not in files."""
+    """Return everything that a target's states depend on; None if it is not all in files."""
     if not isinstance(model, str):
         return None
     found, paths = resolve(model), weight_files(model)
@@ -156,10 +154,10 @@ def _named(model: str | PreTrainedModel, target: RunnerSpec, lora: str | None) -
 
 
 def converted(folder: Path, target: TargetShape, matrices: Matrices) -> tuple[HeadArtefact, bool]:
-    """Convert a folder's head from a published layout, and tell whether it proves that it belongs to the target.
+    """Convert a head in a published layout, and tell whether it identifies its target.
 
-    It gets the target's LM head if it has none. If it has an embedding that equals the target's, that is the proof, and
-    the copy is dropped. Raises BadHead if it can't be read.
+    A head without an LM head gets the target's. If the head has an embedding that equals the target's, that identifies
+    the target, and the copy is dropped. Raises BadHead if it can't be read.
     """
     artefact, ids_W = read(folder, target), witness_ids(target.vocab_size)
     tensors, witness_WH = dict(artefact.tensors), matrices.witnesses(target.vocab_size)
@@ -187,12 +185,13 @@ class Matrices:
     lm_head: Operand
 
     def witnesses(self, vocab_size: int) -> Tensor:
-        """The rows of `witness_ids`, without reading others."""
+        """Return the embedding rows of `witness_ids`, without reading others."""
         return rows_of(self.embedding, witness_ids(vocab_size))
 
 
 def matrices_of(model: str | PreTrainedModel) -> Matrices:
-    """The matrices from the target's files, or from the loaded model. Raises ParlayError if they can't be read."""
+    """Return the matrices from the target's files, or from the loaded model. Raises ParlayError if they can't be
+    read."""
     if not isinstance(model, str):
         return Matrices(model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach())
     found = resolve(model)
@@ -208,7 +207,7 @@ def _head_runner(
     device: torch.device,
     budget: Budget | None,
 ) -> NativeRunner:
-    """A head's layers as a native decoder, whose cache joins ``budget``."""
+    """Make a native decoder of a head's layers, whose cache joins ``budget``."""
     operands = dict(weights)
     if device.type == "cpu":
         matrices = {name: each for name, each in operands.items() if len(each.shape) == 2 and name != _EMBEDDING}
@@ -225,8 +224,10 @@ def _head_runner(
 
 
 def _in_few_bits(name: str, weight: Operand) -> Operand:
-    """Quantize a weight for the CPU; see `in_mlp`. Quantized weights stay, except for those that earlier formats keep
-    in eight bits."""
+    """Quantize a weight for the CPU; see `in_mlp`.
+
+    Quantized weights stay as they are, except for MLPs' weights that earlier formats saved in eight bits.
+    """
     if isinstance(weight, StoredTensor) and not (in_mlp(name) and weight.format is Format.Q8_0):
         return weight
     weight_OI = as_tensor(weight, torch.float32)
@@ -236,7 +237,7 @@ def _in_few_bits(name: str, weight: Operand) -> Operand:
 
 
 class TargetHeads:
-    """Finds heads for one target; ``matrices`` are read when a head is opened."""
+    """Finds heads for one target. ``matrices`` is called when the first head is opened."""
 
     def __init__(
         self,
@@ -248,8 +249,8 @@ class TargetHeads:
         states: StatesOf | None,
         named: Callable[[], tuple[object, ...] | None],
     ) -> None:
-        """``named`` returns everything that the target's states depend on, for remembering proofs; None: they are not
-        remembered."""
+        """``named`` returns everything that the target's states depend on, by which proofs are remembered; None: they
+        are not."""
         self._named = cache(named)
         self._target, self._matrices = target, (read := cache(matrices))
         self._make_runner, self._dtype, self._states = make_runner, dtype, states
@@ -258,10 +259,10 @@ class TargetHeads:
         self._witnesses = cache(lambda: read().witnesses(target.vocab_size))
 
     def __call__(self, method: str, name: str) -> OpenHead | None:
-        """Open a head; ``name`` is a folder, a name or domain in the store, or a repository on the Hugging Face Hub.
+        """Open a head. ``name`` is a folder, a name or domain in the store, or a repository on the Hugging Face Hub.
 
-        Folders and repositories may use one of the published layouts. Without a name it is the general head of the
-        store or the package.
+        Folders and repositories may use a published layout. Without a name, open the target's general head from the
+        store or the package; None if there is none.
         """
         if name and (user_path(name) / CONFIG).is_file():
             return self._open(user_path(name))
@@ -278,7 +279,7 @@ class TargetHeads:
         return None
 
     def domains(self) -> frozenset[str]:
-        """The domains, besides general text, for which this machine has drafters of this target."""
+        """Return the domains, other than general text, for which this machine has drafters of this target."""
         return frozenset(
             each.facts.origin.domain
             for each in store.drafters()
@@ -286,7 +287,7 @@ class TargetHeads:
         )
 
     def built_in_draft(self) -> str | None:
-        """The package's draft model for the target, whatever file or format the target was loaded from."""
+        """Return the package's draft model for the target, whatever file or format the target was loaded from."""
         named = BUILT_IN_DRAFTS.get(self._target.name)
         try:
             return named or next((draft for name, draft in BUILT_IN_DRAFTS.items() if self._is(name)), None)
@@ -313,7 +314,7 @@ class TargetHeads:
         return True
 
     def _open(self, folder: Path) -> OpenHead:
-        """Open a folder's head, once as long as its files stay the same; strategies with other settings share it."""
+        """Open a folder's head, again only if its files changed; strategies with different settings share it."""
         files = sorted((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in folder.iterdir())
         known = self._opened.get(folder)
         if known is None or known[0] != files:

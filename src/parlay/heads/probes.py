@@ -1,9 +1,9 @@
-"""Probes: trained inputs of the target that take the place of future tokens, so that it guesses several at once.
+"""Probes: trained inputs of the target that take the place of future tokens, so that it drafts several tokens at once.
 
-The target reads them after a text in place of the next tokens, and its prediction after each is a guess one token
-further. The target itself is not changed. PaSS (Monea et al. 2023, arXiv:2311.13581) calls them look-ahead embeddings,
-PPD (Chen et al. 2024, arXiv:2405.18628) prompt tokens, BiTA (Lin et al. 2024, arXiv:2401.12522) mask tokens.
-Speculative Streaming (Bhendawade et al. 2024, arXiv:2402.11131) lets them begin in one of its last layers.
+The target reads probes after a text, and its prediction at each probe is a draft one token further. The target itself
+does not change. PaSS (Monea et al. 2023, arXiv:2311.13581) calls them look-ahead embeddings, PPD (Chen et al. 2024,
+arXiv:2405.18628) prompt tokens, BiTA (Lin et al. 2024, arXiv:2401.12522) mask tokens. In Speculative Streaming
+(Bhendawade et al. 2024, arXiv:2402.11131), they start at one of the target's last layers and are called streams.
 
 Shapes: M probes, H hidden; L layers, K key heads, P rows of a prefix, D head size; R rank.
 """
@@ -17,7 +17,8 @@ from parlay.heads.base import DraftVocab
 
 
 class ProbeEmbeddings(DraftVocab):
-    """``inputs_MH``: probe m takes the place of token i + 1 + m, and there the target guesses token i + 2 + m."""
+    """Probes ``inputs_MH``: after token i, probe m takes the place of token i + 1 + m, where the target drafts i + 2 +
+    m."""
 
     def __init__(self, first_MH: Tensor, draft_vocab_size: int, vocab_size: int) -> None:
         super().__init__(draft_vocab_size, vocab_size)
@@ -25,7 +26,7 @@ class ProbeEmbeddings(DraftVocab):
 
 
 class PrefixedProbes(ProbeEmbeddings):
-    """BiTA's probes: ``prefix`` ``[L, 2, K, P, D]`` are keys and values that only the probes see, in every layer."""
+    """BiTA's probes: only they attend to ``prefix`` ``[L, 2, K, P, D]``, trained keys and values in every layer."""
 
     def __init__(self, first_MH: Tensor, prefix: Tensor, draft_vocab_size: int, vocab_size: int) -> None:
         """``prefix`` ``[L, 2, K, P, D]`` are its initial values."""
@@ -34,9 +35,9 @@ class PrefixedProbes(ProbeEmbeddings):
 
 
 class Streams(ProbeEmbeddings):
-    """Stream m begins within the model, at the text's own state x there, as x + down(x) up + ``inputs_MH[m]``.
+    """Streams: stream m starts inside the target from the text's state x, as x + down(x) up + ``inputs_MH[m]``.
 
-    So the map that all streams share is initialized to the identity.
+    All streams share the matrices ``down`` and ``up``, and ``up`` starts as zero.
     """
 
     def __init__(self, first_MH: Tensor, rank: int, draft_vocab_size: int, vocab_size: int) -> None:

@@ -1,6 +1,7 @@
-"""Proof of a head: what target and head computed where it was trained, which must be reproduced here at first use.
+"""Proof of a head: results of target and head from where it was trained, which this machine must reproduce at first
+use.
 
-A proof has a short text, the target's states of it, and the head's best guess after some of its beginnings.
+A proof holds a short text, the target's hidden states on it, and the head's first drafts after some of its beginnings.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from parlay.system.user_cache import user_cache, written_whole
 from parlay.types import OutOfRoom, Runner, Segment
 
 LENGTH = 32
-"""Tokens of a proof's text."""
+"""Number of tokens of a proof's text."""
 GUESSES = 16
-"""How many beginnings have a guess: the text without its last token, and shorter ones."""
+"""Number of beginnings with a draft: the text without its last token, and shorter ones."""
 _MOST_REMEMBERED, _MOST_LAYERS = 1000, 10_000
 _IDS, _LAYERS, _STATES, _GUESSES = "proof.ids", "proof.layers", "proof.states", "proof.guesses"
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """``ids_T`` int64 is the text, and ``states_TF`` bfloat16 are the states that enter ``layers``, side by side.
+    """A text ``ids_T`` (int64), and bfloat16 ``states_TF``, the states that enter ``layers`` on it, side by side.
 
     ``guesses_P`` int64 are the head's first drafted tokens after the first T - P, ..., T - 1 tokens. They are empty for
     heads that draft with the target's own layers.
@@ -42,9 +43,10 @@ class Proof:
 
     @staticmethod
     def taken(tensors: dict[str, Tensor], vocab_size: int) -> Proof | None:
-        """Take the proof out of an artefact's tensors, for a target with this vocabulary.
+        """Remove the proof from an artefact's tensors and return it, for a target with this vocabulary; None if there
+        is none.
 
-        Raises KeyError for missing parts, ValueError for invalid ones, as the target will run this text.
+        Raises KeyError for missing parts, ValueError for invalid ones, since the target will run this text.
         """
         if _IDS not in tensors:
             return None
@@ -56,25 +58,26 @@ class Proof:
         return Proof(ids_T, tuple(layers_L.tolist()), states_TF, guesses_P)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The proof as tensors of an artefact."""
+        """Return the proof as tensors of an artefact."""
         layers_L = torch.tensor(self.layers)
         states_TF = self.states_TF.to(torch.bfloat16).contiguous()
         return {_IDS: self.ids_T, _LAYERS: layers_L, _STATES: states_TF, _GUESSES: self.guesses_P}
 
     def state_of(self, layer: int) -> Tensor:
-        """The states ``[T, H]`` that enter one of the layers."""
+        """Return the states ``[T, H]`` that enter one of the layers."""
         place = self.layers.index(layer)
         return self.states_TF.chunk(len(self.layers), -1)[place]
 
 
 def _are_numbers(numbers_N: Tensor, end: int, most: int) -> bool:
-    """Whether ``numbers_N`` are at most ``most`` tokens or layers below ``end``; -1 means none."""
+    """Whether ``numbers_N`` are at most ``most`` integers from -1 (none) to ``end`` - 1."""
     whole = numbers_N.dim() == 1 and numbers_N.dtype in (torch.int64, torch.int32) and len(numbers_N) <= most
     return whole and (not len(numbers_N) or -1 <= int(numbers_N.min()) <= int(numbers_N.max()) < end)
 
 
 def target_states(runner: Runner, ids: Sequence[int], layers: Sequence[int]) -> Tensor | None:
-    """The states ``[T, F]`` of a text that enter ``layers``, side by side; None if they are not available."""
+    """Return the states ``[T, F]`` of a text that enter ``layers``, side by side; None if the target can't compute them
+    now."""
     if min(ids, default=-1) < 0 or not 0 <= min(layers) <= max(layers) <= runner.spec.num_layers:
         return None
     name = uuid.uuid4().int >> 66
@@ -92,10 +95,11 @@ def target_states(runner: Runner, ids: Sequence[int], layers: Sequence[int]) -> 
 
 
 def agreement(proof: Proof, states_TF: Tensor) -> float:
-    """How similar the target's states are to the proof's: 1 for equal states, near 0 for another model's.
+    """Return how similar the target's states are to the proof's: 1 for equal states, near 0 for another model's.
 
-    The least over layers of the rows' median cosine after subtracting their mean, as some numbers are large in every
-    row; the first row is left out, as it differs from all others.
+    For each layer, it takes the median over rows of the cosine of both states, after subtracting their means over rows,
+    since some numbers are large in every row. The result is the least of the layers. The first row is left out, since
+    it differs from all others.
     """
     pairs = zip(
         proof.states_TF.float().chunk(len(proof.layers), -1),
@@ -112,10 +116,10 @@ def _varied(states_TH: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ProofMemory:
-    """The proofs of one head on one target that held on this machine, kept for later processes.
+    """Remembers on this machine which proofs of one head on one target held, for later processes.
 
     ``subject`` identifies the files of head and target, the target's kernels and dtype, and the versions of Parlay and
-    its libraries. Each line of the file is a hash of that and of a drafter's class, the latest last.
+    its libraries. Each line of ``file`` is a hash of the subject and a drafter's class, the latest last.
     """
 
     subject: str
@@ -123,7 +127,7 @@ class ProofMemory:
 
     @classmethod
     def of(cls, *parts: object) -> ProofMemory:
-        """The memory for a subject of these ``parts``, in the user's cache."""
+        """Return the memory for the subject with these ``parts``, in the user's cache."""
         return cls(repr(parts), user_cache() / "proofs.txt")
 
     def has(self, drafter: str) -> bool:

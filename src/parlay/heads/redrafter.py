@@ -1,7 +1,7 @@
 """The recurrent drafter (Zhang et al. 2024, arXiv:2403.09919): a small network that runs once per drafted token.
 
-Its state follows the drafted tokens: s = SiLU(W E(x) + U s), starting at 0. The head reads it and the target's state,
-which stays the same. The embedding is the target's.
+Its state s follows the drafted tokens x: s = SiLU(W E(x) + U s), starting at 0. For each token, the head reads s and
+the target's state, which does not change during a draft. The embedding E is the target's.
 
 Shapes: H hidden, D draft tokens.
 """
@@ -19,8 +19,7 @@ _BLOCKS = 2
 
 
 class ReDrafterHead(SeveralHeadsModule):
-    """Maps states and embeddings to states and logits; ``config.heads`` is the number of tokens for which it was
-    trained."""
+    """The recurrent network and its LM head; ``config.heads`` is the number of tokens that it was trained to draft."""
 
     def __init__(self, config: SeveralHeadsConfig) -> None:
         super().__init__(config)
@@ -31,11 +30,12 @@ class ReDrafterHead(SeveralHeadsModule):
         self.lm_head = nn.Linear(2 * size, config.draft_vocab_size, bias=False)
 
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
-        """The next state ``[..., H]`` from ``state`` and the drafted token's ``embedded``, both ``[..., H]``."""
+        """Return the next state ``[..., H]`` from ``state`` and the drafted token's ``embedded``, both ``[..., H]``."""
         return F.silu(self.input(embedded) + self.recurrent(state))
 
     def read(self, hidden: Tensor, state: Tensor) -> Tensor:
-        """Logits ``[..., D]`` of the target's states ``hidden`` and the network's ``state``, both ``[..., H]``."""
+        """Return logits ``[..., D]`` for the target's states ``hidden`` and the network's ``state``, both ``[...,
+        H]``."""
         logits: Tensor = self.lm_head(self.blocks(torch.cat((hidden, state), -1)))
         return logits
 

@@ -1,6 +1,6 @@
-"""The drafters on this machine: those of the package, and a store in the user's cache folder.
+"""The drafters on this machine: those in the package, and those in a store in the user's cache folder.
 
-A name consists of target, method and domain, the kind of text it was trained on.
+A drafter's default name consists of target, method and domain (the kind of text it was trained on).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class StoredDrafter:
-    """A drafter by name; ``shipped`` ones are part of the package."""
+    """A drafter on this machine, with its name; ``shipped``: it is part of the package."""
 
     name: str
     folder: Path
@@ -48,22 +48,22 @@ class StoredDrafter:
 
     @property
     def size(self) -> int:
-        """Bytes of its weights."""
+        """Size of its weights in bytes."""
         return (self.folder / WEIGHTS).stat().st_size
 
 
 def place() -> Path:
-    """The store's folder, which need not exist."""
+    """Return the store's folder, which need not exist."""
     return user_cache() / "drafters"
 
 
 def drafters() -> list[StoredDrafter]:
-    """All readable drafters, those of the store first."""
+    """Return all readable drafters, the store's first."""
     return [*_stored(), *_shipped()]
 
 
 def find(name: str) -> StoredDrafter:
-    """The drafter of this name. Raises ValueError if there is none."""
+    """Return the drafter of this name. Raises ValueError if there is none."""
     known = {each.name: each for each in reversed(drafters())}
     if name not in known:
         raise ValueError(f"no drafter {name} on this machine: {nearest(name, known)}")
@@ -71,15 +71,17 @@ def find(name: str) -> StoredDrafter:
 
 
 def candidates(method: str, name: str = "") -> list[StoredDrafter]:
-    """Heads of a method with this name or domain, the best match first; without a name the general ones."""
+    """Return a method's drafters with this name or domain, the best match first; without a name the general ones."""
     own = [each for each in drafters() if each.facts.method == method]
     named = [each for each in own if name and each.name == name]
     return [*named, *(each for each in own if each.facts.origin.domain == (name or GENERAL) and each not in named)]
 
 
 def folder_of(method: str, name: str) -> Path:
-    """The folder ``name``, or that of a method's drafter with this name or domain. Raises UsageError if there is
-    neither."""
+    """Return the folder ``name``, or the folder of the method's drafter with this name or domain.
+
+    Raises UsageError if there is neither.
+    """
     folder = user_path(name)
     if (folder / CONFIG).is_file():
         return folder
@@ -91,13 +93,13 @@ def folder_of(method: str, name: str) -> Path:
 
 
 def usual_name(facts: HeadFacts) -> str:
-    """The default name of a drafter."""
+    """Return a drafter's default name."""
     target = facts.origin.target.rpartition("/")[2] or "unknown"
     return "-".join(_UNFIT.sub("-", part.lower()).strip("-.") for part in (target, facts.method, facts.origin.domain))
 
 
 def add(folder: Path, *, domain: str = "", name: str = "", pulled: Pulled | None = None) -> StoredDrafter:
-    """Copy a folder's drafter into the store atomically, and pin the hash of its weights.
+    """Copy a folder's drafter into the store atomically, with the hash of its weights.
 
     Raises BadHead for an unusable drafter, ValueError for an invalid domain or name.
     """
@@ -117,7 +119,7 @@ def add(folder: Path, *, domain: str = "", name: str = "", pulled: Pulled | None
 
 
 def remove(name: str) -> Path:
-    """Delete a drafter from the store; returns its folder. Raises ValueError if it is not in the store."""
+    """Delete a drafter from the store; return its folder. Raises ValueError if it is not in the store."""
     if _DOMAIN.fullmatch(name) and (folder := place() / name).is_dir():  # damaged ones, too
         shutil.rmtree(folder)
         return folder

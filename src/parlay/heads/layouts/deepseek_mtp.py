@@ -1,7 +1,7 @@
 """DeepSeek's multi-token prediction modules, published in the model's own files as layers after its last.
 
-``num_nextn_predict_layers`` is their number. The tensors are ``enorm``, ``hnorm``, ``eh_proj``, those of a decoder
-layer, and ``shared_head``.
+``num_nextn_predict_layers`` is their number. The tensors are ``enorm``, ``hnorm``, ``eh_proj``, ``shared_head``, and a
+decoder layer's.
 """
 
 from __future__ import annotations

@@ -28,13 +28,15 @@ TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
 def architecture_of(names: frozenset[str]) -> str:
-    """The architecture of the layers; Qwen3's have query and key norms."""
+    """Return the architecture of the layers: Qwen3 if queries and keys have norms, else Llama."""
     return "Qwen3ForCausalLM" if any(name.endswith("q_norm.weight") for name in names) else "LlamaForCausalLM"
 
 
 def taps_of(foreign: Foreign, declared: Sequence[int] | None, target: TargetShape) -> list[int]:
-    """The layers whose inputs are fused: ``declared``, or EAGLE-3's usual 2, L / 2 and L - 3. Raises BadHead for layers
-    that the target lacks."""
+    """Return the layers whose inputs are fused: ``said``, or EAGLE-3's usual 2, L / 2 and L - 3.
+
+    Raises BadHead for layers that the target lacks.
+    """
     layers = target.num_layers
     found = sorted(declared or (2, layers // 2, layers - 3))
     if len(set(found)) < len(found) or found[0] < 0 or found[-1] >= layers:
@@ -52,7 +54,8 @@ def fused_head(
     fused: Sequence[int] | None,
     settings: Json,
 ) -> HeadArtefact:
-    """A head that fuses several target layers, ``fused`` or the usual ones, and may have a smaller vocabulary."""
+    """Make a head that fuses the target's layers ``fused`` (None: the usual ones), and may have a smaller
+    vocabulary."""
     config = foreign.config
     size = foreign.number({"draft_vocab_size": layer.vocab_size, **config}, "draft_vocab_size")
     ids_D = offset_ids(foreign, size, layer.vocab_size)
@@ -61,7 +64,7 @@ def fused_head(
 
 
 def plain(foreign: Foreign, declared: Json) -> None:
-    """Raises BadHead for variants of EAGLE-3 that Parlay does not run."""
+    """Raise BadHead for variants of EAGLE-3 that Parlay does not run."""
     foreign.require(declared, norm_before_fc=False, fc_norm=False, norm_output=False, use_aux_hidden_state=True)
     foreign.require(declared, target_hidden_size=declared.get("hidden_size"))
 

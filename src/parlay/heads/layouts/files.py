@@ -38,7 +38,7 @@ def read_said(folder: Path) -> Json:
 
 
 def places(folder: Path) -> dict[str, Path]:
-    """The file of each tensor. Raises BadHead for a folder without safetensors, or with unreadable ones."""
+    """Return the file of each tensor. Raises BadHead for a folder without safetensors, or with unreadable ones."""
     if (folder / INDEX).is_file():
         return {name: folder / file for name, file in index_of(folder).items()}
     files = sorted(folder.glob("*.safetensors"))
@@ -55,7 +55,7 @@ def places(folder: Path) -> dict[str, Path]:
 
 
 def index_of(folder: Path) -> dict[str, str]:
-    """The file of each tensor, from the folder's index. Raises BadHead for an invalid index."""
+    """Return the file of each tensor from the folder's index. Raises BadHead for an invalid index."""
     try:
         found = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
         if all(Path(file).name == file for file in found.values()):
@@ -66,8 +66,7 @@ def index_of(folder: Path) -> dict[str, str]:
 
 
 def load(found: Mapping[str, Path], names: Iterable[str]) -> dict[str, Tensor]:
-    """Load these tensors, half-precision ones as float32. Raises BadHead for damaged files and numbers that are not
-    finite."""
+    """Load these tensors, float16 ones as float32. Raises BadHead for damaged files, and infinite or NaN numbers."""
     by_file: dict[Path, list[str]] = {}
     for name in names:
         by_file.setdefault(found[name], []).append(name)
@@ -110,7 +109,7 @@ LAYOUTS: tuple[Layout, ...] = (SPECULATORS, MEDUSA, MLP_SPECULATOR, HYDRA, DEEPS
 
 
 def is_artefact(folder: Path) -> bool:
-    """Whether a folder's config is that of Parlay's own head."""
+    """Whether a folder holds a head in Parlay's own format."""
     return {"method", "layer"} <= files.read_said(folder).keys()
 
 
@@ -132,7 +131,8 @@ def read(folder: Path, target: TargetShape) -> HeadArtefact:
 
 
 def fetched(repo: str) -> Path:
-    """Download a repository's head and return its folder; of a whole model, only the files with the head.
+    """Download a repository's head, and return its folder; from a whole model's repository only the files with the
+    head.
 
     Raises NotOnHub and BadHead.
     """

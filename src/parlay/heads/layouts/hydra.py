@@ -1,6 +1,6 @@
 """Hydra as its paper's code saves it, after its pickle was converted: ``hydra_mlp`` and ``hydra_lm_head``.
 
-Heads of several layers repeat one layer, which the file has once per repetition.
+A head of several layers runs one layer repeatedly, which the file holds once per repetition.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
 
 
 def _own(foreign: Foreign, layers: int) -> dict[str, Tensor]:
-    """The tensors under Parlay's names. Raises BadHead for a layer that does not repeat the one before."""
+    """Return the tensors under Parlay's names. Raises BadHead for a layer that does not repeat the layer before."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in foreign.tensors.items():
         own = _named(name.removeprefix("hydra_head."), layers)
@@ -48,7 +48,7 @@ def _own(foreign: Foreign, layers: int) -> dict[str, Tensor]:
 
 
 def _named(name: str, layers: int) -> str:
-    """Our name of a tensor in the file; its own name if we have none."""
+    """Return Parlay's name for a tensor of the file, or the same name if there is none."""
     if match := _MLP.fullmatch(name):
         head, layer, kind, part = match.groups()
         first = {"linear": "mix", "res_connection": "shorten"}[kind]

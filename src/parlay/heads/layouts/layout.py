@@ -1,4 +1,4 @@
-"""The parts that all layouts consist of, and helpers for them."""
+"""The parts of which layouts consist, and helpers for them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 NEED_LM_HEAD = frozenset({"eagle", "eagle3", "mtp", "block-drafter"})
 """Methods whose drafters read an LM head: the target's if a published head has none."""
 NO_WITNESS = torch.zeros(0)
-"""The witnesses of heads that do not identify their target."""
+"""The witnesses of a head that does not identify its target."""
 MOST_HEADS = 64
 LAYOUT = "layout"
-"""Setting: the layout in which a head was published. Such heads do not say how often they should be right."""
+"""Setting: the layout in which a head was published. Such heads do not say what acceptance to expect."""
 USUAL_ACCEPTANCE = (0.5, 0.14, 0.07, 0.05, 0.035, 0.03, 0.025, 0.02, 0.015, 0.01)
-"""How often each rank of a guess is right, for static trees of heads that don't say; each level keeps 0.8 of it."""
+"""Assumed acceptance of the candidates at depth 0, by rank, if a head does not say; each depth has 0.8 of the one
+before."""
 
 
 class TargetShape(Protocol):
-    """The facts that a head needs about its target, from a runner's spec or a checkpoint's config."""
+    """What reading a head requires of its target, from a runner's spec or a checkpoint's config."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -47,24 +48,24 @@ class TargetShape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A folder in a foreign layout: its config, and the head's tensors by their names there."""
+    """A folder in a foreign layout: its config, and its tensors under their names there."""
 
     folder: Path
     config: Json
     tensors: Mapping[str, Tensor]
 
     def refuse(self, field: str, value: object, asked: object) -> BadHead:
-        """The error for a config field that asks for a variant that Parlay does not run."""
+        """Return the error for a config field that asks for a variant that Parlay does not run."""
         return BadHead(f"{self.folder}: {field} is {value!s:.60}, and Parlay runs such heads only where it is {asked}")
 
     def require(self, declared: Json, **asked: object) -> None:
-        """Raises BadHead for the first of these fields that has another value; a missing field is accepted."""
+        """Raise BadHead for the first of these fields that has another value; a missing field is accepted."""
         for field, value in asked.items():
             if declared.get(field) not in (None, value):
                 raise self.refuse(field, declared[field], value)
 
     def number(self, declared: Json, field: str, least: int = 1, most: float = math.inf) -> int:
-        """An integer field of the config. Raises BadHead if it is not an integer in the range."""
+        """Return an integer field of the config. Raises BadHead if it is not an integer in the range."""
         value = declared.get(field)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise BadHead(f"{self.folder}: config.json says {field} {value!s:.40}: expected an integer from {least} on")
@@ -91,9 +92,9 @@ class Layout:
 
 
 def decoder_layer(foreign: Foreign, declared: Json, target: TargetShape, architecture: str) -> DecoderConfig:
-    """The shape of a head's layers from the config ``declared``. Raises BadHead for features that Parlay's layers lack.
+    """Return the shape of a head's layers from the config ``said``; their longest text is at least the target's.
 
-    Its longest text is the target's, as rotary positions have no limit.
+    Rotary positions have no limit, so a longer text is possible. Raises BadHead for features that Parlay's layers lack.
     """
     try:
         layer = config_of(foreign.folder, declared, architecture)
@@ -124,10 +125,10 @@ def published_head(
     settings: Json,
     ids_D: Tensor | None = None,
 ) -> HeadArtefact:
-    """Make a head that drafts the target's tokens ``ids_D``, or all; it reads the target's last layer unless ``taps``
-    are set.
+    """Make a head that drafts the target's tokens ``ids_D`` (None: all), and reads its last layer unless ``taps`` are
+    set.
 
-    ``tensors`` are all except for the two that map draft tokens.
+    ``tensors`` are all tensors except for ``d2t`` and ``t2d``.
     """
     ids_D = torch.arange(target.vocab_size) if ids_D is None else ids_D
     known_V = torch.zeros(target.vocab_size, dtype=torch.bool)
@@ -146,7 +147,7 @@ def several_heads(
     settings: Json,
     ids_D: Tensor | None = None,
 ) -> HeadArtefact:
-    """Make heads without decoder layers, which share only sizes with their target."""
+    """Make heads that have no decoder layers, so only the target's sizes matter in their config."""
     shared_sizes = DecoderConfig(
         architecture="LlamaForCausalLM",
         vocab_size=target.vocab_size,
@@ -164,7 +165,7 @@ def several_heads(
 
 
 def renamed(tensors: Mapping[str, Tensor], *rules: tuple[str, str]) -> dict[str, Tensor]:
-    """Rename tensors by the first rule whose prefix fits; rotary frequencies are dropped, as they are computed."""
+    """Rename tensors by the first rule whose prefix fits; drop rotary frequencies, which are computed."""
     found = {}
     for name, tensor in tensors.items():
         if not name.endswith("rotary_emb.inv_freq"):
@@ -174,8 +175,10 @@ def renamed(tensors: Mapping[str, Tensor], *rules: tuple[str, str]) -> dict[str,
 
 
 def offset_ids(foreign: Foreign, size: int, vocab_size: int) -> Tensor:
-    """The target's token of each of ``size`` draft ids, from the file's offsets, or all tokens. Raises BadHead for
-    invalid ones."""
+    """Return the target's token for each of ``size`` draft ids, from the file's offsets; without offsets all tokens.
+
+    Raises BadHead for invalid offsets.
+    """
     if "d2t" not in foreign.tensors:
         if size != vocab_size:
             raise BadHead(f"{foreign.folder} lacks d2t, which says what its {size} draft tokens stand for")
@@ -187,7 +190,7 @@ def offset_ids(foreign: Foreign, size: int, vocab_size: int) -> Tensor:
 
 
 def checked_ids(foreign: Foreign, name: str, ids_D: Tensor, vocab_size: int) -> Tensor:
-    """Raises BadHead unless these are distinct tokens of the target."""
+    """Return the ids. Raises BadHead unless they are distinct tokens of the target."""
     ids = set(ids_D.tolist())
     if len(ids) < len(ids_D) or not ids <= set(range(vocab_size)):
         raise BadHead(f"{foreign.folder}: {name} does not name different tokens of a target of {vocab_size}")
@@ -195,5 +198,5 @@ def checked_ids(foreign: Foreign, name: str, ids_D: Tensor, vocab_size: int) -> 
 
 
 def usual_acceptance(levels: int) -> list[list[float]]:
-    """Acceptance by level and rank for static trees if nothing was measured."""
+    """Return assumed acceptance by depth and rank, for static trees of heads without measured acceptance."""
     return [[share * 0.8**level for share in USUAL_ACCEPTANCE] for level in range(levels)]

@@ -1,7 +1,7 @@
 """Medusa as vLLM reads it: ``model_type`` medusa, tensors ``blocks`` and ``lm_heads``, and ``token_map``.
 
-``token_map`` has the tokens of a smaller vocabulary. The paper's code names tensors by numbers, in pickles, which some
-people have converted.
+``token_map`` lists the tokens of a smaller vocabulary. The paper's code instead names tensors by numbers, in pickles;
+converted pickles are read, too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
 
 
 def _named(entry: tuple[str, Tensor]) -> tuple[str, Tensor]:
-    """Rename a tensor; a head is one block."""
+    """Rename a tensor; each head has one residual block."""
     name, tensor = entry
     numbers = _NUMBERED.fullmatch(name)
     if numbers is not None:
@@ -59,7 +59,7 @@ def _named(entry: tuple[str, Tensor]) -> tuple[str, Tensor]:
 
 
 def _draft_ids(foreign: Foreign, token_map: Tensor | None, vocab_size: int) -> Tensor:
-    """The target's token of each draft id: those of ``token_map`` ``[D]``, or all."""
+    """Return the target's token for each draft id: from ``token_map`` ``[D]``, else all tokens."""
     if token_map is None or token_map.is_floating_point() or token_map.dim() != 1:
         foreign.require(foreign.config, truncated_vocab_size=vocab_size)
         return torch.arange(vocab_size)

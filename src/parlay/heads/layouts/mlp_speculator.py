@@ -1,7 +1,7 @@
 """IBM's MLP speculator as IBM publishes it and vLLM reads it: ``model_type`` mlp_speculator.
 
-Each step has tensors ``emb``, ``proj``, ``ln`` and ``head``. With ``tie_weights`` all steps share them except for the
-first ``proj``, even if the file repeats them.
+Each step has tensors ``emb``, ``proj``, ``ln`` and ``head``. With ``tie_weights``, all steps share them, except that
+the first step has its own ``proj``. The file may still repeat shared tensors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
 
 
 def _own(foreign: Foreign, tensors: Mapping[str, Tensor], steps: int, tied: bool) -> dict[str, Tensor]:
-    """The tensors under Parlay's names; others keep theirs. Raises BadHead if one is missing."""
+    """Return the tensors under Parlay's names; other tensors keep theirs. Raises BadHead if one is missing."""
     names = _names(steps, tied)
     found: dict[str, Tensor] = {}
     for name, own in names.items():
@@ -51,14 +51,14 @@ def _own(foreign: Foreign, tensors: Mapping[str, Tensor], steps: int, tied: bool
 
 
 def _first(name: str) -> str:
-    """The name of the matrix that steps share."""
+    """Return the name of the tensor that this one repeats if steps share weights."""
     part, _, rest = name.partition(".")
     step, _, ending = rest.partition(".")
     return f"{part}.{min(int(step), 1) if part == 'proj' else 0}.{ending}" if step.isdigit() else name
 
 
 def _names(steps: int, tied: bool) -> dict[str, str]:
-    """Our names of the file's tensors."""
+    """Return Parlay's names by the names in the file."""
     found = {"emb.0.weight": "emb.weight", "proj.0.weight": "first.weight"}
     if steps > 1:
         found["proj.1.weight"] = "later.weight"

@@ -1,7 +1,8 @@
 """The format of the package `speculators`, which vLLM serves: EAGLE-3, P-EAGLE, and multi-token prediction.
 
-``transformer_layer_config`` is the layers' config without its model type's defaults, and ``speculators_config`` names
-the verifier, which is the target. EAGLE-3's layers are ``layers.N``, and an MTP module's is ``mtp_layers.0``.
+``transformer_layer_config`` is the layers' config; fields with the model type's default value are left out.
+``speculators_config`` names the verifier, which is the target. EAGLE-3's layers are called ``layers.N``, and an MTP
+module's layer ``mtp_layers.0``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _USUAL: Mapping[str, Json] = {
     "llama": {"intermediate_size": 11008, "max_position_embeddings": 2048, "vocab_size": 32_000},
     "qwen3": {"intermediate_size": 22016, "num_key_value_heads": 32, "head_dim": 128, "vocab_size": 151_936},
 }
-"""transformers' defaults by model type, besides `_ALWAYS`."""
+"""Defaults of transformers by model type; `_ALWAYS` has those of both types."""
 _ALWAYS = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "rms_norm_eps": 1e-6}
 MTP_NAMES = (
     ("mtp_layers.0.hidden_layernorm.", "hnorm."),
@@ -52,7 +53,7 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
 
 
 def _layer(foreign: Foreign, target: TargetShape) -> tuple[DecoderConfig, dict[str, Any]]:
-    """The shape of the layers, and their whole config."""
+    """Return the shape of the layers, and their whole config."""
     declared = foreign.config.get(LAYER)
     if not isinstance(declared, dict):
         raise BadHead(f"{foreign.folder}: config.json has no {LAYER}")
@@ -105,7 +106,7 @@ def _proposal(foreign: Foreign) -> Json:
 
 
 def _origin(foreign: Foreign) -> Origin:
-    """The origin, with the target that the file names."""
+    """Return the origin, with the target that the file names."""
     declared = foreign.config.get("speculators_config")
     verifier = declared.get("verifier") if isinstance(declared, dict) else None
     name = verifier.get("name_or_path") if isinstance(verifier, dict) else None

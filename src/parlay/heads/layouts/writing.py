@@ -1,4 +1,4 @@
-"""Writes Parlay's heads in other programs' layouts."""
+"""Writes Parlay's heads in the layouts of other programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from parlay.types import ParlayError
 
 _VERSION = "0.9.0"
 _STEPS = 4
-"""Tokens to draft with a layer that runs repeatedly."""
+"""Number of tokens to draft with a layer that runs repeatedly."""
 _ROPE_FIELDS = {
     "default": (),
     "linear": ("factor",),
@@ -38,7 +38,7 @@ _ROPE_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """The target as other programs find it; ``embedding`` and ``lm_head`` return its matrices ``[V, H]``."""
+    """The target as other programs find it, by name; ``embedding`` and ``lm_head`` return its matrices ``[V, H]``."""
 
     name: str
     embedding: Callable[[], Tensor]
@@ -46,7 +46,7 @@ class Verifier:
 
 
 Written = tuple[dict[str, Any], dict[str, Tensor]]
-"""A config, and tensors."""
+"""A config and tensors."""
 Writer = Callable[[HeadArtefact, Verifier], Written]
 
 
@@ -88,9 +88,9 @@ def _renamed(name: str) -> str:
 
 
 def _medusa(head: HeadArtefact, verifier: Verifier) -> Written:
-    """Write Medusa heads over all tokens, as vLLM loads no ``token_map`` for heads with an LM head each.
+    """Write Medusa heads over the whole vocabulary, since vLLM loads no ``token_map`` for heads with an LM head each.
 
-    A token that the head can't draft gets the mean of all its rows, which never exceeds the best of them.
+    A token that the head can't draft gets the mean of all rows, whose logit never exceeds the best row's.
     """
     del verifier
     heads, layer, ids_D = int(head.settings["heads"]), head.layer, draft_ids(head.tensors["d2t"])
@@ -117,7 +117,7 @@ def _medusa(head: HeadArtefact, verifier: Verifier) -> Written:
 def _speculator(
     kind: str, architecture: str, head: HeadArtefact, verifier: Verifier, *, layers: int, tokens: int
 ) -> dict[str, Any]:
-    """The config fields of all kinds."""
+    """Return the config fields that all kinds have."""
     return {
         "architectures": [architecture],
         "speculators_model_type": kind,
@@ -144,7 +144,7 @@ def _taps(head: HeadArtefact) -> dict[str, Any]:
 
 
 def _layer(layer: DecoderConfig, layers: int) -> dict[str, Any]:
-    """The config of ``layers`` decoder layers in transformers' format."""
+    """Return the config of ``layers`` decoder layers in transformers' format."""
     if layer.qkv_bias:
         raise BadHead("this head's layers have biases of queries, keys and values, for which the format has no place")
     kind = "qwen3" if layer.qk_norm else "llama"
@@ -178,11 +178,10 @@ def _rope(rope: RopeConfig) -> dict[str, Any]:
 
 
 def _whole(head: HeadArtefact, verifier: Verifier) -> dict[str, Tensor]:
-    """The head's tensors plus those of the target that it lacks, and without a draft vocabulary if that is the full
-    one.
+    """Return the head's tensors plus those of the target that it lacks; a full draft vocabulary is left out.
 
-    The package loads the target's embedding in place of a missing one only if uninitialized memory happens to contain
-    NaN.
+    The package `speculators` replaces a missing embedding by the target's only if uninitialized memory happens to
+    contain NaN, so the embedding is always written.
     """
     found, ids_D = dict(head.tensors), draft_ids(head.tensors["d2t"])
     if LM_HEAD not in found:
