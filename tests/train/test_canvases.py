@@ -408,7 +408,7 @@ def test_the_causal_mode_is_kept_by_what_it_was() -> None:
     group_BT = masks.groups_of(batch.ids_BT.shape[1], 4, batch.length_B[:, None])
     nowhere_BT = torch.zeros_like(batch.ids_BT, dtype=torch.bool)
     assert float(recipe._both(batch, nowhere_BT, group_BT).detach()) == pytest.approx(0, abs=1e-5)
-    with pytest.raises(UsageError, match="keep=1 needs the model as it was; a new one has --keep 0"):
+    with pytest.raises(UsageError, match="keep=1 needs an existing model; for a new one give --keep 0"):
         SetBlockRecipe(options, decoder())
 
 
@@ -426,7 +426,7 @@ def test_a_new_model_learns_both_modes(tmp_path: Path) -> None:
         for strategy in ("none", "denoise:selector=confidence,k=1", "set-block:policy=fixed"):
             texts = [each.outputs[0].text for each in llm.generate(["say ab:", "say ba:"], params, strategy=strategy)]
             assert texts == ["ab", "ba"], strategy
-    with pytest.raises(UsageError, match="are for a model that is there"):
+    with pytest.raises(UsageError, match="need an existing model: name it"):
         train("set-block", SetBlockTrainOptions(**common, updates=1, out=tmp_path / "none", layers=1))
 
 

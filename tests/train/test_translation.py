@@ -650,7 +650,7 @@ def test_a_run_that_is_stopped_writes_the_model_as_it_is(
 
 def test_losses_that_are_no_numbers_end_a_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training.Run, "_loss", lambda run, *rest: run.network.model.model.norm.weight.sum() * torch.nan)
-    with pytest.raises(ValueError, match="no number in 20 updates in a row: train again with a lower --rate"):
+    with pytest.raises(ValueError, match="no finite number in 20 updates in a row: train again with a lower --rate"):
         trained("translator", data, tmp_path, updates=40)
 
 

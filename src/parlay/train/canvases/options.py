@@ -15,18 +15,20 @@ class CanvasTrainOptions(Options):
     """Options that all these recipes share: the texts, and the length of the run."""
 
     data: Path = option(
-        help="what to learn from: a folder of text files (.txt, .md, ...), or JSON lines "
+        help="what to train on: a folder of text files (.txt, .md, ...), or JSON lines "
         '{"prompt": TEXT, "answer": TEXT} in a file or folder'
     )
     out: Path = option(Path("canvas-model"), "folder of the finished model")
-    minutes: float = option(30.0, "how long to train", low=0.001)
-    updates: int = option(0, "so many updates of the weights, whatever time they take; 0: --minutes", low=0)
-    rows: int = option(16, "rows of a batch", low=1, high=4096)
+    minutes: float = option(30.0, "minutes to train", low=0.001)
+    updates: int = option(
+        0, "stop after this many updates of the weights, whatever time they take; 0: after --minutes", low=0
+    )
+    rows: int = option(16, "rows in a batch", low=1, high=4096)
     length: int = option(
-        256, "most tokens of a row: longer documents are cut, longer conversations left out", low=8, high=4096
+        256, "longest row in tokens: longer documents are cut, longer conversations left out", low=8, high=4096
     )
     precision: str = option(
-        AUTO, "in what products are computed: auto is bfloat16 where that is quicker", choices=PRECISIONS
+        AUTO, "number type of matrix products: auto is bfloat16 where that is faster", choices=PRECISIONS
     )
     threads: int | None = option(None, "number of threads (default: one per usable core)", low=1)
     seed: int = option(0, "seed of weights, rows and masks", low=0)
@@ -40,18 +42,18 @@ class CanvasTrainOptions(Options):
 class MdlmTrainOptions(CanvasTrainOptions):
     """Options of `mdlm`: the model to start from, or a new one's size and vocabulary."""
 
-    model: str = option("", "a model that fills canvases to train further, by folder; empty: a new one")
+    model: str = option("", "folder of a model that fills canvases, to train it further; empty: a new model")
     shape: str = option("mini", "size of a new model", choices=sorted(SHAPES))
-    vocab_size: int = option(4096, "tokens of a new model's vocabulary, the mask among them", low=258, high=65_535)
-    rate: float = option(1.0, "learning rates, in those of parlay train lm", low=0)
+    vocab_size: int = option(4096, "size of a new model's vocabulary, including the mask", low=258, high=65_535)
+    rate: float = option(1.0, "factor on the learning rates of parlay train lm", low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bd3TrainOptions(MdlmTrainOptions):
     """Options of `bd3`: those of `mdlm`, the block size, and the range of mask rates."""
 
-    block: int = option(8, "places of a block", low=2, high=1024)
-    low: float = option(0.0, "least share of a block that is masked", low=0, high=1)
+    block: int = option(8, "places in a block", low=2, high=1024)
+    low: float = option(0.0, "smallest share of a block that is masked", low=0, high=1)
     high: float = option(1.0, "largest share of a block that is masked", low=0, high=1)
 
 
@@ -59,67 +61,74 @@ class Bd3TrainOptions(MdlmTrainOptions):
 class TunedTrainOptions(CanvasTrainOptions):
     """Options of recipes that train an existing model further: which model, how fast, and how many layers."""
 
-    model: str = option("parlay-mini", "the model that is trained further, by name or folder")
+    model: str = option("parlay-mini", "the model to train further, by name or folder")
     rate: float = option(1e-4, "peak learning rate (AdamW)", low=0)
-    layers: int = option(0, "last layers that are trained; 0: all, and the embedding", low=0, high=1024)
+    layers: int = option(0, "train only this many last layers; 0: all layers and the embedding", low=0, high=1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetBlockTrainOptions(TunedTrainOptions):
     """Options of `set-block`: the canvas, the weights of its losses, the adapter, and the mask token."""
 
-    model: str = option(
-        "parlay-mini", "the model that is trained further, by name or folder; empty: a new one, of --shape"
-    )
+    model: str = option("parlay-mini", "the model to train further, by name or folder; empty: a new one of --shape")
     shape: str = option("mini-draft", "size of a new model", choices=sorted(SHAPES))
-    vocab_size: int = option(4096, "tokens of a new model's vocabulary, the mask among them", low=258, high=65_535)
-    rate: float = option(1e-4, "peak learning rate (AdamW); of a new model in those of parlay train lm, say 1", low=0)
-    block: int = option(8, "places of a canvas", low=2, high=256)
-    text_weight: float = option(0.0, "weight of the texts' own tokens, in the text and on canvases", low=0)
+    vocab_size: int = option(4096, "size of a new model's vocabulary, including the mask", low=258, high=65_535)
+    rate: float = option(
+        1e-4, "peak learning rate (AdamW); for a new model, factor on the rates of parlay train lm, such as 1", low=0
+    )
+    block: int = option(8, "places on a canvas", low=2, high=256)
+    text_weight: float = option(0.0, "weight of the texts' own tokens as labels, in the text and on canvases", low=0)
     keep: float = option(
-        1.0, "weight of the model's own distributions as they were, in the text, which so stays, and on canvases", low=0
+        1.0,
+        "weight of the original model's distributions as labels, on canvases and in the text, which preserves how it "
+        "writes",
+        low=0,
     )
     lora: int = option(
-        0, "rank of an adapter for mask rows, which leaves the model as it is; 0: train the model", low=0, high=512
+        0, "rank of an adapter for mask rows; the model itself then stays; 0: train the model", low=0, high=512
     )
     groups: int = option(
-        32, "--lora: canvases that begin in each row, after places that are drawn from its answer", low=1, high=1024
+        32, "with --lora: canvases per row, which begin at random places of its answer", low=1, high=1024
     )
     top_vocab: int = option(
-        0, "--lora: learn over so many tokens, those that the answers have most often; 0: all", low=0
+        0, "with --lora: the loss covers this many tokens, the most frequent in answers; 0: all", low=0
     )
     mask_token: str = option(
-        "", "token that stands in open places; empty: an unused id, or the token of a byte that no text has"
+        "", "token of masked places; empty: an unused id, or the token of a byte that no text contains"
     )
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
         if not (self.keep or self.text_weight):
-            raise UsageError("keep=0 and text_weight=0: nothing would be learned; set one of them above 0")
+            raise UsageError("keep=0 and text_weight=0: nothing would be learned; set one above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CllmTrainOptions(TunedTrainOptions):
     """Options of `cllm`: how the model's own texts are written, and the blocks it is trained to solve."""
 
-    block: int = option(16, "tokens that are solved together", low=2, high=256)
-    prompts: int = option(256, "rows whose prompts, or first halves, the model answers first", low=1)
-    blocks: int = option(6, "blocks of each answer at most", low=1, high=256)
-    groups: int = option(8, "blocks that are solved from drawn places of an answer", low=1, high=1024)
-    keep: float = option(1.0, "weight of the model's own distributions as they were, in texts, which so stay", low=0)
+    block: int = option(16, "tokens in a block, which Jacobi iteration solves together", low=2, high=256)
+    prompts: int = option(
+        256, "number of rows whose prompts, or first halves, the model answers before training", low=1
+    )
+    blocks: int = option(6, "most blocks in each of these answers", low=1, high=256)
+    groups: int = option(8, "blocks per answer to train on, which begin at random places", low=1, high=1024)
+    keep: float = option(
+        1.0, "weight of the original model's distributions in texts, which preserves how it writes", low=0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CdlmTrainOptions(CanvasTrainOptions):
     """Options of `cdlm`: the teacher, and the weights of the losses, whose defaults are not the paper's."""
 
-    model: str = option(help="the teacher, whose places all see each other, by folder: parlay train mdlm makes one")
-    block: int = option(8, "places of a block of the student", low=2, high=1024)
-    prompts: int = option(512, "prompts that the teacher answers", low=2)
+    model: str = option(help="folder of the teacher, a masked diffusion model such as parlay train mdlm makes")
+    block: int = option(8, "places in a block of the student", low=2, high=1024)
+    prompts: int = option(512, "number of prompts that the teacher answers", low=2)
     rate: float = option(3e-4, "peak learning rate (AdamW)", low=0)
     distill: float = option(1.0, "weight of the teacher's distributions", low=0)
-    consistency: float = option(0.5, "weight of predictions that stay as a block is filled", low=0)
-    denoise: float = option(0.1, "weight of the texts themselves", low=0)
+    consistency: float = option(0.5, "weight of the student's own later predictions as labels", low=0)
+    denoise: float = option(0.1, "weight of the original texts as labels", low=0)
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)

@@ -110,7 +110,7 @@ def begin_set_block(options: SetBlockTrainOptions) -> Begun:
     modes."""
     if not options.model:
         if options.lora or options.layers or options.mask_token:
-            raise UsageError("--lora, --layers and --mask-token are for a model that is there: name it with --model")
+            raise UsageError("--lora, --layers and --mask-token need an existing model: name it with --model")
         texts = read_user_texts(options.data)
         decoder, tokenizer = _new(texts, options)
         rows, held_out = parted(rows_of(texts, words_of(tokenizer, texts), options.length))

@@ -41,7 +41,9 @@ class SetBlockRecipe(CanvasRecipe):
         0."""
         super().__init__(decoder, options.seed)
         if original is None and options.keep:
-            raise UsageError(f"keep={options.keep:g} needs the model as it was; a new one has --keep 0 --text-weight 1")
+            raise UsageError(
+                f"keep={options.keep:g} needs an existing model; for a new one give --keep 0 --text-weight 1"
+            )
         self._options, self._original, self._new = options, original, new
         self._turn = 0
 

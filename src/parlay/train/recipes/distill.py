@@ -118,7 +118,9 @@ def start(options: DistillTrainOptions, target: Target, texts: Sequence[Featured
     del texts
     like = _begun(options) or options.model
     if options.embedding and resolve(like).is_dir():
-        raise ParlayError(f"embedding={options.embedding}: {like} is a folder, so the student is one in bfloat16")
+        raise ParlayError(
+            f"embedding={options.embedding}: {like} is a folder, so the student is one in bfloat16: leave embedding out"
+        )
     if options.cut_from:
         cut = cut_out(_same_vocabulary(options.cut_from, target), options)
         return DistillRecipe(options, target, _partly_frozen(cut, options.learning_layers), cut.config)

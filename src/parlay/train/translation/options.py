@@ -42,36 +42,42 @@ TRANSLATORS: Mapping[str, TranslatorShape] = MappingProxyType(
 class TranslatorTrainOptions(Options):
     """Options of all translators: the pairs, the initial model, the teacher, and the length of the run."""
 
-    data: Path = option(help="file of pairs: a source, a tab and its translation on each line; may be packed as .zst")
+    data: Path = option(
+        help="file of pairs: a source, a tab and its translation on each line; may be compressed as .zst"
+    )
     out: Path = option(Path("translator"), "folder of the finished model")
-    minutes: float = option(60.0, "how long to train", low=0.001)
-    updates: int = option(0, "so many updates of the weights, whatever time they take; 0: --minutes", low=0)
+    minutes: float = option(60.0, "minutes to train", low=0.001)
+    updates: int = option(
+        0, "stop after this many updates of the weights, whatever time they take; 0: after --minutes", low=0
+    )
     shape: str = option("small", "size of a new model", choices=tuple(TRANSLATORS))
-    vocab_size: int = option(4096, "tokens of a new vocabulary, those of its own included", low=512, high=65_536)
-    batch_tokens: int = option(4096, "tokens of a batch, of both sides and padding", low=8)
-    longest: int = option(60, "pairs of which a side has more tokens are left out", low=1, high=LENGTHS - 1)
-    init: Path | None = option(None, "a translator of parlay train to begin from: its weights and its vocabulary")
+    vocab_size: int = option(4096, "size of a new vocabulary, including special tokens", low=512, high=65_536)
+    batch_tokens: int = option(4096, "tokens in a batch, including sources and padding", low=8)
+    longest: int = option(
+        60, "leave out pairs with more tokens than this in source or translation", low=1, high=LENGTHS - 1
+    )
+    init: Path | None = option(None, "folder of a translator to train further, with its vocabulary")
     deepen: int = option(
-        0, "layers that come after each of the model to begin from, and add nothing before they have learned", low=0
+        0, "new layers to insert after each layer of the model in --init; they add nothing at first", low=0
     )
     rate: float = option(
-        1.0, "factor on the usual learning rates; to go on with a model that has learned, take 0.1 to 0.3", low=0.001
+        1.0, "factor on the usual learning rates; to train a model further, take 0.1 to 0.3", low=0.001
     )
     seed: int = option(0, "seed of weights and batches", low=0)
-    threads: int = option(0, "CPU threads; 0 leaves torch's choice", low=0)
-    compile: bool = option(True, "compile the layers where a C++ compiler is at hand")
+    threads: int = option(0, "CPU threads; 0: torch chooses", low=0)
+    compile: bool = option(True, "compile the layers if there is a C++ compiler")
     teacher: Path | None = option(
         None,
-        "a translator whose translations of the sources are learned from, in place of those of the file "
-        "(sequence-level distillation)",
+        "folder of a translator: train on its translations of the sources instead of the file's (sequence-level "
+        "distillation)",
     )
-    distilled: int = option(0, "sources that the teacher translates, each once; 0: all", low=0)
-    work: Path = option(Path("translation-work"), "folder of the teacher's translations, for later runs as well")
+    distilled: int = option(0, "number of sources that the teacher translates; 0: all", low=0)
+    work: Path = option(Path("translation-work"), "folder of the teacher's translations, which later runs use again")
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
         if self.deepen and self.init is None:
-            raise UsageError(f"deepen={self.deepen} adds layers to a translator that is there: name it by init")
+            raise UsageError(f"deepen={self.deepen} adds layers to an existing translator: name it by init")
         if self.distilled and self.teacher is None:
             raise UsageError(f"distilled={self.distilled} counts what a teacher translates: name one by teacher")
 
@@ -85,8 +91,8 @@ class CanvasTranslatorTrainOptions(TranslatorTrainOptions):
 class CmlmTrainOptions(CanvasTranslatorTrainOptions):
     """Options of `cmlm`: how much the model is trained to draft, and how many tokens at once."""
 
-    drafts: float = option(0.3, "share of pairs that teach it to go on with an answer, as a drafter", low=0, high=1)
-    block: int = option(8, "places that it then fills", low=1, high=64)
+    drafts: float = option(0.3, "share of pairs that train it to continue an answer, as a drafter does", low=0, high=1)
+    block: int = option(8, "places that it fills when it drafts", low=1, high=64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +107,7 @@ class NatTrainOptions(CanvasTranslatorTrainOptions):
     """Options of `nat`: whether fertilities or the length decide what the places read."""
 
     fertilities: bool = option(
-        True, "guess how many of the answer's tokens stand for each of the source's; else one length, spread evenly"
+        True, "predict how many answer tokens each source token stands for; else predict the length alone"
     )
 
 
@@ -109,7 +115,7 @@ class NatTrainOptions(CanvasTranslatorTrainOptions):
 class GlancingTrainOptions(CanvasTranslatorTrainOptions):
     """Options of `glat`: how many tokens are shown in training."""
 
-    ratio: float = option(0.5, "tokens shown at first, for each wrong one; falls to 0.1", low=0, high=1)
+    ratio: float = option(0.5, "tokens shown per wrong one at the start; falls to 0.1", low=0, high=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,4 +130,4 @@ class GraphTrainOptions(GlancingTrainOptions):
     """Options of `da`: those of `glat`, the size of graphs, and how vertices are linked."""
 
     scale: int = option(4, "vertices for each token of the source", low=2, high=16)
-    heads: int = option(4, "heads of the attention that links vertices; 0: the distance alone does", low=0, high=16)
+    heads: int = option(4, "heads of the attention that links vertices; 0: link by distance only", low=0, high=16)

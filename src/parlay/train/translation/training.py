@@ -283,7 +283,9 @@ class Run:
             self.updates += 1
             self.tokens += sum(pair.size for pair, _ in batch)
         if self._odd == _MOST_ODD:
-            raise ValueError(f"the loss was no number in {_MOST_ODD} updates in a row: train again with a lower --rate")
+            raise ValueError(
+                f"the loss was no finite number in {_MOST_ODD} updates in a row: train again with a lower --rate"
+            )
 
     def _loss(
         self, batch: Sequence[tuple[Pair, Laid]], batches: PairBatches, share: float, draw: torch.Generator
