@@ -33,7 +33,7 @@ def architecture_of(names: frozenset[str]) -> str:
 
 
 def taps_of(foreign: Foreign, declared: Sequence[int] | None, target: TargetShape) -> list[int]:
-    """Return the layers whose inputs are fused: ``said``, or EAGLE-3's usual 2, L / 2 and L - 3.
+    """Return the layers whose inputs are fused: ``declared``, or EAGLE-3's usual 2, L / 2 and L - 3.
 
     Raises BadHead for layers that the target lacks.
     """

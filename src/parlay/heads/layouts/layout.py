@@ -92,7 +92,7 @@ class Layout:
 
 
 def decoder_layer(foreign: Foreign, declared: Json, target: TargetShape, architecture: str) -> DecoderConfig:
-    """Return the shape of a head's layers from the config ``said``; their longest text is at least the target's.
+    """Return the shape of a head's layers from the config ``declared``; their longest text is at least the target's.
 
     Rotary positions have no limit, so a longer text is possible. Raises BadHead for features that Parlay's layers lack.
     """
