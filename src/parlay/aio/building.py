@@ -23,14 +23,14 @@ class _Build:
 class StrategyBuilds:
     """Builds strategies one at a time, and holds the jobs that wait for them; other jobs keep decoding.
 
-    Only the engine thread calls these methods and uses the strategies. ``beside`` runs a call in another thread. That
-    thread calls ``wake`` when it has built a strategy; `take` then returns the jobs that waited for the strategy.
+    Only the engine thread calls these methods and uses the strategies. ``run_in_thread`` runs a call in another thread.
+    That thread calls ``wake`` when it has built a strategy; `take` then returns the jobs that waited for the strategy.
     """
 
     def __init__(
-        self, llm: LLM, beside: Callable[[Callable[[], None]], Future[None]], wake: Callable[[], None]
+        self, llm: LLM, run_in_thread: Callable[[Callable[[], None]], Future[None]], wake: Callable[[], None]
     ) -> None:
-        self._llm, self._beside, self._wake = llm, beside, wake
+        self._llm, self._run_in_thread, self._wake = llm, run_in_thread, wake
         self._builds: dict[StrategySpec, _Build] = {}  # the first is being built
         self._building: Future[None] | None = None
         self._refusal: Callable[[], Closed] | None = None
@@ -101,5 +101,5 @@ class StrategyBuilds:
         """Start building the strategy that was asked for first, unless a build is under way."""
         if self._building is None and self._builds:
             wake, first = self._wake, next(iter(self._builds.values()))
-            self._building = self._beside(first.strategy.build)
+            self._building = self._run_in_thread(first.strategy.build)
             self._building.add_done_callback(lambda _: wake())

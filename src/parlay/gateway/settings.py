@@ -60,7 +60,7 @@ class Via:
     def __init__(self) -> None:
         self.own = b"1.1 parlay-" + secrets.token_hex(8).encode()
         self._askers: dict[bytes, None] = {}
-        """The lines of gateways that have this one as a replica, and of those that have such a gateway as one."""
+        """The Via lines of gateways that have this gateway as a replica, directly or through other gateways."""
 
     def note_askers(self, header: bytes) -> None:
         """Remember the gateways through which a health check came."""

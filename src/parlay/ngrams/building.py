@@ -58,7 +58,7 @@ class NgramOptions(Options):
         self.thresholds()
 
     def thresholds(self) -> list[int]:
-        """Return a threshold for each length: n-grams that occurred at most so many times are left out.
+        """Return a threshold for each length: n-grams that did not occur more often are left out.
 
         Raises UsageError if ``prune`` is malformed.
         """

@@ -19,7 +19,7 @@ STUPID_WEIGHT = 0.4
 """Back-off weight of stupid back-off, from Brants et al."""
 
 FALLBACK = (0.5, 1.0, 1.5)
-"""Discounts for lengths with too few n-grams to estimate them: those of KenLM's ``--discount_fallback``."""
+"""Discounts for lengths with too few n-grams to estimate them, from KenLM's ``--discount_fallback``."""
 
 Discounts = tuple[float, float, float]
 """What is subtracted from the count of an n-gram that occurred once, twice, and more often."""

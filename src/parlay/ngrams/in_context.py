@@ -17,7 +17,7 @@ _DOUBT = [0.0, *(2.5 / (size * math.sqrt(size)) for size in range(1, LIMIT + 1))
 
 
 class Favourite(NamedTuple):
-    """The token that followed an n-gram most often, how often it did, and how often any token did."""
+    """The token that followed an n-gram most often. ``times``: how often it did; ``total``: how often any token did."""
 
     token: int
     times: int

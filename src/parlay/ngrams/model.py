@@ -169,7 +169,8 @@ class NgramModel:
         return (id, *longer)
 
     def _child(self, n: int, parent: int, id: int) -> int:
-        """Return the place of the n-gram of n ids that extends another one; -1 where there is none."""
+        """Return the place of the n-gram of n ids that extends the n-gram at ``parent`` by ``id``; -1 if there is
+        none."""
         if parent < 0:
             return -1
         tokens, starts = self._token_views[n - 1], self._start_views[n - 2]

@@ -225,7 +225,8 @@ def check(strategy: str, given: Mapping[str, str], known: Mapping[str, Option]) 
 
 
 def _judges(rule: str, choices: Sequence[str]) -> bool:
-    """Whether the rule is one of the choices or, if it is imported, judges the same kind of drafts as one of them."""
+    """Whether the rule is one of the choices. An imported rule counts if it judges the same kind of drafts as one of
+    them."""
     return rule in choices or (":" in rule and find(rule).kind in {RULES[each].kind for each in choices})
 
 

@@ -100,7 +100,7 @@ class StrategyEntry:
 
     @property
     def parameters(self) -> Mapping[str, Option]:
-        """All parameters by name: the drafter's own options, then those of policy and accept rule."""
+        """All parameters by name: the drafter's own options, then the options of the policy and the accept rule."""
         if self.routes:
             return {**options_of(self.options), **accept_rules.parameters(self.rules)}
         if not self.factory:

@@ -61,8 +61,7 @@ class OneOf:
         )
 
     def _readings(self, schema: Schema) -> Iterator[list[Any]]:
-        """Yield lists of schemas that cover the schema: any value that fits the schema fits at least one schema of each
-        list."""
+        """Yield lists of schemas. Any value that fits ``schema`` fits at least one schema of each list."""
         followed = self._follow(schema, self._root)
         if followed is not schema:
             yield [followed]

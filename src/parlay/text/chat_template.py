@@ -166,7 +166,7 @@ def _chosen(tokenizer: Tokenizer, *, with_tools: bool) -> str:
 
 
 _ASKS_FOR_NO_CONTENT = re.compile(r"""\bcontent(['"]\])? is (not )?none""")
-"""Matches templates that write tool calls, or write them alone, only if the content is none: those of DeepSeek R1."""
+"""Matches templates that write tool calls, or write them alone, only if the content is none: DeepSeek R1's."""
 _JOINS_ARGUMENTS = re.compile(r"""\barguments(['"]\])?\s*\+""")
 """Matches templates that concatenate a call's arguments, and so need them as JSON text: DeepSeek's."""
 

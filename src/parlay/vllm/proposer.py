@@ -1,4 +1,4 @@
-"""The class that each vLLM worker builds and asks for drafts after each step, and the parts that other engines share.
+"""The proposer that each vLLM worker asks for drafts after each step, and the part of it that SGLang's adapter shares.
 
 The interface is vLLM 0.32's (``vllm/v1/spec_decode/custom_class_proposer.py``, and its calls in
 ``vllm/v1/worker/gpu_model_runner.py``): a constructor that takes the config, `Proposer.propose` and, for the CPU
