@@ -31,7 +31,7 @@ before."""
 
 
 class TargetShape(Protocol):
-    """What reading a head requires of its target, from a runner's spec or a checkpoint's config."""
+    """Facts of a target that reading a head requires, from a runner's spec or a checkpoint's config."""
 
     @property
     def vocab_size(self) -> int: ...
