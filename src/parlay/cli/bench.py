@@ -50,7 +50,7 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--preset",
         metavar="NAME",
-        help="values for flags that are left out: quick, standard, readme, spec-bench, "
+        help="values for flags that are not given: quick, standard, readme, spec-bench, "
         "speed-bench or published (default: standard)",
     )
     parser.add_argument(

@@ -33,15 +33,14 @@ def add_ensemble_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODEL",
-        help="another model that writes with the model; may be given several times (default: none)",
+        help="another model, whose predictions are combined with --model's; may be given several times (default: none)",
     )
     group.add_argument(
         "--ensemble-rule",
         choices=ENSEMBLE_RULES,
         default=ENSEMBLE_RULES[0],
-        help="how the models' distributions of the next token become one: their mean or product, that of the "
-        "majority's likeliest token, that of the surest model, the contrast to a weaker model, or that of the model "
-        f"that a trained head chooses (default: {ENSEMBLE_RULES[0]})",
+        help="how to combine the models' next-token distributions; certainty: the surest model's; contrast: against a "
+        f"weaker model; defer: a trained head chooses the model (default: {ENSEMBLE_RULES[0]})",
     )
     group.add_argument(
         "--ensemble-weights",
@@ -52,13 +51,13 @@ def add_ensemble_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ensemble-drop-failed",
         action="store_true",
-        help="where a model of the ensemble fails, go on without it; the result says so (default: end the request)",
+        help="if a model of the ensemble fails, continue without it and report it (default: end the request)",
     )
     group.add_argument(
         "--ensemble-deadline",
         type=float,
         metavar="SECONDS",
-        help="a text goes on without a model whose forward takes longer; the result says so (default: all are awaited)",
+        help="continue without a model whose forward takes longer, and report it (default: wait for all)",
     )
     _add_flags_of_rules(group)
     _add_nest_flags(parser.add_argument_group("quoted texts", "the model quotes texts, and says which"))
@@ -68,23 +67,23 @@ def _add_nest_flags(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--nest",
         metavar="FILE",
-        help="datastore built with --states, whose texts the model quotes: tokens that follow similar hidden states "
-        "there become likelier, and results name the document of each token (default: none)",
+        help="datastore (parlay datastore build --states) whose texts the model may quote; results name each token's "
+        "document (default: none)",
     )
     parser.add_argument(
         "--nest-neighbours",
         type=int,
         default=NEIGHBOURS,
         metavar="N",
-        help=f"states of the datastore that are looked at for each token (default: {NEIGHBOURS})",
+        help=f"states of the datastore to look up for each token (default: {NEIGHBOURS})",
     )
     parser.add_argument(
         "--nest-alpha",
         type=float,
         default=NEST_ALPHA,
         metavar="X",
-        help="nearest squared distance over the farthest at which model and datastore weigh the same; lower trusts "
-        f"the model more (default: {NEST_ALPHA:g})",
+        help="ratio of nearest to farthest squared distance at which model and datastore have the same weight; lower "
+        f"trusts the model more (default: {NEST_ALPHA:g})",
     )
     parser.add_argument(
         "--nest-tau",
@@ -102,27 +101,26 @@ def _add_flags_of_rules(parser: argparse._ActionsContainer) -> None:
         type=float,
         default=ALPHA,
         metavar="X",
-        help="contrast drops tokens below this share of the highest probability (default: 0.1)",
+        help="rule contrast: drop tokens below this share of the highest probability (default: 0.1)",
     )
     parser.add_argument(
         "--contrast-beta",
         type=float,
         default=BETA,
         metavar="X",
-        help="how far contrast moves away from the weaker model (default: 0.5)",
+        help="rule contrast: how far to move away from the weaker model (default: 0.5)",
     )
     parser.add_argument(
         "--ensemble-head",
         default="",
         metavar="FOLDER",
-        help="rule defer: folder of the head, from parlay train defer, that says when the other model writes",
+        help="rule defer: folder of the head that chooses the model (see parlay train defer)",
     )
     parser.add_argument(
         "--ensemble-threshold",
         type=float,
         metavar="P",
-        help="rule defer: the other model writes where the head's probability is above this (default: as its folder "
-        "says)",
+        help="rule defer: use the other model above this probability of the head (default: set in its folder)",
     )
 
 

@@ -21,24 +21,23 @@ if TYPE_CHECKING:
     from parlay.strategies.spelling import StrategySpec
 
 SAMPLING_HELP = {
-    "max_tokens": "most tokens to write; -n is short for it, as in llama.cpp, and no number of samples",
-    "temperature": "0 always takes the likeliest token; 1 samples the model's own distribution",
-    "top_k": "sample among the N likeliest tokens only; 0: all",
-    "top_p": "sample among the likeliest tokens that hold this much probability",
-    "min_p": "drop tokens less likely than this share of the likeliest one",
-    "typical_p": "sample among the most typical tokens that hold this much probability",
-    "repetition_penalty": "above 1 discourages tokens of prompt and output",
-    "presence_penalty": "discourages tokens of the output, once each",
-    "frequency_penalty": "discourages tokens of the output, for each time they occur",
-    "seed": "the same seed gives the same text; if left out, one is drawn and reported",
-    "min_tokens": "do not end before so many tokens",
-    "stop": "end where this text would appear; may be given several times",
-    "include_stop_str_in_output": "keep the stop text at the end of the output",
-    "ignore_eos": "go on after the model's end-of-text token",
-    "skip_special_tokens": "leave special tokens out of the text",
-    "guidance_scale": "above 1 moves the text away from what follows the negative prompt; 1: off",
-    "negative_prompt": "text to move away from; in a chat it stands for the system message (default: the prompt's last "
-    "token)",
+    "max_tokens": "most tokens to write; -n is short for it, as in llama.cpp",
+    "temperature": "0: always the likeliest token (greedy); 1: sample the model's own distribution",
+    "top_k": "sample only from the N likeliest tokens; 0: from all",
+    "top_p": "sample only from the likeliest tokens that together have this probability (nucleus)",
+    "min_p": "drop tokens less likely than this share of the likeliest token's probability",
+    "typical_p": "sample only from the most typical tokens that together have this probability",
+    "repetition_penalty": "above 1: make tokens of the prompt and the output less likely",
+    "presence_penalty": "above 0: make each token that is in the output less likely",
+    "frequency_penalty": "above 0: make tokens less likely each time they occur in the output",
+    "seed": "the same seed gives the same text (default: a random one, which is reported)",
+    "min_tokens": "least tokens to write",
+    "stop": "end before this text; may be given several times",
+    "include_stop_str_in_output": "keep the text of --stop at the end of the output",
+    "ignore_eos": "continue after the model's end-of-text token",
+    "skip_special_tokens": "remove special tokens from the output (default: yes)",
+    "guidance_scale": "above 1: move the text away from what the negative prompt leads to; 1: off",
+    "negative_prompt": "text to move away from; in a chat, the system message (default: the last token)",
 }
 PYTHON_ONLY = frozenset(
     {
@@ -116,9 +115,11 @@ _READERS: Mapping[str, tuple[Callable[[str], object], str]] = {"int": (whole, "N
 
 
 MODEL = (
-    "name that parlay models lists, local folder or GGUF file, or Hugging Face Hub id, with :QUANTISATION for a GGUF "
-    f"file there (default: {DEFAULT_MODEL}, fetched at the first use)"
+    "local folder or GGUF file, Hugging Face Hub id (with :QUANTISATION for a GGUF file there), or a name from parlay "
+    f"models (default: {DEFAULT_MODEL}, downloaded at first use)"
 )
+
+CONTEXT = "context length: most tokens of prompt and output together (default: the model's)"
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -140,13 +141,12 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_context_flag(parser: argparse._ActionsContainer) -> None:
     """Add the flags for the length of prompt and output, and for the memory of the KV cache."""
-    parser.add_argument("--max-model-len", type=whole, metavar="N", help="most tokens of prompt and output together")
+    parser.add_argument("--max-model-len", type=whole, metavar="N", help=CONTEXT)
     parser.add_argument(
         "--memory",
         metavar="SIZE",
-        help="room for cached keys and values and what drafters keep, as in 2GiB; weights=SIZE, alone or after a "
-        "comma: room for the model's weights; layers that do not fit are read in every forward, and experts of a "
-        "mixture when a token needs them: from disk or, on a GPU, from the host's memory",
+        help="memory for the KV cache and drafters, as in 2GiB; weights=SIZE, alone or after a comma, limits the "
+        "memory of weights, and the rest is read from disk (on a GPU: from host memory)",
     )
     add_prefix_cache_flags(parser)
 
@@ -157,21 +157,21 @@ def add_prefix_cache_flags(parser: argparse._ActionsContainer) -> None:
         "--prefix-cache",
         type=Path,
         metavar="FILE",
-        help="keep cached prefixes in this file: read at the start, if it is there, and written at the end; it holds "
-        "the tokens of prompts and answers (default: none)",
+        help="load cached prefixes from this file at the start, and save them at the end; it contains tokens of "
+        "prompts and answers (default: none)",
     )
     parser.add_argument(
         "--prefix-cache-size",
         metavar="SIZE",
         default="1GiB",
-        help="most that the file holds; the prefixes used last are kept (default: 1GiB)",
+        help="largest size of the file of --prefix-cache (default: 1GiB)",
     )
 
 
 def add_tokenizer_flag(parser: argparse._ActionsContainer) -> None:
     """Add the flag for models whose own tokenizer is missing or can't be read."""
     parser.add_argument(
-        "--tokenizer", metavar="MODEL", help="folder or Hub id of a tokenizer to use instead of the model's own"
+        "--tokenizer", metavar="MODEL", help="folder or Hub id of a tokenizer (default: the model's own)"
     )
 
 
@@ -179,7 +179,7 @@ def add_strategy_flags(parser: argparse._ActionsContainer, help: str) -> None:
     """Add the flags of the decoding strategy, for `chosen_strategy`. A wrong name is reported before anything is
     loaded."""
     parser.add_argument("--strategy", type=strategy, metavar="NAME[:KEY=VALUE,...]", help=help)
-    add_draft_flags(parser, "small model that drafts, for auto and draft-model")
+    add_draft_flags(parser, "draft model, for the strategies auto and draft-model (default: none)")
     add_effort_flag(parser)
 
 
@@ -195,7 +195,7 @@ def add_effort_flag(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--effort",
         choices=("low", "medium", "high"),
-        help="how aggressively auto drafts; the same as its parameter effort",
+        help="how aggressively the strategy auto drafts; short for auto:effort=... (default: medium)",
     )
 
 
@@ -222,7 +222,7 @@ def add_router_memory_flag(parser: argparse._ActionsContainer, *, keys: bool = F
         "--router-memory",
         choices=("shared", "per-key", "off") if keys else ("shared", "off"),
         default="shared",
-        help="reuse drafting statistics between runs (numbers only; parlay router shows them)"
+        help="reuse drafting statistics of earlier runs, which contain no text (see parlay router)"
         f"{by_key}; off: neither read nor write them (default: shared)",
     )
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="text to continue; read from standard input if left out"
+        "prompt", nargs="?", metavar="PROMPT", help="text to continue (default: read from standard input)"
     )
     parser.add_argument("--file", metavar="FILE", help="take the text of this file as the prompt")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message in the model's chat format")

@@ -48,13 +48,13 @@ def _add_network_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("network and access")
     listening.add_address_flags(group)
     listening.add_key_flags(group)
-    group.add_argument("--no-auth", action="store_true", help="ask for no key, even from other machines")
+    group.add_argument("--no-auth", action="store_true", help="require no API key, even from other machines")
     group.add_argument(
         "--cors-origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="let web pages of this origin send requests; may be given several times (default: none)",
+        help="allow web pages of this origin to send requests (CORS); may be given several times (default: none)",
     )
 
 
@@ -74,10 +74,10 @@ def _add_limit_flags(parser: argparse.ArgumentParser) -> None:
     sizes = ("max_body_bytes", "max_prompt_tokens", "max_tokens", "default_max_tokens", "max_n", "concurrency")
     add_option_flags(group, ServeOptions, sizes)
     for flag, default, text in (
-        ("--key-requests", None, "most requests of one API key under way at once"),
+        ("--key-requests", None, "most requests of one API key at once"),
         ("--key-tokens", None, "tokens of prompts and outputs that one API key may use per minute"),
         ("--key-priority", MOST_URGENT, "most urgent priority that an API key may ask for"),
-        ("--max-waiting", 256, "most samples that wait for a place in a step"),
+        ("--max-waiting", 256, "most samples in the queue; further requests get an error"),
     ):
         shown = "none" if default is None else default
         group.add_argument(flag, type=whole, default=default, metavar="N", help=f"{text} (default: {shown})")

@@ -37,8 +37,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "models",
         nargs="*",
         metavar="MODEL",
-        help="name that parlay models lists, local folder or GGUF file, or Hugging Face Hub id; NAME=MODEL serves it "
-        f"under that name; several may be given (default: {DEFAULT_MODEL}, fetched at the first use)",
+        help="local folder or GGUF file, Hugging Face Hub id, or a name from parlay models; NAME=MODEL serves it "
+        f"under that name; several may be given (default: {DEFAULT_MODEL}, downloaded at first use)",
     )
     group = parser.add_argument_group("models")
     group.add_argument("--model", action="append", default=[], metavar="MODEL", help="the same as MODEL")
@@ -53,22 +53,17 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--generation-config",
         choices=("auto", "vllm"),
         default="auto",
-        help="what a request takes for temperature, top_p and the like where it names none: auto takes what the "
+        help="defaults of temperature, top_p and the like: auto takes what the "
         "model's makers recommend, vllm the defaults of the API (default: auto)",
     )
-    group.add_argument(
-        "--max-model-len", type=flags.whole, metavar="N", help="most tokens of prompt and output together"
-    )
-    group.add_argument(
-        "--max-num-seqs", type=flags.whole, default=32, metavar="N", help="most samples in a step (default: 32)"
-    )
+    group.add_argument("--max-model-len", type=flags.whole, metavar="N", help=flags.CONTEXT)
+    samples = "most samples decoded together in a step (default: 32)"
+    group.add_argument("--max-num-seqs", type=flags.whole, default=32, metavar="N", help=samples)
     group.add_argument(
         "--memory",
         metavar="SIZE",
-        help="room for what each model and its drafters keep of requests, as in 2GiB: cached keys and values, indexes, "
-        "states; weights, the texts themselves and the scratch memory of a step come on top. weights=SIZE, alone or "
-        "after a comma: room for each model's weights; layers that do not fit are read in every forward, and experts "
-        "of a mixture when a token needs them: from disk or, on a GPU, from the host's memory",
+        help="memory for each model's KV cache and drafters, as in 2GiB; weights=SIZE, alone or after a comma, limits "
+        "the memory of each model's weights, and the rest is read from disk (on a GPU: from host memory)",
     )
     flags.add_prefix_cache_flags(group)
     flags.add_loading_flags(group)
@@ -83,7 +78,7 @@ def _add_adapter_flags(group: argparse._ActionsContainer) -> None:
         action="extend",
         default=[],
         metavar="NAME=FOLDER",
-        help="adapters in PEFT's layout for the first model, which requests name as models; several run in one step",
+        help="PEFT adapters for the first model; requests name them as models",
     )
     flags.add_option_flags(group, ServeOptions, ["lora_folder"])
 
@@ -127,7 +122,7 @@ def _add_quality_flags(group: argparse._ActionsContainer) -> None:
         type=float,
         default=AUDIT_SHARE,
         metavar="X",
-        help=f"share of the answers that a certificate lets be lossy to decode exactly too (default: {AUDIT_SHARE:g})",
+        help=f"share of lossy answers that are decoded exactly too, to check them (default: {AUDIT_SHARE:g})",
     )
 
 

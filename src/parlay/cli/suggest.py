@@ -14,7 +14,7 @@ from parlay.options import LoadOptions
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="text to continue; read from standard input if left out"
+        "prompt", nargs="?", metavar="PROMPT", help="text to continue (default: read from standard input)"
     )
     parser.add_argument("--file", metavar="FILE", help="take the text of this file as the prompt")
     parser.add_argument("-n", type=whole, default=3, metavar="N", help="how many drafts (default: 3)")

@@ -34,39 +34,39 @@ class LoadOptions(Options):
 
     runner: str = option(
         "auto",
-        "what runs the model: auto is Parlay's decoder, or transformers where it has to be; llama.cpp runs GGUF files "
-        "through llama-cpp-python, mlx runs folders through mlx-lm",
+        "backend: auto is Parlay's decoder, or transformers for models that it can't run; llama.cpp is for GGUF files, "
+        "mlx for folders",
         choices=RUNNERS,
     )
-    dtype: str = option("auto", "number type of the weights", choices=("auto", *DTYPES, "half", "float"))
-    device: str = option("auto", "auto, cpu, cuda or mps")
-    quantize: str | None = option(None, "store the weights in eight bits, half the size of bfloat16", choices=("int8",))
+    dtype: str = option("auto", "number type of weights and computation", choices=("auto", *DTYPES, "half", "float"))
+    device: str = option("auto", "auto (cuda, else mps, else cpu), cpu, cuda or mps")
+    quantize: str | None = option(
+        None, "quantise the weights at load to 8 bits, half the size of bfloat16", choices=("int8",)
+    )
     draft_quantize: str | None = option(
         None,
-        "store the weights of draft models in eight bits, unless they are in few bits already; no exact text changes",
+        "quantise the weights of draft models at load to 8 bits, unless they are quantised already",
         choices=("int8",),
     )
     kv_cache_dtype: str = option(
         "auto",
-        "type of cached keys and values: auto is the model's; q8_0 has eight bits in blocks of 32, for long texts",
+        "number type of the KV cache; auto: the model's; q8_0: 8 bits, as in llama.cpp, for long texts",
         choices=KV_CACHE_DTYPES,
     )
-    threads: int | None = option(
-        None, "number of threads that decode (default: one per usable core)", low=1, metavar="N"
+    threads: int | None = option(None, "CPU threads (default: one per usable core)", low=1, metavar="N")
+    compile: bool = option(
+        False, "use torch.compile for models that run through transformers; the first start takes a minute"
     )
-    compile: bool = option(False, "compile models that run through transformers; the first start takes a minute")
-    enforce_eager: bool = option(False, "launch a GPU's operators one by one, without CUDA graphs")
-    lora: str | None = option(
-        None, "folder of an adapter in PEFT's layout that is merged into the weights", metavar="FOLDER"
-    )
+    enforce_eager: bool = option(False, "do not use CUDA graphs")
+    lora: str | None = option(None, "folder of a PEFT adapter to merge into the weights at load", metavar="FOLDER")
     ngram_states: int | None = option(
         None,
-        "n-grams whose states are kept, for models that look up their first layers (default: 65536)",
+        "most n-gram states kept in memory, for models whose first layers are a lookup table (default: 65536)",
         low=1,
         metavar="N",
     )
     end_tokens: str | None = option(
-        None, "tokens that end a text, in place of the model's own: ids or texts, with commas", metavar="TOKENS"
+        None, "end-of-text tokens, as ids or texts joined by commas (default: the model's)", metavar="TOKENS"
     )
 
     def __post_init__(self) -> None:

@@ -21,24 +21,27 @@ class RankOptions(Options):
     """
 
     tensor_parallel: int = option(
-        1, "processes that share each layer of the model", low=1, high=MOST_RANKS, metavar="N"
+        1, "processes that split each layer of the model", low=1, high=MOST_RANKS, metavar="N"
     )
     pipeline_parallel: int = option(
-        1, "groups of processes that have some layers of the model each", low=1, high=MOST_RANKS, metavar="N"
+        1, "stages of processes, each with some of the model's layers", low=1, high=MOST_RANKS, metavar="N"
     )
     context_parallel: int = option(
-        1, "groups of processes that cache a part of each long text each", low=1, high=MOST_RANKS, metavar="N"
+        1, "groups of processes, each with a part of each text's KV cache", low=1, high=MOST_RANKS, metavar="N"
     )
     rank_listen: str | None = option(
         None,
-        "wait here for parlay rank --join, and start no processes: for several machines (default: start them here)",
+        "address to wait at for parlay rank --join on other machines (default: start all processes here)",
         metavar="HOST:PORT",
     )
     rank_secret_file: str | None = option(
-        None, "file of the secret that all ranks know, in place of PARLAY_RANK_SECRET", metavar="FILE", opens=True
+        None,
+        "file with the secret that all ranks share (default: PARLAY_RANK_SECRET in the environment)",
+        metavar="FILE",
+        opens=True,
     )
     rank_timeout: float = option(
-        60.0, "most time that the processes of one model wait for each other", low=1, high=3600, metavar="SECONDS"
+        60.0, "most seconds that ranks wait for each other before all end", low=1, high=3600, metavar="SECONDS"
     )
 
     def __post_init__(self) -> None:

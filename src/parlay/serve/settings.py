@@ -63,83 +63,82 @@ class ServeOptions(Options):
     None is no limit of its own. Raises UsageError for a value that can't be used.
     """
 
-    max_body_bytes: int = option(4 * 1024 * 1024, "most bytes of a request's body", low=1)
-    max_prompt_tokens: int | None = option(
-        None, "most tokens of a prompt, if less than the model holds (default: none)", low=1
-    )
-    max_tokens: int | None = option(
-        None, "most tokens of an output, if less than the model holds (default: none)", low=1
-    )
+    max_body_bytes: int = option(4 * 1024 * 1024, "largest request body, in bytes", low=1)
+    max_prompt_tokens: int | None = option(None, "most tokens of a prompt (default: the model's context)", low=1)
+    max_tokens: int | None = option(None, "most tokens of an output (default: the model's context)", low=1)
     default_max_tokens: int | None = option(
-        4096, "most tokens of an output whose request names no max_tokens; 0: what the model holds", low=1
+        4096, "max_tokens of requests that don't set it; 0: the model's context", low=1
     )
-    max_n: int = option(16, "most samples of a request", low=1)
-    concurrency: int = option(512, "most requests under way at once", low=1, flag="max-concurrency")
+    max_n: int = option(16, "largest n, the number of samples, of a request", low=1)
+    concurrency: int = option(512, "most requests at once, waiting ones included", low=1, flag="max-concurrency")
     """Those that wait in the engine's queue included."""
     request_timeout: float | None = option(
-        None, "most time for one request (default: none)", above=0, metavar="SECONDS", flag="timeout"
+        None,
+        "most seconds for one request, from arrival to last token (default: none)",
+        above=0,
+        metavar="SECONDS",
+        flag="timeout",
     )
     """From arrival to last token."""
     drain_seconds: float = option(
-        30.0, "time that running requests have to finish when the server stops", low=0, metavar="SECONDS"
+        30.0, "seconds that running requests may take to finish when the server stops", low=0, metavar="SECONDS"
     )
     max_loaded: int = option(3, "most models in memory at once", low=1)
     """Of those that are loaded on demand."""
     idle_seconds: float | None = option(
         None,
-        f"unload a model that no request has named for so long (default: {IDLE_SECONDS:g} with several models, never "
-        "with one)",
+        f"unload a model after so many seconds without a request for it (default: {IDLE_SECONDS:g} with several "
+        "models, never with one)",
         above=0,
         metavar="SECONDS",
     )
     log_prompts: bool = option(False, "log the bodies of requests, prompts included", switch=True)
     strict: bool = option(
         False,
-        "treat fields of requests that have no effect as errors; otherwise a header and the log name them",
+        "answer requests that have fields without effect with an error (default: report the fields in a header and "
+        "the log)",
         switch=True,
     )
     parse_special: bool = option(
         False,
-        "read control tokens that messages spell as such, so that clients can write system messages; otherwise they "
-        "are text",
+        "tokenize special tokens in messages as such, as llama.cpp's option does; clients can then forge system "
+        "messages (default: treat them as text)",
         switch=True,
     )
     """See `ChatOptions`."""
     infill_order: InfillOrder = option(
         "psm",
-        "where fill-in-the-middle cuts the text before the cursor; what is behind the cut follows the suffix, so that "
-        "typing on leaves the suffix cached; within a word that suits /infill alone. psm: nowhere; line: at the start "
-        "of the line; spm: at the start of the text, for models trained on it",
+        "order of fill-in-the-middle prompts: prefix first (psm), suffix first (spm, for models trained on it), or "
+        "psm with the cursor's line after the suffix (line), which keeps the suffix cached while typing",
     )
     """See `Gap.cut`, as for ``infill_suffix``."""
     infill_suffix: int | None = option(
         None,
-        "how many tokens of the text behind the cursor fill-in-the-middle reads at most; with psm they are read again "
-        "at each keystroke (default: all)",
+        "most tokens of the text after the cursor that fill-in-the-middle reads (default: all)",
         low=1,
         metavar="TOKENS",
     )
     cache_reuse: int = option(
         0,
-        "let fill-in-the-middle reuse the cache of runs of at least so many tokens that an earlier request had at "
-        "another place, as llama-server does; faster, and lossy: suggestions may differ; 0: off",
+        "fill-in-the-middle reuses cached chunks of at least so many tokens at shifted positions, as llama-server "
+        "does; faster but lossy; 0: off",
         low=0,
         metavar="TOKENS",
     )
-    responses_kept: int = option(256, "earlier responses that are kept for each API key", low=0)
+    responses_kept: int = option(256, "most earlier responses (/v1/responses) kept for each API key", low=0)
     lora_folder: Path | None = option(
         None,
-        "let requests load and unload adapters below this folder, by /v1/load_lora_adapter (default: none)",
+        "allow /v1/load_lora_adapter to load adapters from this folder (default: not allowed)",
         metavar="FOLDER",
     )
     score_by: ScoreBy = option(
         "cosine",
-        "how /v1/score and /v1/rerank compare texts: by embeddings, or by the answer yes or no of a chat model such as "
+        "how /v1/score and /v1/rerank compare texts: cosine of embeddings, or the yes or no of a chat model such as "
         "Qwen3-Reranker",
     )
     """Where a request does not say."""
     ngrams: Path | None = option(
-        None, "n-gram model by which superposed drafts are scored (parlay suggest)", metavar="FILE"
+        None, "n-gram model that scores superposed drafts (see parlay suggest)", metavar="FILE"
     )
 
 

@@ -134,7 +134,7 @@ class CountBody(Body):
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"container": (), "mcp_servers": ([],)}
 
-    model: Annotated[str | None, Field(description="may be left out where the server has one model")] = None
+    model: Annotated[str | None, Field(description="optional if the server has one model")] = None
     messages: Annotated[list[MessageParam], Field(min_length=1, max_length=4096, fail_fast=True)]
     system: Texts | None = None
     tools: Annotated[list[CustomTool], Field(max_length=128, fail_fast=True)] | None = None

@@ -108,7 +108,7 @@ async def _saved(served: Served, slot: int, body: SlotBody) -> dict[str, Any]:
     if file is None:
         raise ApiError(400, "this server keeps no prefixes: start it with --prefix-cache FILE", "action")
     if body.filename not in (None, file.path.name):
-        raise ApiError(400, f"filename must be {file.path.name} or left out: the server has one file", "filename")
+        raise ApiError(400, f"filename must be {file.path.name}, the only file of this server, or missing", "filename")
     began = time.monotonic()
     try:
         saved = await served.llm.between_steps(lambda llm: file.save())

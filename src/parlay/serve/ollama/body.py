@@ -71,7 +71,7 @@ class OllamaBody(Body):
 
     elsewhere: ClassVar[Mapping[str, str]] = OURS
 
-    model: Annotated[str | None, Field(description="may be left out where the server has one model")] = None
+    model: Annotated[str | None, Field(description="optional if the server has one model")] = None
     options: OllamaOptions | None = None
     format: Annotated[Literal["", "json"] | JsonObject | None, Field(union_mode="left_to_right")] = None
     stream: bool | None = None

@@ -231,7 +231,7 @@ class GenerationBody(Body):
     }
     elsewhere: ClassVar[Mapping[str, str]] = OURS
 
-    model: Annotated[str | None, Field(description="may be left out where the server has one model")] = None
+    model: Annotated[str | None, Field(description="optional if the server has one model")] = None
     n: Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Probability | None = None

@@ -25,7 +25,7 @@ class LoadAdapter(_Body):
     """``lora_path`` is a folder in PEFT's format below the server's adapter folder."""
 
     lora_path: str = Field(min_length=1, max_length=4096)
-    model: str | None = Field(None, description="its base; may be left out where there is one model")
+    model: str | None = Field(None, description="its base; optional if there is one model")
 
 
 class UnloadAdapter(_Body):

@@ -31,7 +31,7 @@ ids."""
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: str | None = Field(None, description="which model's tokenizer; may be left out where there is one model")
+    model: str | None = Field(None, description="which model's tokenizer; optional if there is one model")
 
     @model_validator(mode="before")
     @classmethod
