@@ -37,7 +37,7 @@ SAMPLING_HELP = {
     "ignore_eos": "continue after the model's end-of-text token",
     "skip_special_tokens": "remove special tokens from the output (default: yes)",
     "guidance_scale": "above 1: move the text away from what the negative prompt leads to; 1: off",
-    "negative_prompt": "text to move away from; in a chat, the system message (default: the last token)",
+    "negative_prompt": "text that --guidance-scale moves away from; in a chat a system message (default: last token)",
 }
 PYTHON_ONLY = frozenset(
     {
