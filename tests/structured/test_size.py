@@ -11,7 +11,7 @@ from parlay.structured.grammars import Grammars
 from parlay.types import MachineBusy, StructuredOutputsParams, Tokenizer
 from tests.system.late import late_answers
 
-SLOW = "more than 25 ms of computing"
+SLOW = "more than 25 ms of CPU time"
 
 
 def rules(count: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_what_ends_the_checker_is_refused_and_the_next_one_is_compiled(
     monkeypatch.setattr("parlay.structured.limits.RULES", 10**9)
     assert checker.STACK < 100_000 * 1024
     for _ in range(2):
-        with pytest.raises(ValueError, match="more than the memory or stack that there is to compile"):
+        with pytest.raises(ValueError, match="more than the memory or stack allowed to compile"):
             grammars.compile(StructuredOutputsParams(**rules(35_000)))
     assert grammars.compile(StructuredOutputsParams(regex="a|b")) is not None
 
@@ -103,7 +103,7 @@ def test_what_takes_long_to_compile_is_refused_with_the_time_that_there_is(
 ) -> None:
     monkeypatch.setattr("parlay.structured.limits.NAMES", 10**9)
     monkeypatch.setattr("parlay.structured.grammars.CPU_SECONDS", 0.1)
-    with pytest.raises(ValueError, match=r"more than the 0\.1 seconds of computing that there are to compile"):
+    with pytest.raises(ValueError, match=r"more than the 0\.1 seconds of CPU time allowed to compile"):
         Grammars(tokenizer, 4096, [0]).compile(StructuredOutputsParams(**required(70_000)))
 
 
@@ -114,7 +114,7 @@ def test_a_checker_that_does_not_answer_is_given_up_and_the_next_attempt_is_comp
     wanted = StructuredOutputsParams(**required(4321))
     with (
         late_answers(),
-        pytest.raises(MachineBusy, match="more than the 600 seconds that there are to compile, on a busy"),
+        pytest.raises(MachineBusy, match="more than the 600 seconds allowed to compile, on a busy"),
     ):
         grammars.compile(wanted)
     assert grammars.compile(wanted) is not None

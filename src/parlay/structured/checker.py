@@ -86,7 +86,7 @@ class _CallTimer:
         result = call()
         self._slow += time.thread_time() - began > CALL_SECONDS
         if self._slow >= _SLOW_CALLS:
-            limit = f"{1000 * CALL_SECONDS:.0f} ms of computing for one token, which is the limit"
+            limit = f"{1000 * CALL_SECONDS:.0f} ms of CPU time for one token, which is the limit"
             raise ValueError(f"structured_outputs takes more than {limit}: ask for less")
         return result
 

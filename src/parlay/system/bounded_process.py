@@ -68,7 +68,7 @@ class BoundedProcess:
             try:
                 return running.ask(message, cpu_seconds)
             except TimeoutError:
-                met: LimitMet = NoAnswer(f"the {_WALL_SECONDS:g} seconds that there are")
+                met: LimitMet = NoAnswer(f"the {_WALL_SECONDS:g} seconds allowed")
                 self._drop(running)
             except (EOFError, OSError):
                 met = running.limit(cpu_seconds)
@@ -128,10 +128,10 @@ class _Running:
         try:
             ended = self._process.wait(_LAST_SECONDS)
         except subprocess.TimeoutExpired:
-            return NoAnswer(f"the {_LAST_SECONDS:g} seconds that there are")
+            return NoAnswer(f"the {_LAST_SECONDS:g} seconds allowed")
         if ended == -signal.SIGPROF:
-            return LimitMet(f"the {cpu_seconds:g} seconds of computing that there are")
-        return LimitMet("the memory or stack that there is")
+            return LimitMet(f"the {cpu_seconds:g} seconds of CPU time allowed")
+        return LimitMet("the memory or stack allowed")
 
 
 def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:

@@ -95,7 +95,7 @@ def _answer(question: bytes) -> bytes:
             raise SecurityError(f"it writes {len(text)} characters, and the limit is {MOST_TEXT}")
         return json.dumps({"text": text}).encode()
     except MemoryError:
-        return json.dumps({"error": "it takes more than the memory that there is"}).encode()
+        return json.dumps({"error": "it takes more than the memory allowed"}).encode()
     except Exception as error:  # a template can fail in any way
         return json.dumps({"error": str(error) or type(error).__name__}).encode()
 
