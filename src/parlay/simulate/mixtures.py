@@ -83,8 +83,9 @@ def read_mixture(text: str) -> dict[str, float]:
 
 
 def mixture(shares: Mapping[str, float], *, rate: float, seconds: float, seed: int, daily: float = 0.0) -> Traffic:
-    """Requests for so many seconds, ``rate`` in each in the mean, shared out among kinds.
+    """Make the random traffic of a mixture: ``rate`` requests per second on average, for ``seconds`` seconds.
 
+    Each kind gets its share of the requests. The same ``seed`` gives the same traffic.
     ``daily``, from 0 to 1, is the amplitude of the rate around its mean, as a share of the mean. The rate is lowest at
     the beginning of a day and highest twelve hours later. Raises ValueError if the rate or the time is not above 0.
     """

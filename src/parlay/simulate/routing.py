@@ -41,7 +41,7 @@ class RoundRobin:
         self._replicas.remove(replica)
 
     def changed(self, replica: Replica) -> None:
-        """Loads have no effect."""
+        """Do nothing: loads have no effect."""
 
     def pick(self, request: Arrival) -> Replica:
         self._next = (self._next + 1) % len(self._replicas)
@@ -102,7 +102,7 @@ class TwoChoices:
         self._replicas.remove(replica)
 
     def changed(self, replica: Replica) -> None:
-        """Loads are read when a server is picked."""
+        """Do nothing: loads are read when a server is picked."""
 
     def pick(self, request: Arrival) -> Replica:
         count = len(self._replicas)

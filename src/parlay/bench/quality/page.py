@@ -34,7 +34,7 @@ LEVELS = (0.9, 0.8, 0.6)
 _COUNTS = (1, 2, 3, ITEMS)
 
 Table2 = Mapping[tuple[str, str], list[Point]]
-"""Points by model and task."""
+"""All measured points, by model and task."""
 
 
 def write(rows: Sequence[Row], origin: Sequence[str], folder: Path, *, pictures: bool) -> list[Path]:
