@@ -1,1 +1,1 @@
-"""Training of language models from scratch: text files, tokenizer, loop, export."""
+"""Training of drafters, canvas models, translators and small language models: data, recipes, loops and saving."""

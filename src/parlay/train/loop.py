@@ -111,8 +111,9 @@ class Loop:
     ) -> Progress:
         """Train until the time or updates are used up, or acceptance stops growing; the module keeps the last weights.
 
-        ``texts`` are trained on, ``heldout`` are measured. Acceptance is measured after an interval, but later if a
-        measurement takes long; see `_RARELY`. If ``watch`` shows no progress bar, each measurement prints a line.
+        ``texts`` are trained on, ``heldout`` are measured. Acceptance is measured after each interval. If a measurement
+        takes long, intervals without one follow; see `_RARELY`. If ``watch`` shows no progress bar, each measurement
+        prints a line.
 
         Raises ParlayError if loss or gradient becomes infinite or NaN; the last good checkpoint stays. Also raises
         ParlayError if there are no texts, or if the checkpoint can't be read.

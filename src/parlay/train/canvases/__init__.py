@@ -1,1 +1,1 @@
-"""Training of models that fill masked positions, and of models that converge in few parallel forwards."""
+"""Training of models that fill masked places, and of causal models whose Jacobi iterations converge in few forwards."""

@@ -138,7 +138,8 @@ class Cdlm(CanvasRecipe):
         return total + self._options.denoise * block_loss(self, known.batch._replace(ids_BT=known.truth_BT), rate_BT)
 
     def _states(self, rank_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Return for each place how many places of its block are decided in a random state, and in a later one."""
+        """Draw two states per block, the second later; return for each place how many places of its block each has
+        decided."""
         size = self.multiple
         whole_BT = F.pad(rank_BT, (0, self._blocks(rank_BT) * size - rank_BT.shape[1]), value=-1)
         count_BN = (whole_BT >= 0).view(len(rank_BT), -1, size).sum(2)

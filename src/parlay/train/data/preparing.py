@@ -74,9 +74,9 @@ def prepare(options: DrafterTrainOptions) -> list[Featured]:
 
 
 def prepare_distill(options: DistillTrainOptions) -> list[Featured]:
-    """Return the texts of `prepare`, for ``source=student`` also the student's answers to the same prompts.
+    """Return the texts of `prepare`. With ``source=student``, add the student's answers to the same prompts.
 
-    With ``url`` return only a server's answers, which have no states.
+    With ``url``, return only a server's answers, which have no states.
     """
     if options.url:
         return _asked(options)

@@ -1,1 +1,1 @@
-"""Recipes: what each drafter learns from, and its loss. The same training loop runs all of them."""
+"""Recipes: for each kind of drafter its module, its loss and its initial weights. One loop runs every recipe."""

@@ -101,7 +101,8 @@ class ParallelMtpRecipe(LayerHeads):
 
 
 def first_parallel(draft_vocab: int, heads: int, target: Target, texts: Sequence[Featured]) -> ParallelHeads:
-    """Make parallel heads that start as the target's LM head on the current state."""
+    """Make parallel heads that add nothing at first, so that each predicts like the target's LM head at the same
+    row."""
     size = target.config.hidden_size
     draft_ids_D = common_tokens(texts, draft_vocab, target.config.vocab_size)
     module = ParallelHeads(target.config, len(draft_ids_D), heads)

@@ -108,7 +108,7 @@ def final_states(batch: TrainingBatch, size: int) -> Tensor:
 
 
 def soft_loss(logits_BRD: Tensor, probs_BRD: Tensor, usable_BR: Tensor) -> Tensor:
-    """Return the mean cross-entropy with the teacher's distribution over the usable rows."""
+    """Return the mean cross-entropy with the teacher's distribution, over rows where ``usable_BR`` is true."""
     losses_N = F.cross_entropy(logits_BRD.flatten(0, 1), probs_BRD.flatten(0, 1), reduction="none")
     weights_N = usable_BR.flatten().to(losses_N.dtype)
     return (losses_N * weights_N).sum() / weights_N.sum().clamp(min=1)

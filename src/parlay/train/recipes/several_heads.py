@@ -175,7 +175,7 @@ class ReDrafterRecipe(SeveralHeads):
 
 
 def start_redrafter(options: ReDrafterTrainOptions, target: Target, texts: Sequence[Featured]) -> ReDrafterRecipe:
-    """Make the recipe; the head starts as the target's LM head on the current state."""
+    """Make the recipe; the head at first predicts like the target's LM head at the same row."""
     size, vocab_size = target.config.hidden_size, target.config.vocab_size
     draft_ids_D = common_tokens(texts, options.draft_vocab, vocab_size)
     head = ReDrafterHead(SeveralHeadsConfig(size, vocab_size, len(draft_ids_D), options.length))

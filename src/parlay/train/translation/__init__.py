@@ -1,1 +1,1 @@
-"""Training of translators that write token by token, and of those that fill a canvas with the whole answer."""
+"""Training of translators: one kind writes token by token, the others fill a canvas with the whole answer."""

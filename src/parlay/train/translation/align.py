@@ -25,9 +25,9 @@ _ROUNDS = 5
 class Cells:
     """The K combinations of a source token with a token of its translation, over all pairs of texts.
 
-    ``word_K`` is the index of the combination's pair of words among the W that occur. ``source_K`` and ``target_K`` are
-    the places of its tokens among all source and all target tokens. ``near_K`` is the weight for its distance from the
-    diagonal. ``ids_W`` are the source tokens of the pairs of words.
+    W different pairs (source token id, target token id) occur among them; ``word_K`` is the number of each cell's pair.
+    ``source_K`` and ``target_K`` are the places of its two tokens among the tokens of all sources and of all targets.
+    ``near_K`` is the weight for its distance from the diagonal. ``ids_W`` is the source token id of each pair of ids.
     """
 
     word_K: Tensor

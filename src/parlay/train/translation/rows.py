@@ -19,10 +19,10 @@ IGNORED = -100
 class Laid(NamedTuple):
     """A pair laid out for a model: a text, then a canvas. ``labels`` belong to the last rows of both together.
 
-    The first ``deep`` rows of the text run through all layers; in a shallow model, the others run through fewer. An
-    ``aside`` is another canvas before this one: both follow the text, and neither attends to the other. With
-    ``begins``, the canvas consists of as many equal blocks, which do not attend to each other. Block i follows only the
-    first ``begins[i]`` rows of the text.
+    The first ``deep`` rows of the text run through all layers; in a shallow model, the others run through fewer. A pair
+    may have a second canvas, ``aside``, between text and canvas. Both canvases attend to the text, and not to each
+    other. With ``begins``, the canvas is divided into as many equal blocks, which do not attend to each other. Block i
+    follows only the first ``begins[i]`` rows of the text.
     """
 
     text: Sequence[int]
