@@ -254,7 +254,7 @@ class TargetHeads:
         self._named = cache(named)
         self._target, self._matrices = target, (read := cache(matrices))
         self._make_runner, self._dtype, self._states = make_runner, dtype, states
-        self._told: set[Path] = set()
+        self._warned: set[Path] = set()
         self._opened: dict[Path, tuple[list[tuple[str, int, int]], OpenHead]] = {}
         self._witnesses = cache(lambda: read().witnesses(target.vocab_size))
 
@@ -331,7 +331,7 @@ class TargetHeads:
             self._check(str(folder), artefact.layer, artefact.witness_WH, artefact.settings)
         else:
             artefact, proved = converted(folder, self._target, self._matrices())
-            self._tell(folder, artefact, proved)
+            self._warn(folder, artefact, proved)
         embedding = artefact.operands.get(EMBEDDING, self._matrices().embedding)
         layer = artefact.layer
         if tuple(embedding.shape) != (layer.vocab_size, layer.hidden_size):
@@ -341,10 +341,10 @@ class TargetHeads:
             )
         return OpenHead(artefact.without(EMBEDDING), embedding, self._make_runner, self._dtype, self._states)
 
-    def _tell(self, folder: Path, artefact: HeadArtefact, proved: bool) -> None:
-        if proved or folder in self._told:
+    def _warn(self, folder: Path, artefact: HeadArtefact, proved: bool) -> None:
+        if proved or folder in self._warned:
             return
-        self._told.add(folder)
+        self._warned.add(folder)
         _log.warning(
             "%s is a head in the layout of %s%s. Nothing in it proves that it goes with this model: look at how many "
             "drafts are accepted",

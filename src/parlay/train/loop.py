@@ -30,9 +30,9 @@ from parlay.types import ParlayError
 
 MOST_GRADIENT = 1.0
 """The L2 norm to which gradients are clipped."""
-_GIVE_UP = 3
+_PATIENCE = 3
 """Training stops after this many measurements in a row without a better acceptance."""
-_RARELY = 4
+_TRAIN_PER_MEASURE = 4
 """Training takes at least this many times as long as measuring: one pass through a target takes minutes on a CPU."""
 
 
@@ -112,8 +112,8 @@ class Loop:
         """Train until the time or updates are used up, or acceptance stops growing; the module keeps the last weights.
 
         ``texts`` are trained on, ``heldout`` are measured. Acceptance is measured after each interval. If a measurement
-        takes long, intervals without one follow; see `_RARELY`. If ``watch`` shows no progress bar, each measurement
-        prints a line.
+        takes long, intervals without one follow; see `_TRAIN_PER_MEASURE`. If ``watch`` shows no progress bar, each
+        measurement prints a line.
 
         Raises ParlayError if loss or gradient becomes infinite or NaN; the last good checkpoint stays. Also raises
         ParlayError if there are no texts, or if the checkpoint can't be read.
@@ -128,7 +128,7 @@ class Loop:
         progress = self._progress(heldout)
         best, since = progress.acceptance, 0
         watch.measured(progress.heldout)
-        while self._share < 1 and since < _GIVE_UP:
+        while self._share < 1 and since < _PATIENCE:
             self._train(loss_of, own, watch)
             if where.rank == 0:
                 self._save()
@@ -187,7 +187,7 @@ class Loop:
     def _progress(self, heldout: Sequence[Featured]) -> Progress:
         began = time.monotonic()
         shares = acceptance(self._recipe, heldout, self._options)
-        self._due = self._seconds + _RARELY * self._where.mean(time.monotonic() - began)
+        self._due = self._seconds + _TRAIN_PER_MEASURE * self._where.mean(time.monotonic() - began)
         return Progress(self._step, self._tokens, self._seconds, self._loss, shares)
 
     def _save(self) -> None:

@@ -28,7 +28,7 @@ from parlay.types import ParlayError, SamplingParams
 
 _MOST_ITERATIONS = 4
 """Most Jacobi iterations before a state is trained on: later states are hardly ever wrong."""
-_FADE = 0.8
+_DECAY = 0.8
 """After the first wrong token of a state, each place weighs this much of the place before it."""
 
 
@@ -130,35 +130,35 @@ class Cllm(CanvasRecipe):
         chosen = torch.randint(len(self._known), (len(batch.ids_BT),), generator=self.draw).tolist()
         own = batch_of([self._known[place] for place in chosen], self._end, 1)
         hidden_BTH, _ = self.decoder.read(batch.ids_BT)
-        return self._options.keep * self._kept(hidden_BTH, self._was(batch), batch) + self.loss_of(own)
+        return self._options.keep * self._kept(hidden_BTH, self._original_hidden(batch), batch) + self.loss_of(own)
 
     def loss_of(self, own: RowBatch) -> Tensor:
         """Return the loss on the model's own texts: predicting them from wrong states, and preserving the model on
         them."""
-        was_BTH = self._was(own)
+        original_BTH = self._original_hidden(own)
         place_BM = (
             anchors(own, self._options.groups, self.draw)[:, :, None] + torch.arange(self._options.block)
         ).flatten(1)
         state_BM = self._states(own, place_BM)
         hidden_BTH, cache = self.decoder.read(own.ids_BT)
-        early_BMH = self.decoder.further(state_BM, place_BM, self._seen(own, place_BM), cache)
+        early_BMH = self.decoder.further(state_BM, place_BM, self._attention_mask(own, place_BM), cache)
         weight_BM = self._weights(own, place_BM, state_BM)
         rows_P, at_P = weight_BM.nonzero(as_tuple=True)
-        right_PV = self._original.head(was_BTH[rows_P, place_BM[rows_P, at_P]]).log_softmax(-1)
+        right_PV = self._original.head(original_BTH[rows_P, place_BM[rows_P, at_P]]).log_softmax(-1)
         early_PV = self.decoder.head(early_BMH[rows_P, at_P]).log_softmax(-1)
         each_P = (right_PV.exp() * (right_PV - early_PV)).sum(-1) * weight_BM[rows_P, at_P]
         jumped = each_P.sum() / weight_BM.sum().clamp(min=1)
-        return jumped + self._options.keep * self._kept(hidden_BTH, was_BTH, own)
+        return jumped + self._options.keep * self._kept(hidden_BTH, original_BTH, own)
 
-    def _was(self, batch: RowBatch) -> Tensor:
+    def _original_hidden(self, batch: RowBatch) -> Tensor:
         with torch.no_grad():
             return self._original.hidden(batch.ids_BT, masks.causal(batch.ids_BT.shape[1]))
 
-    def _kept(self, hidden_BTH: Tensor, was_BTH: Tensor, batch: RowBatch) -> Tensor:
+    def _kept(self, hidden_BTH: Tensor, original_BTH: Tensor, batch: RowBatch) -> Tensor:
         """Return the divergence of the model's predictions on a text from the original model's."""
         wanted_BT = batch.text_BT[:, 1:]
-        was_PV = self._original.head(was_BTH[:, :-1][wanted_BT])
-        return divergence(was_PV, self.decoder.head(hidden_BTH[:, :-1][wanted_BT]))
+        original_PV = self._original.head(original_BTH[:, :-1][wanted_BT])
+        return divergence(original_PV, self.decoder.head(hidden_BTH[:, :-1][wanted_BT]))
 
     @torch.no_grad()
     def _states(self, own: RowBatch, place_BM: Tensor) -> Tensor:
@@ -169,16 +169,16 @@ class Cllm(CanvasRecipe):
         if not count:
             return state_BM
         _, cache = self.decoder.read(own.ids_BT)
-        seen_BMS, size = self._seen(own, place_BM), self._options.block
+        mask_BMS, size = self._attention_mask(own, place_BM), self._options.block
         first_BG = own.ids_BT.gather(1, place_BM[:, ::size].clamp(max=length - 1))
         for _ in range(count):
-            hidden_BMH = self.decoder.further(state_BM, place_BM, seen_BMS, cache)
+            hidden_BMH = self.decoder.further(state_BM, place_BM, mask_BMS, cache)
             cache.crop(-state_BM.shape[1])
             next_BGK = self.decoder.head(hidden_BMH).argmax(-1).view(len(state_BM), -1, size)
             state_BM = torch.cat([first_BG[:, :, None], next_BGK[:, :, :-1]], 2).flatten(1)
         return state_BM
 
-    def _seen(self, own: RowBatch, place_BM: Tensor) -> Tensor:
+    def _attention_mask(self, own: RowBatch, place_BM: Tensor) -> Tensor:
         """Return the mask by which a block's row attends to the text before the block, and to the block up to
         itself."""
         size, length = self._options.block, own.ids_BT.shape[1]
@@ -189,11 +189,11 @@ class Cllm(CanvasRecipe):
 
     def _weights(self, own: RowBatch, place_BM: Tensor, state_BM: Tensor) -> Tensor:
         """Return the weight of each row of a block: 0 before the first wrong token, and falling after it; see
-        `_FADE`."""
+        `_DECAY`."""
         length = own.ids_BT.shape[1]
         wrong_BM = state_BM != own.ids_BT.gather(1, place_BM.clamp(max=length - 1))
         past_BM = wrong_BM.view(len(wrong_BM), -1, self._options.block).long().cummax(2).values.cumsum(2).flatten(1)
-        return torch.where((past_BM > 0) & (place_BM + 1 < own.length_B[:, None]), _FADE ** (past_BM - 1), 0.0)
+        return torch.where((past_BM > 0) & (place_BM + 1 < own.length_B[:, None]), _DECAY ** (past_BM - 1), 0.0)
 
     def config(self) -> Mapping[str, Any]:
         return {}

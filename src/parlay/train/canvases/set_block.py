@@ -57,11 +57,11 @@ class SetBlockRecipe(CanvasRecipe):
         group_BT = masks.groups_of(batch.ids_BT.shape[1], self._options.block, self._begins(batch)[:, None])
         inside_BT = group_BT >= 0
         if self._turn % 2:
-            return self._both(batch, inside_BT, group_BT)
+            return self._losses(batch, inside_BT, group_BT)
         rate_BT = torch.rand(len(group_BT), 1, generator=self.draw).expand_as(group_BT)
         masked_BT = masks.masked_at(rate_BT, inside_BT, self.draw)
         twice = RowBatch(*(each.repeat(2, *[1] * (each.ndim - 1)) for each in batch))
-        return self._both(twice, torch.cat([masked_BT, inside_BT & ~masked_BT]), group_BT.repeat(2, 1))
+        return self._losses(twice, torch.cat([masked_BT, inside_BT & ~masked_BT]), group_BT.repeat(2, 1))
 
     def _begins(self, batch: RowBatch) -> Tensor:
         """Draw where each row's first canvas begins, ``[B]``: for half of the rows at the answer, for others up to a
@@ -70,7 +70,7 @@ class SetBlockRecipe(CanvasRecipe):
         later_B = (2 * share_B - 1).clamp(min=0) * (batch.length_B - batch.answer_B).clamp(max=self._options.block)
         return batch.answer_B + later_B.long()
 
-    def _both(self, batch: RowBatch, masked_BT: Tensor, group_BT: Tensor) -> Tensor:
+    def _losses(self, batch: RowBatch, masked_BT: Tensor, group_BT: Tensor) -> Tensor:
         """Return the loss of canvases plus the loss of the clean text.
 
         The row before a canvas predicts its first place. That row is clean, so this place belongs to the text's loss.

@@ -29,7 +29,7 @@ from parlay.train.canvases.rows import RowBatch, anchors
 from parlay.train.optimizers import halves
 from parlay.types import ParlayError
 
-_FADE = 0.8
+_DECAY = 0.8
 """The weight of each draft relative to the draft before it."""
 
 
@@ -136,7 +136,7 @@ class MaskAdapterRecipe(CanvasRecipe):
     def loss(self, batch: RowBatch) -> Tensor:
         found, options = self._guessed(batch, anchors(batch, self._options.groups, self.draw)), self._options
         guess_PW, own_PW = (self._logits(each) for each in (found.guess_PH, found.own_PH))
-        weight_P = _FADE**found.depth_P
+        weight_P = _DECAY**found.depth_P
         weight_P = weight_P / weight_P.sum().clamp(min=1)
         own_PW = own_PW.log_softmax(-1)
         guess_PW = guess_PW.log_softmax(-1)

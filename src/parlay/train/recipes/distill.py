@@ -66,18 +66,18 @@ class DistillRecipe(ModelRecipe):
     def loss(self, batch: TrainingBatch) -> Tensor:
         known_BR = batch.known_BR & (batch.tokens_ahead(1) >= 0)
         text_N = batch.tokens_ahead(1)[known_BR]
-        apart = self._apart(batch, known_BR)
+        divergence_sum = self._divergence_sum(batch, known_BR)
         share = self._options.share_of_text
 
         def summed(logits_NV: Tensor, part: slice) -> Tensor:
             log_q_NV = logits_NV.float().log_softmax(-1)
             loss = share * F.nll_loss(log_q_NV, text_N[part], reduction="sum")
-            return loss if share == 1 else loss + (1 - share) * apart(log_q_NV, part)
+            return loss if share == 1 else loss + (1 - share) * divergence_sum(log_q_NV, part)
 
         total: Tensor = SummedInParts.apply(self._states(batch)[known_BR], self._student.head_VH, summed, _ROWS)  # type: ignore[no-untyped-call]
         return total / max(len(text_N), 1)
 
-    def _apart(self, batch: TrainingBatch, known_BR: Tensor) -> Callable[[Tensor, slice], Tensor]:
+    def _divergence_sum(self, batch: TrainingBatch, known_BR: Tensor) -> Callable[[Tensor, slice], Tensor]:
         """Return a function that sums the divergence from the target's distributions over a slice of rows."""
         states_NH = final_states(batch, self._target.config.hidden_size)[known_BR]
         head_VH = self._target.head_VH.to(product_type())

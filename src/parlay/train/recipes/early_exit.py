@@ -36,8 +36,8 @@ class EarlyExitRecipe(ModelRecipe):
     """
 
     def __init__(self, options: EarlyExitTrainOptions, target: Target) -> None:
-        self._exiting, self._options = TorchModel.of(target), options
-        self.module: nn.Module = self._exiting
+        self._model, self._options = TorchModel.of(target), options
+        self.module: nn.Module = self._model
         self._config, self._layers = target.config, target.config.num_layers
         self._exit = options.exit or max(1, self._layers // 4)
         if self._exit >= self._layers:
@@ -61,7 +61,7 @@ class EarlyExitRecipe(ModelRecipe):
         total = torch.zeros(())
         for layer, hidden_BTH in enumerate(self._run(batch), 1):
             if layer in weights:
-                logits_BRV = self._exiting.logits(hidden_BTH[:, -batch.rows :])
+                logits_BRV = self._model.logits(hidden_BTH[:, -batch.rows :])
                 summed = F.cross_entropy(logits_BRV.flatten(0, 1), labels_BR.flatten(), reduction="sum")
                 total = total + weights[layer] * summed / rows
         self._turn += 1
@@ -70,7 +70,7 @@ class EarlyExitRecipe(ModelRecipe):
     def right(self, batch: TrainingBatch) -> Tensor:
         """See `Recipe.right`: counts the drafts of the measured exit."""
         *_, hidden_BTH = self._run(batch, self._exit)
-        drafted_BR = self._exiting.logits(hidden_BTH[:, -batch.rows :]).argmax(-1)
+        drafted_BR = self._model.logits(hidden_BTH[:, -batch.rows :]).argmax(-1)
         return counted([right_tokens(drafted_BR.roll(-depth - 1, 1), batch, depth + 2) for depth in range(_MEASURED)])
 
     def save(self, folder: Path, card: str) -> None:
@@ -93,9 +93,9 @@ class EarlyExitRecipe(ModelRecipe):
 
     def _run(self, batch: TrainingBatch, until: int = 0) -> Iterable[Tensor]:
         """Yield the output states ``[B, T, H]`` of each layer, up to ``until`` layers; 0: all."""
-        hidden_BTH = self._exiting.model.embed_tokens(batch.ids_BT)
-        steps = self._exiting.model.begin(batch.padding_B)
-        for place, layer in enumerate(self._exiting.model.layers[: until or None]):
+        hidden_BTH = self._model.model.embed_tokens(batch.ids_BT)
+        steps = self._model.model.begin(batch.padding_B)
+        for place, layer in enumerate(self._model.model.layers[: until or None]):
             changed_BTH = layer(hidden_BTH, steps[place])
             if self.module.training:
                 kept_B11 = torch.rand(len(hidden_BTH), 1, 1) >= self._dropped(place)

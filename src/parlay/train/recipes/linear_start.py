@@ -47,7 +47,7 @@ def start_eagle3(target: Target, draft_ids_D: Tensor, taps: tuple[int, ...], tex
     guess = linear_guess(target, texts, slice(0, head.fc.in_features), normed=True)
     with torch.no_grad():
         head.fc.weight.copy_(guess.from_features_HF)
-        _see_own_row(head.midlayer.self_attn, guess.from_embedding_HH, config.num_heads, config.num_kv_heads)
+        _attend_to_own_row(head.midlayer.self_attn, guess.from_embedding_HH, config.num_heads, config.num_kv_heads)
         head.midlayer.mlp.down_proj.weight.zero_()
         head.norm.weight.fill_(guess.size)
         head.lm_head.weight.copy_(target.head_VH[draft_ids_D].float())
@@ -127,7 +127,7 @@ def _rows(target: Target, texts: Sequence[Featured], columns: slice, normed: boo
     return inputs, embedded, wanted
 
 
-def _see_own_row(attention: Attention, wanted_HH: Tensor, heads: int, groups: int) -> None:
+def _attend_to_own_row(attention: Attention, wanted_HH: Tensor, heads: int, groups: int) -> None:
     """Set weights so that attention adds ``wanted_HH`` times the normed embedding of its own row.
 
     The product is approximated by SVD, since the values' rank may be lower than H.

@@ -54,7 +54,7 @@ _ROW = 64
 MOST_GRADIENT = 1.0
 _CHECKED = 256
 """About this many held-out pairs are measured at the end."""
-_MOST_ODD = 20
+_MOST_NONFINITE = 20
 """Updates whose loss is infinite or NaN are left out; after this many in a row the run ends."""
 _LOG_SECONDS = 20.0
 
@@ -141,7 +141,7 @@ def train(kind: str, asked: TranslatorTrainOptions) -> Path:
         """Write the folder of the model with its current weights."""
         record = _record(kind, asked, run, ready[len(learned) :])
         export(network.model, tokenizer, asked.out, anonymous(rounded(record)))
-        _say(asked.out, {**made.says, **({"architectures": [SHALLOW_ARCHITECTURE]} if shallow else {})})
+        _add_to_config(asked.out, {**made.says, **({"architectures": [SHALLOW_ARCHITECTURE]} if shallow else {})})
 
     try:
         run.loop(kind, ready[: len(learned)])
@@ -215,7 +215,7 @@ def deepened(model: Qwen3ForCausalLM, more: int) -> Qwen3ForCausalLM:
     return deep
 
 
-def _say(folder: Path, more: Mapping[str, Any]) -> None:
+def _add_to_config(folder: Path, more: Mapping[str, Any]) -> None:
     """Add entries to a folder's config.json."""
     path = folder / "config.json"
     whole = json.loads(path.read_text(encoding="utf-8")) | more
@@ -227,7 +227,7 @@ class Run:
 
     def __init__(self, asked: TranslatorTrainOptions, objective: objectives.Objective, network: Network) -> None:
         self._asked, self._objective, self.network = asked, objective, network
-        self._odd = 0  # updates in a row that gave no number
+        self._nonfinite = 0  # updates in a row that gave no number
         self._optimizers = Optimizers(network.model.train())
         self._draw = torch.Generator().manual_seed(asked.seed)
         self.updates, self.tokens, self.seconds, self.losses = 0, 0, 0.0, list[float]()
@@ -276,15 +276,15 @@ class Run:
             if math.isfinite(value) and bool(norm.isfinite()):
                 self._optimizers.step(self._asked.rate * learning_rate(share))
                 self.losses.append(value)
-                self._odd = 0
+                self._nonfinite = 0
             else:
                 self.network.model.zero_grad(set_to_none=True)
-                self._odd += 1
+                self._nonfinite += 1
             self.updates += 1
             self.tokens += sum(pair.size for pair, _ in batch)
-        if self._odd == _MOST_ODD:
+        if self._nonfinite == _MOST_NONFINITE:
             raise ValueError(
-                f"the loss was no finite number in {_MOST_ODD} updates in a row: train again with a lower --rate"
+                f"the loss was no finite number in {_MOST_NONFINITE} updates in a row: train again with a lower --rate"
             )
 
     def _loss(
