@@ -210,7 +210,7 @@ class ProbeTrainOptions(HeadTrainOptions):
     """Options of methods that train probes: input embeddings appended to a text, at which the target predicts later
     tokens.
 
-    For each row of a text, every probe takes a row of its own through the whole target.
+    Training costs more than for heads: every probe runs through the whole target once for each row of a text.
     """
 
     probes: int = option(3, "probes: tokens that are drafted after the next one", low=1, high=8)
@@ -229,8 +229,8 @@ class BitaTrainOptions(ProbeTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTrainOptions(ProbeTrainOptions):
-    """Options of Speculative Streaming: those of probes, the layers that streams run through, and the rank of their
-    start."""
+    """Options of Speculative Streaming: those of probes, how many layers streams run through, and how their start is
+    computed."""
 
     layers: int = option(
         0, "last layers of the target that the streams run through; 0: a third of the layers", low=0, high=1024

@@ -39,8 +39,8 @@ def two_streams(group_T: Tensor, *, causal: bool = False) -> Tensor:
     """Return the mask ``[2 T, 2 T]`` for T noisy places followed by the same places clean (BD3-LM, arXiv:2503.09573).
 
     A noisy place attends to the noisy places of its own group and to the clean places of earlier groups. So one forward
-    computes every group as it follows the clean text. A clean place attends only to clean places: with ``causal`` to
-    those before it and itself, otherwise to all of its own and earlier groups. If each row has its own groups, ``[B,
+    predicts every group given the clean text before it. A clean place attends only to clean places: with ``causal`` to
+    itself and those before it, otherwise to all of its own and earlier groups. If each row has its own groups, ``[B,
     T]``, the mask is ``[B, 2 T, 2 T]``.
     """
     keys_1T, rows_T1 = group_T[..., None, :], group_T[..., :, None]

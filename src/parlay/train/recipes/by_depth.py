@@ -116,7 +116,7 @@ class ByDepth(ABC):
     def acceptance(self, heldout: Iterable[TrainingBatch]) -> list[list[float]]:
         """Return how often each candidate (by rank) at each depth is right, after the text's own tokens.
 
-        A rank's share is at most that of the rank before it.
+        Each rank's share is lowered to that of the rank before it if it is higher.
         """
         ranks = min(RANKS, len(self._vocab.d2t))
         right: list[Tensor] = []

@@ -64,7 +64,8 @@ class TokenByToken:
 
 @dataclass(frozen=True, slots=True)
 class _Filling:
-    """Base of objectives that fill canvases: the text before a canvas, and the loss of answers' lengths."""
+    """Base of objectives that fill canvases; it lays out the text before a canvas, and computes the loss of answers'
+    lengths."""
 
     words: Words
 
