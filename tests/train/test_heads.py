@@ -190,7 +190,7 @@ def test_a_target_that_writes_nothing_needs_texts(tmp_path: Path) -> None:
 
 
 def test_texts_of_others_are_whole_and_prompts_are_answered(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="remove texts, or whole=False"):
+    with pytest.raises(UsageError, match="remove texts or whole=False"):
         MedusaTrainOptions(texts=tmp_path, whole=False)
     with pytest.raises(UsageError, match="with shards=0 it does not"):
         MedusaTrainOptions(texts=tmp_path, prompts=tmp_path, shards=0)

@@ -67,8 +67,6 @@ class DrafterTrainOptions(LoopOptions):
             raise UsageError(
                 "texts are trained on as a whole, because the target did not write them: remove texts or whole=False"
             )
-        if self.texts is not None and not self.whole:
-            raise UsageError("texts that others wrote are learned from as a whole alone: remove texts, or whole=False")
 
     @property
     def written_shards(self) -> int:
