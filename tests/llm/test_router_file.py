@@ -187,8 +187,8 @@ def test_a_folder_in_place_of_the_file_stops_nobody(caplog: pytest.LogCaptureFix
         assert memory.recall("") in ({}, learned())
         memory.keep("", learned())
         memory.write()
-    assert ["can't be used" in each.getMessage() for each in caplog.records] == [True, False]
-    assert "can't be written" in caplog.records[1].getMessage()
+    assert ["can't read" in each.getMessage() for each in caplog.records] == [True, False]
+    assert "can't write" in caplog.records[1].getMessage()
 
 
 def test_any_changed_byte_is_noticed() -> None:
@@ -246,7 +246,7 @@ def test_one_that_can_not_be_written_costs_one_line_in_the_log_and_is_written_as
     memory.write()
     memory.keep("another", learned(POOR))
     memory.write()
-    assert [record.getMessage() for record in caplog.records if "can't be written" in record.getMessage()] != []
+    assert [record.getMessage() for record in caplog.records if "can't write" in record.getMessage()] != []
     assert len(caplog.records) == 1
     file.unlink()
     memory.write()

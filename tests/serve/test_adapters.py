@@ -44,7 +44,7 @@ def test_an_adapter_is_loaded_named_as_a_model_listed_and_unloaded(client: TestC
     assert client.get("/v1/models/sql").json() == models["sql"]
     again = client.post("/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "one"})
     assert again.status_code == 400
-    assert "is loaded already" in again.json()["error"]["message"]
+    assert "is already loaded" in again.json()["error"]["message"]
     unloaded = client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})
     assert (unloaded.status_code, unloaded.text) == (200, "Success: LoRA adapter 'sql' removed successfully.")
     assert client.post("/v1/completions", json={"model": "sql", **PROMPT}).status_code == 404

@@ -110,7 +110,7 @@ def test_no_client_gets_longer_drafts_than_the_owner_allows() -> None:
         ({"tokens": [1 << 20]}, "ids are below"),
         ({"tokens": [-1]}, "tokens"),
         ({"tokens": []}, "at least one token"),
-        ({"start": 1 << 30}, "longest text"),
+        ({"start": 1 << 30}, "a text must have at most 4096 tokens"),
         ({"most": -1}, "most"),
         ({"most": 1 << 20}, "most"),
         ({"temperature": -1.0}, "temperature"),

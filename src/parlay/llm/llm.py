@@ -211,7 +211,7 @@ class LLM:
         `ChatOptions`. One of ``add_generation_prompt`` and ``continue_final_message`` must be false.
         """
         if continue_final_message and add_generation_prompt:
-            raise ValueError("continue_final_message goes on with the last message: set add_generation_prompt=False")
+            raise ValueError("continue_final_message needs add_generation_prompt=False: set it")
         options = ChatOptions(
             tools=tools or (),
             variables=chat_template_kwargs or {},

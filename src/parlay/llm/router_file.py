@@ -77,7 +77,7 @@ def entries(path: Path | None = None) -> list[RouterFileEntry]:
         return []
     except _UNUSABLE as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        _log.warning("%s can't be used (%s): what routers had learned is left out and learned anew", path, reason)
+        _log.warning("can't read %s (%s): the drafting statistics start again from nothing", path, reason)
         return []
 
 
@@ -194,7 +194,7 @@ class RouterMemory:
     def _warn(self, error: OSError) -> None:
         """Log a failed write once, until a write succeeds again."""
         if not self._has_warned:
-            _log.warning("%s can't be written (%s): what routers learn is not kept", self._place, error.strerror)
+            _log.warning("can't write %s (%s): the drafting statistics are not saved", self._place, error.strerror)
         self._has_warned = True
 
     def _of(self, owner: str) -> RouterFileEntry:

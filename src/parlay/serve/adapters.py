@@ -61,6 +61,6 @@ class NamedAdapters:
     def check_free(self, name: str) -> None:
         """Raises ApiError if the name is taken, or if there are `MOST_ADAPTERS` already."""
         if name in self._named:
-            raise ApiError(400, f"the adapter {name!r:.100} is loaded already: unload it first", "lora_name")
+            raise ApiError(400, f"the adapter {name!r:.100} is already loaded: unload it first", "lora_name")
         if len(self._named) >= MOST_ADAPTERS:
             raise ApiError(400, f"there are {MOST_ADAPTERS} adapters, the most: unload one first", "lora_name")

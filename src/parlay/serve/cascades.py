@@ -106,7 +106,11 @@ class Cascades:
         for served, binding in pairs:
             own = await asyncio.to_thread(served.gate.binding)
             if (own.weights, own.settings, own.dtype) != (binding.weights, binding.settings, binding.dtype):
-                logger.warning("%s is not about %s as it is served here, and opens nothing", cascade.path, served.name)
+                logger.warning(
+                    "the cascade %s has no effect: %s is served with other weights or settings",
+                    cascade.path,
+                    served.name,
+                )
                 return False
         return True
 

@@ -160,7 +160,7 @@ def _convert(error: Exception, retry_after: int) -> ApiError:
         case ParlayError():
             return ApiError(400, str(error))
         case _:
-            return ApiError(500, "a fault of the server, which its log tells more of", code="internal_error")
+            return ApiError(500, "internal error: the server's log has the details", code="internal_error")
 
 
 def _closed(error: Closed, retry_after: int) -> ApiError:

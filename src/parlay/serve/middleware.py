@@ -250,7 +250,7 @@ class BodyLimit:
         return bytes(body)
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body is larger than {self._limit} bytes, which is all this server takes")
+        return ApiError(413, f"the body is larger than this server's limit of {self._limit} bytes: send less")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
@@ -278,7 +278,9 @@ class BodyBytes:
         """Count ``size`` bytes. Raises ApiError if there is no room."""
         share = self.most // 2 if owner else self.most
         if self._used.total() + size > self.most or self._used[owner] + size > share:
-            raise too_many(1, f"large requests of {share} bytes are under way, which is all at once: try again later")
+            raise too_many(
+                1, f"large requests of {share} bytes are under way, which is this server's limit: try again later"
+            )
         self._used[owner] += size
 
     def give_back(self, owner: str, size: int) -> None:

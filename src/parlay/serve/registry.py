@@ -234,7 +234,9 @@ class Registry:
             async with asyncio.timeout(drain_seconds + _STEP_SECONDS):
                 await asyncio.gather(*(model.retire(drain_seconds) for model in self if model.served is not None))
         except TimeoutError:
-            logger.warning("a step has not ended in %g s: nobody waits for it any more", drain_seconds + _STEP_SECONDS)
+            logger.warning(
+                "a step has not ended in %g s: the server stops without waiting for it", drain_seconds + _STEP_SECONDS
+            )
 
 
 def keep_in_use(request: Request) -> Callable[[], None]:

@@ -131,7 +131,7 @@ def test_what_is_no_plan_is_refused(refusal: Post, fields: dict[str, Any], param
 def test_the_server_bounds_the_outline(make_app: Callable[..., FastAPI]) -> None:
     client = TestClient(make_app(max_tokens=20, max_n=4))
     error = client.post("/v1/chat/completions", json={**ASKED, "outline": {}}).json()["error"]
-    assert error["message"] == "outline.outline_tokens is 160, and this server gives 20 at most"
+    assert error["message"] == "outline.outline_tokens must be at most 20 on this server, got 160"
     error = client.post("/v1/chat/completions", json={**ASKED, "outline": {"points": 5}}).json()["error"]
     assert error["message"] == "outline.points is 5, and this server gives 4 sections at most"
 

@@ -50,13 +50,13 @@ class Quotas:
         """Count a request of the key. Raises ApiError if it has too many under way or has used up its tokens."""
         limits = self.of(owner)
         if limits.requests is not None and self._active[owner] >= limits.requests:
-            message = f"{limits.requests} requests of this key are under way, which is all at once: try later"
+            message = f"{limits.requests} requests of this key are under way, which is its limit: try again later"
             raise too_many(self.retry_after, message)
         if limits.tokens is not None:
             over = self._tokens(owner, limits.tokens) - limits.tokens
             if over >= 0:
                 wait = max(self.retry_after, math.ceil(over / limits.tokens * 60))
-                raise too_many(wait, f"this key has used its {limits.tokens} tokens a minute: try later")
+                raise too_many(wait, f"this key has used its {limits.tokens} tokens a minute: try again later")
         self._active[owner] += 1
 
     def leave(self, owner: str) -> None:
@@ -101,7 +101,10 @@ class Limiter:
         if self.shut:
             raise unavailable(self._retry_after)
         if self.active >= self._limit:
-            raise too_many(self._retry_after, f"{self._limit} requests are under way, which is all at once: try later")
+            raise too_many(
+                self._retry_after,
+                f"{self._limit} requests are under way, which is this server's limit: try again later",
+            )
         self.quotas.enter(owner)
         self.active += 1
         self.entered += 1

@@ -144,5 +144,5 @@ def _read(read: Callable[[Path], T], source: str) -> T | None:
     try:
         return read(resolve(source))
     except (ParlayError, OSError) as error:
-        logger.info("nothing is known of the files of %s: %s", source, error)
+        logger.info("can't read the files of %s: %s", source, error)
         return None

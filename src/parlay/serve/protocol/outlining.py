@@ -49,6 +49,6 @@ def outline_params(outline: Outline, settings: Settings) -> OutlineParams:
         raise ApiError(400, message, "outline.points")
     most = settings.max_tokens
     if most is not None and params.outline_tokens > most:
-        message = f"outline.outline_tokens is {params.outline_tokens}, and this server gives {most} at most"
+        message = f"outline.outline_tokens must be at most {most} on this server, got {params.outline_tokens}"
         raise ApiError(400, message, "outline.outline_tokens")
     return params

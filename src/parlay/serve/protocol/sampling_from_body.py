@@ -318,17 +318,17 @@ def limit_params(params: SamplingParams, settings: Settings) -> SamplingParams:
     if params.temperature > USUAL_TEMPERATURE:
         _warn_of(params.temperature)
     if params.n > settings.max_n:
-        raise ApiError(400, f"n is {params.n}, and this server gives {settings.max_n} at most", "n")
+        raise ApiError(400, f"n must be at most {settings.max_n} on this server, got {params.n}", "n")
     most = settings.max_tokens
     for name, asked in (("max_tokens", params.max_tokens), ("min_tokens", params.min_tokens)):
         if most is not None and asked is not None and asked > most:
-            raise ApiError(400, f"{name} is {asked}, and this server gives {most} at most", name)
+            raise ApiError(400, f"{name} must be at most {most} on this server, got {asked}", name)
     return params
 
 
 @lru_cache(maxsize=64)  # once for each value
 def _warn_of(temperature: float) -> None:
-    logger.warning("temperature is %g: above %g, texts are mostly noise", temperature, USUAL_TEMPERATURE)
+    logger.warning("temperature is %g: above %g, output is mostly noise", temperature, USUAL_TEMPERATURE)
 
 
 def check_prompt(tokens: int, settings: Settings, param: str = "prompt") -> None:

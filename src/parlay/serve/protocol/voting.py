@@ -39,7 +39,7 @@ def vote_params(vote: Vote | None, settings: Settings) -> VoteParams | None:
     except ValueError as error:
         raise ApiError(400, str(error), str(error).split()[0]) from None
     if params.n > settings.max_n:
-        raise ApiError(400, f"vote.n is {params.n}, and this server gives {settings.max_n} at most", "vote.n")
+        raise ApiError(400, f"vote.n must be at most {settings.max_n} on this server, got {params.n}", "vote.n")
     return params
 
 

@@ -137,7 +137,9 @@ def _found(id: str, request: Request) -> StoredResponse:
 
 
 def _missing(id: str) -> ApiError:
-    return ApiError(404, f"there is no response {id[:100]!r} here, or no more", "response_id", "response_not_found")
+    return ApiError(
+        404, f"there is no response {id[:100]!r}: it may have been deleted", "response_id", "response_not_found"
+    )
 
 
 def _earlier(body: ResponsesBody, request: Request) -> Sequence[ChatMessage]:
@@ -146,7 +148,7 @@ def _earlier(body: ResponsesBody, request: Request) -> Sequence[ChatMessage]:
         return ()
     kept = _store(request).get(tenant(request), body.previous_response_id)
     if kept is None:
-        message = f"there is no response {body.previous_response_id!r} here, or no more: send the conversation as input"
+        message = f"there is no response {body.previous_response_id!r}: send the conversation as input"
         raise ApiError(400, message, "previous_response_id", "previous_response_not_found")
     return kept.messages
 
