@@ -94,9 +94,9 @@ def test_what_is_named_or_else_the_middle_is_left_out(settings: str, expected: s
         ("attention=two", ["attention=two", "0 to 5"]),
         ("mlp=01", ["mlp=01"]),
         ("attention=1,ratio=0.5", ["layers to skip or their ratio, not both"]),
-        ("ratio=1.5", ["ratio=1.5", "at most 1"]),
-        ("threshold=nan", ["threshold=nan"]),
-        ("search=-1", ["search=-1"]),
+        ("ratio=1.5", ["ratio must be at most 1, got 1.5", "at most 1"]),
+        ("threshold=nan", ["threshold must be at least 0, got nan"]),
+        ("search=-1", ["search must be at least 0, got -1"]),
     ],
 )
 def test_what_can_not_be_skipped_is_said_in_one_line(settings: str, words: list[str]) -> None:

@@ -103,7 +103,10 @@ def test_equal_members_are_equal_however_they_are_written() -> None:
     [
         ("union:of=promt-lookup(k=1)+draft-model", ["'promt-lookup'", "did you mean prompt-lookup"]),
         ("union:of=prompt-lookup(ngram=2)+draft-model", ["prompt-lookup has no parameter 'ngram'"]),
-        ("union:of=prompt-lookup(max_ngram=none)+draft-model", ["max_ngram=none", "whole number"]),
+        (
+            "union:of=prompt-lookup(max_ngram=none)+draft-model",
+            ["max_ngram must be a whole number, got none", "whole number"],
+        ),
         ("union:of=prompt-lookup(max_ngram)+draft-model", ["key=value", "'max_ngram'"]),
         ("union:of=prompt-lookup(policy=adaptive)+draft-model", ["policy", "whole strategy"]),
         ("union:of=prompt-lookup(k=1+draft-model", ["a ( without its )"]),

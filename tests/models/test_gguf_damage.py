@@ -90,7 +90,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "vast-product": (packed_header(("t", (1 << 40, 1 << 40, 1 << 40), 0, 0)), "cut short"),
     "unknown-format": (packed_header(("t", (4,), 99, 0)), "unknown type 99"),
     "other-format": (packed_header(("t", (256,), 34, 0)), "stored as TQ1_0"),
-    "half-blocks": (packed_header(("t", (48,), 8, 0)), "no whole number of Q8_0 blocks of 32"),
+    "half-blocks": (packed_header(("t", (48,), 8, 0)), "not a whole number of Q8_0 blocks of 32"),
     "beyond": (packed_header(("t", (64,), 0, 0)), "cut short: the tensor 't' ends"),
     "far-beyond": (packed_header(("t", (1,), 0, HUGE)), "cut short"),
     "unaligned": (packed_header(("t", (1,), 0, 4)) + bytes(99), "multiple of 32"),
@@ -301,7 +301,7 @@ def test_a_folder_of_files_asks_for_one_of_them(cli: Cli, tmp_path: Path) -> Non
         (tmp_path / name).touch()
     result = cli("generate", "hello", "--model", str(tmp_path))
     assert (result.code, result.out) == (1, "")
-    assert result.err == f"parlay: error: {tmp_path} holds GGUF files: name one of them, as {tmp_path / 'a.gguf'}\n"
+    assert result.err == f"parlay: error: {tmp_path} contains GGUF files: name one of them, as {tmp_path / 'a.gguf'}\n"
 
 
 def mutated(content: bytes, header: int, draw: random.Random) -> bytes:

@@ -294,7 +294,7 @@ _QUERY = "model.layers.0.self_attn.q_proj"
         ({f"{_QUERY}.scales": torch.ones(3, 64).half()}, r"q_proj.scales has the shape \[3, 64\].*asks for \[2, 64\]"),
         ({f"{_QUERY}.qzeros": None}, "q_proj.qzeros is missing"),
         ({f"{_QUERY}.qweight": torch.ones(4, 4).int()}, "qzeros has the shape"),
-        ({f"{_QUERY}.qweight": torch.ones(64)}, "no matrix of 32-bit words"),
+        ({f"{_QUERY}.qweight": torch.ones(64)}, "is not a matrix of 32-bit words"),
     ],
 )
 def test_parts_that_do_not_fit_are_named_in_one_line(
@@ -315,7 +315,7 @@ def test_parts_that_do_not_fit_are_named_in_one_line(
         ("nf4", "weight", torch.Tensor.double, "parts don't fit each other"),
         ("gptq", "qzeros", lambda zeros: zeros.to(torch.int8), "parts don't fit each other"),
         ("w4a16", "weight_shape", lambda shape: shape[0].clone(), "parts don't fit each other"),
-        ("gptq", "qweight", torch.Tensor.float, "no matrix of 32-bit words"),
+        ("gptq", "qweight", torch.Tensor.float, "is not a matrix of 32-bit words"),
         ("awq", "scales", lambda scales: scales * torch.nan, "some scales are not finite"),
         ("w4a16", "weight_scale", lambda scales: scales[:, :0].clone(), "parts don't fit each other"),
         ("nf4", "weight.absmax", lambda sizes: sizes / 0, "some sizes of blocks are not finite"),

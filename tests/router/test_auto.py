@@ -78,7 +78,7 @@ def test_the_flag_is_the_parameter() -> None:
 
 
 def test_a_goal_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(UsageError, match="strategy auto: goal speed: choose one of throughput, latency, energy"):
+    with pytest.raises(UsageError, match="strategy auto: goal=speed: choose one of throughput, latency, energy"):
         parse("auto:goal=speed")
 
 

@@ -88,7 +88,7 @@ class Option:
         if not _fits(value, self.type):
             raise UsageError(f"{label} must be {_TYPE_WORDS[self.type]}, got {value}")
         if self.choices and value not in self.choices and not (self.imports and ":" in str(value)):
-            raise UsageError(f"{label} {value}: choose one of {', '.join(self.choices)}")
+            raise UsageError(f"{label}={value}: choose one of {', '.join(self.choices)}")
         if isinstance(value, int) and value not in WHOLE:
             raise UsageError(f"{label} is out of range: {_OUT_OF_RANGE}, got {show_number(value)}")
         if self.kinds and isinstance(value, tuple):
