@@ -114,7 +114,7 @@ def test_what_has_no_thresholds_is_refused(llm: LLM) -> None:
     for words in ("poetry/1", "maths", "maths/x", "maths/-1", "maths/nan", *slips):
         with pytest.raises(UsageError, match=r"^strategy big-little: rollback\.by_kind[^\n]*$"):
             llm.generate("a", GREEDY, strategy=f"big-little:rollback.by_kind={words}")
-    with pytest.raises(UsageError, match="by_kind: maths is given twice"):
+    with pytest.raises(UsageError, match="by_kind gives maths twice"):
         parse("big-little:by_kind=maths/0.5+code/1+maths/0.6")
     with pytest.raises(UsageError, match="at least 0 and at most 1"):
         llm.generate("a", GREEDY, strategy="big-little:by_kind=maths/2")

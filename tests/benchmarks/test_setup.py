@@ -37,5 +37,5 @@ def test_a_kind_of_text_is_a_published_set_where_there_is_data(tmp_path: Path) -
     workload = Setup(QUICK, tmp_path, tmp_path).drawn("edit", 3)
     assert workload.name == "edit"
     assert workload.items[0].prediction == "a = 1"
-    with pytest.raises(ValueError, match=r"wants humaneval/HumanEval.jsonl.gz, which .* does not hold"):
+    with pytest.raises(ValueError, match=r"needs humaneval/HumanEval.jsonl.gz, which is not in"):
         Setup(QUICK, tmp_path, tmp_path).drawn("code", 3)

@@ -100,7 +100,7 @@ def test_the_command_writes_what_generate_reads(tmp_path: Path, capsys: pytest.C
     assert main([*given, "--exactness", "lossy:floor=0.4", "--strategy", RIGHT]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"]["strategy"] == RIGHT
     assert main([*given, "--exactness", "lossy:floor=0.5", "--strategy", RIGHT]) == 2
-    assert capsys.readouterr().err.startswith("parlay: error: exactness lossy:floor=0.5")
+    assert capsys.readouterr().err.startswith("parlay: error: --exactness lossy:floor=0.5")
 
 
 def test_contradictory_flags_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +116,7 @@ def test_a_floor_that_is_not_kept_writes_nothing(tmp_path: Path, capsys: pytest.
     prompts.write_text("\n".join(PROMPTS))
     asked = [*MINI, "--strategy", WRONG, "--floor", "0.4", "--max-tokens", "8", "-o", str(certificate)]
     assert main(["calibrate", str(prompts), *asked]) == 1
-    assert "nothing is written" in capsys.readouterr().err
+    assert "no certificate was written" in capsys.readouterr().err
     assert not certificate.exists()
 
 
@@ -135,7 +135,7 @@ def test_too_few_prompts_are_told_before_a_model_is_loaded(tmp_path: Path, capsy
     prompts.write_text("\n".join(PROMPTS[:2]))
     asked = ["--model", str(tmp_path / "nowhere"), "--strategy", RIGHT, "--floor", "0.95"]
     assert main(["calibrate", str(prompts), *asked, "-o", str(tmp_path / "out.json")]) == 2
-    assert "takes at least 59 different prompts" in capsys.readouterr().err
+    assert "needs at least 59 different prompts" in capsys.readouterr().err
 
 
 def test_thresholds_are_not_tested_on_what_they_were_learned_from(
@@ -146,7 +146,7 @@ def test_thresholds_are_not_tested_on_what_they_were_learned_from(
     flags = "--model parlay-mini --draft-model parlay-mini-draft --strategy big-little --floor 0.9 --max-tokens 2"
     asked = ("calibrate", str(prompts), "--fit", str(prompts), "-o", str(tmp_path / "out.json"), *flags.split())
     assert main(asked) != 0
-    assert "30 of the examples of --fit are among the prompts too" in capsys.readouterr().err
+    assert "30 of the examples of --fit are also among the prompts" in capsys.readouterr().err
 
 
 def test_answers_that_are_there_after_one_step_are_as_fast_as_they_were_whole() -> None:

@@ -137,4 +137,4 @@ def test_the_command_tests_what_the_bench_kept(
     assert main(words) == 1
     assert "run parlay bench --quality for this model" in capsys.readouterr().err
     assert main([*words, "--strategy", SAFE]) == 2
-    assert "a file with --quality" in capsys.readouterr().err
+    assert "--quality with a file" in capsys.readouterr().err

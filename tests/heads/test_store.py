@@ -131,7 +131,7 @@ def test_info_checks_and_shows_the_card(cli: Cli, folder: Path) -> None:
         (("pull", "someone/absent", "--yes"), "can't get 'someone/absent' from the Hugging Face Hub (no network)"),
         (("pull", REPO), "add --yes to agree to its licence (apache-2.0)"),
         (("recommend", "--prompts", "nowhere.txt"), "can't read nowhere.txt"),
-        (("recommend", "--prompts", "x", "--rounds", "0"), "--rounds 0"),
+        (("recommend", "--prompts", "x", "--rounds", "0"), "--rounds must be at least 1"),
     ],
 )
 def test_what_can_not_be_done_is_one_line(cli: Cli, hub: Hub, folder: Path, words: tuple[str, ...], told: str) -> None:
@@ -156,7 +156,10 @@ def test_a_second_drafter_of_one_name_and_a_damaged_one_are_refused(cli: Cli, fo
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"method": "eagel3"}, "a strategy eagel3, which is not here: did you mean eagle3"),
+        (
+            {"method": "eagel3"},
+            "the drafter needs strategy eagel3, which this version does not have: did you mean eagle3",
+        ),
         ({"method": 7}, "method is no text of one line"),
         ({"method": "eagle3\x1b[2J"}, "method is no text of one line"),
         ({"origin": {"target": "a\nb"}}, "target is no text of one line"),

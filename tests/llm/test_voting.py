@@ -52,7 +52,7 @@ def test_places_of_chains_that_ended_are_filled_until_the_vote_is_over() -> None
             ballot.count(chain, answer, "stop", 0.0)
             found.append(len(ballot.due()))
         assert found == begun
-    with pytest.raises(ValueError, match=r"vote\.refill keeps vote\.at_once chains"):
+    with pytest.raises(ValueError, match=r"vote\.refill needs vote\.at_once"):
         VoteParams(refill=True)
 
 

@@ -114,8 +114,8 @@ def test_a_projector_is_not_the_model(fetched: list[str]) -> None:
     [
         ("some/model-GGUF:Q3_K_S", r"has no Q3_K_S; its GGUF files are .*model-Q4_K_M"),
         ("some/model-GGUF:Q5_K_M", r"more than one Q5_K_M: model\.Q5_K_M\.gguf, other\.Q5_K_M\.gguf"),
-        ("some/model-GGUF", "holds GGUF files: name one by its ending"),
-        ("some/model-GGUF:*", "no quantisation stands after the colon"),
+        ("some/model-GGUF", "contains GGUF files: name one by its ending"),
+        ("some/model-GGUF:*", "the quantisation after the colon of .* is missing"),
         ("some/absent:Q4_0", r"can't get 'some/absent' from the Hugging Face Hub \(no network\): name a local folder"),
         ("hf.co/some/absent", "can't get 'some/absent'"),
     ],

@@ -260,7 +260,7 @@ def test_layers_that_see_too_much_are_one_line(tmp_path: Path, said: dict[str, o
 
 def test_what_it_can_not_do_is_refused(looked_up: Path, tmp_path: Path) -> None:
     """A table without room, states for a model that keeps none, adapters by request, several ranks."""
-    with pytest.raises(UsageError, match="ngram_states=0"):
+    with pytest.raises(UsageError, match="ngram_states must be at least 1"):
         LoadOptions(ngram_states=0)
     save_random("llama", tmp_path)
     with pytest.raises(ParlayError, match="ngram_states can't be honoured"):

@@ -186,16 +186,18 @@ def test_names_resolve_to_folders_or_to_one_clear_line(llama: Path, tmp_path_fac
 
 def test_an_adapter_is_no_model(llama: Path) -> None:
     (llama / "model.safetensors").rename(llama / "adapter_model.safetensors")
-    with pytest.raises(ParlayError, match="adapter alone: name its base model, and this folder with --lora"):
+    with pytest.raises(
+        ParlayError, match="only the weights of an adapter: name its base model, and this folder with --lora"
+    ):
         resolve(str(llama))
     (llama / "config.json").rename(llama / "adapter_config.json")
-    with pytest.raises(ParlayError, match="an adapter and no model: name its base model, and this folder with --lora"):
+    with pytest.raises(ParlayError, match="an adapter but no model: name its base model, and this folder with --lora"):
         resolve(str(llama))
 
 
 def test_pickled_weights_are_refused(llama: Path) -> None:
     (llama / "model.safetensors").rename(llama / "pytorch_model.bin")
-    with pytest.raises(ParlayError, match=r"pickled weights only.*safetensors"):
+    with pytest.raises(ParlayError, match=r"only pickled weights.*safetensors"):
         resolve(str(llama))
 
 

@@ -396,7 +396,7 @@ def test_the_command_writes_a_file_and_says_what_is_in_it(
     assert read(out).keys["quantize.imatrix.dataset"] == "text.txt"
     code, printed = command(capsys, *words)
     assert code == 2
-    assert "is there already" in printed
+    assert "exists already" in printed
     assert command(capsys, *words, "--force")[0] == 0
 
 
@@ -404,8 +404,8 @@ def test_the_command_writes_a_file_and_says_what_is_in_it(
     ("words", "reason"),
     [
         (("--to", "Q4_K_X", "-o", "a.gguf"), "did you mean Q4_K"),
-        (("--to", "Q4_0", "-o", "a.bin"), "ends in .gguf"),
-        (("--to", "Q4_0", "-o", "a.gguf", "--imatrix", "nowhere.txt"), "there is no such file"),
+        (("--to", "Q4_0", "-o", "a.bin"), "must end in .gguf"),
+        (("--to", "Q4_0", "-o", "a.gguf", "--imatrix", "nowhere.txt"), "can't read the text nowhere.txt of --imatrix"),
     ],
 )
 def test_what_can_not_work_is_said_before_the_model_is_opened(

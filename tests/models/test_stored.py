@@ -27,7 +27,7 @@ def test_blocks_are_as_large_as_the_reference_package_says(format: Format) -> No
 def test_bytes_that_do_not_fit_the_shape_are_refused() -> None:
     with pytest.raises(ValueError, match=r"Q4_0 \[3, 64\] wants bytes \[3, 36\]"):
         StoredTensor(Format.Q4_0, (3, 64), torch.zeros(3, 34, dtype=torch.uint8))
-    with pytest.raises(ValueError, match="no whole number of Q6_K blocks of 256"):
+    with pytest.raises(ValueError, match="not a whole number of Q6_K blocks of 256"):
         StoredTensor(Format.Q6_K, (3, 64), torch.zeros(3, 34, dtype=torch.uint8))
 
 

@@ -38,7 +38,7 @@ def test_a_rank_that_nobody_waits_for_says_until_when_it_waits_and_then_that_it_
     done = subprocess.run([*command, "--rank-secret-file", str(secret)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     waits, ends = done.stderr.splitlines()
-    assert waits.startswith("parlay rank: nobody answers at 127.0.0.1:1 yet; waits until ")
+    assert waits.startswith("parlay: nothing answers at 127.0.0.1:1 yet: waiting until ")
     assert ends.startswith("parlay: error: nobody answers at 127.0.0.1:1 within 1 s")
 
 

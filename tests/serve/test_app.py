@@ -104,7 +104,7 @@ def test_a_wrong_method_is_a_405_that_says_which_are_right(client: TestClient) -
         (Closed("closed"), 503, "shutting down"),
         (Lost("rank 1 has ended"), 503, "rank 1 has ended"),
         (ParlayError("this model has no chat template"), 400, "chat template"),
-        (RuntimeError("the password is 1234"), 500, "fault of the server"),
+        (RuntimeError("the password is 1234"), 500, "internal error"),
     ],
 )
 def test_what_is_raised_becomes_an_answer(

@@ -46,35 +46,35 @@ MISTAKES = {
     "reachable without a key": (["--host", "0.0.0.0"], "--no-auth"),
     "any address without a key": (["--host", ""], "--no-auth"),
     "IPv6 without a key": (["--host", "::"], "--no-auth"),
-    "keys and no keys": (["--api-key", "sesame", "--no-auth"], "choose one"),
+    "keys and no keys": (["--api-key", "sesame", "--no-auth"], "remove one of them"),
     "a key that is none": (["--api-key", "two words"], "API key"),
     "no file of keys": (["--api-key-file", "/nowhere/keys"], "/nowhere/keys"),
     "port out of range": (["--port", "65536"], "--port"),
     "unknown strategy": (["--strategy", "prompt-lokup"], "did you mean prompt-lookup"),
-    "limit out of range": (["--max-n", "0"], "max_n"),
+    "limit out of range": (["--max-n", "0"], "--max-n must be at least 1"),
     "twice the same name": ([NO_MODEL], "two models"),
     "half a name": (["=parlay-mini"], "NAME=MODEL"),
     "the same name by flag": (["--model", NO_MODEL], "two models"),
     "no folder of models": (["--model-dir", "/nowhere"], "/nowhere"),
-    "prefixes of two models": (["parlay-mini-draft", "--prefix-cache", "kept"], "goes with one model"),
+    "prefixes of two models": (["parlay-mini-draft", "--prefix-cache", "kept"], "works with one model"),
     "prefixes of two processes": (["--replicas", "2", "--prefix-cache", "kept"], "one process"),
     "records of whom": (["--record", "kept", "--api-key", "sesame"], "record=1"),
-    "records of anybody": (["--record", "kept", "--no-auth"], "nobody was asked"),
-    "a mask that is none": (["--record", "kept", "--record-mask", "("], "no regular expression"),
+    "records of anybody": (["--record", "kept", "--no-auth"], "users have not agreed"),
+    "a mask that is none": (["--record", "kept", "--record-mask", "("], "not a regular expression"),
     "a mask for nothing": (["--record-mask", "x"], "--record FOLDER"),
     "records of no size": (["--record", "kept", "--record-megabytes", "0"], "at least 1"),
     "room of no size": (["--memory", "much"], "memory 'much'"),
-    "no context": (["--max-model-len", "1"], "--max-model-len 1: give at least 2"),
-    "no place in a step": (["--max-num-seqs", "0"], "--max-num-seqs 0: give at least 1"),
-    "nobody may wait": (["--max-waiting", "-1"], "--max-waiting -1: give at least 0"),
-    "more audits than answers": (["--audit-share", "2"], "--audit-share 2: give a number from 0 to 1"),
+    "no context": (["--max-model-len", "1"], "--max-model-len must be at least 2"),
+    "no place in a step": (["--max-num-seqs", "0"], "--max-num-seqs must be at least 1"),
+    "nobody may wait": (["--max-waiting", "-1"], "--max-waiting must be at least 0"),
+    "more audits than answers": (["--audit-share", "2"], "--audit-share must be between 0 and 1"),
     "no thread": (["--threads", "0"], "threads"),
     "no certificate": (["--certificate", "/nowhere"], "can't read the certificate /nowhere"),
     "no cascade": (["--cascade", "/nowhere"], "can't read the cascade /nowhere"),
-    "one tokenizer for two models": (["a=parlay-mini", "--tokenizer", "x"], "--tokenizer goes with one model"),
-    "an ensemble for two models": (["a=parlay-mini", "--ensemble", "x"], "--ensemble goes with one model"),
+    "one tokenizer for two models": (["a=parlay-mini", "--tokenizer", "x"], "--tokenizer works with one model"),
+    "an ensemble for two models": (["a=parlay-mini", "--ensemble", "x"], "--ensemble works with one model"),
     "an ensemble of weight 0": (["--ensemble", "x", "--ensemble-weights", "1,0"], "weights must be above 0"),
-    "no model at once": (["--max-loaded", "0"], "max_loaded"),
+    "no model at once": (["--max-loaded", "0"], "--max-loaded must be at least 1"),
 }
 
 
@@ -93,7 +93,8 @@ def test_a_port_that_is_taken_is_told_before_a_model_loads(cli: Cli) -> None:
         result = cli("serve", NO_MODEL, "--port", str(port))
     assert (result.code, result.out) == (1, "")
     assert (
-        result.err == f"parlay: error: port {port} of 127.0.0.1 is taken: end what uses it, or choose one with --port\n"
+        result.err == f"parlay: error: --port {port} of 127.0.0.1 is in use: stop the program that uses it, or choose "
+        "another with --port\n"
     )
 
 
@@ -101,7 +102,7 @@ def test_nothing_is_fetched_for_a_port_that_is_taken(cli: Cli, monkeypatch: pyte
     """Without a model the default one would be fetched."""
     monkeypatch.setattr("parlay.cli.serve_models.default_model", lambda: pytest.fail("fetched"))
     with socket.create_server(("127.0.0.1", 0)) as other:
-        assert "is taken" in cli("serve", "--port", str(other.getsockname()[1])).err
+        assert "is in use" in cli("serve", "--port", str(other.getsockname()[1])).err
 
 
 def test_a_host_that_is_not_there_is_one_line(cli: Cli) -> None:
@@ -120,7 +121,7 @@ def test_a_model_that_is_not_there_is_one_line(cli: Cli) -> None:
 def test_what_is_not_installed_is_named_with_the_way_to_get_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parlay.cli.listening.PACKAGES", ("pytest", "no_such_package"))
     result = cli("serve", NO_MODEL)
-    assert result.err == "parlay: error: parlay serve needs no_such_package: pip install 'parlay[serve]'\n"
+    assert result.err == "parlay: error: parlay serve needs no_such_package: run pip install 'parlay[serve]'\n"
 
 
 @pytest.mark.parametrize("content", ["", " \n\n", "caf\xe9\n"])
@@ -170,9 +171,9 @@ def test_a_folder_gives_its_models_beside_those_that_are_named(tmp_path: Path) -
         "b",
         "three",
     ]
-    with pytest.raises(ValueError, match="'small' is also in"):
+    with pytest.raises(ValueError, match="two models are called 'small'"):
         chosen("small=a", "--model-dir", str(tmp_path))
-    with pytest.raises(ValueError, match="holds no model"):
+    with pytest.raises(ValueError, match="no models in"):
         chosen("--model-dir", str(tmp_path / "nothing"))
     (tmp_path / "small.gguf").touch()
     with pytest.raises(ValueError, match="rename one"):
@@ -226,7 +227,7 @@ def test_each_flag_sets_its_field_and_has_its_default() -> None:
     found = settings_of("--no-auth", *words.split())
     limits = Settings(concurrency=7, request_timeout=9.0, default_max_tokens=None)
     assert found == replace(limits, strict=True, infill_order="spm", score_by="yes-no")
-    with pytest.raises(ValueError, match="request_timeout=0"):
+    with pytest.raises(ValueError, match="request_timeout must be above 0"):
         settings_of("--timeout", "0")
 
 

@@ -85,7 +85,7 @@ def test_the_seed_decides_a_sampled_text_whatever_runs_beside_it(client: TestCli
     [
         ("none", "writes token by token"),
         ("denoise:threshold=1.5", "threshold"),
-        ("denoise:selector=factor,threshold=0.8", "no option of selector=factor"),
+        ("denoise:selector=factor,threshold=0.8", "not an option of selector=factor"),
         ("denoise:selector=mask-predict,block=2", "remove block"),
         ("denoise:block=3", "does not divide the blocks of 4 tokens"),
         ("denoise:selector=best", "selector"),

@@ -371,7 +371,7 @@ def test_canvases_begin_where_answers_do_or_later_and_prompts_are_never_masked()
     recipe = SetBlockRecipe(SetBlockTrainOptions(**COMMON, block=3, keep=0, text_weight=1), decoder())
     prompts = [TrainingText((END, *range(1, 3 + more), AS, 5, 6, 7, 8, 9, END), 4 + more) for more in (0, 1, 2)] * 20
     batch, seen = batch_of(prompts, END, 1), list[tuple[Tensor, Tensor]]()
-    recipe._both = lambda batch, masked_BT, group_BT: seen.append((masked_BT, group_BT)) or masked_BT.sum() * 0.0  # type: ignore[method-assign]
+    recipe._losses = lambda batch, masked_BT, group_BT: seen.append((masked_BT, group_BT)) or masked_BT.sum() * 0.0  # type: ignore[method-assign]
     for _ in range(2):
         recipe.loss(batch)
     (all_BT, group_BT), (part_BT, _) = seen
@@ -407,7 +407,7 @@ def test_the_causal_mode_is_kept_by_what_it_was() -> None:
     batch = batch_of(reversals(8), END, 1)
     group_BT = masks.groups_of(batch.ids_BT.shape[1], 4, batch.length_B[:, None])
     nowhere_BT = torch.zeros_like(batch.ids_BT, dtype=torch.bool)
-    assert float(recipe._both(batch, nowhere_BT, group_BT).detach()) == pytest.approx(0, abs=1e-5)
+    assert float(recipe._losses(batch, nowhere_BT, group_BT).detach()) == pytest.approx(0, abs=1e-5)
     with pytest.raises(UsageError, match="keep=1 needs an existing model; for a new one give --keep 0"):
         SetBlockRecipe(options, decoder())
 

@@ -74,13 +74,13 @@ def test_a_head_learns_and_resumes(method: str, form: dict[str, Any], model: Pat
         asked = options(method, model, tmp_path / "work", tmp_path / "head", updates, draft_vocab=48, **form)
         again = fit(method, asked, target, texts)
         assert f": step {updates} " in again
-    assert float(again.split("held-out ")[1].split()[0]) > 100 / 48, "better than chance"
+    assert float(again.split("by depth: ")[1].split()[0]) > 100 / 48, "better than chance"
 
     spec = models.load(str(model), LoadOptions(dtype="float32", device="cpu")).spec
     opened = heads_of(str(model), spec, None)(method, str(tmp_path / "head"))
     assert opened is not None
     assert opened.artefact.settings["draft_vocab_size"] == 48
-    reached = float(again.split("held-out ")[1].split()[0]) / 100
+    reached = float(again.split("by depth: ")[1].split()[0]) / 100
     assert opened.artefact.settings["expected"] == pytest.approx(reached, abs=1e-3)
 
 
@@ -92,7 +92,7 @@ def test_a_head_is_trained_further(model: Path, work: Path, tmp_path: Path) -> N
     for name, updates, more in (("first", 60, {}), ("second", 1, {"head": str(tmp_path / "first"), "draft_vocab": 8})):
         (tmp_path / name).mkdir()
         asked = options("eagle3", model, tmp_path / name, tmp_path / name, updates, **{"draft_vocab": 48, **more})
-        reached.append(float(fit("eagle3", asked, target, texts).split("held-out ")[1].split()[0]))
+        reached.append(float(fit("eagle3", asked, target, texts).split("by depth: ")[1].split()[0]))
     assert reached[1] > 0.9 * reached[0] > 100 / 48
     assert artefact.load(tmp_path / "second").settings["draft_vocab_size"] == 48
     with pytest.raises(UsageError, match="no drafter for eagle3"):
@@ -162,10 +162,17 @@ def test_a_head_learns_from_a_folder_of_texts_alone(
         keep_features=watched,
     )
     reached = train("medusa", asked)
-    assert float(reached.split("held-out ")[1].split()[0]) > 0
+    assert float(reached.split("by depth: ")[1].split()[0]) > 0
     told = capsys.readouterr()
     assert ("features: shard 1 of 1" in told.out, "step " in told.out) == (not watched, not watched)
-    assert bool(re.search(r"Training medusa .* left, [\d,]+ tokens/s, loss \d+\.\d+, held-out \d", told.err)) == watched
+    assert (
+        bool(
+            re.search(
+                r"Training medusa .* left, [\d,]+ tokens/s, loss \d+\.\d+, held-out drafts right by depth: \d", told.err
+            )
+        )
+        == watched
+    )
     assert bool(list((tmp_path / "work").glob("states-*"))) == watched, "where they were to be kept"
     card = (tmp_path / "head" / "README.md").read_text()
     assert "are 0 of these; it read those of texts." in card
@@ -235,7 +242,7 @@ def test_too_few_texts_are_an_error(model: Path, work: Path, tmp_path: Path) -> 
 
 
 def test_wrong_values_are_errors() -> None:
-    with pytest.raises(UsageError, match="steps=0"):
+    with pytest.raises(UsageError, match="steps must be at least 1"):
         Eagle3TrainOptions(steps=0)
     with pytest.raises(TypeError, match="setps"):
         Eagle3TrainOptions(setps=3)  # type: ignore[call-arg]

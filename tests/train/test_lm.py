@@ -144,9 +144,9 @@ def test_a_model_that_can_t_be_written_leaves_the_one_before(
         ({"hours": 0}, "hours must be more than 0, got 0"),
         ({"shape": "giant"}, "giant"),
         ({"context": 9999}, "9999"),
-        ({"seed": -1}, "seed=-1"),
-        ({"threads": -1}, "threads=-1"),
-        ({"batch_tokens": 0}, "batch_tokens=0"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"threads": -1}, "threads must be at least 0"),
+        ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
     ],
 )
 def test_options_that_cannot_be_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:

@@ -50,9 +50,9 @@ def test_a_trained_model_is_looked_up(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"window": 1}, "window=1"),
-        ({"window": 9}, "window=9"),
-        ({"first_layers": 0}, "first_layers=0"),
+        ({"window": 1}, "window must be at least 2"),
+        ({"window": 9}, "window must be at most 8"),
+        ({"first_layers": 0}, "first_layers must be at least 1"),
         ({"first_layers": 4, "window": 3}, "together they see 9 tokens, and 8 can be looked up"),
     ],
 )
