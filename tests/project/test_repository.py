@@ -87,26 +87,20 @@ def parse(path: Path) -> ast.Module:
 
 
 def imported_names(path: Path) -> set[str]:
-    """Modules, and the names in them, that a file imports."""
-    names: set[str] = set()
-    for node in ast.walk(parse(path)):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.update([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
-    return names
-
-
-def imported_parts(path: Path) -> set[str]:
-    """The parts of this package that a module imports, wherever in the module."""
+    """Modules, and the names in them, that a file imports, wherever in the file."""
     names: set[str] = set()
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path}: relative import"
-            names.update([node.module] if node.module != "parlay" else [f"parlay.{alias.name}" for alias in node.names])
-    return {name.split(".")[1] for name in names if name.startswith("parlay.")}
+            names.update([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
+    return names
+
+
+def imported_parts(path: Path) -> set[str]:
+    """The parts of this package that a module imports."""
+    return {name.split(".")[1] for name in imported_names(path) if name.startswith("parlay.")}
 
 
 def tracked_text() -> Iterator[tuple[str, str]]:

@@ -322,7 +322,8 @@ class World:
     def seconds_per_token(self, texts: Sequence[Text], apart: float, strategy: Strategy) -> list[float]:
         """Of each text from its arrival to its last token, the first ones to end first; a text arrives every ``apart``
         seconds on average (Poisson)."""
-        times = torch.cumsum(torch.empty(len(texts)).exponential_(1 / apart, generator=_generator(1)), 0).tolist()
+        gaps = torch.empty(len(texts)).exponential_(1 / apart, generator=torch.Generator().manual_seed(1))
+        times = gaps.cumsum(0).tolist()
         waiting, began, taken = list(zip(times, texts, strict=True)), dict[str, float](), list[float]()
         start = self._runner.now
         while waiting or not self._engine.idle:
@@ -341,10 +342,6 @@ class World:
         params = SamplingParams(temperature=0.0, max_tokens=len(text.tokens) - _PROMPT, ignore_eos=True)
         self._runner.write(text)
         self._engine.add(Request(id=name, prompt=text.tokens[:_PROMPT], params=params, key=NoiseKey(0)), strategy)
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def stretches(count: int = 4) -> list[slice]:

@@ -25,8 +25,8 @@ class OfferedDrafter:
     @property
     def licence(self) -> str:
         """The licence in the config, else in the card; empty if neither has one."""
-        content = self.card.get("license")
-        return self.facts.origin.licence or (str(content) if content else "")
+        licence = self.card.get("license")
+        return self.facts.origin.licence or (str(licence) if licence else "")
 
 
 def look(repo: str, revision: str | None = None) -> OfferedDrafter:
@@ -53,10 +53,10 @@ def push(folder: Path, repo: str, *, private: bool = False) -> str:
     """
     import huggingface_hub  # here, as listing drafters needs no network code
 
-    facts, (content, text) = read_facts(folder), read_card(folder)
+    facts, (metadata, text) = read_facts(folder), read_card(folder)
     head = (
         ""
-        if TAG in content.get("tags", ())
+        if TAG in metadata.get("tags", ())
         else front_matter(facts.method, facts.origin, () if facts.expected is None else (facts.expected,), {}) + "\n"
     )
     card = (head + (text if head else (folder / CARD).read_text(encoding="utf-8"))).encode()
@@ -100,14 +100,14 @@ def front_matter(method: str, origin: Origin, acceptance: Sequence[float], data:
         "acceptance": [round(share, 4) for share in acceptance],
         **data,
     }
-    content = ModelCardData(
+    metadata = ModelCardData(
         license=origin.licence or "unknown",
         base_model=origin.target if "/" in origin.target else None,
         library_name="parlay",
         tags=["speculative-decoding", TAG, method],
         parlay={name: value for name, value in facts.items() if value != ""},
     )
-    return f"---\n{content.to_yaml()}\n---\n"
+    return f"---\n{metadata.to_yaml()}\n---\n"
 
 
 def read_card(folder: Path) -> tuple[dict[str, Any], str]:
