@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "testing": frozenset(
         {"types", "sampling", "router", "engine", "models", "heads", "ngrams", "drafters", "strategies"}
     ),
-    "train": RUN | {"llm", "models", "heads", "drafters", "sampling", "bench"},
+    "train": RUN | {"llm", "models", "heads", "drafters", "router", "sampling", "bench"},
     "bench": RUN | {"llm", "cache", "cost", "router", "sampling", "engine", "models", "ranks", "drafters"},
     "serve": RUN | {"llm", "cost", "sampling", "models", "structured", "ngrams", "drafters", "aio"},
     "vllm": frozenset({"types", "options", "cost", "models", "drafters", "strategies"}),

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from parlay import models
+from parlay.llm import LLM
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
-from parlay.train.data import features
-from parlay.train.data.features import Featured, FeatureStore
+from parlay.text.prompts import TokensPrompt
+from parlay.train.data import collecting, features
+from parlay.train.data.collecting import write_featured
+from parlay.train.data.features import Featured, FeatureStore, Reading, complete
 from parlay.train.data.preparing import prepare
 from parlay.train.data.prompts import ChatFrame, PromptAndAnswer, read_conversations, read_prompts
 from parlay.train.data.user_texts import (
@@ -33,7 +37,7 @@ from parlay.train.data.user_texts import (
 from parlay.train.data.writing import short_prompts
 from parlay.train.options import MedusaTrainOptions
 from parlay.train.recipes.linear_start import states_ahead
-from parlay.types import ParlayError
+from parlay.types import ParlayError, Runner, SamplingParams
 
 
 def test_given_conversations_are_cut_and_nothing_in_them_is_the_targets(tmp_path: Path) -> None:
@@ -162,6 +166,30 @@ def test_features_are_the_same_in_any_company(tmp_path: Path, monkeypatch: pytes
     pairs = zip(FeatureStore(together, (0, 2)).load(), FeatureStore(alone, (0, 2)).load(), strict=True)
     for (one, other), length in zip(pairs, lengths, strict=True):
         assert len(one.states_TF) == length
+        assert torch.equal(one.states_TF, other.states_TF)
+
+
+def test_states_kept_while_a_text_is_written_are_those_of_reading_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding computes all but the last token's state or two; only those are computed in a forward of their own."""
+    known: list[int] = []
+
+    def watched(runner: Runner, readings: Sequence[Reading], layers: Sequence[int]) -> list[Featured]:
+        known.extend(len(each.text.ids) - each.known for each in readings)
+        return complete(runner, readings, layers)
+
+    monkeypatch.setattr(collecting, "complete", watched)
+    prompts = [tuple(range(5, 5 + length)) for length in (40, 3, 3, 90)]
+    params = [SamplingParams(temperature=n % 2, max_tokens=30, seed=n, ignore_eos=n > 0) for n in range(4)]
+    with LLM("parlay-mini", router_memory="off", max_num_seqs=3) as llm:
+        layers = (1, llm.runner.spec.num_layers)
+        written = write_featured(llm, layers, prompts, params)
+        plain = llm.generate([TokensPrompt(prompt_token_ids=ids) for ids in prompts], params, strategy="none")
+        texts = [TrainingText(tuple(each.ids_T.tolist()), each.answer) for each in written]
+        read = complete(llm.runner, [Reading(text, str(place)) for place, text in enumerate(texts)], layers)
+        llm.runner.check()
+    assert [text.ids for text in texts] == [(*out.prompt_token_ids, *out.outputs[0].token_ids) for out in plain]
+    assert max(known) <= 2
+    for one, other in zip(written, read, strict=True):
         assert torch.equal(one.states_TF, other.states_TF)
 
 

@@ -5,7 +5,7 @@ Each shard of states is a file next to its shard of texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,22 +44,28 @@ class FeatureStore:
 
     def __init__(self, folder: Path, layers: Sequence[int]) -> None:
         self._folder = folder
-        self._layers = tuple(layers)
+        self.layers = tuple(layers)
+
+    def missing(self) -> list[Path]:
+        """Return the shards of texts whose states are not on disk."""
+        return [texts for texts in shards(self._folder) if not self.path(texts).exists()]
 
     def compute(self, runner: Runner, done: Callable[[int], None] = lambda _: None) -> None:
-        """Compute and write the missing shards; ``done`` is called with the number of each."""
-        for number, texts in enumerate(shards(self._folder)):
-            path = self.path(texts)
-            if not path.exists():
-                save(path, _featured(runner, load_shard(texts), self._layers))
-                done(number)
+        """Compute and write the states of the missing shards; ``done`` is called after each."""
+        for number, texts in enumerate(self.missing()):
+            self.save(texts, _featured(runner, load_shard(texts), self.layers))
+            done(number)
+
+    def save(self, texts: Path, featured: Sequence[Featured]) -> None:
+        """Write the states of the shard ``texts``, whether or not that shard is written already."""
+        save(self.path(texts), featured)
 
     def computed(self, runner: Runner, done: Callable[[int], None] = lambda _: None) -> list[Featured]:
         """Return all texts with their states, read from disk or else computed; nothing is written."""
         found: list[Featured] = []
         for number, texts in enumerate(shards(self._folder)):
             path = self.path(texts)
-            found += _load(path) if path.exists() else _featured(runner, load_shard(texts), self._layers)
+            found += _load(path) if path.exists() else _featured(runner, load_shard(texts), self.layers)
             done(number)
         return found
 
@@ -70,49 +76,88 @@ class FeatureStore:
 
     def path(self, texts: Path) -> Path:
         """Return the path of the states of a shard of texts."""
-        name = "-".join(map(str, self._layers))
+        name = "-".join(map(str, self.layers))
         return texts.with_name(texts.name.replace("texts", f"states-{name}")).with_suffix(".safetensors")
 
 
 def _featured(runner: Runner, texts: Sequence[TrainingText], layers: tuple[int, ...]) -> list[Featured]:
-    """Compute the states of texts, several short texts in one forward."""
+    """Compute the states of texts. Each has its own salt, so that it shares no prefix with others."""
+    salts = [f"features {hash((text.ids, place))}" for place, text in enumerate(texts)]
+    return complete(runner, [Reading(text, salt) for text, salt in zip(texts, salts, strict=True)], layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A text with the states of its first tokens, in order, as far as they are known.
+
+    The runner may have cached the text's rows under ``salt``.
+    """
+
+    text: TrainingText
+    salt: str
+    states: Sequence[Tensor] = ()
+
+    @property
+    def known(self) -> int:
+        """The number of tokens whose states are known."""
+        return sum(map(len, self.states))
+
+
+def complete(runner: Runner, readings: Sequence[Reading], layers: Sequence[int]) -> list[Featured]:
+    """Compute the missing states, of several short texts in one forward."""
     most = _ROWS if runner.spec.device == "cpu" else _ROWS_BESIDE
     found: list[Featured] = []
-    group: list[TrainingText] = []
-    for text in texts:
-        if group and sum(len(each.ids) for each in group) + len(text.ids) > most:
+    group: list[Reading] = []
+    rows = 0
+    for each in readings:
+        missing = len(each.text.ids) - each.known
+        if group and rows + missing > most:
             found += _run(runner, group, layers)
-            group = []
-        group.append(text)
+            group, rows = [], 0
+        group.append(each)
+        rows += missing
     return [*found, *_run(runner, group, layers)]
 
 
-def _run(runner: Runner, texts: Sequence[TrainingText], layers: tuple[int, ...]) -> list[Featured]:
-    """Run texts side by side, at most `_ROWS` tokens of each per forward.
-
-    Each text has its own salt, so that it shares no prefix with others and leaves none in the cache.
-    """
-    names = [hash((text.ids, place)) | 1 << 62 for place, text in enumerate(texts)]
-    states: list[list[Tensor]] = [[] for _ in texts]
-    for name, text in zip(names, texts, strict=True):
-        runner.open(name, (), salt=f"features {name}")
-        if not runner.reserve(name, len(text.ids)):
-            raise ParlayError("the target's cache has no room for one text")
-    for begin in range(0, max((len(text.ids) for text in texts), default=0), _ROWS):
-        chunks = [text.ids[begin : begin + _ROWS] for text in texts]
-        segments = [Segment(*pair, logits_from=len(pair[1])) for pair in zip(names, chunks, strict=True)]
+def _run(runner: Runner, group: Sequence[Reading], layers: Sequence[int]) -> list[Featured]:
+    """Run texts side by side, at most `_ROWS` tokens of each per forward. The cache keeps nothing of them."""
+    texts = {place | 1 << 62: each.text for place, each in enumerate(group)}
+    states = {name: _open(runner, name, each) for name, each in zip(texts, group, strict=True)}
+    while segments := [_next(name, text, states[name]) for name, text in texts.items() if _left(text, states[name])]:
         out = runner.forward(segments, layers)
-        rows_NF = torch.cat([out.taps[layer] for layer in layers], -1).to(torch.bfloat16).cpu()
-        for place, rows in enumerate(torch.split(rows_NF, [len(chunk) for chunk in chunks])):
-            states[place].append(rows)
-            runner.keep(names[place], ())
-    for name in names:
+        rows_NF = joined(out.taps, layers)
+        for segment, rows in zip(segments, torch.split(rows_NF, [len(each.pending) for each in segments]), strict=True):
+            states[segment.sequence].append(rows)
+            runner.keep(segment.sequence, ())
+    for name in texts:
         runner.truncate(name, 0)
         runner.release(name)
-    return [
-        Featured(torch.tensor(text.ids), text.answer, torch.cat(parts))
-        for text, parts in zip(texts, states, strict=True)
-    ]
+    return [Featured(torch.tensor(text.ids), text.answer, torch.cat(states[name])) for name, text in texts.items()]
+
+
+def _open(runner: Runner, name: int, reading: Reading) -> list[Tensor]:
+    """Open a text where its first unknown state or its first uncached row is; return the states before that place."""
+    cached = runner.open(name, reading.text.ids, reading.salt)
+    start = runner.truncate(name, reading.known) if cached > reading.known else cached
+    if not runner.reserve(name, len(reading.text.ids)):
+        raise ParlayError("the target's cache has no room for one text")
+    return [torch.cat(list(reading.states))[:start]] if start else []
+
+
+def _left(text: TrainingText, states: Sequence[Tensor]) -> int:
+    return len(text.ids) - sum(map(len, states))
+
+
+def _next(name: int, text: TrainingText, states: Sequence[Tensor]) -> Segment:
+    """Make the segment of a text's next tokens, without logits."""
+    begin = len(text.ids) - _left(text, states)
+    chunk = text.ids[begin : begin + _ROWS]
+    return Segment(name, chunk, logits_from=len(chunk))
+
+
+def joined(taps: Mapping[int, Tensor], layers: Sequence[int]) -> Tensor:
+    """Return the tapped states ``[T, H]`` of all layers side by side, as features are kept: bfloat16, on the CPU."""
+    return torch.cat([taps[layer] for layer in layers], -1).to(torch.bfloat16).cpu()
 
 
 def save(path: Path, texts: Sequence[Featured]) -> None:

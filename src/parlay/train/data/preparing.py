@@ -58,6 +58,7 @@ def prepare(options: DrafterTrainOptions) -> list[Featured]:
     prompts = read_prompts(options.prompts, skip_broken=options.skip_broken) if options.prompts else []
     given = read_user_texts(options.texts, skip_broken=options.skip_broken) if options.texts else None
     check_filled(options.work, _filling(options, prompts))
+    store = _store(options, options.work) if options.keep_features else None
     with LLM(options.model, max_num_seqs=_AT_ONCE, device=options.device) as llm:
         own = 1.0 if not prompts else 0.5 if llm.get_tokenizer().chat_template else 0.0
         plan = WritingPlan(prompts, own, answer_tokens=options.answer_tokens, seed=options.seed)
@@ -69,7 +70,7 @@ def prepare(options: DrafterTrainOptions) -> list[Featured]:
             print(f"{len(texts):,} texts of {sum(len(text.ids) for text in texts):,} tokens from {options.texts}")
         if options.written_shards:
             with counted("texts", options.written_shards) as done:
-                Writer(llm, plan).write(options.work, options.written_shards, done)
+                Writer(llm, plan, store).write(options.work, options.written_shards, done)
     return _featured(options, options.work)
 
 
@@ -138,10 +139,18 @@ def _filling(options: DrafterTrainOptions, prompts: Sequence[str]) -> dict[str, 
     return {**found, "prompts": asked, "seed": str(options.seed), "answer_tokens": str(options.answer_tokens)}
 
 
+def _store(options: DrafterTrainOptions, folder: Path) -> FeatureStore:
+    return FeatureStore(folder, Target.named(options.model).stored_layers())
+
+
 def _featured(options: DrafterTrainOptions, folder: Path) -> list[Featured]:
-    store, where = FeatureStore(folder, Target.named(options.model).stored_layers()), LoadOptions(device=options.device)
+    """Return all texts in the folder with their states; compute those that are missing."""
+    store, where = _store(options, folder), LoadOptions(device=options.device)
+    missing = store.missing()
+    if missing and options.keep_features:
+        with counted("features", len(missing)) as done:
+            store.compute(models.load(options.model, where), done)
+    if options.keep_features or not missing:
+        return store.load()
     with counted("features", len(shards(folder))) as done:
-        if not options.keep_features:
-            return store.computed(models.load(options.model, where), done)
-        store.compute(models.load(options.model, where), done)
-    return store.load()
+        return store.computed(models.load(options.model, where), done)

@@ -16,6 +16,8 @@ from typing import Any
 from parlay.llm.llm import LLM
 from parlay.text.prompts import TokensPrompt
 from parlay.text.tokenize import encode, encode_all
+from parlay.train.data.collecting import write_featured
+from parlay.train.data.features import FeatureStore
 from parlay.train.data.prompts import ChatFrame
 from parlay.train.data.user_texts import TrainingText, save_shard, shard_path
 from parlay.types import ParlayError, SamplingParams, Tokenizer
@@ -62,11 +64,12 @@ def short_prompts(prompts: Sequence[str], tokenizer: Tokenizer, most: int) -> li
 
 
 class Writer:
-    """Writes shards of texts with a target."""
+    """Writes shards of texts with a target and, with a ``store``, the states that the target computes for them."""
 
-    def __init__(self, llm: LLM, plan: WritingPlan) -> None:
+    def __init__(self, llm: LLM, plan: WritingPlan, store: FeatureStore | None = None) -> None:
         self._llm = llm
         self._plan = plan
+        self._store = store
         self._frame = ChatFrame.of_prompts(llm.tokenizer) if plan.own_share < 1 else ChatFrame.of(llm.tokenizer)
         self._tokenizer: Any = llm.tokenizer
 
@@ -76,11 +79,12 @@ class Writer:
         for number in range(count):
             path = shard_path(folder, number)
             if not path.exists():
-                save_shard(path, self.shard(number))
+                prompts, params = self._asked(number)
+                save_shard(path, self._answered(path, prompts, params))
                 done(number)
 
-    def shard(self, number: int) -> list[TrainingText]:
-        """Write the conversations of shard ``number``.
+    def _asked(self, number: int) -> tuple[list[tuple[int, ...]], list[SamplingParams]]:
+        """Return the prompts of shard ``number`` and how to answer them.
 
         Raises ParlayError if there are no given prompts and the target ends none of its own.
         """
@@ -92,7 +96,16 @@ class Writer:
                 f"the target ended none of its own prompts within {self._plan.own_prompt_tokens} tokens: give some by "
                 "--prompts, or texts by --texts and --shards 0"
             )
-        params = [self._answer_params(rng) for _ in prompts]
+        return prompts, [self._answer_params(rng) for _ in prompts]
+
+    def _answered(
+        self, path: Path, prompts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams]
+    ) -> list[TrainingText]:
+        """Write the conversations of the shard ``path`` and, with a store, save their states."""
+        if self._store is not None:
+            featured = write_featured(self._llm, self._store.layers, prompts, params)
+            self._store.save(path, featured)
+            return [TrainingText(tuple(each.ids_T.tolist()), each.answer) for each in featured]
         outputs = self._llm.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], params, strategy="none")
         texts = [(out.prompt_token_ids, out.outputs[0].token_ids) for out in outputs]
         return [TrainingText((*prompt, *answer), len(prompt)) for prompt, answer in texts]
