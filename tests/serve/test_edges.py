@@ -111,7 +111,7 @@ def test_values_are_refused_in_words(client: TestClient) -> None:
     assert picture == {"error": "images: can't be read: this server reads text only"}
     tool = {"type": "function", "function": {"name": "a.b"}}
     error = client.post(CHAT, json={"messages": [USER], "tools": [tool]}).json()["error"]
-    assert error["message"] == "tools[0].function.name: must match the pattern ^[a-zA-Z0-9_-]{1,64}$"
+    assert error["message"] == "tools[0].function.name must match the pattern ^[a-zA-Z0-9_-]{1,64}$"
 
 
 def test_no_message_tells_where_a_model_lies(client: TestClient, engine: AsyncLLM, monkeypatch: Any) -> None:

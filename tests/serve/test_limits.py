@@ -221,13 +221,13 @@ def test_a_temperature_above_openais_is_refused_there(make_app: MakeApp, path: s
     reply = TestClient(make_app()).post(path, json={**body, "temperature": 2.5})
     assert reply.status_code == 400
     error = reply.json()["error"]
-    assert (error["param"], error["message"]) == ("temperature", "temperature: is 2.5, and must be at most 2")
+    assert (error["param"], error["message"]) == ("temperature", "temperature must be at most 2, got 2.5")
 
 
 def test_an_empty_list_of_prompts_is_refused_in_plain_words(make_app: MakeApp) -> None:
     reply = TestClient(make_app()).post("/v1/completions", json={"prompt": []})
     assert reply.status_code == 400
-    assert reply.json()["error"]["message"] == "prompt: holds 0 items, and must hold at least 1"
+    assert reply.json()["error"]["message"] == "prompt must hold at least 1 item, got 0"
 
 
 def test_a_temperature_above_the_usual_is_warned_of_elsewhere(

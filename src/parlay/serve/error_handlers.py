@@ -15,6 +15,7 @@ from starlette.routing import Match
 from parlay.aio import Busy, Closed, Lost
 from parlay.serve.errors import ApiError, too_many, unavailable
 from parlay.serve.field_spelling import as_sent, read_leniently
+from parlay.system.terminal import counted
 from parlay.types import ParlayError, show_number
 
 _SHOWN = 200  # most characters of a client's name for a field that an error repeats
@@ -44,7 +45,8 @@ def _wrong_value(wrong: Sequence[Mapping[str, Any]], body: object, field: str | 
     if wrong[0]["type"] == "missing":
         return ApiError(400, f"{field or 'the body'} is missing", field, "missing_field")
     reasons = dict.fromkeys(_reason(each) for each in wrong if _field(each, body) == field)
-    return ApiError(400, f"{field or 'the body'}: {_shorten(' - or: '.join(reasons))}", field)
+    text = _shorten(" - or: ".join(reasons))
+    return ApiError(400, f"{field or 'the body'}{'' if text.startswith('must ') else ':'} {text}", field)
 
 
 def _field(wrong: Mapping[str, Any], body: object) -> str | None:
@@ -69,13 +71,13 @@ def _reason(wrong: Mapping[str, Any]) -> str:
     bound = _BOUNDS.get(wrong["type"])
     if bound is not None and isinstance(wrong["input"], int | float):
         field, words = bound
-        return f"is {show_number(wrong['input'])}, and must be {words} {show_number(wrong['ctx'][field])}"
+        return f"must be {words} {show_number(wrong['ctx'][field])}, got {show_number(wrong['input'])}"
     length = _LENGTHS.get(wrong["type"])
     if length is not None and wrong["ctx"].get("max_length") == 0:
         return "can't be read: this server reads text only"
     if length is not None:
         field, words = length
-        return f"holds {wrong['ctx']['actual_length']} items, and must hold {words} {wrong['ctx'][field]}"
+        return f"must hold {words} {counted(wrong['ctx'][field], 'item')}, got {wrong['ctx']['actual_length']}"
     plain = _PLAIN.get(wrong["type"])
     if plain is not None:
         return plain.format(**wrong.get("ctx", {}))

@@ -274,4 +274,4 @@ def test_explain_is_true_or_false(client: TestClient) -> None:
     for path, asked in ((CHAT, ASKED), (COMPLETIONS, GO_ON), (RESPONSES, {"input": "Hi"})):
         for value in (1, "yes", {"life": True}):
             error = client.post(path, json={**asked, "explain": value}).json()["error"]
-            assert (error["param"], error["message"]) == ("explain", "explain: must be true or false")
+            assert (error["param"], error["message"]) == ("explain", "explain must be true or false")

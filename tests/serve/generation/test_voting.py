@@ -59,8 +59,8 @@ def test_a_stream_has_the_whole_text_when_the_vote_is_over(post: Post, stream: P
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"vote": {"n": 1}}, "vote.n", "vote.n: is 1, and must be at least 2"),
-        ({"vote": [3]}, "vote", "vote: must be an object"),
+        ({"vote": {"n": 1}}, "vote.n", "vote.n must be at least 2, got 1"),
+        ({"vote": [3]}, "vote", "vote must be an object"),
         ({"vote": {"n": 4096}}, "vote.n", "vote.n"),
         ({"vote": {"answer": "("}}, "vote", "vote.answer is not a regular expression"),
         ({"vote": {"confidence": 2}}, "vote.confidence", "vote.confidence must be"),
