@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Modules are compiled as they are loaded: most never are. Where nothing is written then, pip compiles all of them.
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile) --constraint constraints.txt --editable
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile) --constraint constraints.txt --editable
 TRANSFORMERS := 5.16.0 5.24.0
 ADAPTER_TESTS := tests/models/test_adapter.py tests/models/test_parity.py tests/conformance/test_adapter.py tests/llm/test_transformers.py tests/drafters/test_layer_skip.py
 COMPILED := src/parlay/compiled
@@ -98,14 +98,17 @@ clean:  ## remove the environment and every cache
 
 $(VENV)/.runtime $(VENV)/.dev: pyproject.toml constraints.txt hatch_build.py $(COMPILED)/build.py $(wildcard $(COMPILED)/core/*)
 	@$(PYTHON) -c 'import sys; sys.exit("parlay needs Python 3.11 or newer, and $(PYTHON) is %d.%d: try make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@echo 'installing Parlay and its packages into $(VENV) (about 2 minutes the first time)...'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@$(PYTHON) $(COMPILED)/build.py --if-changed & HATCH_BUILD_NO_HOOKS=true $(INSTALL) '.[serve$(if $(filter %.dev,$@),$(comma)dev)]' && wait
 	@touch $(VENV)/.runtime $@
 
 $(VENV)/.release: $(VENV)/.runtime
-	$(INSTALL) '.[release]'
+	@echo 'installing what a release needs...'
+	@$(INSTALL) '.[release]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.runtime
-	$(INSTALL) '.[docs]'
+	@echo 'installing what the site of the documents needs...'
+	@$(INSTALL) '.[docs]'
 	@touch $@

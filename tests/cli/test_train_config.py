@@ -51,6 +51,7 @@ def test_a_flag_may_say_the_default(config: Path) -> None:
     ("text", "why"),
     [
         ("setps: 2", "no option is called setps: did you mean steps"),
+        ("frobnicate: 2", "no option is called frobnicate: --help lists them"),
         ("steps: 2\nsteps: 3", "steps is given twice"),
         ("batch-tokens: 64\nbatch_tokens: 64", "batch_tokens is given twice"),
         ("steps: 0", "steps must be at least 1, got 0"),

@@ -6,7 +6,6 @@ import copy
 import itertools
 import math
 import pickle
-import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -53,7 +52,7 @@ def test_arguments_without_effect_are_named_in_one_warning() -> None:
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
         ({"revision": "abc"}, "revision"),
         ({"hf_overrides": {"rope_theta": 1}}, "hf_overrides"),
-        ({"task": "embed"}, "task='embed': leave it out: LLM.embed"),
+        ({"task": "embed"}, "task='embed': remove it: LLM.embed"),
         ({"logprobs_mode": "processed_logprobs"}, "logprobs_mode='processed'"),
         ({"generation_config": "folder"}, "generation_config"),
         ({"speculative_config": {"method": "dflash"}}, "dflash"),
@@ -69,9 +68,8 @@ def test_arguments_that_would_matter_are_refused_by_name(arguments: dict[str, An
 def test_an_unknown_argument_is_answered_with_the_closest_one() -> None:
     with pytest.raises(TypeError, match="max_model_length: did you mean max_model_len"):
         LLM("parlay-mini", max_model_length=5)
-    with pytest.raises(TypeError, match="choose one of") as told:
+    with pytest.raises(TypeError, match=r"no argument nonsense: help\(parlay.LLM\) lists them$"):
         LLM("parlay-mini", nonsense=1)
-    assert not {"return", "self", "of_vllm"} & set(re.findall(r"\w+", str(told.value)))
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,6 @@ def _run(command: list[str]) -> None:
 
 if __name__ == "__main__":
     try:
-        print(LIBRARY if "--if-changed" in sys.argv[1:] and is_current() else build())
+        print("compiled decoder:", LIBRARY if "--if-changed" in sys.argv[1:] and is_current() else build())
     except CannotBuild as reason:
         sys.exit(f"not built: {reason}")

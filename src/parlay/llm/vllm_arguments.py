@@ -35,7 +35,8 @@ def accept(arguments: Mapping[str, object], known: Sequence[str]) -> None:
     for name, value in arguments.items():
         meaning = ARGUMENTS.get(name)
         if meaning is None:
-            raise TypeError(f"LLM() has no argument {name}: {nearest(name, {*known, *ARGUMENTS})}")
+            listed_by = "help(parlay.LLM)"
+            raise TypeError(f"LLM() has no argument {name}: {nearest(name, {*known, *ARGUMENTS}, listed_by)}")
         if meaning.only is None:
             idle[name] = meaning.why
         elif value not in meaning.only:

@@ -271,14 +271,15 @@ def of_kinds(label: str, words: Iterable[str], high: float = math.inf) -> dict[s
 
 
 def nearest(word: str, known: Iterable[str], listed_by: str = "") -> str:
-    """Return the end of an error line: the closest known words if some are close, else all of them.
+    """Return the end of an error line: the known words that may be meant, else all of them, or the closest of many.
 
-    ``listed_by`` names a command that lists the words; the line refers to it if there are many.
+    ``listed_by`` says what lists the words; the line refers to it if there are many.
     """
     names = sorted(known)
     others = f"choose one of {', '.join(names)}" if names else "there is nothing to choose from"
-    if listed_by and len(names) > _FEW:
-        others = f"{listed_by} lists them"
+    if len(names) > _FEW:
+        closest = ", ".join(difflib.get_close_matches(word, names, n=3, cutoff=0))
+        others = f"{listed_by} lists them" if listed_by else f"choose one of {len(names)} names such as {closest}"
     return close_to(word, names) or others
 
 

@@ -23,7 +23,7 @@ def read_config(path: Path, declared: type[Any]) -> dict[str, object]:
     for key, value in _pairs(path):
         name = str(key).replace("-", "_")
         if name not in options:
-            raise UsageError(f"{path}: no option is called {key}: {nearest(name, options)}")
+            raise UsageError(f"{path}: no option is called {key}: {nearest(name, options, '--help')}")
         if name in found:
             raise UsageError(f"{path}: {key} is given twice: remove one of them")
         found[name] = _value(options[name], f"{path}: {key}", value)

@@ -105,7 +105,8 @@ def _given(name: str, rest: str, parameters: Mapping[str, Option], *, inside: bo
         if key in given:
             raise UsageError(f"strategy {name}: {key} is given twice: remove one of them")
         if key not in parameters:
-            raise UsageError(f"strategy {name} has no parameter {key!r:.{_SHOWN}}: {nearest(key, parameters)}")
+            known = nearest(key, parameters, f"parlay strategies {name}")
+            raise UsageError(f"strategy {name} has no parameter {key!r:.{_SHOWN}}: {known}")
         if inside and key in _WHOLE:
             raise UsageError(
                 f"strategy {name}: {key} can be set only for the whole strategy, not for one inside it: move it"
