@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from parlay.gateway.app import Gateway
+from parlay.gateway.delivered import is_last
 from parlay.gateway.replicas import Replica
 from tests.gateway.conftest import READY, Fake, Line, relay
 
@@ -84,6 +85,11 @@ def test_streams_of_every_protocol_outlive_their_replica(behind: Behind, server:
         answer = await client.post(path, json={"model": "parlay-mini", "stream": True, **fields, **seed})
         rows = [row.removeprefix("data: ") for row in answer.text.splitlines() if row and not row.startswith("event: ")]
         assert "error" not in json.loads(rows[-1]), rows[-1]
+        end = b"\n" if path.startswith("/api") else b"\n\n"
+        *events, last, rest = answer.content.split(end)
+        assert is_last(last + end)
+        assert not rest
+        assert not any(is_last(event + end) for event in events)
         return "".join(piece(json.loads(row)) for row in rows)
 
     async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:

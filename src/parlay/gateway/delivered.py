@@ -6,15 +6,20 @@ import re
 from dataclasses import dataclass, field
 
 from parlay.gateway.client import ReplicaLost
+from parlay.serve import anthropic, llama_server, ollama
+from parlay.serve.errors import ERROR
+from parlay.serve.openai import responses
+from parlay.serve.protocol import DONE_EVENT
 from parlay.serve.protocol.resume_comments import DONE, END, FAILED, NO, OPENED, TOKENS
 
 BLOCK_BYTES = 4 * 1024 * 1024
 """The most bytes of one event, and of the events that are held until the comment on the last of them arrives."""
 _HOLDING = (TOKENS.encode(), END.encode())
 """Comments with a choice's index and token ids."""
+_NAMED = "|".join(map(re.escape, (anthropic.LAST_EVENT, *responses.LAST_EVENTS.values(), ERROR)))
 _LAST = re.compile(
-    rb"^data: \[DONE\]|^event: (?:message_stop|error|response\.(?:completed|incomplete|failed))\r?\n"
-    rb'|^(?:data: )?\{"error":|"(?:stop|done)":true'
+    rf'^{re.escape(DONE_EVENT)}|^event: (?:{_NAMED})\r?\n|^(?:data: )?\{{"{ERROR}":'
+    rf'|"(?:{ollama.LAST_FIELD}|{llama_server.LAST_FIELD})":true'.encode()
 )
 """What is in the last event of a stream, of any protocol, and in no other: quotes within a text are escaped."""
 _OPENED, _DONE, _FAILED = OPENED.encode(), DONE.encode(), FAILED.encode()

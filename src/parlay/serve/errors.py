@@ -11,6 +11,8 @@ from starlette.responses import Response
 
 from parlay.serve.field_spelling import as_sent
 
+ERROR = "error"
+"""The field of the body that holds an error, and the type of an event that ends a stream with one."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -80,13 +82,13 @@ class ApiError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         detail = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return {"error": detail}
+        return {ERROR: detail}
 
     def as_message(self) -> dict[str, Any]:
         """The error in Anthropic's shape."""
         kind = _MESSAGE_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         details = {"details": {"error_code": self.code}} if self.code == NO_THREADS else {}
-        return {"type": "error", "error": {"type": kind, "message": self.message, **details}}
+        return {"type": ERROR, ERROR: {"type": kind, "message": self.message, **details}}
 
     def response(self, path: str) -> Response:
         """The error in the shape of the API that the path belongs to."""
@@ -94,7 +96,7 @@ class ApiError(Exception):
         if path.startswith(MESSAGES):
             body = self.as_message()
         elif path.startswith(OLLAMA):
-            body = {"error": self.message}
+            body = {ERROR: self.message}
         content = json.dumps(body)  # ASCII, as a name that the client sent may not be valid UTF-8
         return Response(content, self.status, self.headers, media_type="application/json")
 

@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
+from parlay.serve.anthropic import LAST_EVENT
 from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought
 from parlay.serve.errors import ApiError
 from parlay.serve.protocol.answering import Chunk, NamedFrames
@@ -195,4 +196,4 @@ class MessageChunks:
         reason, sequence = _stop(sample, called=self._blocks.called)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         extra = {"usage": _usage(output), "parlay": summary([sample])}
-        return [{"type": "message_delta", "delta": delta, **extra}, {"type": "message_stop"}]
+        return [{"type": "message_delta", "delta": delta, **extra}, {"type": LAST_EVENT}]

@@ -11,6 +11,7 @@ from pydantic_core import to_json
 from parlay.llm.jobs import Sample
 from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.serve.errors import ApiError
+from parlay.serve.llama_server import LAST_FIELD
 from parlay.serve.protocol.answering import Chunk
 from parlay.serve.protocol.resume_comments import EVENT_STREAM
 from parlay.serve.protocol.usage import summary
@@ -41,7 +42,7 @@ class LlamaShape:
             "content": "" if streamed or self.silent else sample.text[len(self.begun) :],
             "tokens": [] if streamed or not self.tokens else list(ids),
             "id_slot": 0,
-            "stop": True,
+            LAST_FIELD: True,
             "model": self.model,
             "tokens_predicted": len(ids),
             "tokens_evaluated": len(output.prompt_token_ids),
@@ -145,7 +146,7 @@ class LlamaChunks:
         chunks: list[Chunk] = []
         if (text or event.token_ids) and not self._shape.silent:
             counts = {"tokens_predicted": self._predicted, "tokens_evaluated": self._prompt_tokens}
-            part = {"index": 0, "content": text, "tokens": list(event.token_ids), "stop": False, "id_slot": 0}
+            part = {"index": 0, "content": text, "tokens": list(event.token_ids), LAST_FIELD: False, "id_slot": 0}
             chunks.append({**part, **counts})
         if event.output is not None:
             chunks.append(self._shape.reply(event.output, streamed=True))

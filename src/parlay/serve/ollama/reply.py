@@ -12,7 +12,8 @@ from typing import Any, Literal
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import RequestOutput, StreamEvent
 from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought
-from parlay.serve.errors import ApiError
+from parlay.serve.errors import ERROR, ApiError
+from parlay.serve.ollama import LAST_FIELD
 from parlay.serve.protocol.answering import Chunk, LineFrames
 from parlay.serve.protocol.json_values import read_value
 from parlay.serve.protocol.logprobs import Speller, chat_logprobs, entries
@@ -38,9 +39,13 @@ class OllamaShape:
         """A line with one piece of the answer."""
         own = {"thinking": thinking} if thinking else {}
         if self.kind == "generate":
-            return {**stamp(self.model), "response": text, **own, "done": False}
+            return {**stamp(self.model), "response": text, **own, LAST_FIELD: False}
         called = {"tool_calls": list(calls)} if calls else {}
-        return {**stamp(self.model), "message": {"role": "assistant", "content": text, **own, **called}, "done": False}
+        return {
+            **stamp(self.model),
+            "message": {"role": "assistant", "content": text, **own, **called},
+            LAST_FIELD: False,
+        }
 
     def spelled(self, entries: Sequence[TokenLogprobs]) -> dict[str, object]:
         return {"logprobs": chat_logprobs(entries, self.speller)["content"]} if self.logprobs and entries else {}
@@ -56,7 +61,7 @@ class OllamaShape:
             "eval_duration": metrics.seconds - metrics.prefill_seconds,
         }
         return {
-            "done": True,
+            LAST_FIELD: True,
             "done_reason": "stop" if sample.finish_reason == "stop" else "length",
             **{name: int(value * _NANOSECONDS) for name, value in seconds.items()},
             "prompt_eval_count": len(output.prompt_token_ids),
@@ -75,7 +80,7 @@ def only_loaded(model: str, kind: Literal["chat", "generate"], reason: Literal["
     empty: dict[str, Any] = (
         {"response": ""} if kind == "generate" else {"message": {"role": "assistant", "content": ""}}
     )
-    return {**stamp(model), **empty, "done": True, "done_reason": reason}
+    return {**stamp(model), **empty, LAST_FIELD: True, "done_reason": reason}
 
 
 def ollama_reply(output: RequestOutput, shape: OllamaShape) -> dict[str, object]:
@@ -158,7 +163,7 @@ class OllamaChunks:
         return chunks
 
     def failure(self, error: ApiError) -> Sequence[Chunk]:
-        return [{"error": error.message}]
+        return [{ERROR: error.message}]
 
     def _entries(self, event: StreamEvent) -> Sequence[TokenLogprobs]:
         first, self._tokens = self._tokens, self._tokens + len(event.token_ids)

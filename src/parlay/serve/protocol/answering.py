@@ -19,6 +19,7 @@ from parlay.llm.outputs import RequestOutput, StreamEvent
 from parlay.serve.error_handlers import convert
 from parlay.serve.errors import ApiError, ErrorBody, responses
 from parlay.serve.guard.workers import LIGHT_BYTES, Workers
+from parlay.serve.protocol import DONE_EVENT
 from parlay.serve.protocol.body import ignored_header
 from parlay.serve.protocol.resume_comments import EVENT_STREAM
 from parlay.serve.protocol.running import ClientGone, Run, while_client_waits
@@ -49,7 +50,7 @@ class DataFrames:
     """OpenAI's frames: server-sent events without names, ended by ``[DONE]``; all chunks get the fields ``shared``."""
 
     media_type = EVENT_STREAM
-    end = b"data: [DONE]\n\n"
+    end = f"{DONE_EVENT}\n\n".encode()
 
     def __init__(self, shared: Chunk) -> None:
         self._head = b"data: " + to_json(shared)[:-1] + b","

@@ -13,7 +13,8 @@ from typing_extensions import TypedDict
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import RequestOutput, StreamEvent
 from parlay.serve.chat.answers import AnswerShape, thought_length
-from parlay.serve.errors import ApiError
+from parlay.serve.errors import ERROR, ApiError
+from parlay.serve.openai.responses import LAST_EVENTS
 from parlay.serve.openai.responses.body import ResponsesBody
 from parlay.serve.openai.responses.items import Event, ItemWriter
 from parlay.serve.protocol.answering import Chunk, NamedFrames
@@ -154,14 +155,14 @@ class ResponseChunks:
         if event.output is not None:
             events += self._writer.take(self._reader.finish())
             ends, response = _ended(event.output, self._shape, self._writer)
-            events += [*ends, {"type": f"response.{response['status']}", "response": response}]
+            events += [*ends, {"type": LAST_EVENTS[response["status"]], "response": response}]
         return self._numbered(events)
 
     def failure(self, error: ApiError) -> Sequence[Chunk]:
         failure = {"code": "server_error" if error.status >= 500 else "invalid_prompt", "message": error.message}
         failed = {**self._shape.state("failed", self._writer.items), "error": failure}
-        last = {"type": "error", "code": error.code, "message": error.message, "param": error.param, **error.body}
-        return self._numbered([{"type": "response.failed", "response": failed}, last])
+        last = {"type": ERROR, "code": error.code, "message": error.message, "param": error.param, **error.body}
+        return self._numbered([{"type": LAST_EVENTS["failed"], "response": failed}, last])
 
     def _logprobs(self, event: StreamEvent) -> Sequence[Mapping[str, Any]]:
         if self._shape.body.logprobs is None:
