@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Protocol
 
+from parlay.types import FieldError
+
 _UNITS = {"": 1, "B": 1, **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)}}
 _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
 
@@ -45,11 +47,12 @@ class MemoryBounds:
             name, _, size = part.rpartition("=") if isinstance(part, str) else ("", "", part)
             name = name.strip() or "requests"
             if name not in ("requests", "weights") or name in found:
-                raise ValueError(
-                    f"memory {memory!r} is not understood: write a size, such as 2GiB, for what requests keep, or "
-                    "weights=SIZE for the model's weights, or both, joined by a comma"
+                raise FieldError(
+                    "memory",
+                    f"{memory!r} is not understood: write a size, such as 2GiB, for what requests keep, or "
+                    "weights=SIZE for the model's weights, or both, joined by a comma",
                 )
-            found[name] = parse_bytes(size, "memory" if name == "requests" else "memory: SIZE in weights=SIZE")
+            found[name] = parse_bytes(size, part="" if name == "requests" else ": SIZE in weights=SIZE ")
         return MemoryBounds(**found)
 
     def shared_out(self, parts: int, requests: int) -> str:
@@ -154,19 +157,22 @@ class Budget:
                 pass
 
 
-def parse_bytes(size: int | str, name: str = "memory") -> int:
-    """Parse bytes from a number, or from a text such as ``2GiB`` or ``500 MB``. Raises ValueError for another text."""
+def parse_bytes(size: int | str, field: str = "memory", part: str = "") -> int:
+    """Parse bytes from a number, or from a text such as ``2GiB`` or ``500 MB``. Raises FieldError for another text;
+    ``part`` begins what it says about the field."""
     if isinstance(size, int):
         count = size
     else:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B?)", size.strip())
         if match is None:
-            raise ValueError(f"{name} {size!r} is not understood: write bytes, or a size such as '2GiB' or '500MB'")
+            raise FieldError(
+                field, f"{part}{size!r} is not understood: write bytes, or a size such as '2GiB' or '500MB'"
+            )
         count = int(min(_MOST, float(match[1]) * _UNITS[match[2]]))
     if count <= 0:
-        raise ValueError(f"{name} must be more than 0 bytes, got {size}")
+        raise FieldError(field, f"{part}must be more than 0 bytes, got {size}")
     if count >= _MOST:
-        raise ValueError(f"{name} must be less than 2^60 bytes, got {size!s:.60}")
+        raise FieldError(field, f"{part}must be less than 2^60 bytes, got {size!s:.60}")
     return count
 
 

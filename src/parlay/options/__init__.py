@@ -9,7 +9,6 @@ from parlay.options.declare import (
     NotNamed,
     Option,
     Options,
-    UsageError,
     Value,
     check_values,
     close_to,
@@ -37,6 +36,7 @@ from parlay.options.ensemble import (
 from parlay.options.from_file import read_config
 from parlay.options.load import LoadOptions
 from parlay.options.ranks import RankOptions
+from parlay.types import UsageError
 
 __all__ = [
     "ALPHA",

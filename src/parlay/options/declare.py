@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from parlay.types import KINDS, ParlayError
+from parlay.types import KINDS, FieldError, ParlayError, UsageError
 from parlay.types.base import show_number
 
 Value = int | float | bool | str | tuple[str, ...]
@@ -27,10 +27,6 @@ _OUT_OF_RANGE = "a whole number may have at most 64 bits"
 _FEW = 16  # most names that an error lists
 _ALIKE = 0.7
 """Similarity, between 0 and 1, from which one word may be a misspelling of another."""
-
-
-class UsageError(ParlayError, ValueError):
-    """A user's request can't work as it is written. The message is one line that says what to do."""
 
 
 class NotNamed(UsageError):
@@ -75,9 +71,9 @@ class Option:
         try:
             value = tuple(map(str.strip, text.split("+"))) if self.kinds else _READERS[self.type](text)
         except UsageError as error:
-            raise UsageError(f"{label}: {error}") from None
+            raise FieldError(label, f": {error}") from None
         except ValueError:
-            raise UsageError(f"{label} must be {_TYPE_WORDS[self.type]}, got {text:.60}") from None
+            raise FieldError(label, f"must be {_TYPE_WORDS[self.type]}, got {text:.60}") from None
         self.check(label, value)
         return value
 
@@ -86,21 +82,21 @@ class Option:
         if value is None and self.optional:
             return
         if not _fits(value, self.type):
-            raise UsageError(f"{label} must be {_TYPE_WORDS[self.type]}, got {value}")
+            raise FieldError(label, f"must be {_TYPE_WORDS[self.type]}, got {value}")
         if self.choices and value not in self.choices and not (self.imports and ":" in str(value)):
-            raise UsageError(f"{label}={value}: choose one of {', '.join(self.choices)}")
+            raise FieldError(label, f"={value}: choose one of {', '.join(self.choices)}")
         if isinstance(value, int) and value not in WHOLE:
-            raise UsageError(f"{label} is out of range: {_OUT_OF_RANGE}, got {show_number(value)}")
+            raise FieldError(label, f"is out of range: {_OUT_OF_RANGE}, got {show_number(value)}")
         if self.kinds and isinstance(value, tuple):
             of_kinds(label, value, math.inf if self.high is None else self.high)
         if isinstance(value, int | float):
             # Written so that NaN fails.
             if self.low is not None and not value >= self.low:
-                raise UsageError(f"{label} must be at least {show_number(self.low)}, got {show_number(value)}")
+                raise FieldError(label, f"must be at least {show_number(self.low)}, got {show_number(value)}")
             if self.high is not None and not value <= self.high:
-                raise UsageError(f"{label} must be at most {show_number(self.high)}, got {show_number(value)}")
+                raise FieldError(label, f"must be at most {show_number(self.high)}, got {show_number(value)}")
             if self.above is not None and not value > self.above:
-                raise UsageError(f"{label} must be above {show_number(self.above)}, got {show_number(value)}")
+                raise FieldError(label, f"must be above {show_number(self.above)}, got {show_number(value)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,18 +251,18 @@ def of_kinds(label: str, words: Iterable[str], high: float = math.inf) -> dict[s
     for word in words:
         kind, slash, number = word.partition("/")
         if not kind:
-            raise UsageError(f"{label} {word:.60} names no kind: write KIND/NUMBER, and join several by +")
+            raise FieldError(label, f"{word:.60} names no kind: write KIND/NUMBER, and join several by +")
         if kind in found:
-            raise UsageError(f"{label} gives {kind} twice: remove one of them")
+            raise FieldError(label, f"gives {kind} twice: remove one of them")
         if kind not in KINDS:
-            raise UsageError(f"{label} {word:.60}: {nearest(kind, KINDS)}")
+            raise FieldError(label, f"{word:.60}: {nearest(kind, KINDS)}")
         try:
             found[kind] = float(number)
         except ValueError:
             found[kind] = math.nan
         if not slash or not 0 <= found[kind] <= high or found[kind] == math.inf:
             most = "" if high == math.inf else f" and at most {high:g}"
-            raise UsageError(f"{label} {word:.60}: write {kind}/NUMBER with a number of at least 0{most}")
+            raise FieldError(label, f"{word:.60}: write {kind}/NUMBER with a number of at least 0{most}")
     return found
 
 

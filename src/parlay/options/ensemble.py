@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from parlay.options.declare import UsageError, nearest
+from parlay.options.declare import nearest
+from parlay.types import FieldError
 
 ALPHA, BETA = 0.1, 0.5
 """Bound and strength of contrast (O'Brien and Lewis 2023, arXiv:2309.09117)."""
@@ -54,38 +55,42 @@ class Ensemble:
         object.__setattr__(self, "models", (self.models,) if isinstance(self.models, str) else tuple(self.models))
         members = 1 + len(self.models)
         if members == 1:
-            raise UsageError("ensemble must name one or more other models")
+            raise FieldError("ensemble", "must name one or more other models")
         if self.rule not in ENSEMBLE_RULES:
-            raise UsageError(f"ensemble rule {self.rule!r:.60}: {nearest(self.rule, ENSEMBLE_RULES)}")
+            raise FieldError("ensemble rule", f"{self.rule!r:.60}: {nearest(self.rule, ENSEMBLE_RULES)}")
         if self.rule in _OTHERS and (members != 2 or self.weights):
-            raise UsageError(f"ensemble rule {self.rule} needs one other model, {_OTHERS[self.rule]}, and no weights")
+            raise FieldError(
+                "ensemble rule", f"{self.rule} needs one other model, {_OTHERS[self.rule]}, and no weights"
+            )
         if self.rule == "contrast" and (self.drop_failed or self.deadline is not None):
-            raise UsageError("ensemble rule contrast can't be used with drop_failed and deadline: remove them")
+            raise FieldError("ensemble rule", "contrast can't be used with drop_failed and deadline: remove them")
         if self.deadline is not None and not 0 < self.deadline < math.inf:
-            raise UsageError(f"ensemble deadline must be above 0 seconds, got {self.deadline:g}")
+            raise FieldError("ensemble deadline", f"must be above 0 seconds, got {self.deadline:g}")
         object.__setattr__(self, "weights", tuple(self.weights) or (1.0,) * members)
         if len(self.weights) != members:
-            raise UsageError(
-                f"ensemble has {len(self.weights)} weights for {members} models: give one weight for each model"
+            raise FieldError(
+                "ensemble", f"has {len(self.weights)} weights for {members} models: give one weight for each model"
             )
         if wrong := [weight for weight in self.weights if not 0 < weight < math.inf]:
-            raise UsageError(
-                f"ensemble weights must be above 0, got {wrong[0]:g}: remove that model, or raise its weight"
+            raise FieldError(
+                "ensemble weights", f"must be above 0, got {wrong[0]:g}: remove that model, or raise its weight"
             )
         if not 0 <= self.alpha <= 1:
-            raise UsageError(f"contrast alpha must be between 0 and 1, got {self.alpha:g}")
+            raise FieldError("contrast alpha", f"must be between 0 and 1, got {self.alpha:g}")
         if not 0 <= self.beta < math.inf:
-            raise UsageError(f"contrast beta must be at least 0, got {self.beta:g}")
+            raise FieldError("contrast beta", f"must be at least 0, got {self.beta:g}")
         self._check_deferral()
 
     def _check_deferral(self) -> None:
         """Check the options of rule ``defer``. Raises UsageError."""
         if self.rule == "defer" and not self.head:
-            raise UsageError("ensemble rule defer needs a head: train one with parlay train defer, and name its folder")
+            raise FieldError(
+                "ensemble rule", "defer needs a head: train one with parlay train defer, and name its folder"
+            )
         if self.rule != "defer" and (self.head or self.threshold is not None):
-            raise UsageError(f"ensemble head and threshold work only with rule defer, not {self.rule}: remove them")
+            raise FieldError("ensemble head", f"and threshold work only with rule defer, not {self.rule}: remove them")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise UsageError(f"ensemble threshold must be between 0 and 1, got {self.threshold:g}")
+            raise FieldError("ensemble threshold", f"must be between 0 and 1, got {self.threshold:g}")
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -118,7 +123,7 @@ def read_weights(text: str) -> list[float]:
     try:
         return [float(word) for word in text.split(",")] if text else []
     except ValueError:
-        raise UsageError(f"ensemble weights must be numbers joined by commas, as in 2,1, got {text!r:.60}") from None
+        raise FieldError("ensemble weights", f"must be numbers joined by commas, as in 2,1, got {text!r:.60}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +151,11 @@ class Nest:
 
     def __post_init__(self) -> None:
         if not 1 <= self.neighbours <= MOST_NEIGHBOURS:
-            raise UsageError(f"nest neighbours must be between 1 and {MOST_NEIGHBOURS}, got {self.neighbours}")
+            raise FieldError("nest neighbours", f"must be between 1 and {MOST_NEIGHBOURS}, got {self.neighbours}")
         if not -math.inf < self.alpha < math.inf:
-            raise UsageError(f"nest alpha must be a finite number, got {self.alpha:g}")
+            raise FieldError("nest alpha", f"must be a finite number, got {self.alpha:g}")
         if not 0 < self.tau < math.inf:
-            raise UsageError(f"nest tau must be above 0, got {self.tau:g}")
+            raise FieldError("nest tau", f"must be above 0, got {self.tau:g}")
 
     def describe(self, first: str) -> str:
         """Describe it in a few words, the LLM's own model first."""

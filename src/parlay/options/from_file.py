@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from parlay.options.declare import Option, UsageError, nearest, options_of
-from parlay.types import ParlayError
+from parlay.options.declare import Option, nearest, options_of
+from parlay.types import ParlayError, UsageError
 
 _MOST_BYTES = 1 << 20
 

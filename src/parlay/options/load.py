@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from parlay.options.declare import Options, UsageError, option
+from parlay.options.declare import Options, option
+from parlay.types import FieldError
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -72,4 +73,4 @@ class LoadOptions(Options):
     def __post_init__(self) -> None:
         super(LoadOptions, self).__post_init__()
         if self.compile and self.enforce_eager:
-            raise UsageError("compile can't be used with enforce_eager: remove one of them")
+            raise FieldError("compile", "can't be used with enforce_eager: remove one of them", "enforce_eager")

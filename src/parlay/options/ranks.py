@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from parlay.options.declare import Options, UsageError, option
+from parlay.options.declare import Options, option
+from parlay.types import FieldError, UsageError
 
 MOST_RANKS = 64
 
@@ -47,12 +48,18 @@ class RankOptions(Options):
     def __post_init__(self) -> None:
         super(RankOptions, self).__post_init__()
         if self.context_parallel > 1 and self.pipeline_parallel > 1:
-            raise UsageError(
-                "pipeline_parallel can't be used with context_parallel, whose processes have all layers each: "
-                "remove one of them"
+            raise FieldError(
+                "pipeline_parallel",
+                "can't be used with context_parallel, whose processes have all layers each: remove one of them",
+                "context_parallel",
             )
         if self.ranks > MOST_RANKS:
-            raise UsageError(f"{self.asked} is too many processes: use at most {MOST_RANKS}")
+            raise UsageError(
+                f"{self.asked} is too many processes: use at most {MOST_RANKS}",
+                "tensor_parallel",
+                "pipeline_parallel",
+                "context_parallel",
+            )
 
     @property
     def ranks(self) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from parlay.types.base import (
     DraftKind,
     Exactness,
+    FieldError,
     FinishReason,
     LogitsProcessor,
     MachineBusy,
@@ -19,6 +20,7 @@ from parlay.types.base import (
     OutOfRoom,
     ParlayError,
     RunnerLost,
+    UsageError,
     shared_length,
     show_number,
 )
@@ -128,6 +130,7 @@ __all__ = [
     "Exactness",
     "Fault",
     "Features",
+    "FieldError",
     "Fill",
     "Finish",
     "FinishReason",
@@ -174,6 +177,7 @@ __all__ = [
     "TokenLogprobs",
     "Tokenizer",
     "Tree",
+    "UsageError",
     "Verdict",
     "link_size",
     "shared_length",

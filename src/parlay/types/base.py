@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -37,7 +38,40 @@ class Exactness(enum.StrEnum):
 
 
 class ParlayError(Exception):
-    """A failure that a user can act on: its message is one line that says what to do."""
+    """A failure that a user can act on: its message is one line that says what to do.
+
+    ``fields`` are the fields that the message names, first the one at fault. A user may know them by other names, such
+    as those of flags: `named` puts these into the message.
+    """
+
+    def __init__(self, message: str, *fields: str) -> None:
+        super().__init__(message)
+        self.fields = fields
+
+    def named(self, name_of: Callable[[str], str | None], assign: str = "=") -> str:
+        """The message with another name for each of its fields; where ``name_of`` gives None, the field keeps its own.
+
+        ``assign`` comes between a new name and a value, in place of ``=``.
+        """
+
+        def renamed(found: re.Match[str]) -> str:
+            name = name_of(found[1])
+            return found[0] if name is None else name + (assign if found[2] else "")
+
+        known = "|".join(map(re.escape, sorted(self.fields, key=len, reverse=True)))
+        return re.sub(rf"(?<![\w.'=/-])({known})\b(?!['./-]\w)(=?)", renamed, str(self)) if known else str(self)
+
+
+class UsageError(ParlayError, ValueError):
+    """A user's request can't work as it is written. The message is one line that says what to do."""
+
+
+class FieldError(UsageError):
+    """A field has a value that can't work. The message is the field's name and then the ``problem``, which may begin
+    with ``=`` or a colon, and may name ``others``."""
+
+    def __init__(self, field: str, problem: str, *others: str) -> None:
+        super().__init__(f"{field}{problem}" if problem[0] in "=:," else f"{field} {problem}", field, *others)
 
 
 def show_number(value: float) -> str:

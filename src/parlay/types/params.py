@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import Any, Literal, TypeVar
 
-from parlay.types.base import LogitsProcessor, show_number
+from parlay.types.base import FieldError, LogitsProcessor, show_number
 
 P = TypeVar("P", bound="SamplingParams")
 LEAST_TEMPERATURE = 1e-6
@@ -48,20 +48,23 @@ class StructuredOutputsParams:
         }
         given = [name for name, there in kinds.items() if there]
         if len(given) != 1:
-            raise ValueError(
-                f"structured_outputs must have exactly one of {', '.join(kinds)}, got {' and '.join(given) or 'none'}"
+            raise FieldError(
+                "structured_outputs",
+                f"must have exactly one of {', '.join(kinds)}, got {' and '.join(given) or 'none'}",
             )
         if not isinstance(self.json, str | Mapping | None):
-            raise ValueError("structured_outputs.json must be a JSON schema, as a string or as an object")
+            raise FieldError("structured_outputs.json", "must be a JSON schema, as a string or as an object")
         for name, value in (("regex", self.regex), ("grammar", self.grammar)):
             if value is not None and not _is_text(value):
-                raise ValueError(f"structured_outputs.{name} must be a non-empty string")
+                raise FieldError(f"structured_outputs.{name}", "must be a non-empty string")
         if self.choice is not None and (isinstance(self.choice, str) or not self.choice):
-            raise ValueError("structured_outputs.choice must be a list of one or more strings")
+            raise FieldError("structured_outputs.choice", "must be a list of one or more strings")
         if not all(map(_is_text, self.choice or ())):
-            raise ValueError("structured_outputs.choice must be a list of non-empty strings")
+            raise FieldError("structured_outputs.choice", "must be a list of non-empty strings")
         if self.disable_any_whitespace and self.json is None and not self.json_object:
-            raise ValueError("structured_outputs.disable_any_whitespace works only with json or json_object: remove it")
+            raise FieldError(
+                "structured_outputs.disable_any_whitespace", "works only with json or json_object: remove it"
+            )
 
 
 def _proposing(params: type[P]) -> type[P]:
@@ -129,15 +132,17 @@ class SamplingParams:
         self._check_numbers()
         self._check_lists()
         if "" in self.stops:
-            raise ValueError(
-                "stop contains an empty string, which would end the output before its first token: remove it"
+            raise FieldError(
+                "stop", "contains an empty string, which would end the output before its first token: remove it"
             )
         negative = self.negative_prompt
         if negative is not None and (not isinstance(negative, Sized) or not len(negative)):
-            raise ValueError("negative_prompt must be a non-empty string or list of token ids")
+            raise FieldError("negative_prompt", "must be a non-empty string or list of token ids")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(
-                f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}: lower min_tokens"
+            raise FieldError(
+                "min_tokens",
+                f"{self.min_tokens} is more than max_tokens {self.max_tokens}: lower min_tokens",
+                "max_tokens",
             )
         _ = self.form
 
@@ -156,16 +161,16 @@ class SamplingParams:
         for name, value in (("top_p", self.top_p), ("typical_p", self.typical_p)):
             _check_number(name, value)
             if not 0 < value <= 1:
-                raise ValueError(f"{name} must be above 0 and at most 1, got {show_number(value)}")
+                raise FieldError(name, f"must be above 0 and at most 1, got {show_number(value)}")
         _check_number("repetition_penalty", self.repetition_penalty)
         _check_range("repetition_penalty", self.repetition_penalty, 0)
         if self.repetition_penalty == 0:
-            raise ValueError("repetition_penalty must be above 0, got 0")
+            raise FieldError("repetition_penalty", "must be above 0, got 0")
         _check_whole("truncate_prompt_tokens", self.truncate_prompt_tokens, -1)
         if self.truncate_prompt_tokens == 0:
-            raise ValueError("truncate_prompt_tokens must be at least 1, or -1, got 0")
+            raise FieldError("truncate_prompt_tokens", "must be at least 1, or -1, got 0")
         if self.seed is not None and not _is_whole(self.seed):
-            raise ValueError(f"seed must be a whole number, got {self.seed!r:.60}")
+            raise FieldError("seed", f"must be a whole number, got {self.seed!r:.60}")
 
     def _check_lists(self) -> None:
         _check_list("bad_words", self.bad_words, _is_text, "non-empty strings")
@@ -174,7 +179,7 @@ class SamplingParams:
         _check_list("allowed_token_ids", self.allowed_token_ids, _is_whole, "token ids")
         _check_list("logit_bias", self.logit_bias, _is_whole, "token ids, each with a number")
         if not isinstance(self.logit_bias, Mapping | None):
-            raise ValueError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r:.60}")
+            raise FieldError("logit_bias", f"must map token ids to numbers, got {self.logit_bias!r:.60}")
 
     @property
     def form(self) -> StructuredOutputsParams | None:
@@ -185,7 +190,9 @@ class SamplingParams:
         known = {field.name for field in fields(StructuredOutputsParams)}
         unknown = [name for name in given if name not in known]
         if unknown:
-            raise ValueError(f"structured_outputs has no field {unknown[0]}: choose one of {', '.join(sorted(known))}")
+            raise FieldError(
+                "structured_outputs", f"has no field {unknown[0]}: choose one of {', '.join(sorted(known))}"
+            )
         return StructuredOutputsParams(**given)
 
     def __repr__(self) -> str:
@@ -232,19 +239,19 @@ def _check_list(name: str, values: object, fits: Callable[[object], bool], what:
     if values is None or isinstance(values, array):  # arrays are checked elsewhere
         return
     if isinstance(values, str | bytes) or not isinstance(values, Collection) or not all(map(fits, values)):
-        raise ValueError(f"{name} must be a list of {what}, got {values!r:.60}")
+        raise FieldError(name, f"must be a list of {what}, got {values!r:.60}")
 
 
 def _check_number(name: str, value: object) -> None:
     if not isinstance(value, numbers.Real):
-        raise ValueError(f"{name} must be a number, got {value!r:.60}")
+        raise FieldError(name, f"must be a number, got {value!r:.60}")
 
 
 def _check_whole(name: str, value: int | None, low: int) -> None:
     """Raises ValueError for a number below ``low``, not whole, or of more than 64 bits; None passes."""
     _check_range(name, value, low, _MOST)
     if value is not None and not _is_whole(value):
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
+        raise FieldError(name, f"must be a whole number, got {value!r}")
 
 
 def _check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:
@@ -258,4 +265,4 @@ def _check_range(name: str, value: float | None, low: float, high: float = math.
     limit = f"between {low:g} and {high:g}"
     if high in (math.inf, _MOST):
         limit = f"at least {low:g}" if value < low or high == math.inf else f"at most {_MOST}"
-    raise ValueError(f"{name} must be {limit}, got {show_number(value)}")
+    raise FieldError(name, f"must be {limit}, got {show_number(value)}")
