@@ -19,7 +19,7 @@ from parlay.llm.llm import LLM
 from parlay.llm.outputs import RequestFailed, RequestOutput, StreamEvent
 from parlay.text.chat_template import Messages
 from parlay.text.prompts import Prompt
-from parlay.types import EngineStats, ParlayError, SamplingParams
+from parlay.types import EngineStats, FieldError, ParlayError, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class AsyncLLM:
         when_idle: Callable[[LLM], None] | None = None,
     ) -> None:
         if max_waiting < 0:
-            raise ValueError(f"max_waiting must be at least 0, got {max_waiting}")
+            raise FieldError("max_waiting", f"must be at least 0, got {max_waiting}")
         thread = thread or EngineThread()
         self.llm = _made(lambda: LLM(llm), thread) if llm is None or isinstance(llm, str) else llm
         self._worker = Worker(self.llm, max_waiting, thread, when_idle)
@@ -95,7 +95,7 @@ class AsyncLLM:
         Raises ValueError or ParlayError for a job that can't run, `Busy`, and `Closed` (or its subclass `Lost`).
         """
         if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout must be above 0 seconds, got {timeout:g}")
+            raise FieldError("timeout", f"must be above 0 seconds, got {timeout:g}")
         deadline = None if timeout is None else time.monotonic() + timeout
         pending = PendingJob(job, whole, deadline, JobQueue(wake_event))
         self._worker.submit(pending)

@@ -18,7 +18,7 @@ from parlay.llm.outputs import RequestOutput
 from parlay.strategies.catalogue import find
 from parlay.strategies.spelling import StrategySpec
 from parlay.system.progress import Progress, bar
-from parlay.types import Exactness, Metrics, SamplingParams
+from parlay.types import Exactness, FieldError, Metrics, SamplingParams
 
 _BATCH = 16
 """If strategies fill canvases, this many prompts are decoded together."""
@@ -140,7 +140,7 @@ def fewest(floor: Floor) -> int:
     Raises ValueError for a floor of 1, which no number of answers proves.
     """
     if floor.floor >= 1:
-        raise ValueError("floor must be below 1: no sample can prove 100 %; an exact strategy needs no certificate")
+        raise FieldError("floor", "must be below 1: no sample can prove 100 %; an exact strategy needs no certificate")
     return max(1, math.ceil(math.log(1 - floor.confidence) / math.log(floor.floor))) if floor.floor > 0 else 1
 
 
@@ -165,7 +165,7 @@ def check_request(floor: Floor, params: SamplingParams, prompts: int) -> None:
             "no certificate covers requests that edit logits, use guidance or set a format: remove these parameters"
         )
     if not params.max_tokens:
-        raise ValueError("max_tokens must be a number: a certificate covers requests up to that length")
+        raise FieldError("max_tokens", "must be a number: a certificate covers requests up to that length")
 
 
 def _decoded(

@@ -23,7 +23,7 @@ from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import find
 from parlay.strategies.entries.canvases import DENOISE
 from parlay.strategies.spelling import StrategySpec, parse
-from parlay.types import Exactness, ParlayError, RunnerSpec, SamplingParams, Tokenizer
+from parlay.types import Exactness, FieldError, ParlayError, RunnerSpec, SamplingParams, Tokenizer
 
 PLAIN = "none"
 ONE_BY_ONE = f"{DENOISE}:selector=confidence"
@@ -138,12 +138,16 @@ class CertificateGate:
         if allowed.floor is not None:
             return self._with_floor(allowed.floor, named, spec, params, kind)
         if Exactness.weakest(self._level, allowed.level) is not allowed.level:
-            raise ValueError(f"exactness {allowed.level} is stricter than this model guarantees: ask for {self._level}")
+            raise FieldError(
+                "exactness", f"{allowed.level} is stricter than this model guarantees: ask for {self._level}"
+            )
         if Exactness.weakest(rule_level(spec), allowed.level) is allowed.level:
             return ExactnessChoice(named or usual)
         if named is not None:
-            raise ValueError(
-                f"exactness {allowed.level} forbids strategy {spec}, which is {rule_level(spec)}: change one of them"
+            raise FieldError(
+                "exactness",
+                f"{allowed.level} forbids strategy {spec}, which is {rule_level(spec)}: change one of them",
+                "strategy",
             )
         return ExactnessChoice(exact_form(spec))
 
@@ -189,21 +193,24 @@ class CertificateGate:
         """Return the certificate that allows a named lossy strategy. If none does, raise ValueError with the reason."""
         about = [(file, found) for file in self._files if (found := file.find(spec)) is not None]
         if not about:
-            raise ValueError(f"exactness lossy:{floor} needs a certificate of {spec}: parlay calibrate writes one")
+            raise FieldError("exactness", f"lossy:{floor} needs a certificate of {spec}: parlay calibrate writes one")
         covering = [(file, found) for file, found in about if file.certificate.covers(params)]
         if not covering:
-            raise ValueError(
-                f"exactness lossy:{floor}: the certificate of {spec} covers only requests that do not edit logits and "
-                f"have {_conditions(about[0][0].certificate)}: send such a request, or calibrate"
+            raise FieldError(
+                "exactness",
+                f"lossy:{floor}: the certificate of {spec} covers only requests that do not edit logits and "
+                f"have {_conditions(about[0][0].certificate)}: send such a request, or calibrate",
             )
         file, found = covering[0]
         if found.revoked:
-            raise ValueError(f"exactness lossy:{floor}: audits have revoked the certificate of {spec}: calibrate again")
+            raise FieldError(
+                "exactness", f"lossy:{floor}: audits have revoked the certificate of {spec}: calibrate again"
+            )
         if not file.certificate.implies(found, floor):
             claim = file.certificate.claim
             shown = Floor(floor=claim.floor, agreement=claim.agreement, confidence=claim.confidence)
-            raise ValueError(
-                f"exactness lossy:{floor} is stricter than the certificate of {spec}: ask for lossy:{shown}"
+            raise FieldError(
+                "exactness", f"lossy:{floor} is stricter than the certificate of {spec}: ask for lossy:{shown}"
             )
         return file
 
@@ -226,7 +233,7 @@ def open_gate(
     target, draft_model = resources.target, resources.default_draft
     assert target is not None
     if not 0 <= share <= 1:
-        raise ValueError(f"audit_share must be between 0 and 1, got {share:g}")
+        raise FieldError("audit_share", f"must be between 0 and 1, got {share:g}")
 
     @cache
     def binding() -> Binding:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from parlay.cost.roofline import Machine, Overheads
-from parlay.types import PowerModel
+from parlay.types import FieldError, PowerModel
 
 BANDWIDTH_SHARE, RATE_SHARE = 0.75, 0.6
 """Assumed: the share of the maker's figures that good kernels reach."""
@@ -97,7 +97,7 @@ def find_device(name: str) -> Device:
     device = DEVICES.get(_ALIASES.get(lower, lower))
     if device is None:
         known = ", ".join([*DEVICES, "h100", "a100"])
-        raise ValueError(f"device {name!r} is not known: name one of {known}, or measure this machine")
+        raise FieldError("device", f"{name!r} is not known: name one of {known}, or measure this machine")
     return device
 
 

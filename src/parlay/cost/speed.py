@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from parlay.cost.roofline import ForwardShape, Machine, ModelShape
+from parlay.types import FieldError
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def best_tree(ranks: Sequence[float], nodes: int) -> TreeShape:
     Raises ValueError unless ``ranks`` are at least 0 and their sum is at most 1.
     """
     if not ranks or min(ranks) < 0 or sum(ranks) > 1 + 1e-9:
-        raise ValueError(f"acceptance {'+'.join(map(str, ranks))} must be chances, together at most 1")
+        raise FieldError("acceptance", f"{'+'.join(map(str, ranks))} must be chances, together at most 1")
     tokens, depth, leaves = 1.0, 0, 0
     parents: set[int] = set()
     chosen = itertools.islice(_by_reach(ranks), nodes)

@@ -21,11 +21,13 @@ from parlay.types import (
     EngineStats,
     Event,
     Exactness,
+    FieldError,
     FinishReason,
     Needs,
     Request,
     Runner,
     Strategy,
+    UsageError,
 )
 
 logger = logging.getLogger(__name__)
@@ -162,9 +164,12 @@ class RequestTable:
         room = self._max_context - len(sequence.tokens) if spec.canvas.noise else sequence.room(self._max_context)
         canvas = blank(spec.canvas, layout, len(sequence.tokens), room)
         if canvas.size > self._max_canvas:
-            raise ValueError(
-                f"strategy {strategy} fills {canvas.size} places at once, but a step takes {self._max_canvas}: lower "
-                "max_tokens, or raise max_draft_rows"
+            raise FieldError(
+                "strategy",
+                f"{strategy} fills {canvas.size} places at once, but a step takes {self._max_canvas}: lower "
+                "max_tokens, or raise max_draft_rows",
+                "max_tokens",
+                "max_draft_rows",
             )
         return canvas
 
@@ -175,7 +180,7 @@ class RequestTable:
         """
         name, layout, request = self._runner.spec.name, sequence.strategy.layout, sequence.request
         if layout.group:
-            raise ValueError(f"block={layout.group}: {name} fills a canvas as a whole: remove block")
+            raise FieldError("block", f"={layout.group}: {name} fills a canvas as a whole: remove block")
         if request.constraint is not None:
             raise ValueError(f"{name} writes an answer in one canvas, which can't follow a form: remove the form")
         canvas = answers.begin(spec, ends, request.prompt)
@@ -279,13 +284,14 @@ class RequestTable:
         if min(request.prompt) < 0 or max(request.prompt) >= spec.vocab_size:
             raise ValueError(f"the prompt has a token id outside the vocabulary of {spec.vocab_size}")
         if most is None:
-            raise ValueError("a request to the engine needs max_tokens as a number")
+            raise UsageError("a request to the engine needs max_tokens as a number", "max_tokens")
         text = max(prompt + 1, min(prompt + most, self._max_context))
         longest = self.longest if strategy.selector is None else min(self.longest, self._runner.capacity())
         if text > longest:
-            raise ValueError(
+            raise UsageError(
                 f"the prompt's {prompt} tokens and max_tokens {most} make {text} tokens, but the cache of {spec.name} "
-                f"holds {longest}: shorten the prompt, lower max_tokens, or allow more memory"
+                f"holds {longest}: shorten the prompt, lower max_tokens, or allow more memory",
+                "max_tokens",
             )
         validate(request.params, spec.vocab_size)
         self._check_written(request, strategy, most)
@@ -296,25 +302,30 @@ class RequestTable:
         if guidance is None:
             return
         if spec.fills_only or spec.encoder is not None or not self._scheduler.guides:
-            raise ValueError(
-                f"guidance_scale can't be honoured by {spec.name}, which fills canvases, has an encoder, is contrasted "
-                "with another model, or writes with a datastore: remove it"
+            raise FieldError(
+                "guidance_scale",
+                f"can't be honoured by {spec.name}, which fills canvases, has an encoder, is contrasted "
+                "with another model, or writes with a datastore: remove it",
             )
         assert most is not None
         negative = guidance.negative
         if not negative or min(negative) < 0 or max(negative) >= spec.vocab_size:
-            raise ValueError(f"negative_prompt must have ids from 0 to {spec.vocab_size - 1}")
+            raise FieldError("negative_prompt", f"must have ids from 0 to {spec.vocab_size - 1}")
         longest = len(negative) + min(most, self._max_context - len(request.prompt))
         if longest > self._max_context:
-            raise ValueError(
-                f"negative_prompt of {len(negative)} tokens and the output make {longest} tokens, but the context of "
-                f"{spec.name} is {self._max_context}: shorten it, or lower max_tokens"
+            raise FieldError(
+                "negative_prompt",
+                f"of {len(negative)} tokens and the output make {longest} tokens, but the context of "
+                f"{spec.name} is {self._max_context}: shorten it, or lower max_tokens",
+                "max_tokens",
             )
         both = longest + len(request.prompt) + longest - len(negative)
         if both > self._runner.capacity() + 2:
-            raise ValueError(
-                f"negative_prompt and prompt, each with the output, make {both} tokens, but the cache of {spec.name} "
-                f"holds {self._runner.capacity()}: shorten them, lower max_tokens, or allow more memory"
+            raise FieldError(
+                "negative_prompt",
+                f"and prompt, each with the output, make {both} tokens, but the cache of {spec.name} "
+                f"holds {self._runner.capacity()}: shorten them, lower max_tokens, or allow more memory",
+                "max_tokens",
             )
 
     def _check_written(self, request: Request, strategy: Strategy, most: int) -> None:
@@ -327,7 +338,9 @@ class RequestTable:
         if min(request.written) < 0 or max(request.written) >= spec.vocab_size:
             raise ValueError(f"the written tokens hold an id outside the vocabulary of {spec.vocab_size}")
         if written >= min(most, self._max_context - len(request.prompt)):
-            raise ValueError(f"{written} tokens are written, which leaves none to go on with: raise max_tokens")
+            raise UsageError(
+                f"{written} tokens are written, which leaves none to go on with: raise max_tokens", "max_tokens"
+            )
 
 
 def _release(sequence: Sequence) -> None:

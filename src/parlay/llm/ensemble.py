@@ -24,7 +24,7 @@ from parlay.options import Ensemble, LoadOptions, Nest, RankOptions, UsageError,
 from parlay.ranks.starting import open_target
 from parlay.system.progress import Progress, advance, bar
 from parlay.text.tokenize import encode
-from parlay.types import ParlayError, Runner, Tokenizer
+from parlay.types import FieldError, ParlayError, Runner, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,7 +62,7 @@ def open_budget(memory: int | str | None, ensemble: Ensemble | Nest | None) -> B
     """
     targets, bounds = 1 if ensemble is None else 1 + len(ensemble.models), MemoryBounds.parse(memory)
     if bounds.weights is not None and targets > 1:
-        raise UsageError("memory weights=SIZE is for one model alone: remove it, or remove ensemble")
+        raise FieldError("memory", "weights=SIZE is for one model alone: remove it, or remove ensemble", "ensemble")
     return Budget(bounds.requests, targets, bounds.weights)
 
 
@@ -129,9 +129,10 @@ def check_vocabulary(model: str | PreTrainedModel, other: str) -> None:
         return
     first, second = _tokens(_tokenizer(model)), _tokens(_tokenizer(other))
     if (token := _first_difference(first, second)) is not None:
-        raise UsageError(
-            f"ensemble: id {token} is {second[token]!r:.40} in {other} and {first[token]!r:.40} in {model}: models "
-            "between which a head chooses need one tokenizer"
+        raise FieldError(
+            "ensemble",
+            f": id {token} is {second[token]!r:.40} in {other} and {first[token]!r:.40} in {model}: models "
+            "between which a head chooses need one tokenizer",
         )
 
 
@@ -151,9 +152,10 @@ def translation_of(model: str | PreTrainedModel, other: str, vocab_size: int) ->
     often = [token for token in texts if token < _OFTEN]  # more frequent merges have lower ids
     shared = sum(token in same for token in often) / max(1, len(often))
     if shared < _LEAST_COMMON:
-        raise UsageError(
-            f"ensemble: {other} has {shared:.0%} of the commonest tokens of {model}, and {_LEAST_COMMON:.0%} are "
-            "needed: name a model whose tokenizer is closer"
+        raise FieldError(
+            "ensemble",
+            f": {other} has {shared:.0%} of the commonest tokens of {model}, and {_LEAST_COMMON:.0%} are "
+            "needed: name a model whose tokenizer is closer",
         )
     filler = (theirs.eos_token_id or 0,)  # for ids that have no text
     own = [

@@ -12,7 +12,7 @@ import torch
 
 from parlay.llm.embedding import Reading, ScoringOutput, ScoringRequestOutput, check_embeds, groups
 from parlay.text.chat_template import ChatOptions
-from parlay.types import Adapter, Runner, ScoreBy
+from parlay.types import Adapter, FieldError, Runner, ScoreBy
 
 if TYPE_CHECKING:
     from parlay.llm.llm import LLM
@@ -58,7 +58,7 @@ class Judged(Reading):
 def by_answer(score_by: ScoreBy) -> bool:
     """Whether scores come from the model's answers, not from embeddings. Raises ValueError for an unknown name."""
     if score_by not in get_args(ScoreBy):
-        raise ValueError(f"score_by must be {' or '.join(get_args(ScoreBy))}, got {score_by!r}")
+        raise FieldError("score_by", f"must be {' or '.join(get_args(ScoreBy))}, got {score_by!r}")
     return score_by == "yes-no"
 
 
@@ -69,11 +69,11 @@ def judge_prompts(llm: LLM, pairs: Sequence[tuple[object, object]], instruction:
     """
     check_embeds(llm.runner.spec, "last")
     if llm.tokenizer is None or not llm.tokenizer.chat_template:
-        raise ValueError("score_by yes-no needs a model with a chat template: use cosine")
+        raise FieldError("score_by", "yes-no needs a model with a chat template: use cosine")
     prompts = []
     for query, document in pairs:
         if not isinstance(query, str) or not isinstance(document, str):
-            raise ValueError("score_by yes-no takes texts, no token ids")
+            raise FieldError("score_by", "yes-no takes texts, no token ids")
         text = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
         messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": text}]
         prompts.append(llm.token_ids(messages, ChatOptions(variables={"enable_thinking": False})))
@@ -85,7 +85,7 @@ def words_of(llm: LLM) -> Words:
     encode = llm.get_tokenizer().encode
     ids = [encode(word, add_special_tokens=False) for word in ANSWERS]
     if [len(each) for each in ids] != [1, 1]:
-        raise ValueError("score_by yes-no needs a model to which yes and no are one token each: use cosine")
+        raise FieldError("score_by", "yes-no needs a model to which yes and no are one token each: use cosine")
     return Words(ids[0][0], ids[1][0])
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from parlay.llm.judging import Words, words_of
 from parlay.llm.outputs import RequestOutput
-from parlay.types import Exactness, SamplingParams
+from parlay.types import Exactness, FieldError, SamplingParams
 
 if TYPE_CHECKING:
     from parlay.llm.llm import LLM
@@ -61,9 +61,9 @@ class OutlineParams:
 
     def __post_init__(self) -> None:
         if not 2 <= self.points <= 32:
-            raise ValueError(f"points must be between 2 and 32, got {self.points}")
+            raise FieldError("points", f"must be between 2 and 32, got {self.points}")
         if not 8 <= self.outline_tokens <= 4096:
-            raise ValueError(f"outline_tokens must be between 8 and 4096, got {self.outline_tokens}")
+            raise FieldError("outline_tokens", f"must be between 8 and 4096, got {self.outline_tokens}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

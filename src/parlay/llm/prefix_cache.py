@@ -26,7 +26,7 @@ from parlay.models.lora_layout import CONFIG, WEIGHTS
 from parlay.models.native import NativeRunner
 from parlay.options import LoadOptions, RankOptions, user_path
 from parlay.system.user_cache import written_whole
-from parlay.types import Runner
+from parlay.types import FieldError, Runner
 
 DEFAULT_SIZE = "1GiB"
 _log = logging.getLogger(__name__)
@@ -86,7 +86,13 @@ def close_prefix_cache(file: PrefixCacheFile | None) -> None:
 def check_prefix_cache(path: str | Path | None, ranks: RankOptions) -> None:
     """Raises UnsupportedModel, before a model is loaded, if several ranks can't keep prefixes."""
     if path is not None and ranks.ranks > 1:
-        raise UnsupportedModel(f"prefix_cache {path}: prefixes are kept by one process: remove {ranks.asked}")
+        raise UnsupportedModel(
+            f"prefix_cache {path}: prefixes are kept by one process: remove {ranks.asked}",
+            "prefix_cache",
+            "tensor_parallel",
+            "pipeline_parallel",
+            "context_parallel",
+        )
 
 
 def open_prefix_cache(
@@ -101,16 +107,19 @@ def open_prefix_cache(
         return None
     place = user_path(path)
     if (place.exists() and not place.is_file()) or not os.access(place.resolve().parent, os.W_OK):
-        raise ValueError(f"prefix_cache {place}: it must be a file, in a folder that can be written to")
+        raise FieldError("prefix_cache", f"{place}: it must be a file, in a folder that can be written to")
     if not isinstance(model, str) or not isinstance(runner, NativeRunner) or not runner.shares_prefixes:
         raise UnsupportedModel(
             "prefix_cache needs a model that Parlay's decoder runs in one process, and that reads text from left to "
-            "right: remove it"
+            "right: remove it",
+            "prefix_cache",
         )
     if runner.store.forgets:
-        raise UnsupportedModel("prefix_cache: layers of this model have windows and forget keys: remove it")
+        raise UnsupportedModel(
+            "prefix_cache: layers of this model have windows and forget keys: remove it", "prefix_cache"
+        )
     if most_bytes < (least := least_bytes(runner.store)):
-        raise ValueError(f"prefix_cache_size {size}: prefixes of this model take at least {format_bytes(least)}")
+        raise FieldError("prefix_cache_size", f"{size}: prefixes of this model take at least {format_bytes(least)}")
     kept = PrefixCacheFile(place, runner, _key(model, runner, load), most_bytes)
     kept.read()
     return kept

@@ -25,7 +25,7 @@ from parlay.models.fetch.origin import weight_files
 from parlay.router.saved_state import KeptArm, Memory, NoMemory
 from parlay.system.machine import cpu_model
 from parlay.system.user_cache import one_writer, user_cache, written_whole
-from parlay.types import NO_COST, KeptCost, Runner, RunnerSpec
+from parlay.types import NO_COST, FieldError, KeptCost, Runner, RunnerSpec
 
 RememberedBy = Literal["shared", "per-key", "off"]
 REMEMBERED_BY: tuple[RememberedBy, ...] = get_args(RememberedBy)
@@ -209,7 +209,7 @@ def memory_of(model: object, spec: RunnerSpec, quantize: str, wanted: Remembered
     Raises ValueError if ``wanted`` is none of `REMEMBERED_BY`.
     """
     if wanted not in REMEMBERED_BY:
-        raise ValueError(f"router_memory={wanted!r}: choose one of {', '.join(REMEMBERED_BY)}")
+        raise FieldError("router_memory", f"={wanted!r}: choose one of {', '.join(REMEMBERED_BY)}")
     apart = wanted == "per-key"
     if wanted == "off" or not isinstance(model, str):
         return NoMemory(apart)

@@ -22,7 +22,7 @@ from parlay.llm.step_parts import Part, StepWatch, decode_parts
 from parlay.strategies.spelling import StrategySpec
 from parlay.text.chat_template import Messages
 from parlay.text.prompts import Ids, Prompt, TokensPrompt
-from parlay.types import TARGET, Exactness, FinishReason, SamplingParams
+from parlay.types import TARGET, Exactness, FieldError, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
     from parlay.llm.llm import LLM
@@ -61,13 +61,13 @@ class AheadParams:
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= 16:
-            raise ValueError(f"steps must be between 1 and 16, got {self.steps}: so many are drafted at once")
+            raise FieldError("steps", f"must be between 1 and 16, got {self.steps}: so many are drafted at once")
         if not 4 <= self.step_tokens <= 1024:
-            raise ValueError(f"step_tokens must be between 4 and 1024, got {self.step_tokens}")
+            raise FieldError("step_tokens", f"must be between 4 and 1024, got {self.step_tokens}")
         if self.until not in ("sentence", "line"):
-            raise ValueError(f"until must be sentence or line, got {self.until!r}")
+            raise FieldError("until", f"must be sentence or line, got {self.until!r}")
         if self.judge not in get_args(JudgeName):
-            raise ValueError(f"judge must be exact or model, got {self.judge!r}")
+            raise FieldError("judge", f"must be exact or model, got {self.judge!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from parlay.types import (
     Event,
     Exactness,
     Features,
+    FieldError,
     FinishReason,
     MachineBusy,
     Metrics,
@@ -93,11 +94,11 @@ class SuggestParams:
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha must be between 0 and 1, got {self.alpha:g}")
+            raise FieldError("alpha", f"must be between 0 and 1, got {self.alpha:g}")
         if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature must be above 0, got {self.temperature:g}: chances weigh the drafts")
+            raise FieldError("temperature", f"must be above 0, got {self.temperature:g}: chances weigh the drafts")
         if not 1 <= self.top_k <= 64:
-            raise ValueError(f"top_k must be between 1 and 64, got {self.top_k}")
+            raise FieldError("top_k", f"must be between 1 and 64, got {self.top_k}")
 
 
 PAPER = SuggestParams()
@@ -112,9 +113,9 @@ def check_suggests(runner: Runner, params: SamplingParams) -> None:
             "that writes token by token and reads no n-grams"
         )
     if params.n > MOST_DRAFTS:
-        raise ValueError(f"n is {params.n}, and there are {MOST_DRAFTS} superposed drafts at most")
+        raise FieldError("n", f"is {params.n}, and there are {MOST_DRAFTS} superposed drafts at most")
     if params.max_tokens is None or not 1 <= params.max_tokens <= MOST_TOKENS:
-        raise ValueError(f"max_tokens is {params.max_tokens}: superposed drafts have 1 to {MOST_TOKENS} tokens")
+        raise FieldError("max_tokens", f"is {params.max_tokens}: superposed drafts have 1 to {MOST_TOKENS} tokens")
     usual = SamplingParams()
     for name in (field.name for field in fields(params) if field.name not in USED):
         if _unset(getattr(params, name)) != _unset(getattr(usual, name)):

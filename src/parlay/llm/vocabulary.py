@@ -20,13 +20,13 @@ from parlay.models.loading import load_tokenizer, read_config, tokenizer_digest
 from parlay.models.tokenizers.folder import has_tokenizer
 from parlay.models.tokenizers.plain import PlainTokenizer
 from parlay.models.weights.fused import QuantizeRefused
-from parlay.options import LoadOptions, UsageError
+from parlay.options import LoadOptions
 from parlay.structured.grammars import Grammars
 from parlay.text.detokenizer import TextStream
 from parlay.text.end_tokens import end_tokens, read_end_tokens
 from parlay.text.template_sandbox import prepare as prepare_template
 from parlay.text.tokenize import Encoder
-from parlay.types import ParlayError, Runner, RunnerSpec, SamplingParams, Tokenizer
+from parlay.types import FieldError, ParlayError, Runner, RunnerSpec, SamplingParams, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -142,7 +142,7 @@ def _tokenizer(model: str | PreTrainedModel, tokenizer: str | Tokenizer | None, 
     named = load_tokenizer(resolve_tokenizer(tokenizer))
     why = _why_other(named, None if own is None else load_tokenizer(own), vocab_size)
     if why:
-        raise UsageError(f"tokenizer {tokenizer} is not the model's: {why}; name one of the same vocabulary")
+        raise FieldError("tokenizer", f"{tokenizer} is not the model's: {why}; name one of the same vocabulary")
     return named
 
 

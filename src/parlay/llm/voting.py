@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from parlay.text.answers import NUMBER, PatternFailed, check_rule, find_answer
-from parlay.types import FinishReason, SamplingParams
+from parlay.types import FieldError, FinishReason, SamplingParams
 
 MOST_CHAINS = 128
 
@@ -48,27 +48,35 @@ class VoteParams:
 
     def __post_init__(self) -> None:
         if not 2 <= self.n <= MOST_CHAINS:
-            raise ValueError(f"vote.n must be between 2 and {MOST_CHAINS}, got {self.n}: it is the number of chains")
+            raise FieldError("vote.n", f"must be between 2 and {MOST_CHAINS}, got {self.n}: it is the number of chains")
         if self.by not in ("votes", "score"):
-            raise ValueError(f"vote.by must be votes or score, got {self.by!r}")
+            raise FieldError("vote.by", f"must be votes or score, got {self.by!r}")
         if self.confidence is not None and not 0.5 < self.confidence < 1:
-            raise ValueError(f"vote.confidence must be between 0.5 and 1, got {self.confidence:g}")
+            raise FieldError("vote.confidence", f"must be between 0.5 and 1, got {self.confidence:g}")
         if self.confidence is not None and (self.by == "score" or not self.early):
-            raise ValueError("vote.confidence works only with vote.by votes and vote.early true: remove it")
+            raise FieldError(
+                "vote.confidence",
+                "works only with vote.by votes and vote.early true: remove it",
+                "vote.by",
+                "vote.early",
+            )
         if self.at_once is not None and not 1 <= self.at_once <= self.n:
-            raise ValueError(f"vote.at_once must be between 1 and {self.n}, the number of chains, got {self.at_once}")
+            raise FieldError(
+                "vote.at_once", f"must be between 1 and {self.n}, the number of chains, got {self.at_once}"
+            )
         if self.refill and self.at_once is None:
-            raise ValueError(
-                "vote.refill needs vote.at_once, the number of chains that decode together: set it, or remove "
-                "vote.refill"
+            raise FieldError(
+                "vote.refill",
+                "needs vote.at_once, the number of chains that decode together: set it, or remove vote.refill",
+                "vote.at_once",
             )
 
     def sampling(self, params: SamplingParams) -> SamplingParams:
         """The sampling parameters of the chains. Raises ValueError for parameters whose chains can't vote."""
         if params.n != 1:
-            raise ValueError(f"n is {params.n}, but vote.n sets the number of chains: remove n")
+            raise FieldError("n", f"is {params.n}, but vote.n sets the number of chains: remove n", "vote.n")
         if params.greedy:
-            raise ValueError("temperature is 0, so all chains of a vote would be equal: set it above 0, such as 0.7")
+            raise FieldError("temperature", "is 0, so all chains of a vote would be equal: set it above 0, such as 0.7")
         check_rule(self.answer)
         wanted = 0 if self.by == "score" and params.logprobs is None else params.logprobs
         return replace(params, n=self.n, logprobs=wanted)
@@ -77,7 +85,7 @@ class VoteParams:
 def sampling_of(vote: object, params: SamplingParams) -> SamplingParams:
     """See `VoteParams.sampling`. Raises ValueError if ``vote`` is not a `VoteParams`, such as a number of chains."""
     if not isinstance(vote, VoteParams):
-        raise ValueError(f"vote must be a VoteParams, got {vote!r:.60}: write vote=VoteParams(n=...)")
+        raise FieldError("vote", f"must be a VoteParams, got {vote!r:.60}: write vote=VoteParams(n=...)")
     return vote.sampling(params)
 
 

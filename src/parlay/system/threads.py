@@ -21,6 +21,8 @@ from typing import Self
 
 import torch
 
+from parlay.types import FieldError
+
 SWITCH = "PARLAY_THREADS"
 """Environment variable: the default number of threads."""
 
@@ -72,7 +74,7 @@ def use(threads: int) -> None:
     """Decode with ``threads`` threads from now on, in every model of this process. Raises ValueError below 1."""
     global _chosen  # the process has one pool
     if threads < 1:
-        raise ValueError(f"threads must be at least 1, got {threads}")
+        raise FieldError("threads", f"must be at least 1, got {threads}")
     _keep_forks_alive()
     _chosen = threads
     torch.set_num_threads(1 if _forked else threads)

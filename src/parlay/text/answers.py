@@ -12,6 +12,7 @@ from decimal import Decimal
 from functools import lru_cache
 
 from parlay.system.bounded_process import Answer, BoundedProcess, LimitMet, serve
+from parlay.types import FieldError
 
 NUMBER, BOXED = "number", "boxed"
 LONGEST_PATTERN = 1024
@@ -41,14 +42,14 @@ def check_rule(rule: str) -> None:
     if rule in (NUMBER, BOXED):
         return
     if not rule or len(rule) > LONGEST_PATTERN:
-        raise ValueError(
-            f"vote.answer has {len(rule)} characters: give {NUMBER}, {BOXED}, or a regular expression of at most "
-            f"{LONGEST_PATTERN}"
+        raise FieldError(
+            "vote.answer",
+            f"has {len(rule)} characters: give {NUMBER}, {BOXED}, or a regular expression of at most {LONGEST_PATTERN}",
         )
     try:
         _ask(rule, "")
     except PatternFailed as error:
-        raise ValueError(f"vote.answer: {error}") from None
+        raise FieldError("vote.answer", f": {error}") from None
 
 
 def find_answer(rule: str, text: str) -> str | None:
@@ -103,7 +104,7 @@ def _ask(pattern: str, text: str) -> str | None:
     except LimitMet as error:
         raise PatternFailed(f"the regular expression took more than {error}: give a simpler one") from None
     if "error" in answer:
-        raise ValueError(f"vote.answer is not a regular expression: {answer['error']}")
+        raise FieldError("vote.answer", f"is not a regular expression: {answer['error']}")
     found: str | None = answer["found"]
     return found
 

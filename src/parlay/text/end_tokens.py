@@ -53,5 +53,7 @@ def _one_token(name: str, tokenizer: Tokenizer | None, vocab_size: int) -> int:
     else:
         token = tokenizer.get_vocab().get(name) if tokenizer is not None else None
     if token is None or token >= vocab_size:
-        raise ParlayError(f"end tokens: {name!r:.60} is not a token of this model: give ids or texts of single tokens")
+        raise ParlayError(
+            f"end tokens: {name!r:.60} is not a token of this model: give ids or texts of single tokens", "end tokens"
+        )
     return token
