@@ -58,13 +58,21 @@ def facts_of_deferral(folder: str) -> HeadFacts:
     """Read the config of a folder's deferral head. Raises BadHead if there is none, or a draft head."""
     path = user_path(folder)
     if not (path / CONFIG).is_file():
-        raise BadHead(f"ensemble head {folder}: no folder of a head; train one with parlay train {DEFER}")
+        raise BadHead(
+            f"ensemble head {folder}: no folder of a head; train one with parlay train {DEFER}", "ensemble head"
+        )
     facts = read_facts(path)
     if facts.method != DEFER:
-        raise BadHead(f"ensemble head {folder}: a head for strategy {facts.method}, not one of parlay train {DEFER}")
+        raise BadHead(
+            f"ensemble head {folder}: a head for strategy {facts.method}, not one of parlay train {DEFER}",
+            "ensemble head",
+        )
     threshold = facts.settings.get("threshold")
     if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
-        raise BadHead(f"ensemble head {folder}: its threshold {threshold!r:.40} is not from 0 to 1: train it again")
+        raise BadHead(
+            f"ensemble head {folder}: its threshold {threshold!r:.40} is not from 0 to 1: train it again",
+            "ensemble head",
+        )
     return facts
 
 
@@ -81,16 +89,18 @@ def open_deferral(
     try:
         weight_H, bias, assistant_N = (head.tensors[name] for name in ("weight", "bias", _ASSISTANT))
     except KeyError as error:
-        raise BadHead(f"ensemble head {folder} lacks {error}: train it again") from None
+        raise BadHead(f"ensemble head {folder} lacks {error}: train it again", "ensemble head") from None
     if weight_H.shape != head.witness_WH.shape[-1:] or bias.shape != (1,):  # the base model's width
         raise BadHead(
-            f"ensemble head {folder}: its weight has another size than its base model's states: train it again"
+            f"ensemble head {folder}: its weight has another size than its base model's states: train it again",
+            "ensemble head",
         )
     rows_WH = witnesses(assistant, vocab_sizes[1])
     if assistant_N.numel() != rows_WH.numel() or not same_rows(assistant_N.view_as(rows_WH), rows_WH):
         trained_for = found.settings.get("assistant", "another assistant")
         raise BadHead(
-            f"ensemble head {folder} was trained for {trained_for!r:.80}, not {assistant}: train one for this pair"
+            f"ensemble head {folder} was trained for {trained_for!r:.80}, not {assistant}: train one for this pair",
+            "ensemble head",
         )
     trained = float(found.settings["threshold"])
     return Deferral(weight_H.double(), float(bias), trained if threshold is None else threshold)

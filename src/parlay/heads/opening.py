@@ -44,7 +44,7 @@ from parlay.models.weights.fused import Operand, as_tensor, rows_of
 from parlay.models.weights.quantize import Int8Weight, fits_blocks, in_q4_1, in_q8_0
 from parlay.models.weights.stored import StoredTensor
 from parlay.options import UsageError, nearest, user_path
-from parlay.types import ParlayError, Runner, RunnerSpec
+from parlay.types import FieldError, ParlayError, Runner, RunnerSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -275,7 +275,7 @@ class TargetHeads:
         if _REPO.fullmatch(without_address(name)) and not user_path(name).exists():
             return self._open(fetched(name))
         if name:
-            raise UsageError(f"head={name}: no folder of a head, and {_nothing_called(method, name)}")
+            raise FieldError("head", f"={name}: no folder of one, and {_nothing_called(method, name)}")
         return None
 
     def domains(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from parlay.models.forward import GrownTree, Growth, TreeRequest
 from parlay.models.native import NativeRunner
 from parlay.system import threads
-from parlay.types import Segment
+from parlay.types import FieldError, Segment
 
 _Result = TypeVar("_Result")
 
@@ -27,8 +27,9 @@ class ThreadBeside:
         """Lend ``lent`` threads to its calls. Raises ValueError if no thread would be left for decoding, unless there
         is only one."""
         if lent >= threads.count() > 1:
-            raise ValueError(
-                f"threads={lent} leaves none of {threads.count()} to the target: give it {threads.count() - 1} at most"
+            raise FieldError(
+                "threads",
+                f"={lent} leaves none of {threads.count()} to the target: give it {threads.count() - 1} at most",
             )
         self.threads = lent
         self._made: tuple[int, ThreadPoolExecutor] | None = None

@@ -65,7 +65,8 @@ def choose_forward(
         except NotLoaded as reason:
             if room is not None and room.explicit:
                 raise UnsupportedModel(
-                    f"memory weights={room.bytes}: only the compiled decoder reads layers from disk, and {reason}"
+                    f"memory weights={room.bytes}: only the compiled decoder reads layers from disk, and {reason}",
+                    "memory",
                 ) from None
             if cached != "auto":
                 raise CacheRefused(cached, f"only the compiled decoder has it, and {reason}") from None
@@ -120,14 +121,16 @@ class CacheRefused(UnsupportedModel):
     """Raised where keys and values can't be cached in the requested type."""
 
     def __init__(self, kv_cache_dtype: str, why: str) -> None:
-        super().__init__(f"kv_cache_dtype {kv_cache_dtype} can't be had here: {why}; leave it at auto")
+        super().__init__(
+            f"kv_cache_dtype {kv_cache_dtype} can't be had here: {why}; leave it at auto", "kv_cache_dtype"
+        )
 
 
 class CompileRefused(UnsupportedModel):
     """Raised where torch.compile was requested for a model that the native decoder runs."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"{model} runs on Parlay's own decoder, not by torch.compile: remove compile")
+        super().__init__(f"{model} runs on Parlay's own decoder, not by torch.compile: remove compile", "compile")
 
 
 @lru_cache

@@ -38,7 +38,7 @@ from parlay.models.weights.shapes import Weight
 from parlay.models.weights.stored import StoredTensor
 from parlay.options import LoadOptions, user_path
 from parlay.system import machine, threads
-from parlay.types import ParlayError, Runner
+from parlay.types import FieldError, ParlayError, Runner
 
 if TYPE_CHECKING:  # importing transformers' models takes seconds, and few models need it
     from transformers import PreTrainedModel
@@ -145,7 +145,8 @@ def _in_other_program(
     through = "MLX" if options.runner == "mlx" else options.runner
     if budget is not None and budget.weights is not None:
         raise UnsupportedModel(
-            f"memory weights={budget.weights}: Parlay's decoder reads layers from disk, not {through}: remove it"
+            f"memory weights={budget.weights}: Parlay's decoder reads layers from disk, not {through}: remove it",
+            "memory",
         )
     room = TokenRoom(
         name=model,
@@ -175,7 +176,8 @@ def _weight_room(
     limit = None if budget is None else budget.weights
     if limit is not None and options.device not in ("cpu", "cuda"):
         raise UnsupportedModel(
-            f"memory weights={limit}: layers are streamed for CPUs and CUDA devices, not {options.device}: remove it"
+            f"memory weights={limit}: layers are streamed for CPUs and CUDA devices, not {options.device}: remove it",
+            "memory",
         )
     identity = partial(_identity, found, options)
     if limit is not None:
@@ -218,7 +220,9 @@ def _short(dtype: torch.dtype) -> str:
 def _check_states(name: str, config: DecoderConfig, options: LoadOptions) -> None:
     """Raises UnsupportedModel if a number of cached states is set for a model that has none."""
     if options.ngram_states is not None and config.ngram_layers is None:
-        raise UnsupportedModel(f"ngram_states can't be honoured for {name}: no layers of it are looked up; remove it")
+        raise UnsupportedModel(
+            f"ngram_states can't be honoured for {name}: no layers of it are looked up; remove it", "ngram_states"
+        )
 
 
 def _weights_of(found: Path, config: DecoderConfig, options: LoadOptions) -> Mapping[str, Weight]:
@@ -245,10 +249,12 @@ def _adapt_loaded(
     model: PreTrainedModel, options: LoadOptions, cache_tokens: int | None, budget: Budget | None
 ) -> Runner:
     if options.runner != "auto":
-        raise ValueError(f"runner={options.runner!r}: a loaded model runs through transformers; leave it at 'auto'")
+        raise FieldError("runner", f"={options.runner!r}: a loaded model runs through transformers; leave it at 'auto'")
     if (options.dtype, options.device) != ("auto", "auto"):
-        raise ValueError(
-            f"dtype={options.dtype!r}, device={options.device!r}: a loaded model keeps its own; leave both at 'auto'"
+        raise FieldError(
+            "dtype",
+            f"={options.dtype!r}, device={options.device!r}: a loaded model keeps its own; leave both at 'auto'",
+            "device",
         )
     return _adapt(model, cache_tokens, budget, options)
 
@@ -263,22 +269,26 @@ def _adapt(
 
     if budget is not None and ((budget.fixed and cache_tokens is None) or budget.weights is not None):
         raise UnsupportedModel(
-            f"memory can't be limited for {name or 'this model'}, which runs through transformers: remove memory"
+            f"memory can't be limited for {name or 'this model'}, which runs through transformers: remove memory",
+            "memory",
         )
     if options.kv_cache_dtype != "auto":
         raise CacheRefused(options.kv_cache_dtype, f"{name or 'this model'} runs through transformers, with its cache")
     if options.ngram_states is not None:
         raise UnsupportedModel(
-            f"ngram_states can't be honoured for {name or 'this model'}, which runs through transformers"
+            f"ngram_states can't be honoured for {name or 'this model'}, which runs through transformers",
+            "ngram_states",
         )
     if options.lora is not None:
         raise UnsupportedModel(
-            f"lora can't be merged into {name or 'this model'}, which runs through transformers: merge it with PEFT"
+            f"lora can't be merged into {name or 'this model'}, which runs through transformers: merge it with PEFT",
+            "lora",
         )
     if options.quantize is not None:
         raise QuantizeRefused(
             f"quantize can't be honoured for {name or 'this model'}, which runs through transformers: "
-            "load it quantised there, and remove quantize"
+            "load it quantised there, and remove quantize",
+            "quantize",
         )
     if options.compile:
         try:
@@ -319,7 +329,7 @@ def chosen_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError):
         needed = {"cuda": "a build of torch with CUDA and its GPU", "mps": "a Mac with an Apple GPU"}
         what = needed.get(name.partition(":")[0], "a kind of device that torch runs")
-        raise ValueError(f"device {name!r} can't be used here, it needs {what}: use 'auto' or 'cpu'") from None
+        raise FieldError("device", f"{name!r} can't be used here, it needs {what}: use 'auto' or 'cpu'") from None
     return device
 
 

@@ -8,8 +8,8 @@ from typing import Generic, Protocol, TypeVar
 
 from parlay.cache import Budget
 from parlay.cache.budget import format_bytes
-from parlay.options import LoadOptions, UsageError
-from parlay.types import OutOfRoom, ParlayError, RunnerSpec, Segment, Skip
+from parlay.options import LoadOptions
+from parlay.types import FieldError, OutOfRoom, ParlayError, RunnerSpec, Segment, Skip
 
 UNBOUNDED = 1 << 20
 """Context, in tokens, of a model without a limit (recurrent state, or relative positions)."""
@@ -95,7 +95,9 @@ class TokenRoom:
             room = int(self.budget.free * _SHARE) // token_bytes
             if room < _LEAST_TOKENS:
                 least = format_bytes(int(_LEAST_TOKENS * token_bytes / _SHARE) + 1)
-                raise ParlayError(f"memory is too small for {self.name} in {self.through}: give it at least {least}")
+                raise ParlayError(
+                    f"memory is too small for {self.name} in {self.through}: give it at least {least}", "memory"
+                )
             return min(room, max(_USUAL_TOKENS, 4 * context))
         most = max(self.longest or context, _USUAL_TOKENS)
         return max(_LEAST_TOKENS, min(most, int(self.free() / token_bytes)))
@@ -155,7 +157,9 @@ def refuse_options(runner: str, options: LoadOptions, why: Mapping[str, str]) ->
     chosen, usual = _said(options), _said(LoadOptions())
     for option, reason in why.items():
         if chosen[option] != usual[option]:
-            raise UsageError(f"runner {runner}: {option} {chosen[option]} can't be had there: {reason}; remove it")
+            raise FieldError(
+                "runner", f"{runner}: {option} {chosen[option]} can't be had there: {reason}; remove it", option
+            )
 
 
 def _said(options: LoadOptions) -> dict[str, object]:

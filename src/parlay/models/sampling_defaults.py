@@ -9,7 +9,7 @@ from pathlib import Path
 
 from parlay.models.fetch.resolving import resolve_config
 from parlay.models.gguf.file import read_parts
-from parlay.types import LEAST_TEMPERATURE, ParlayError, SamplingParams
+from parlay.types import LEAST_TEMPERATURE, FieldError, ParlayError, SamplingParams
 
 _CONFIG = "generation_config.json"
 _CONFIG_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
@@ -47,7 +47,7 @@ def usual_params(model: object, wanted: str) -> SamplingParams:
     `SamplingParams`. Raises ValueError for any other value.
     """
     if wanted not in ("auto", "vllm"):
-        raise ValueError(f"generation_config={wanted!r}: choose auto or vllm, or say it in SamplingParams")
+        raise FieldError("generation_config", f"={wanted!r}: choose auto or vllm, or say it in SamplingParams")
     defaults = sampling_defaults(model) if isinstance(model, str) and wanted == "auto" else {}
     return SamplingParams(**defaults)  # type: ignore[arg-type]
 

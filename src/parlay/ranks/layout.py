@@ -91,23 +91,28 @@ class Layout:
         if self.tensor > config.num_kv_heads:
             raise ParlayError(
                 f"tensor_parallel={self.tensor}: {name} has {config.num_kv_heads} key heads to share out; give a "
-                "number up to that"
+                "number up to that",
+                "tensor_parallel",
             )
         if self.tensor > 1 and any(form.wide_qk_norm for form in config.forms):
             raise ParlayError(
                 f"tensor_parallel={self.tensor}: layers of {name} have norms of all heads together, and can't be "
-                "shared out; give pipeline_parallel instead"
+                "shared out; give pipeline_parallel instead",
+                "tensor_parallel",
+                "pipeline_parallel",
             )
         mixtures = [form.experts for form in config.forms if form.experts is not None]
         least = min([size for each in mixtures for size in (each.size, each.shared) if size], default=0)
         if mixtures and least < 2 * self.tensor:
             raise ParlayError(
                 f"tensor_parallel={self.tensor}: experts of {name} have {least} units to share out; give a number up "
-                f"to {least // 2}"
+                f"to {least // 2}",
+                "tensor_parallel",
             )
         if self.stages > config.num_layers:
             raise ParlayError(
-                f"pipeline_parallel={self.stages}: {name} has {config.num_layers} layers; give a number up to that"
+                f"pipeline_parallel={self.stages}: {name} has {config.num_layers} layers; give a number up to that",
+                "pipeline_parallel",
             )
 
 

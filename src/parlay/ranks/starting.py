@@ -36,7 +36,7 @@ from parlay.ranks.leader import Followers, Leader, ending_of
 from parlay.ranks.part import join_group
 from parlay.ranks.wire import LOOK_SECONDS, SECRET, Connection, Door, Kind, listen, one_line, read_address, read_secret
 from parlay.system import threads
-from parlay.types import ParlayError, Runner
+from parlay.types import FieldError, ParlayError, Runner
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,18 +65,34 @@ def open_target(
     ``longest`` is passed to `models.load`. Several processes compute all texts with the rotary factors for short ones.
     """
     if options.ranks == 1 and options.rank_listen is not None:
-        raise ValueError(
-            f"rank_listen={options.rank_listen}: the model runs in one process, which waits for none: remove it, "
-            "or say how many there are (tensor_parallel, pipeline_parallel or context_parallel)"
+        raise FieldError(
+            "rank_listen",
+            f"={options.rank_listen}: the model runs in one process, which waits for none: remove it, "
+            "or say how many there are (tensor_parallel, pipeline_parallel or context_parallel)",
+            "tensor_parallel",
+            "pipeline_parallel",
+            "context_parallel",
         )
     if options.ranks == 1:
         return models.load(model, load, budget=budget, packed=packed, longest=longest)
     if load.runner != "auto":
-        raise ValueError(f"runner={load.runner}: it runs a model in one process: remove {options.asked}")
+        raise FieldError(
+            "runner",
+            f"={load.runner}: it runs a model in one process: remove {options.asked}",
+            "tensor_parallel",
+            "pipeline_parallel",
+            "context_parallel",
+        )
     if not isinstance(model, str):
         raise ValueError("a loaded model runs in one process: name it, or ask for one")
     if budget is not None and budget.weights is not None:
-        raise ValueError(f"memory weights=SIZE is for a model in one process: remove it, or {options.asked}")
+        raise FieldError(
+            "memory",
+            f"weights=SIZE is for a model in one process: remove it, or {options.asked}",
+            "tensor_parallel",
+            "pipeline_parallel",
+            "context_parallel",
+        )
     if load.compile:
         raise CompileRefused(model)
     return lead(model, load, options, budget=budget, packed=packed)

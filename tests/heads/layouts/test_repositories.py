@@ -69,5 +69,5 @@ def test_of_a_whole_models_files_those_alone_are_fetched_that_hold_the_head(
 def test_what_is_not_on_the_hub_and_what_is_no_name_are_one_line(hub: Path, find: ProvedHeads) -> None:
     with pytest.raises(NotOnHub, match="can't get 'someone/absent' from the Hugging Face Hub"):
         find("medusa", "someone/absent")
-    with pytest.raises(UsageError, match="no folder of a head"):
+    with pytest.raises(UsageError, match="no folder of one"):
         find("medusa", "some/where/else")

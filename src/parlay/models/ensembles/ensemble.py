@@ -15,10 +15,11 @@ from torch import Tensor
 from parlay.models.ensembles.combining import Deferral, choice_of, choose, combine, rule_of
 from parlay.models.ensembles.parts import Part
 from parlay.models.fetch.origin import public_name
-from parlay.options import Ensemble, UsageError
+from parlay.options import Ensemble
 from parlay.types import (
     NO_SKIP,
     Exactness,
+    FieldError,
     OutOfRoom,
     Output,
     ParlayError,
@@ -272,7 +273,7 @@ def _spec_of(specs: Sequence[RunnerSpec], summary: str) -> RunnerSpec:
     for spec in specs:
         if spec.fills_only or spec.encoder is not None:
             kind = "an encoder-decoder" if spec.encoder is not None else "a diffusion model"
-            raise UsageError(f"ensemble: {spec.name} is {kind}, and members write token by token: remove it")
+            raise FieldError("ensemble", f": {spec.name} is {kind}, and members write token by token: remove it")
     return replace(
         first,
         vocab_size=min(spec.vocab_size for spec in specs),

@@ -7,8 +7,9 @@ from pathlib import Path
 from parlay.models.llama_cpp.context import ContextOptions, LlamaContext, package
 from parlay.models.llama_cpp.runner import LlamaCppRunner
 from parlay.models.reserving import TokenRoom, refuse_options
-from parlay.options import LoadOptions, UsageError
+from parlay.options import LoadOptions
 from parlay.system import threads
+from parlay.types import FieldError
 
 _REFUSED = {
     "dtype": "weights stay as the file has them",
@@ -27,8 +28,8 @@ def open_llama_cpp(found: Path, options: LoadOptions, room: TokenRoom) -> LlamaC
     file that it does not run, and ValueError for a memory budget that is too small.
     """
     if not found.is_file():
-        raise UsageError(
-            f"runner llama.cpp: {room.name} is a folder: name a GGUF file, which `parlay quantize` makes of it"
+        raise FieldError(
+            "runner", f"llama.cpp: {room.name} is a folder: name a GGUF file, which `parlay quantize` makes of it"
         )
     refuse_options("llama.cpp", options, _REFUSED)
     wanted = ContextOptions(
@@ -50,8 +51,9 @@ def _offload(device: str) -> bool:
     if device in ("auto", "cpu"):
         return able and device == "auto"
     if not able:
-        raise UsageError(
-            f"runner llama.cpp: device {device}: this build of llama-cpp-python computes on CPUs alone: remove it, "
-            "or build the package for your device (CMAKE_ARGS=-DGGML_CUDA=on, -DGGML_VULKAN=on or -DGGML_METAL=on)"
+        raise FieldError(
+            "runner",
+            f"llama.cpp: device {device}: this build of llama-cpp-python computes on CPUs alone: remove it, "
+            "or build the package for your device (CMAKE_ARGS=-DGGML_CUDA=on, -DGGML_VULKAN=on or -DGGML_METAL=on)",
         )
     return True

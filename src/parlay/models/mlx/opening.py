@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.models.reserving import TokenRoom, refuse_options
-from parlay.options import LoadOptions, UsageError
-from parlay.types import ParlayError
+from parlay.options import LoadOptions
+from parlay.types import FieldError, ParlayError
 
 if TYPE_CHECKING:
     from parlay.models.mlx.runner import MlxRunner
@@ -33,7 +33,7 @@ def open_mlx(found: Path, options: LoadOptions, room: TokenRoom) -> MlxRunner:
     that it does not run, and ValueError for a memory budget that is too small.
     """
     if not found.is_dir():
-        raise UsageError(f"runner mlx: {room.name} is a GGUF file: name a folder of safetensors, or a Hub id")
+        raise FieldError("runner", f"mlx: {room.name} is a GGUF file: name a folder of safetensors, or a Hub id")
     refuse_options("mlx", options, _REFUSED)
     _import()
     from parlay.models.mlx.model import MlxModel, chosen_device
@@ -41,9 +41,10 @@ def open_mlx(found: Path, options: LoadOptions, room: TokenRoom) -> MlxRunner:
 
     device = chosen_device(options.device)
     if device is None:
-        raise UsageError(
-            f"runner mlx: device {options.device}: this build of MLX computes on CPUs alone: remove it, or install "
-            "MLX for your device (it computes on Apple's GPUs as it is; pip install 'mlx[cuda13]' is for NVIDIA's)"
+        raise FieldError(
+            "runner",
+            f"mlx: device {options.device}: this build of MLX computes on CPUs alone: remove it, or install "
+            "MLX for your device (it computes on Apple's GPUs as it is; pip install 'mlx[cuda13]' is for NVIDIA's)",
         )
     model = MlxModel(found, room.name, device)
     context = model.facts.max_context

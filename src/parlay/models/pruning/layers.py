@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from parlay.models.weights.shapes import Weight
-from parlay.options import UsageError
+from parlay.types import FieldError
 
 
 def read_layers(name: str, text: str, layers: int) -> list[int]:
@@ -13,7 +13,7 @@ def read_layers(name: str, text: str, layers: int) -> list[int]:
     words = text.split(",")
     kept = [int(word) for word in words if word.strip().isdecimal()]
     if len(kept) < len(words) or kept != sorted(set(kept)) or kept[-1] >= layers:
-        raise UsageError(f"{name}={text:.60}: give rising numbers from 0 to {layers - 1}, with commas between")
+        raise FieldError(name, f"={text:.60}: give rising numbers from 0 to {layers - 1}, with commas between")
     return kept
 
 

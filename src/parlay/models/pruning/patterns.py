@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from parlay.options import UsageError
-from parlay.types import ParlayError
+from parlay.types import FieldError, ParlayError
 
 _NEIGHBOURS = re.compile(r"(\d{1,3}):(\d{1,3})")
 _EXAMPLES = "give a share of zeros such as 0.5, or N:M such as 2:4, where N of M neighbours stay"
@@ -30,14 +29,14 @@ class Pattern:
         if found := _NEIGHBOURS.fullmatch(text):
             kept, group = int(found[1]), int(found[2])
             if not 0 < kept < group:
-                raise UsageError(f"pattern {text}: N:M needs 0 < N < M; {_EXAMPLES}")
+                raise FieldError("pattern", f"{text}: N:M needs 0 < N < M; {_EXAMPLES}")
             return Pattern(text, 1 - kept / group, group)
         try:
             share = float(text)
         except ValueError:
-            raise UsageError(f"pattern {text:.40}: {_EXAMPLES}") from None
+            raise FieldError("pattern", f"{text:.40}: {_EXAMPLES}") from None
         if not 0 < share < 1:
-            raise UsageError(f"pattern {text:.40}: {_EXAMPLES}; a share lies between 0 and 1")
+            raise FieldError("pattern", f"{text:.40}: {_EXAMPLES}; a share lies between 0 and 1")
         return Pattern(text, share)
 
     def check(self, name: str, inputs: int) -> None:
@@ -45,7 +44,8 @@ class Pattern:
         if self.group and inputs % self.group:
             raise ParlayError(
                 f"pattern {self.text}: the rows of {name} have {inputs} inputs, which {self.group} does not divide; "
-                "give a share such as 0.5"
+                "give a share such as 0.5",
+                "pattern",
             )
 
     def applied(self, weight_OI: Tensor, scores_OI: Tensor) -> Tensor:

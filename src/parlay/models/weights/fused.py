@@ -330,7 +330,9 @@ def in_eight_bits(weights: Mapping[str, Operand]) -> dict[str, Operand]:
     }
     if not numbers:
         found = stored_as(weights)
-        raise QuantizeRefused(f"quantize='int8' can't be honoured: the weights are in {found} already; remove it")
+        raise QuantizeRefused(
+            f"quantize='int8' can't be honoured: the weights are in {found} already; remove it", "quantize"
+        )
     return {**weights, **{name: Int8Weight(tensor) for name, tensor in numbers.items()}}
 
 
