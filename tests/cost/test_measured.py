@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -161,7 +162,7 @@ class SlowRunner:
         self.now = 0.0
         self.names: set[int] = set()
 
-    spec = RunnerSpec("slow", 4, 64, "tree", Exactness.SEED, 1, 1, "cpu", "float32", "none")
+    spec = RunnerSpec("slow", 4, 128, "tree", Exactness.SEED, 1, 1, "cpu", "float32", "none")
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         self.names.add(sequence)
@@ -213,6 +214,13 @@ def test_calibration_without_room_guesses() -> None:
     runner = SlowRunner(0.001, fits=False)
     assert calibrate(runner).forward(1, 0) > 0
     assert not runner.names
+
+
+def test_a_model_of_short_texts_is_not_timed_beyond_them() -> None:
+    runner = SlowRunner(0.001)
+    runner.spec = replace(runner.spec, max_context=32)
+    assert calibrate(runner).forward(1, 0) > 0
+    assert runner.now == 0
 
 
 def kept_after(seconds: Callable[[int], float], steps: int = 400) -> KeptCost:

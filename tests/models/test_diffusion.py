@@ -414,8 +414,16 @@ def test_texts_have_the_form_that_is_asked_for(name: str, selector: str, tmp_pat
         ("wedlm", {"mask_token_id": None}, "it has no mask_token_id: add the id"),
         ("wedlm", {"wedlm_window_size": 0}, "block_size 0"),
         ("llada-moe", {"moe_router_score_function": "sigmoid"}, "experts are chosen by softmax alone"),
-        ("llada2", {"topk_group": 4}, "says groups of experts 3: expected equal groups of 6, 1 or more open"),
-        ("llada2", {"num_experts_per_tok": 5}, "says experts per token 5: expected no more than the open groups have"),
+        (
+            "llada2",
+            {"topk_group": 4},
+            "n_group must be a divisor of 6 and at least topk_group, which must be at least 1, got 3",
+        ),
+        (
+            "llada2",
+            {"num_experts_per_tok": 5},
+            "num_experts_per_tok must be at most 4, the experts of its topk_group groups, got 5",
+        ),
         ("nemotron", {"model_type": "nemotron_labs_diffusion_vlm"}, "images are not supported"),
     ],
 )

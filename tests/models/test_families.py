@@ -272,7 +272,7 @@ def test_no_key_that_transformers_knows_for_a_family_goes_unnoticed(name: str, t
 def test_numbers_of_layers_without_sense_are_one_line(name: str, changes: dict[str, object], tmp_path: Path) -> None:
     save_random(name, tmp_path)
     change(tmp_path, **changes)
-    with pytest.raises(ParlayError, match=r"config\.json (is not a description of a|says)") as caught:
+    with pytest.raises(ParlayError, match=r"config\.json(: [\w ]+ must be| can't be read)") as caught:
         read_config(tmp_path)
     assert "\n" not in str(caught.value)
 

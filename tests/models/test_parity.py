@@ -95,11 +95,19 @@ def test_arguments_that_cannot_be_honoured_are_errors_that_name_them(tmp_path: P
         models.load(str(tmp_path))
 
 
-def test_a_config_that_transformers_stumbles_over_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"rope_parameters": {"rope_type": "never-heard-of", "rope_theta": 10_000.0}}, "never-heard-of"),
+        ({"num_key_value_heads": 3}, "its tensors have other shapes than its config.json describes$"),
+    ],
+)
+def test_a_config_that_transformers_stumbles_over_is_one_line(
+    change: dict[str, object], reason: str, tmp_path: Path
+) -> None:
     save_random("llama", tmp_path)
     said = json.loads((tmp_path / "config.json").read_text())
-    said["rope_parameters"] = {"rope_type": "never-heard-of", "rope_theta": 10_000.0}
-    (tmp_path / "config.json").write_text(json.dumps(said))
-    with pytest.raises(ParlayError, match=r"transformers can't load .*never-heard-of") as caught:
+    (tmp_path / "config.json").write_text(json.dumps({**said, **change}))
+    with pytest.raises(ParlayError, match=rf"transformers can't load .*{reason}") as caught:
         models.load(str(tmp_path), LoadOptions(device="cpu"))
     assert "\n" not in str(caught.value)

@@ -85,7 +85,8 @@ def calibrate(
     runner.open(_SCRATCH, (0,))
     try:
         encoder, most = runner.spec.encoder, max(_ROW_COUNTS)
-        if (encoder is not None and encoder.max_target < most) or not runner.reserve(_SCRATCH, most):
+        longest = runner.spec.max_context if encoder is None else encoder.max_target
+        if longest < most or not runner.reserve(_SCRATCH, most):
             return MeasuredCost()
         return _restored(timer, kept) if kept else MeasuredCost(timer.shortest(deadline))
     except OutOfRoom:

@@ -352,8 +352,10 @@ def _transformers_model(directory: Path, dtype: torch.dtype | None, device: torc
             directory, dtype=wanted, local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
     except Exception as error:  # a library may raise anything for invalid files
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ParlayError(f"transformers can't load {directory}: {reason}") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        if "ignore_mismatched_sizes" in reason:
+            reason = "its tensors have other shapes than its config.json describes"
+        raise ParlayError(f"transformers can't load {directory}: {reason:.300}") from error
     return model.to(device)
 
 

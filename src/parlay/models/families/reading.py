@@ -42,6 +42,14 @@ _WHOLE = re.compile(
 _NUMBER = re.compile(r"_eps$|theta$|factor$|scal(e|ing)$|multiplier$|cap(ping)?$|^beta_|^mscale")
 """Names of keys of config.json whose values are lists, integers and numbers."""
 _SWITCH = re.compile(r"^(use|is|has|no|enable|apply|add|do|with|norm|output|return)_")
+_NEEDED = ("num_attention_heads", "hidden_size", "vocab_size", "intermediate_size", "num_hidden_layers")
+_NAMES = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "max_context": "max_position_embeddings",
+}
+"""Names in config.json of fields of `DecoderConfig`."""
 _OF_ROPE = (
     *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
     *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
@@ -77,15 +85,15 @@ def config_of(directory: Path, raw: Json, architecture: str, longest: int = 0) -
         raise UnsupportedModel(f"{architecture}: config.json has no {missing.args[0]}") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
         if (odd := _odd(raw)) is not None:
-            raise wrong(f"{directory}: config.json", *odd) from None
+            raise wrong(f"{directory}/config.json", *odd) from None
         raise ParlayError(
-            f"{directory}: config.json is not a description of a {architecture}{_plainly(error)}"
+            f"{directory}/config.json can't be read as that of a {architecture}{_plainly(error)}"
         ) from None
     try:
         scheme_of(directory, raw, family.quantized)
     except UnsupportedModel as reason:
         raise UnsupportedModel(f"{architecture}: {reason}") from None
-    check_forms(f"{directory}: config.json", config)
+    check_forms(f"{directory}/config.json", config, _NAMES)
     return config
 
 
@@ -96,29 +104,35 @@ def _check_counts(directory: Path, raw: Json) -> None:
         for name, value in part.items():
             counts = isinstance(value, int | float) and ("layer" in name or "expert" in name)
             if counts and not value <= MOST_LAYERS:
-                raise wrong(f"{directory}: config.json", name, value, f"at most {MOST_LAYERS}")
+                raise wrong(f"{directory}/config.json", name, value, f"at most {MOST_LAYERS}")
             named = (_WHOLE.search(name) or _NUMBER.search(name)) and not _SWITCH.search(name)
             if isinstance(value, bool) and named and (value or name != "sliding_window"):
-                raise wrong(f"{directory}: config.json", name, str(value).lower(), "a number")
+                raise wrong(f"{directory}/config.json", name, str(value).lower(), "a number")
 
 
 def _odd(raw: Json) -> tuple[str, object, str] | None:
     """The first value of a wrong type, as name, value and what was expected."""
     for name, value in raw.items():
-        if value is None:
-            continue
-        if name in ("rope_scaling", "rope_parameters"):
-            if not isinstance(value, Mapping):
-                return name, value, "an object"
+        if name in ("rope_scaling", "rope_parameters") and isinstance(value, Mapping):
             if (odd := _odd(value)) is not None:
                 return f"{name}.{odd[0]}", *odd[1:]
-        elif name in _LISTS and not isinstance(value, list):
-            return name, value, "a list"
-        elif _WHOLE.search(name) and not (_is_number(value) and float(value) == int(value)):
-            return name, value, "a whole number"
-        elif _NUMBER.search(name) and not (_is_number(value) or isinstance(value, list)):
-            return name, value, "a number"
+        elif (expected := _expected(name, value)) is not None:
+            return name, "null" if value is None else value, expected
     return None
+
+
+def _expected(name: str, value: object) -> str | None:
+    """What this key's value should be; None if the value may be right."""
+    if value is None:
+        return "a whole number" if name in _NEEDED else None
+    rules = {
+        "an object": name in ("rope_scaling", "rope_parameters"),
+        "a name": name in ("hidden_act", "hidden_activation") and not isinstance(value, str),
+        "a list": name in _LISTS and not isinstance(value, list),
+        "a whole number": bool(_WHOLE.search(name)) and not _is_number(value, whole=True),
+        "a number": bool(_NUMBER.search(name)) and not (_is_number(value) or isinstance(value, list)),
+    }
+    return next((expected for expected, wanted in rules.items() if wanted), None)
 
 
 def _plainly(error: Exception) -> str:
@@ -129,8 +143,17 @@ def _plainly(error: Exception) -> str:
     return f": {text[1]} is not a number" if text is not None else f": {error}"
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _whole(value: str | float) -> int:
+    """Raises ValueError for a fraction."""
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"{value} is not a whole number")
+    return int(value)
+
+
+def _is_number(value: object, *, whole: bool = False) -> bool:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return False
+    return not whole or value == int(value)
 
 
 def architecture_of(raw: Json) -> str:
@@ -140,23 +163,23 @@ def architecture_of(raw: Json) -> str:
 
 
 def _decoder(raw: Json, family: Family, eos_ids: tuple[int, ...], longest: int) -> DecoderConfig:
-    max_context = int(raw.get("max_position_embeddings") or family.max_context)
+    max_context = _whole(raw.get("max_position_embeddings") or family.max_context)
     activation = raw.get("hidden_activation") or raw.get("hidden_act", family.activation)
     _refuse_unknown(raw, family, activation)
-    heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
-    head_dim = int(raw.get("head_dim") or family.head_dim or hidden // heads)
+    heads, hidden = _whole(raw["num_attention_heads"]), _whole(raw["hidden_size"])
+    head_dim = _whole(raw.get("head_dim") or family.head_dim or hidden // heads)
     biased = bool(raw.get("attention_bias", family.attention_bias))
     rope = _rope(raw, family, max_context, head_dim, longest)
     if rope.kind == "yarn":  # config.json mostly has the context from before positions were scaled
         max_context = max(max_context, int(rope.original_max_context * rope.factor))
     config = DecoderConfig(
         architecture=family.architecture,
-        vocab_size=int(raw["vocab_size"]),
+        vocab_size=_whole(raw["vocab_size"]),
         hidden_size=hidden,
-        intermediate_size=int(raw["intermediate_size"]),
-        num_layers=int(raw["num_hidden_layers"]),
+        intermediate_size=_whole(raw["intermediate_size"]),
+        num_layers=_whole(raw["num_hidden_layers"]),
         num_heads=heads,
-        num_kv_heads=int(raw.get("num_key_value_heads") or heads),
+        num_kv_heads=_whole(raw.get("num_key_value_heads") or heads),
         head_dim=head_dim,
         rms_norm_eps=float(raw.get("rms_norm_eps", family.rms_norm_eps)),
         max_context=max_context,

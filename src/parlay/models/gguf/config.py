@@ -69,6 +69,17 @@ _READ = frozenset(
     }
 )
 """Keys of an architecture that are used below, or that a decoder does not need (``finetuned``)."""
+_NAMES = {
+    "num_layers": "block_count",
+    "num_heads": "attention.head_count",
+    "num_kv_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "max_context": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+}
+"""Keys of an architecture by fields of `DecoderConfig`."""
 _NEUTRAL: Mapping[str, object] = {
     "expert_count": 0,
     "expert_used_count": 0,
@@ -175,7 +186,7 @@ def decoder_config(keys: Mapping[str, Value], tensors: Tensors, factors: RopeFac
     )
     if not family.canvas:
         return _completed(name, mine, tensors, family, config)
-    check_forms(f"the keys of {name}", config)
+    check_forms(f"the keys of {name}", config, _NAMES)
     return config
 
 
@@ -194,11 +205,11 @@ def _completed(name: str, mine: _Keys, tensors: Tensors, family: Family, config:
             out_bias="blk.0.attn_output.bias" in tensors,
         )
         complete = family.complete(form.normalize(own, config, tensors.keys()), config, usual)
-        check_forms(f"the keys of {name}", complete)
     except UnsupportedModel:
         raise
     except (ParlayError, TypeError, ValueError, ArithmeticError) as error:
         raise BadGguf(f"the keys of {name} describe no {family.architecture}: {error}") from None
+    check_forms(f"the keys of {name}", complete, _NAMES)
     return complete
 
 

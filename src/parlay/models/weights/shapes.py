@@ -131,7 +131,7 @@ def check_weights(where: Path, expected: Mapping[str, tuple[int, ...]], weights:
     faults = {"missing": missing, "extra": extra, "of another shape": shapes}
     lines = [f"{len(names)} {kind}: {some(names)}" for kind, names in faults.items() if names]
     if lines:
-        raise BadCheckpoint(f"{where}: the tensors don't match the config; {'; '.join(lines)}")
+        raise BadCheckpoint(f"{where}: the tensors are not those that the config describes: {'; '.join(lines)}")
 
 
 def some(names: Iterable[str], most: int = 3) -> str:
