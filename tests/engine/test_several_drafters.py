@@ -118,6 +118,12 @@ def test_an_earlier_proposal_of_the_step_may_be_kept() -> None:
     assert len(events) == 6
 
 
+def test_an_earlier_proposal_stays_where_the_next_has_nothing() -> None:
+    events = decode([SILENT, RIGHT], First([1, 0], enough=2))
+    assert committed(events) == plain_text()
+    assert len(events) == 6
+
+
 @pytest.mark.parametrize("where", ["propose", "observe"])
 def test_one_that_fails_is_dropped_and_the_others_go_on(where: str) -> None:
     policy = InTurn([0, 1], enough=2)
