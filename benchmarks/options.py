@@ -19,7 +19,7 @@ class _Lines(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         parts = [
-            part if _COMMAND.match(part) else super(_Lines, self)._fill_text(part, width, indent)
+            part if _COMMAND.match(part.lstrip()) else super(_Lines, self)._fill_text(part, width, indent)
             for part in text.strip().split("\n\n")
         ]
         return "\n\n".join(parts)

@@ -50,7 +50,9 @@ def test_an_out_that_cannot_be_written_is_one_line_before_anything_is_measured(
 ) -> None:
     file = tmp_path / "file"
     file.touch()
-    parser = command_parser("study", "Measures.\n\nparlay pull a\npython -m benchmarks.study --out FILE\n")
+    parser = command_parser(
+        "study", "Measures.\n\nparlay pull a\npython -m benchmarks.study --out FILE\n\n    parlay a\n    parlay b\n"
+    )
     add_run_flags(parser)
     assert parser.parse_args(["--out", str(tmp_path / "new" / "rows.jsonl")]).out.parent.is_dir()
     for out, said in ((tmp_path, "it is a folder"), (file / "rows.jsonl", "can't make its folder: ")):
@@ -59,4 +61,6 @@ def test_an_out_that_cannot_be_written_is_one_line_before_anything_is_measured(
         error = capsys.readouterr().err
         assert error.startswith(f"python -m benchmarks.study: --out {out}: {said}")
         assert error.count("\n") == 1
-    assert "\nparlay pull a\npython -m benchmarks.study --out FILE\n" in parser.format_help()
+    help_text = parser.format_help()
+    assert "\nparlay pull a\npython -m benchmarks.study --out FILE\n" in help_text
+    assert "\n    parlay a\n    parlay b\n" in help_text
