@@ -1,4 +1,4 @@
-"""What all benchmark commands share: the log, the file of results, the page made from it, and errors in one line."""
+"""Helpers that all benchmark commands share: logging, the file of results and its page, and errors in one line."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def show_log() -> None:
-    """Show on the terminal what the benchmarks log."""
+    """Show the benchmarks' log on the terminal."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
 
 
 def begin(options: argparse.Namespace) -> None:
-    """Show the log and use ``--threads``."""
+    """Show the log, and use as many threads as ``--threads`` says."""
     show_log()
     threads.use(options.threads)
 
@@ -33,7 +33,7 @@ def begin(options: argparse.Namespace) -> None:
 def one_line_errors(name: str) -> Iterator[None]:
     """End the program with one line and exit status 1 if a model, a file or an option is wrong.
 
-    ``name`` is the command's module.
+    ``name`` is the command's module under ``benchmarks``.
     """
     try:
         yield
@@ -44,7 +44,7 @@ def one_line_errors(name: str) -> Iterator[None]:
 
 
 def results_path(options: argparse.Namespace, stem: str) -> Path:
-    """``--out``; without it STEM.jsonl, or STEM-quick.jsonl with ``--quick``."""
+    """Return ``--out``; without it STEM.jsonl, or STEM-quick.jsonl with ``--quick``."""
     out: Path = options.out or RESULTS / f"{stem}{'-quick' if options.quick else ''}.jsonl"
     return out
 
@@ -52,15 +52,15 @@ def results_path(options: argparse.Namespace, stem: str) -> Path:
 def open_results(
     options: argparse.Namespace, stem: str, command: str, more: Mapping[str, object] | None = None
 ) -> Results:
-    """The file at `results_path`, which a run goes on with unless ``--fresh``; ``command`` and ``more`` are provenance.
+    """Open the file at `results_path`. A run continues it, unless ``--fresh`` is given.
 
-    Raises ValueError for a file that holds other results.
+    ``command`` and ``more`` are stored as provenance. Raises ValueError if the file holds other results.
     """
     return Results(results_path(options, stem), provenance(command, more), fresh=options.fresh)
 
 
 def write_page(results: Path, text: str) -> None:
-    """Return the path of the page: next to the results, as .md."""
+    """Write a page next to the results, as .md, and print its path."""
     page = results.with_suffix(".md")
     page.write_text(text, encoding="utf-8")
     print(f"wrote {page}")

@@ -1,1 +1,1 @@
-"""Benchmarks of models with canvases: texts to train and test them on, and figures of their ways to decode."""
+"""Benchmarks of canvas models: make texts to train and test them on, and measure their ways of decoding."""

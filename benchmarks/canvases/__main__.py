@@ -1,10 +1,12 @@
-"""Tokens per step, texts and right answers of models with canvases: `python -m benchmarks.canvases`.
+"""Measure tokens per step, texts and correct answers of canvas models: `python -m benchmarks.canvases`.
 
-``tasks DIR`` writes texts to train on and to ask: copy, reverse, sort, or replace letters. ``answers`` lets a model
-answer prompts greedily, for what is to be trained on its own texts. ``measure`` decodes prompts under each strategy and
-prints a JSON line for each. ``mixed DIR`` writes texts of three kinds: fields that are looked up and fields that are
-written as JSON, for which a request may be lossy under a floor, and sums that are worked out step by step, for which it
-may not. ``serve`` sends such requests to a server: all decoded in one way, and each as it allows.
+``tasks DIR`` writes training texts and questions: copy, reverse, sort or replace letters. ``answers`` lets a model
+answer prompts greedily, so that it can be trained on its own texts. ``measure`` decodes prompts with each strategy and
+prints a JSON line for each.
+
+``mixed DIR`` writes texts of three kinds: look-ups of fields, the same fields as JSON, and sums worked out step by
+step. Requests of the first two kinds may be decoded lossily under a floor; sums must be exact. ``serve`` sends such
+requests to a server: first with one strategy for all of them, then with what each request allows.
 """
 
 from __future__ import annotations
@@ -44,12 +46,20 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     serving = commands.add_parser("serve")
     serving.add_argument("--model", required=True)
     serving.add_argument("--data", type=Path, required=True)
-    serving.add_argument("--certificate", type=Path, help="of parlay calibrate; without one nothing may be lossy")
-    serving.add_argument("--strategies", nargs="+", default=["none", "auto"], help="the first one's texts are exact")
-    serving.add_argument("--usual", default="auto", help="the server's strategy, for requests that name none")
+    serving.add_argument(
+        "--certificate", type=Path, help="written by parlay calibrate; without it every request is exact"
+    )
+    serving.add_argument("--strategies", nargs="+", default=["none", "auto"], help="the first must decode exactly")
+    serving.add_argument("--usual", default="auto", help="the server's strategy for requests that name none")
     serving.add_argument("--floor", default="lossy:floor=0.95")
-    serving.add_argument("--prompts", type=int, default=60, help="some others are asked before, unmeasured")
-    serving.add_argument("--kinds", nargs="+", default=[*TOKENS], choices=TOKENS, help="kinds of requests, in turn")
+    serving.add_argument("--prompts", type=int, default=60, help="measured requests; others are sent first, unmeasured")
+    serving.add_argument(
+        "--kinds",
+        nargs="+",
+        default=[*TOKENS],
+        choices=TOKENS,
+        help="kinds of requests, in the order in which they repeat",
+    )
     serving.add_argument("--clients", type=int, default=1, help="requests at once")
     serving.add_argument("--rounds", type=int, default=5)
     serving.add_argument("--audit-share", type=float, default=0.02)
@@ -72,7 +82,12 @@ def _add_decoding(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     measuring.add_argument("--tokens", type=int, default=64)
     measuring.add_argument("--temperature", type=float, default=0.0)
     measuring.add_argument("--dtype", default="float32")
-    measuring.add_argument("--together", type=int, default=32, help="prompts at once: many leave each few draft rows")
+    measuring.add_argument(
+        "--together",
+        type=int,
+        default=32,
+        help="prompts decoded at once; the more there are, the fewer draft rows each gets",
+    )
     measuring.add_argument("--chat", action="store_true", help="ask in the model's chat template")
     measuring.set_defaults(run=measure)
 

@@ -1,4 +1,4 @@
-"""Decodes prompts in process: for answers to train on, and for tokens per step under each strategy."""
+"""Decodes prompts in this process, to get answers to train on or to count tokens per step of each strategy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from parlay.text.chat_template import render
 
 
 def write_answers(options: argparse.Namespace) -> None:
-    """Write a line for each prompt: the prompt in the model's chat template, and the model's own answer."""
+    """Write a line for each prompt: the prompt in the model's chat template, and the model's answer. Empty answers
+    are left out."""
     rows = [json.loads(line) for line in options.data.read_text(encoding="utf-8").splitlines()][: options.prompts]
     llm = LLM(options.model)
     params = SamplingParams(temperature=0, max_tokens=options.tokens)
@@ -28,7 +29,7 @@ def write_answers(options: argparse.Namespace) -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Print a row for each strategy. ``same`` counts the texts that equal the first strategy's."""
+    """Print a JSON row for each strategy. ``same`` counts texts equal to those of the first strategy."""
     rows = [json.loads(line) for line in options.data.read_text(encoding="utf-8").splitlines()][: options.prompts]
     llm = LLM(options.model, dtype=options.dtype, max_num_seqs=options.together)
     params = SamplingParams(temperature=options.temperature, seed=0, max_tokens=options.tokens)

@@ -1,4 +1,4 @@
-"""Texts with one right answer: letters that are copied, reversed, sorted or replaced; fields of records; sums."""
+"""Writes questions that have one correct answer: letters to copy, reverse, sort or replace; fields of records; sums."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FIELDS = {
 }
 ADDENDS = 4
 TOKENS = {"lookup": 20, "json": 64, "sums": 48}
-"""The most tokens of an answer in the mixed trace, by kind."""
+"""The longest answer in tokens, for each kind of the mixed trace."""
 EXACT = "sums"
-"""The kind whose requests allow no other text."""
+"""The kind whose requests must be decoded exactly."""
 
 
 def task(chance: random.Random) -> dict[str, str]:
-    """One question with its only right answer."""
+    """Make one question and its only correct answer."""
     kind, letters = chance.choice(KINDS), chance.choices(LETTERS, k=LENGTH)
     said = {
         "copy": letters,
@@ -41,8 +41,8 @@ def task(chance: random.Random) -> dict[str, str]:
 
 
 def extraction(chance: random.Random, kind: str) -> dict[str, str]:
-    """Ask for a record's fields in another order, as values (lookup) or as JSON. Such an answer can be written all at
-    once."""
+    """Ask for a record's fields in another order, as values (lookup) or as JSON. Parallel decoding can write such an
+    answer at once."""
     record = {name: chance.choice(FIELDS[name]) for name in chance.sample(sorted(FIELDS), len(FIELDS))}
     wanted = chance.sample(sorted(FIELDS), len(FIELDS))
     given, asked = ", ".join(f"{name} {value}" for name, value in record.items()), ", ".join(wanted)
@@ -53,7 +53,7 @@ def extraction(chance: random.Random, kind: str) -> dict[str, str]:
 
 
 def sums(chance: random.Random) -> dict[str, str]:
-    """Ask for a sum that is worked out one number at a time, each from the number before it."""
+    """Ask for a sum whose answer adds one number at a time, so each step needs the result of the step before."""
     first, *others = [chance.randint(1, 9) for _ in range(ADDENDS)]
     steps = list[str]()
     total = first
@@ -65,7 +65,7 @@ def sums(chance: random.Random) -> dict[str, str]:
 
 
 def write_mixed(options: argparse.Namespace) -> None:
-    """Write equally many requests of each kind, and ``calibrate.jsonl``, prompts of further extractions."""
+    """Write requests whose kinds are drawn at random, and ``calibrate.jsonl``: prompts of further look-ups and JSON."""
     chance = random.Random(options.seed)
     kinds = sorted(TOKENS)
 
@@ -82,13 +82,13 @@ def write_mixed(options: argparse.Namespace) -> None:
 
 
 def write_tasks(options: argparse.Namespace) -> None:
-    """Write questions of all kinds."""
+    """Write letter questions of all `KINDS`."""
     chance = random.Random(options.seed)
     write_rows(options.folder, options.count, options.held, lambda: task(chance))
 
 
 def write_rows(folder: Path, count: int, held: int, make: Callable[[], dict[str, str]]) -> None:
-    """Write ``train.jsonl`` and ``held.jsonl``, which have no question in common."""
+    """Write ``train.jsonl`` and ``held.jsonl``. No question is in both."""
     seen = dict[str, dict[str, str]]()
     while len(seen) < count + held:
         each = make()

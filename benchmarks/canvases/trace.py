@@ -1,4 +1,5 @@
-"""Sends a mixed trace to a server: all requests decoded in one way, and each as it allows."""
+"""Sends a mixed trace of requests to a server: with one strategy for all requests, and with what each request
+allows."""
 
 from __future__ import annotations
 
@@ -19,15 +20,18 @@ from benchmarks.serving.served import served
 
 AS_ALLOWED = "as each request allows"
 _BEFORE = 24
-"""How many requests of each kind costs are learned from."""
+"""The number of requests of each kind that are sent unmeasured, so that the server learns the strategies' costs."""
 LIMIT = 120.0
-"""The most seconds that one answer may take."""
+"""The time limit of one answer, in seconds."""
 
 
 @dataclass(slots=True)
 class Played:
-    """The result of the trace in one way, by round: the seconds, the server's own seconds, and the answers of all
-    requests."""
+    """The measurements of one way to decode the trace, by round.
+
+    ``seconds`` is wall time, ``processor`` the server's CPU time in seconds, and ``answers`` the answers to all
+    requests.
+    """
 
     seconds: list[float] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
@@ -35,10 +39,12 @@ class Played:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Send the trace to a server in each way in turn, round after round: the named ones, and as each request allows.
+    """Send the trace to a server, round after round, in each way in turn: with each strategy named, and as each request
+    allows.
 
-    Look-ups and JSON allow ``--floor``, sums want the exact text. No prompt is found in the cache of another way.
-    What each way costs is learned from other requests first.
+    Look-ups and JSON allow ``--floor``; sums ask for the exact text. Each way has its own cache salt, so no way finds
+    the prompts of another in the prefix cache. Before the first round the server learns each way's costs from other
+    requests.
     """
     rows = [json.loads(line) for line in options.data.read_text(encoding="utf-8").splitlines()]
     trace, others = mixture(rows, options.prompts, options.kinds)
@@ -50,7 +56,7 @@ def serve(options: argparse.Namespace) -> None:
             _play(client, options, others, way, "before")
             found[way] = Played()
         for turn in range(options.rounds):
-            for place in range(len(ways)):  # who is first changes
+            for place in range(len(ways)):  # rounds begin with different ways
                 way = ways[(turn + place) % len(ways)]
                 began, spent = time.perf_counter(), _metric(client, "process_cpu_seconds_total")
                 found[way].answers.append(_play(client, options, trace, way, f"round {turn}"))
@@ -65,8 +71,9 @@ def serve(options: argparse.Namespace) -> None:
 def mixture(
     rows: Sequence[dict[str, Any]], count: int, kinds: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """``count`` requests whose kinds follow each other as in ``kinds``, and some others. Raises ValueError where there
-    are too few.
+    """Return ``count`` requests whose kinds repeat the sequence ``kinds``, and some further requests.
+
+    Raises ValueError if there are too few rows of a kind.
     """
     turns, trace, others = count // len(kinds), list[list[dict[str, Any]]](), list[dict[str, Any]]()
     for kind, times in Counter(kinds).items():
@@ -81,7 +88,7 @@ def mixture(
 def _play(
     client: httpx.Client, options: argparse.Namespace, rows: Sequence[Mapping[str, Any]], way: str, salt: str
 ) -> list[dict[str, Any]]:
-    """Return the answers of all requests, a number of them at once."""
+    """Send all requests, ``options.clients`` at once, and return their answers."""
 
     def ask(row: Mapping[str, Any]) -> dict[str, Any]:
         allows = "seed" if row["kind"] == EXACT else options.floor
@@ -104,8 +111,10 @@ def _metric(client: httpx.Client, name: str) -> float:
 
 
 def _served(way: str, rows: Sequence[Mapping[str, Any]], found: Mapping[str, Played], first: str) -> dict[str, Any]:
-    """One row for the whole trace. ``right``: answers that are the only right one; ``same``: that are the ``first``
-    way's. Both, and tokens and steps, are of all rounds. ``ratio``: the first way's seconds over this one's, by round.
+    """Summarise one way as a row for the whole trace.
+
+    ``right`` counts correct answers, and ``same`` counts answers equal to those of the way ``first``. Both, and tokens
+    and steps, are summed over all rounds. A ratio is the first way's seconds over this way's seconds in a round.
     """
     own, plain = found[way], found[first]
     every = [

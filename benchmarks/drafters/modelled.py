@@ -1,11 +1,11 @@
-"""Trained drafters: tokens per step measured on SmolLM2, and the gain that these would bring with larger targets.
+"""Models the speedup of trained draft heads with larger targets, from their tokens per step on SmolLM2.
 
     python -m benchmarks.drafters.modelled --data DIR
     python -m benchmarks.drafters.modelled --data DIR --head hydra=FOLDER --head eagle=FOLDER
 
-Drafts of 1 to 16 nodes are verified in every step (``policy=fixed``). A gain is modelled: the tokens per step that
-were measured here, over the seconds that a step takes by the makers' figures of a device. So it says what a head of
-this accuracy is worth where a target is larger, not how accurate a head of that target would be.
+Every step verifies drafts of 1 to 16 nodes (``policy=fixed``). The modelled speed is the measured tokens per step
+divided by the time of a step, which is predicted from the device's data sheet. So the speedup shows what a head of this
+accuracy would be worth with a larger target; it does not show how accurate a head of that target would be.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from parlay.heads.hub import read_card
 
 NODES = (1, 2, 4, 8, 16)
 _LEVELS = 4
-"""The most levels of a draft, as in the strategies' default."""
+"""The greatest depth of a draft, as in the strategies' default."""
 _CONTEXT = 1024
-_DEPTHS = 3  # of which acceptance is shown
+_DEPTHS = 3  # the table shows the acceptance of this many
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +66,19 @@ LARGE = (
     Large("8 B", "h100-sxm", _llama(4096, 14_336, 32, 32)),
     Large("70 B", "b200", _llama(8192, 28_672, 80, 64)),
 )
-"""Sizes of the Llama 3 family."""
+"""Models of the sizes of the Llama 3 family."""
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("drafters.modelled", __doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
     parser.add_argument("--methods", nargs="+", choices=tuple(HEADS), default=["eagle3", "medusa"])
     parser.add_argument(
-        "--head", action="append", default=[], metavar="METHOD=FOLDER", help="a head of yours in place of the target's"
+        "--head", action="append", default=[], metavar="METHOD=FOLDER", help="use this head instead of the target's own"
     )
-    parser.add_argument("--prompts", type=int, default=1, help="of each kind of text (default: 1)")
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer at most (default: 64)")
+    parser.add_argument("--prompts", type=int, default=1, help="prompts of each kind of text (default: 1)")
+    parser.add_argument("--tokens", type=int, default=64, help="longest answer in tokens (default: 64)")
     add_run_flags(parser)
     return parser.parse_args(arguments)
 
@@ -99,12 +99,13 @@ def main() -> None:
 
 
 def heads(options: argparse.Namespace) -> dict[str, str]:
-    """Folders that were named, by method."""
+    """Return the folder given with ``--head`` for each method."""
     return dict(each.split("=", 1) for each in options.head)
 
 
 def trained(methods: Sequence[str], named: Mapping[str, str]) -> dict[str, Any]:
-    """The training of each method's head, as its card has it; nothing for a card that does not."""
+    """Return what each head's card says about its training, by method; an empty mapping for a card that says
+    nothing."""
     found: dict[str, Any] = {}
     for method in methods:
         stored = store.candidates(HEADS_OF_OTHERS.get(method, method))
@@ -115,7 +116,7 @@ def trained(methods: Sequence[str], named: Mapping[str, str]) -> dict[str, Any]:
 
 
 def plan_of(setup: Setup, options: argparse.Namespace) -> BenchPlan:
-    """Each method with each number of nodes."""
+    """Plan a measurement of each method with each number of nodes."""
     named = heads(options)
     return BenchPlan(
         model=SMOLLM2,
@@ -132,7 +133,7 @@ def spec(method: str, nodes: int, head: str) -> str:
 
 
 def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Markdown."""
+    """Return the page in Markdown."""
     kinds = dict.fromkeys(row.cell.workload for row in rows)
     head = (
         *("method", "trained on", "held-out"),
@@ -141,12 +142,13 @@ def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
         "same",
     )
     intro = (
-        "*Trained on*: tokens of the target's answers, those of each pass, as the head's card says. *Held-out*: drafts "
-        "of best guesses that were right up to depths 1, 2 and 3 on texts left out, in percent. "
-        "Tokens per step on SmolLM2-135M-Instruct (Q4_1), greedy, drafts of so many nodes in every step, the mean of "
-        f"these kinds of text: {', '.join(kinds)}. Then the "
-        "**modelled** gain over plain decoding of a target of so many parameters, batch 1, 1,024 tokens of context, at "
-        "the number of nodes that is best there: `parlay plan` explains the model. Nothing was measured on these "
+        "*Trained on*: tokens of the target's answers, counted in each pass, as the head's card says. *Held-out*: the "
+        "share of most likely drafts that were right up to depths 1, 2 and 3 on held-out texts, in percent. "
+        "The columns k= are tokens per step on SmolLM2-135M-Instruct (Q4_1), greedy, with drafts of k nodes in every "
+        "step: the mean of "
+        f"these kinds of text: {', '.join(kinds)}. The last columns are the "
+        "**modelled** speedup over plain decoding of a larger target at batch 1 and 1,024 tokens of context, at "
+        "its best number of nodes; `parlay plan` explains the model. Nothing was measured on these "
         "devices. *Same* counts texts equal to plain decoding's."
     )
     body = table(head, lines(rows, header.get("trained", {})))
@@ -154,7 +156,7 @@ def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def lines(rows: Sequence[Row], trained: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Write a row for each method. ``trained``: what the card of each head says about its training."""
+    """Yield a table row for each method. ``trained`` is what the card of each head says about its training."""
     names = dict.fromkeys(row.cell.strategy.partition(":")[0] for row in rows if row.cell.strategy != PLAIN)
     for name in names:
         own = [row for row in rows if row.cell.strategy.partition(":")[0] == name]
@@ -176,14 +178,15 @@ def lines(rows: Sequence[Row], trained: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def _tokens(rows: Sequence[Row], nodes: int) -> float | None:
-    """Return tokens per step with drafts of a number of nodes, averaged over the kinds of text."""
+    """Return the mean tokens per step over the kinds of text, with drafts of ``nodes`` nodes; None if nothing was
+    measured."""
     own = [row for row in rows if f"k={nodes}" in row.cell.strategy.partition(":")[2].split(",") and row.steps]
     found = [row.tokens / row.steps for row in own]
     return sum(found) / len(found) if found else None
 
 
 def gain(method: str, large: Large, tokens: Mapping[int, float]) -> float:
-    """Return the gain over plain decoding at the best number of nodes, which may be 0."""
+    """Return the modelled speedup over plain decoding at the best number of nodes, which may be 0."""
     cost = HEADS[method](large.shape)
     setting = Setting(machine(large.device, "bfloat16"), large.shape, 1, _CONTEXT)
     plan = DraftPlan(name=method, drafter=cost.shape, at_once=cost.at_once, probes=cost.probes)

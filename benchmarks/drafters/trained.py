@@ -1,10 +1,11 @@
-"""Trained drafters on SmolLM2: speed and tokens per step beside plain decoding and copying, by kind of text.
+"""Measures trained draft heads on SmolLM2: speed and tokens per step beside plain decoding and prompt lookup, by kind
+of text.
 
     python -m benchmarks.drafters.trained --data DIR
     python -m benchmarks.drafters.trained --data DIR --models smollm2-135m --temperatures 0 --prompts 1
 
-With ``--data`` the kinds are Spec-Bench's 13. Strategies draft as they do by default. A second run goes on with the
-file of results, so models and temperatures can be measured one by one.
+With ``--data`` the texts are the 13 kinds of Spec-Bench. Strategies use their default drafts. A second run continues
+the file of results, so models and temperatures can be measured one by one.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SPEC_BENCH = "spec-bench"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("drafters.trained", __doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
     parser.add_argument("--models", nargs="+", choices=(SMOLLM2, SMOLLM2_BF16), default=[SMOLLM2, SMOLLM2_BF16])
@@ -47,9 +48,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--workloads", nargs="+", metavar="NAME", default=[SPEC_BENCH], help="as in parlay bench (default: spec-bench)"
     )
-    parser.add_argument("--prompts", type=int, default=3, help="of each kind of text (default: 3)")
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer at most (default: 64)")
-    parser.add_argument("--rounds", type=int, default=1, help="over all prompts (default: 1)")
+    parser.add_argument("--prompts", type=int, default=3, help="prompts of each kind of text (default: 3)")
+    parser.add_argument("--tokens", type=int, default=64, help="longest answer in tokens (default: 64)")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds over all prompts (default: 1)")
     add_run_flags(parser)
     return parser.parse_args(arguments)
 
@@ -71,7 +72,7 @@ def main() -> None:
 
 
 def texts(model: str, setup: Setup, names: Sequence[str], prompts: int) -> tuple[Workload, ...]:
-    """So many prompts of each of the workloads that are named where there is data, else of the kinds that ship here."""
+    """Load ``prompts`` prompts of each workload named. Without ``--data``, load the built-in kinds of text instead."""
     if setup.data is None:
         drawn = setup.workloads(model, tuple(KINDS))
         return tuple(replace(each, items=each.items[:prompts]) for each in drawn)
@@ -80,7 +81,7 @@ def texts(model: str, setup: Setup, names: Sequence[str], prompts: int) -> tuple
 
 
 def plan_of(model: str, texts: tuple[Workload, ...], options: argparse.Namespace) -> BenchPlan:
-    """The measurement on one model."""
+    """Plan the measurement of one model."""
     return BenchPlan(
         model=model,
         strategies=tuple(options.strategies),
@@ -92,13 +93,16 @@ def plan_of(model: str, texts: tuple[Workload, ...], options: argparse.Namespace
 
 
 def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Markdown: a table for each model and temperature."""
-    intro = "Times plain decoding, tokens per step in brackets. All strategies draft as they do by default."
+    """Return the page in Markdown, with a table for each model and temperature."""
+    intro = (
+        "Speed as a multiple of plain decoding, with tokens per step in brackets. All strategies use their default "
+        "drafts."
+    )
     return "\n".join(["# Trained drafters", "", about(header), "", HOW, "", intro, "", *tables(Measurements(rows))])
 
 
 def tables(found: Measurements) -> Iterator[str]:
-    """Write a table for each model and temperature."""
+    """Yield the lines of a table for each model and temperature."""
     for model in found.each(lambda cell: cell.model):
         for temperature in sorted({cell.temperature for cell in found.cells if cell.model == model}):
             own = [row for row in found.rows if (row.cell.model, row.cell.temperature) == (model, temperature)]
@@ -107,7 +111,7 @@ def tables(found: Measurements) -> Iterator[str]:
 
 
 def asked(rows: Sequence[Row]) -> str:
-    """Say how much was measured of each strategy."""
+    """Return a sentence with the numbers of requests, tokens and rounds."""
     plain = [row for row in rows if row.cell.strategy == PLAIN]
     rounds = max((row.round for row in plain), default=-1) + 1
     first = [row for row in plain if row.round == 0]

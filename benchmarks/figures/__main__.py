@@ -1,4 +1,4 @@
-"""Command line: measures every figure, or those named, into one file of results, and writes the tables made of it."""
+"""Command line: measures all parts, or those given with ``--only``, and writes their rows and the page of tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("benchmarks")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("figures", __doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART", help=", ".join(PARTS))
@@ -59,7 +59,7 @@ def run(part: str, setup: Setup, results: Results) -> bool:
 
 
 def command(options: argparse.Namespace) -> str:
-    """The command to repeat, without folder names of this machine."""
+    """Return the command that repeats the run, without folder names of this machine."""
     words = ["python -m benchmarks.figures"]
     words += ["--data DIR"] if options.data else []
     words += [f"--only {' '.join(options.only)}"] if options.only != [*PARTS] else []

@@ -1,4 +1,4 @@
-"""Drafters that know the target's text and use it against the engine, under the default policy."""
+"""Measures the default policy against drafters that know the target's text and draft wrong tokens on purpose."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATTERNS: Mapping[str, Sequence[bool]] = {
 
 
 def adversary(setup: Setup, results: Results) -> None:
-    """Each of `PATTERNS` against plain decoding, on two kinds of text."""
+    """Measure each of `PATTERNS` against plain decoding, on two kinds of text."""
     scale = setup.scale
     plan = BenchPlan(
         part="adversary",
@@ -40,10 +40,10 @@ def adversary(setup: Setup, results: Results) -> None:
 
 
 class Adversaries:
-    """Implements `Decoder`, greedily and for one request at a time: plain decoding, and each of `PATTERNS`.
+    """Implements `Decoder` for one greedy request at a time: plain decoding, and each of `PATTERNS`.
 
-    All is asked of the engine itself, so that making text hides nothing. Each request meets a policy that knows nothing
-    yet, the hardest case. ``most`` is how many tokens of each text the drafters know.
+    It calls the engine directly, because the time for making text would hide losses. Each request starts with a policy
+    that has learned nothing, which is the hardest case. The drafters know the first ``most`` tokens of each text.
     """
 
     def __init__(self, llm: LLM, most: int) -> None:
@@ -53,7 +53,7 @@ class Adversaries:
         self._texts: dict[Ids, Ids] = {}
 
     def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
-        """See `Decoder`."""
+        """Decode as `Decoder` says."""
         (ask,) = asks
         if ask.ids not in self._texts:
             (answer,) = self._decode(PLAIN, ask.ids, self._most).answers

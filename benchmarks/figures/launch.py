@@ -18,7 +18,7 @@ CELL = Cell(part="launch", model=SMOLLM2, strategy=DEFAULT_STRATEGY, workload="p
 
 
 def launch(setup: Setup, results: Results) -> None:
-    """Time several launches, after one that is not counted and fills the disk cache."""
+    """Time several launches. The first launch fills the disk cache and is not counted."""
     pending = range(len(results.of(CELL)), setup.scale.launches)
     if pending:
         first_text()
@@ -28,9 +28,9 @@ def launch(setup: Setup, results: Results) -> None:
 
 
 def first_text() -> tuple[float, float]:
-    """Seconds to the first byte on standard output, and to the end of the process.
+    """Return the seconds to the first byte on standard output, and to the end of the process.
 
-    Raises ValueError when the command fails or writes nothing.
+    Raises ValueError if the command fails or writes nothing.
     """
     began = time.perf_counter()
     with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def overhead(setup: Setup, results: Results) -> None:
-    """Every strategy, batch, way of sampling and vocabulary."""
+    """Measure every combination of strategy, batch size, sampling parameters and vocabulary."""
     for vocab_size, rounds in VOCABULARIES.items():
         cells = list(cells_of(vocab_size))
         done = min(len(results.of(cell)) for cell in cells)
@@ -48,19 +48,20 @@ def overhead(setup: Setup, results: Results) -> None:
 
 
 def cells_of(vocab_size: int) -> Iterator[Cell]:
-    """The workload names how tokens are chosen; the model is the stub with its vocabulary."""
+    """Yield the cells of a vocabulary. A cell's workload names the sampling parameters, and its model is the stub."""
     for batch, way, name in product(BATCHES, PARAMS, STRATEGIES):
         yield Cell(part="overhead", model=f"stub {vocab_size}", strategy=name, workload=way, concurrency=batch)
 
 
 def overhead_row(cell: Cell, turn: int, runner: StubRunner, steps: int) -> Row:
-    """One cell of one round."""
+    """Measure one cell in one round."""
     values = measure(runner, cell.strategy, PARAMS[cell.workload], cell.concurrency, steps)
     return Row(cell=cell, round=turn, requests=cell.concurrency, values=values)
 
 
 def measure(runner: StubRunner, name: str, params: SamplingParams, batch: int, steps: int) -> dict[str, float]:
-    """Milliseconds per step by part of the step, forwards left out; rows and drafts per step beside them."""
+    """Return milliseconds per step, by part of the step and without the forward, and the tokens per step and
+    sequence."""
     engine = TimedEngine(runner, StubCost(), Limits(max_sequences=batch, max_rows=max(512, batch)))
     strategy = open_strategy(engine, name)
     prompt = runner.text(PROMPT_TOKENS)  # ends with the target's own text, so that there is something to look up
@@ -80,7 +81,8 @@ def measure(runner: StubRunner, name: str, params: SamplingParams, batch: int, s
 
 
 def split(seconds: Mapping[str, float], forward: float) -> dict[str, float]:
-    """Parts of a step without the forward; ``besides`` is their sum, ``rest`` scheduling and counting."""
+    """Return the seconds of each part of a step. ``besides`` is all but the forward, ``rest`` is scheduling and
+    counting."""
     parts = {part: value for part, value in seconds.items() if part not in ("step", "forward")}
     rest = seconds["step"] - sum(parts.values())
     parts["verify"] -= forward
@@ -88,14 +90,14 @@ def split(seconds: Mapping[str, float], forward: float) -> dict[str, float]:
 
 
 def medians(log: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Milliseconds of each part in the median step, and what nine steps in ten stay below."""
+    """Return the median milliseconds of each part, and the 90th percentile of ``besides``."""
     middle = {part: 1000 * median(step[part] for step in log) for part in log[0]}
     besides = sorted(step["besides"] for step in log)
     return middle | {"besides p90": 1000 * besides[len(besides) * 9 // 10]}
 
 
 def open_strategy(engine: TimedEngine, name: str) -> Strategy:
-    """The strategy as `LLM` would build it."""
+    """Build the strategy as `LLM` does."""
 
     def no_model(model: str) -> Runner:
         raise UsageError(f"no draft model here, asked for {model!r}")
@@ -104,13 +106,13 @@ def open_strategy(engine: TimedEngine, name: str) -> Strategy:
 
 
 def request(runner: Runner, number: int, params: SamplingParams, prompt: tuple[int, ...]) -> Request:
-    """A request that goes on until the context is full."""
+    """Make a request that goes on until the context is full."""
     unbounded = replace(params, max_tokens=runner.spec.max_context - len(prompt))
     return Request(id=f"request-{number}", prompt=prompt, params=unbounded, key=NoiseKey(number))
 
 
 def step_until_decoding(engine: TimedEngine, batch: int) -> None:
-    """Through prefill and a few steps more."""
+    """Run the prefill and a few more steps."""
     while sum(1 for event in engine.step() if event.committed) < batch:
         pass
     for _ in range(WARM_UP_STEPS):

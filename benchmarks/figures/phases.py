@@ -14,7 +14,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PARTS = ("_propose", "_verify", "_accept", "_commit", "_observe")
-"""The methods that `Engine.step` is made of. The remainder is scheduling, counting and events."""
+"""The methods that `Engine.step` calls. The rest of a step is scheduling, counting and events."""
 
 
 class TimedEngine(Engine):
@@ -35,7 +35,7 @@ class TimedEngine(Engine):
         return events
 
     def time_forward(self) -> None:
-        """Record the runner's forwards, too, as ``forward``. No other engine may use the runner from now on."""
+        """Record the runner's forwards, too, as ``forward``. No other engine may use the runner from then on."""
         setattr(self.runner, "forward", self._timed("forward", self.runner.forward))  # noqa: B010 (a method)
 
     def _timed(self, name: str, method: Callable[P, R]) -> Callable[P, R]:

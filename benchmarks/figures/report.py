@@ -1,4 +1,4 @@
-"""The Markdown page of a file of results: one section for each part, each with its goal."""
+"""Writes the Markdown page of a file of results: one section for each part, with its goal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Line = Sequence[str]
 
 
 def report(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """The page."""
+    """Return the page."""
     lines = ["# Figures", "", about(header), "", HOW, ""]
     for section in (launch, adversary, overhead):
         found = Measurements(row for row in rows if row.cell.part == section.__name__)
@@ -24,7 +24,7 @@ def report(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def by_model(found: Measurements) -> Iterator[tuple[str, Measurements]]:
-    """The models, in order, and what was measured on each."""
+    """Yield each model, in order, with its measurements."""
     for model in found.each(lambda cell: cell.model):
         yield model, Measurements(row for row in found.rows if row.cell.model == model)
 
@@ -34,13 +34,16 @@ def of_system(found: Measurements, system: System) -> Measurements:
 
 
 def adversary(found: Measurements) -> list[str]:
-    """Drafters that are wrong on purpose."""
-    goal = "Goal: at least 0.98 of plain decoding. Each request meets a policy that knows nothing. Loops are kept."
+    """Return the section on drafters that are wrong on purpose."""
+    goal = (
+        "Goal: at least 0.98 of plain decoding. Each request starts with a policy that has learned nothing. Loops are "
+        "kept."
+    )
     return ["## Drafters that are wrong on purpose", "", goal, "", *strategy_tables(found)]
 
 
 def strategy_tables(found: Measurements) -> list[str]:
-    """For each model and strategy: a line for each kind of text, and the geometric mean."""
+    """Return a table for each model and strategy: a row for each kind of text, and the geometric mean."""
     lines: list[str] = []
     heads = ("speed against none", "tokens per step", "accepted", "same", "tokens", "looped")
     for model, own in by_model(found):
@@ -55,19 +58,19 @@ def strategy_tables(found: Measurements) -> list[str]:
 
 
 def summaries_of(found: Measurements, system: System) -> list[CellSummary]:
-    """One for each cell of a system."""
+    """Return a summary for each cell of a system."""
     cells = of_system(found, system).cells
     return [each for cell in cells if (each := found.summary(cell)) is not None]
 
 
 def left_out(found: Measurements) -> list[str]:
-    """Name what was not measured because the text loops at once."""
+    """Name the texts that were not measured because they loop at once."""
     notes = {f"{row.cell.workload}: {row.note}": None for row in found.rows if LOOPS in row.note}
     return [f"{'; '.join(notes)}.", ""] if notes else []
 
 
 def strategy_line(each: CellSummary) -> Line:
-    """One strategy on one kind of text."""
+    """Return the table row of one strategy on one kind of text."""
     kind = each.cell.workload
     if each.error:
         return (kind, f"failed: {each.error}", "", "", "", "", "")
@@ -78,7 +81,7 @@ def strategy_line(each: CellSummary) -> Line:
 
 
 def overhead(found: Measurements) -> list[str]:
-    """Milliseconds of a step besides its forward."""
+    """Return the section on the milliseconds of a step besides its forward."""
     parts = ("besides", "besides p90", "propose", "verify", "accept", "commit", "observe", "rest", "tokens")
     lines = ["## A step besides the forward", ""]
     lines += [
@@ -97,7 +100,7 @@ def overhead(found: Measurements) -> list[str]:
 
 
 def launch(found: Measurements) -> list[str]:
-    """Seconds to the first text."""
+    """Return the section on the seconds from the command to the first text."""
     first = Spread.of(row.ttft[0] for row in found.rows)
     lines = ["## From the command to the first text", ""]
     return [*lines, f"`parlay generate`, warm disk: {shown(first)} s. Goal: within 5 s.", ""]

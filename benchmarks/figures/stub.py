@@ -1,4 +1,4 @@
-"""A target that costs nothing: precomputed logits, so that what is left of a step is the engine's own work."""
+"""A target with precomputed logits, so that nearly all of a step's time is the engine's own work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parlay.cost.measured import MeasuredCost
 from parlay.types import NO_SKIP, Output, Segment, Skip
 
 PERIOD = 64
-"""The greedy text repeats itself after this many tokens."""
+"""The number of tokens after which the greedy text repeats itself."""
 
 
 class StubRunner(CountingRunner):
@@ -30,7 +30,7 @@ class StubRunner(CountingRunner):
         self._best_P: list[int] = self._logits_PV.argmax(dim=-1).tolist()
 
     def text(self, length: int) -> tuple[int, ...]:
-        """The beginning of the greedy text."""
+        """Return the first ``length`` tokens of the greedy text."""
         return tuple(self._best_P[(place - 1) % PERIOD] for place in range(length))
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
@@ -47,9 +47,9 @@ class StubRunner(CountingRunner):
 
 
 class StubCost(MeasuredCost):
-    """A cost model like the real one, but with the times of a small model's forwards.
+    """A cost model like `MeasuredCost`, but with the forward times of a small model.
 
-    With the stub's own times, no draft would ever pay, so no step would draft.
+    With the stub's own times no draft would pay, so no step would draft.
     """
 
     def record(self, rows: int, context: int, seconds: float) -> None:
@@ -57,7 +57,8 @@ class StubCost(MeasuredCost):
 
 
 def _bank(vocab_size: int) -> torch.Tensor:
-    """Logits ``[PERIOD, V]``: greedy text repeats with the period, one sampled token in twenty-five or so differs."""
+    """Return logits ``[PERIOD, V]``. Greedy text repeats with the period; about one sampled token in 25 differs from
+    it."""
     generator = torch.Generator().manual_seed(0)
     logits_PV = torch.randn(PERIOD, vocab_size, generator=generator)
     best_P = torch.randperm(vocab_size, generator=generator)[:PERIOD]
