@@ -1,4 +1,4 @@
-"""Command line: accuracy, decoding, forwards and loading of GGUF files, beside llama.cpp on the same files.
+"""Command line: measures accuracy, decoding, forwards and loading of GGUF files, and llama.cpp's on the same files.
 
 parlay pull smollm2-135m
 python -m benchmarks.gguf --llama PYTHON --data DIR
@@ -36,7 +36,7 @@ logger = logging.getLogger("benchmarks")
 
 
 class Run:
-    """Options of all parts. ``quick`` measures one file, a few times."""
+    """The options of all parts. ``quick`` measures one file, a few times."""
 
     def __init__(self, options: argparse.Namespace, results: Results, llama: LlamaCpp) -> None:
         self.options, self.results, self.llama = options, results, llama
@@ -45,13 +45,13 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def smollm2(self) -> Iterator[Path]:
-        """The files that are wanted, made one by one."""
+        """Yield the wanted files of SmolLM2, making each when it is due."""
         for mix in files.MIXES[:1] if self.quick else files.MIXES:
             if self._wanted(f"{files.SMOLLM2}-{mix}"):
                 yield files.stored_anew(resolve(files.SMOLLM2), self.folder, mix, self.llama)
 
     def random(self) -> Iterator[Path]:
-        """The files that are wanted, made one by one."""
+        """Yield the wanted files of random weights, making each when it is due."""
         for kind in () if self.quick else files.KINDS:
             if self._wanted(f"{files.RANDOM}-{kind.name}"):
                 yield files.random_blocks(self.folder, kind, files.Shape())
@@ -61,7 +61,7 @@ class Run:
 
 
 def measure_accuracy(run: Run) -> None:
-    """Compare logits of SmolLM2 as it is published."""
+    """Compare the logits of SmolLM2's published file."""
     if run.options.data is None:
         raise ValueError("accuracy is measured on books: give --data DIR")
     path = resolve(files.SMOLLM2)
@@ -72,13 +72,13 @@ def measure_accuracy(run: Run) -> None:
 
 
 def prove_bits(run: Run) -> None:
-    """Compare the bits of every file's logits."""
+    """Check that every file's logits have the same bits however a text is read."""
     for path in (*run.smollm2(), *run.random()):
         run.results.add(list(bits.measure(path)))
 
 
 def measure_decoding(run: Run) -> None:
-    """Plain decoding of every mix of SmolLM2."""
+    """Measure plain decoding of every mix of SmolLM2."""
     (peer,) = (peer for peer in PEERS if peer.engine == speed.LLAMA)
     (prose,) = workloads.load(["prose"], PLAIN_PROMPTS)
     for path in run.smollm2():
@@ -111,7 +111,7 @@ def measure_forwards(run: Run) -> None:
 
 
 def measure_loading(run: Run) -> None:
-    """Time loading of the published file, and of a large one."""
+    """Time the loading of the published file and of the files of random weights."""
     rounds, count = 1 if run.quick else 5, max(THREADS)
     published = resolve(files.SMOLLM2)
     run.results.add([*loading.launches(published, rounds, count), *loading.measure(published, rounds, count)])
@@ -129,10 +129,12 @@ PARTS: Mapping[str, Callable[[Run], None]] = {
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("gguf", __doc__)
-    parser.add_argument("--llama", type=Path, required=True, metavar="PYTHON", help="one that has llama-cpp-python")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="where books-pd is")
+    parser.add_argument(
+        "--llama", type=Path, required=True, metavar="PYTHON", help="an interpreter that has llama-cpp-python"
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="the folder that holds books-pd")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=tuple(PARTS), metavar="PART")
     parser.add_argument("--files", nargs="+", metavar="TEXT", help="only files whose names contain one of these")
     add_run_flags(parser)

@@ -1,8 +1,8 @@
-"""How near logits are to those of llama.cpp on the same file, and all of them to a forward in float32 of the same
-weights, teacher-forced.
+"""Compares Parlay's logits with llama.cpp's on the same file, and both with a float32 forward of the same weights.
 
-llama.cpp rounds what enters a product as Parlay does, to eight bits by blocks of 32, so both stand away from the
-float32 forward; how far llama.cpp stands from itself with other rows in a call is what can be asked of anybody.
+The texts are teacher-forced. Both engines round the inputs of a product to eight bits in blocks of 32, so both differ
+from the float32 forward. llama.cpp also differs from itself when a call has another number of rows; no other engine can
+be expected to be closer to llama.cpp than that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from parlay.types import SamplingParams, Segment
 
 PART = "accuracy"
 TOKENS = 256
-"""Of each text."""
+"""The number of tokens of each text."""
 BOOKS, ANSWERS = 4, 4
 F32_CACHE = 0
 DENSE, LLAMA, LLAMA_ONE, LLAMA_F32 = "float32", "llama.cpp", "llama.cpp, row by row", "llama.cpp, cache float32"
@@ -44,14 +44,15 @@ PAIRS = (
     (LLAMA, PARLAY),
     (LLAMA, PARLAY_F32),
 )
-"""The pairs that are compared: the second one's distance from the first."""
+"""The pairs to compare: the second of a pair is measured against the first."""
 
 Logits = npt.NDArray[np.float32]
-"""``[T, N, V]``: T texts of N tokens."""
+"""Logits ``[T, N, V]`` of T texts of N tokens."""
 
 
 def texts(llm: LLM, data: Path, questions: list[str]) -> npt.NDArray[np.int64]:
-    """Ids ``[T, N]``: the middles of public-domain books that nobody trains on here, and answers of the model."""
+    """Return token ids ``[T, N]``: the middles of public-domain books that were left out of all training, and the
+    model's answers."""
     tokenizer = llm.tokenizer
     assert tokenizer is not None
     found: list[list[int]] = []
@@ -83,7 +84,7 @@ def measure(path: Path, ids_TN: npt.NDArray[np.int64], llama: LlamaCpp) -> Itera
 
 @contextmanager
 def _without_core() -> Iterator[None]:
-    """Models that are loaded meanwhile run by torch's operators, with weights in float32."""
+    """Load models without the C library: torch's operators run them, with weights in float32."""
     before = os.environ.get(SWITCH)
     os.environ[SWITCH] = "0"
     try:
@@ -106,10 +107,10 @@ def _ours(path: Path, ids_TN: npt.NDArray[np.int64], dtype: str) -> Logits:
 
 
 def distance(one: Logits, other: Logits, ids_TN: npt.NDArray[np.int64]) -> Mapping[str, float]:
-    """Distances of two predictions after each token.
+    """Compare two predictions after each token.
 
-    The mean Kullback-Leibler divergence in nats, the share of equal first choices, and how much larger the other's
-    perplexity of the texts is.
+    The values are the mean Kullback-Leibler divergence in nats, the share of positions with the same likeliest token,
+    and how much larger the other's perplexity is, as a fraction.
     """
     divergence, same, losses = 0.0, 0.0, torch.zeros(2)
     for a_NV, b_NV, ids_N in zip(one, other, torch.from_numpy(ids_TN), strict=True):

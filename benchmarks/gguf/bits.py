@@ -19,11 +19,11 @@ from parlay.types import Runner, Segment, trees
 PART = "bits"
 TOKENS = 160
 SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 12, 13, 16, 17, 31)
-"""Rows of forwards, in turn."""
+"""The numbers of rows of successive forwards."""
 
 
 class Reader:
-    """Reads one text in several ways: each gives the logits of all its tokens, or of the last ones, ``[N, V]``."""
+    """Reads one text in several ways. Each way gives the logits ``[N, V]`` of all its tokens, or of the last N."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -31,7 +31,7 @@ class Reader:
         self._text = tuple(7 + 31 * place % 997 for place in range(TOKENS))
 
     def ways(self) -> Mapping[str, Callable[[], Tensor]]:
-        """The ways by name; the others are compared with the first."""
+        """Return the ways by name. The first is the one that the others are compared with."""
         return {
             "alone": lambda: self._fed(cycle([TOKENS])),
             "again": lambda: self._fed(cycle([TOKENS])),
@@ -46,7 +46,8 @@ class Reader:
         }
 
     def _open(self, salt: str | None = None) -> tuple[int, int]:
-        """A sequence of the text with room for all of it, and how much of it is cached already."""
+        """Open a sequence of the text with room for all of it. Return its number and how many of its tokens are
+        cached already."""
         name = next(self._names)
         cached = self._runner.open(name, self._text, salt or f"alone {name}")
         self._runner.reserve(name, TOKENS + 1)
@@ -67,7 +68,7 @@ class Reader:
             return self._fed(cycle([TOKENS]))
 
     def _beside_others(self) -> Tensor:
-        """In the middle of three sequences of different lengths."""
+        """Read the text in one forward with two others of different lengths, between them."""
         names = [self._open()[0] for _ in range(3)]
         texts = (self._text[5:], self._text, self._text[::-1])
         segments = [Segment(name, tokens) for name, tokens in zip(names, texts, strict=True)]
@@ -77,7 +78,7 @@ class Reader:
         return logits_RV
 
     def _drafted(self) -> Tensor:
-        """The second half as a drafted chain behind the first, which is pending."""
+        """Read the first half as pending tokens and the second half as a drafted chain."""
         name, _ = self._open()
         pending, chain = self._text[: TOKENS // 2], self._text[TOKENS // 2 :]
         logits_RV = self._runner.forward([Segment(name, pending, trees.chain_tree(chain))]).logits_RV
@@ -85,13 +86,13 @@ class Reader:
         return logits_RV
 
     def _reused(self) -> Tensor:
-        """Logits behind a prefix that another sequence has left in the cache."""
+        """Read the text behind a prefix that another sequence has left in the cache."""
         self._fed(cycle([TOKENS]), "shared")
         return self._fed(cycle([TOKENS]), "shared")
 
 
 def measure(path: Path) -> Iterator[Row]:
-    """A row for each way of reading a text: how many logits differ from those of the text read at once."""
+    """Yield a row for each way: how many logits differ from those of the text read in one forward."""
     runner = models.load(str(path), LoadOptions(), cache_tokens=16 * TOKENS)
     reader = Reader(runner)
     first: Tensor | None = None
@@ -104,7 +105,7 @@ def measure(path: Path) -> Iterator[Row]:
 
 
 def table_lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Differing logits by file and way."""
+    """Return table lines with the number of differing logits for each file and way; the first line is the head."""
     own = [row for row in rows if row.cell.part == PART]
     found = {(row.cell.model, row.cell.strategy): int(row.values["differing"]) for row in own}
     ways = dict.fromkeys(row.cell.strategy for row in own)

@@ -1,6 +1,6 @@
-"""llama.cpp's converter of folders, for random checkpoints: their tokenizer of single letters is none that it knows.
+"""Runs llama.cpp's converter on random checkpoints, whose tokenizer of single letters it does not know.
 
-Runs in a process of its own: the folder of llama.cpp's sources, then the converter's own arguments.
+It runs in a process of its own. The arguments are the folder of llama.cpp's sources, then those of the converter.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Give every class the vocabulary of byte-level BPE, and begin the converter."""
+    """Make every model class use byte-level BPE as Qwen2 does, then run the converter."""
     sources = sys.argv.pop(1)
     sys.path[:0] = [sources, f"{sources}/gguf-py"]
     conversion: Any = importlib.import_module("conversion")

@@ -1,9 +1,10 @@
-"""Compares every family with llama.cpp: probabilities of tiny random checkpoints, in files of llama.cpp's converter.
+"""Compares every family with llama.cpp: the probabilities of tiny random checkpoints.
 
     python -m benchmarks.gguf.families --sources LLAMA_CPP --server LLAMA_SERVER
 
-transformers computes each checkpoint in float32, llama.cpp and Parlay the converter's file of it, and llama.cpp the
-file that `parlay quantize --to F16` writes. Divergences are in nats. They do not depend on the machine's load.
+transformers computes each checkpoint in float32. Parlay and llama.cpp read the file that llama.cpp's converter makes of
+it, and llama.cpp also reads the file that `parlay quantize --to F16` writes. Divergences are in nats and do not depend
+on the machine's load.
 """
 
 from __future__ import annotations
@@ -38,22 +39,23 @@ from parlay.testing.checkpoints import FAMILIES, NATIVE, VOCAB_SIZE, save_random
 from parlay.types import ParlayError, Segment
 
 LENGTH = 40
-"""Tokens of the text."""
+"""The number of tokens of the text."""
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Qwen2's, which llama.cpp knows by name."""
-ABOUT = f"""A text of {LENGTH} tokens, longer than the windows of those that have some. *transformers to*: the mean
-divergence of what computes the converter's file from transformers' float32. *Parlay to llama.cpp*: of llama.cpp from
-Parlay on that file; *same*: how often both have one likeliest token. *Parlay's file*: of llama.cpp on the file that
-`parlay quantize --to F16` writes, from transformers. *Uniform*: of equal chances, for scale. Goal: 0.005. The converter
-leaves out windows of Mistral and Qwen2, and a pattern of Gemma 3's windows that is not the usual one, so both programs
-compute without. llama.cpp computes Phi-3 without its windows."""
+"""Qwen2's pattern for splitting text, which llama.cpp knows by name."""
+ABOUT = f"""Each cell is a mean divergence in nats, on a text of {LENGTH} tokens, which is longer than the models'
+attention windows. *transformers to llama.cpp* and *to Parlay* compare each program, on the converter's file, with
+transformers in float32. *Parlay to llama.cpp* compares the two programs on that file; *same* is how often they agree on
+the likeliest token. *Parlay's file* compares llama.cpp, on the file that `parlay quantize --to F16` writes, with
+transformers. *Uniform* is the divergence of equal probabilities, for scale. Goal: 0.005. The converter leaves out the
+windows of Mistral and Qwen2 and unusual window patterns of Gemma 3, so both programs compute without them. llama.cpp
+computes Phi-3 without its windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Mean divergences of one checkpoint. ``reason``: why there are none."""
+    """Mean divergences of one checkpoint in nats. If something could not be compared, ``reason`` says why."""
 
     family: str
     architecture: str
@@ -67,13 +69,13 @@ class Found:
 
 
 def qwen2_splits() -> pre_tokenizers.PreTokenizer:
-    """Cut text as Qwen2's tokenizer does, into bytes."""
+    """Return a pre-tokenizer that splits text as Qwen2's does, into bytes."""
     split = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(use_regex=False, add_prefix_space=False)])
 
 
 def save_tokenizer(folder: Path, spare: int) -> None:
-    """Write one of single letters, with so many tokens less than the checkpoints have."""
+    """Write a tokenizer of single letters, with ``spare`` tokens fewer than the checkpoint has."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: VOCAB_SIZE - 2 - spare]
     vocabulary = {token: place for place, token in enumerate([*letters, letters[0] + letters[1], "<|end|>"])}
     made = Tokenizer(kinds.BPE(vocabulary, [(letters[0], letters[1])]))
@@ -83,7 +85,10 @@ def save_tokenizer(folder: Path, spare: int) -> None:
 
 
 def convert(sources: Path, folder: Path, out: Path) -> None:
-    """Make a file of plain numbers by llama.cpp's converter. Raises ParlayError with its last line."""
+    """Convert a checkpoint to a float32 GGUF file with llama.cpp's converter.
+
+    Raises ParlayError with the last line of its errors.
+    """
     words = [sys.executable, "-m", "benchmarks.gguf.converter", sources, folder, "--outfile", out, "--outtype", "f32"]
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
@@ -91,7 +96,7 @@ def convert(sources: Path, folder: Path, out: Path) -> None:
 
 
 def by_llama(server: Path, file: Path, ids: Sequence[int]) -> Tensor:
-    """Log-probabilities ``[N, V]`` behind each of the tokens."""
+    """Return log-probabilities ``[N, V]`` after each token, computed by llama-server."""
     found = torch.full((len(ids), VOCAB_SIZE), -torch.inf)
     with llama_served(server, file, 1, ("-c", "256", "-ctk", "f32", "-ctv", "f32", "-fa", "off")) as address:
         for row in range(len(ids)):
@@ -105,7 +110,7 @@ def by_llama(server: Path, file: Path, ids: Sequence[int]) -> Tensor:
 
 
 def by_parlay(file: Path, ids: Sequence[int]) -> Tensor:
-    """Log-probabilities ``[N, V]`` behind each of the tokens."""
+    """Return log-probabilities ``[N, V]`` after each token, computed by Parlay."""
     runner = models.load(str(file), LoadOptions(dtype="float32", device="cpu"), cache_tokens=2 * LENGTH)
     runner.open(0, ids)
     runner.reserve(0, len(ids))
@@ -113,14 +118,16 @@ def by_parlay(file: Path, ids: Sequence[int]) -> Tensor:
 
 
 def divergence(one: Tensor, other: Tensor) -> float:
-    """The mean of KL(one || other) over rows."""
+    """Return the mean over rows of KL(one || other), in nats."""
     return float((one.exp() * (one - other)).sum(-1).mean())
 
 
 def compare(name: str, options: argparse.Namespace, folder: Path) -> Found:
     """Measure one checkpoint."""
     model = save_random(name, folder)
-    save_tokenizer(folder, 6 if name.startswith("qwen2") else 0)  # whose tokenizer adds its own
+    save_tokenizer(
+        folder, 6 if name.startswith("qwen2") else 0
+    )  # leaves ids for the tokens that Qwen2's tokenizer adds
     ids = torch.randint(VOCAB_SIZE - 8, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
     with torch.no_grad():
         expected = model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
@@ -143,7 +150,7 @@ def compare(name: str, options: argparse.Namespace, folder: Path) -> Found:
 
 
 def page(found: Sequence[Found], title: Sequence[str]) -> str:
-    """A table of what was measured, and one of what was not."""
+    """Write a table of the divergences, and a table of checkpoints that could not be compared."""
 
     def nats(value: float | None) -> str:
         return "-" if value is None else f"{value:.1e}" if value > 1e-7 else "below 1e-7"
@@ -179,10 +186,12 @@ def page(found: Sequence[Found], title: Sequence[str]) -> str:
 
 @one_line_errors("gguf.families")
 def main() -> None:
-    """Command line."""
+    """Run the command."""
     parser = command_parser("gguf.families", __doc__)
-    parser.add_argument("--sources", type=Path, required=True, metavar="DIR", help="llama.cpp's, with its converter")
-    parser.add_argument("--server", type=Path, required=True, metavar="FILE", help="its llama-server")
+    parser.add_argument(
+        "--sources", type=Path, required=True, metavar="DIR", help="llama.cpp's sources, with its converter"
+    )
+    parser.add_argument("--server", type=Path, required=True, metavar="FILE", help="llama.cpp's llama-server")
     parser.add_argument("--families", nargs="+", default=(*NATIVE, *FAMILIES), metavar="NAME")
     parser.add_argument("--out", type=Path, default=RESULTS / "families.json", metavar="FILE")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The files that are measured: SmolLM2 as it is published and stored anew, and a larger shape with random blocks."""
+"""Makes the files that are measured: SmolLM2 in several types, and a larger model with random blocks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from gguf import GGMLQuantizationType as Kind
 
 SMOLLM2 = "smollm2-135m"
 MIXES = ("Q4_1", "Q4_K_M", "Q4_0", "Q8_0")
-"""Of SmolLM2. Its rows of 576 weights are no whole blocks of 256: in place of Q4_K there is Q5_0, of Q6_K, Q8_0."""
+"""The types of SmolLM2's files. Its rows of 576 weights don't fill blocks of 256, so Q5_0 replaces Q4_K, and Q8_0
+replaces Q6_K."""
 KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K, Kind.Q8_0)
-"""Of the larger shape."""
+"""The formats of the larger model's files."""
 RANDOM = "llama-1.1b"
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder of the architecture llama with 1.1 B weights."""
+    """The sizes of a decoder of the architecture llama with 1.1 B weights."""
 
     layers: int = 22
     hidden: int = 2048
@@ -31,7 +32,7 @@ class Shape:
     vocab: int = 32_000
 
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """Rows and columns by name in the file."""
+        """Return the rows and columns of each matrix, by its name in the file."""
         kv = self.hidden // self.heads * self.kv_heads
         of_layer = {
             "attn_q": (self.hidden, self.hidden),
@@ -47,7 +48,7 @@ class Shape:
 
 
 def stored_anew(source: Path, folder: Path, mix: str, llama: LlamaCpp) -> Path:
-    """SmolLM2 as one of `MIXES`, made when it is first asked for. ``source`` is stored as Q4_1."""
+    """Return a file of SmolLM2 in one of `MIXES`, made at the first call. ``source`` is a Q4_1 file."""
     made = folder / f"{SMOLLM2}-{mix}.gguf"
     if mix == "Q4_1":
         return source
@@ -57,7 +58,7 @@ def stored_anew(source: Path, folder: Path, mix: str, llama: LlamaCpp) -> Path:
 
 
 def random_blocks(folder: Path, kind: Kind, shape: Shape) -> Path:
-    """A file of one kind, made when it is first asked for. Only its costs mean something."""
+    """Return a file of random blocks in one format, made at the first call. Only its speed and size are meaningful."""
     made = folder / f"{RANDOM}-{kind.name}.gguf"
     if not made.exists():
         _write(made.with_suffix(".part"), kind, shape)
@@ -92,7 +93,7 @@ def _write(path: Path, kind: Kind, shape: Shape) -> None:
 
 
 def _blocks(draw: np.random.Generator, kind: Kind, rows: int, columns: int) -> np.ndarray:
-    """Any codes, under scales that keep numbers small: uint8 ``[rows, bytes]``."""
+    """Return random codes with scales that keep the numbers small: uint8 ``[rows, bytes]``."""
     weights, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = np.frombuffer(draw.bytes(rows * columns // weights * size), np.uint8).reshape(-1, size).copy()
     scale = np.frombuffer(np.float16(1e-5 if weights == 256 else 1e-3).tobytes(), np.uint8)

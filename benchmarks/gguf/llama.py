@@ -20,14 +20,15 @@ MODULE = "benchmarks.gguf.llama_worker"
 
 
 class LlamaCpp:
-    """Calls of `llama_worker`: each waits for its answer, and raises ParlayError where that is an error."""
+    """Calls a `llama_worker` and waits for each answer. A call raises ParlayError if the answer is an error."""
 
     def __init__(self, asks: IO[str], replies: IO[str]) -> None:
         self._asks, self._replies = asks, replies
         self.version: str = self._answer()["version"]
 
     def open(self, path: Path, threads: int, *, cache: int = 1) -> None:
-        """Close what was open. ``cache``: ggml's number of the type of cached keys and values."""
+        """Open a model file and close the one open before. ``cache``: ggml's number of the type of cached keys and
+        values."""
         self._call("open", path=str(path), threads=threads, cache=cache)
 
     def use(self, threads: int) -> None:
@@ -35,22 +36,26 @@ class LlamaCpp:
         self._call("use", threads=threads)
 
     def read(self, ids: Sequence[int]) -> None:
-        """Begin a new text."""
+        """Start a new text with these tokens."""
         self._call("read", ids=list(ids))
 
     def forward(self, ids: Sequence[int], start: int, *, every: bool) -> float:
-        """Seconds of these tokens behind the first ``start`` of the text; logits of every one, or of the last."""
+        """Return the seconds of a forward of these tokens after the first ``start`` of the text.
+
+        ``every`` asks for logits of every token instead of the last.
+        """
         return float(self._call("forward", ids=list(ids), start=start, every=every))
 
     def logits(self, ids_TN: npt.NDArray[np.int64], rows: int, out: Path) -> npt.NDArray[np.float32]:
-        """``[T, N, V]`` of T texts of N tokens, ``rows`` tokens to a call; by way of the file ``out``."""
+        """Return logits ``[T, N, V]`` of T texts of N tokens, computed ``rows`` tokens per call and passed through
+        the file ``out``."""
         self._call("logits", ids=ids_TN.tolist(), rows=rows, out=str(out))
         found: npt.NDArray[np.float32] = np.load(out)
         out.unlink()
         return found
 
     def requantise(self, source: Path, made: Path, mix: str) -> None:
-        """Write a GGUF file anew, as one of llama.cpp's mixes."""
+        """Write a GGUF file again as one of llama.cpp's types."""
         unfinished = made.with_suffix(".part")
         self._call("requantise", source=str(source), made=str(unfinished), mix=mix)
         unfinished.rename(made)
@@ -73,9 +78,10 @@ class LlamaCpp:
 
 @contextmanager
 def started(python: Path, log: Path) -> Iterator[LlamaCpp]:
-    """A process of the interpreter ``python``; what it writes to standard error goes to the file ``log``."""
+    """Start a worker with the interpreter ``python``, and end it afterwards. Its standard error goes to the file
+    ``log``."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"PYTHONPATH": "src"}  # what it needs of Parlay is there, and needs no library
+    environment = os.environ | {"PYTHONPATH": "src"}  # the worker imports only modules of Parlay that need no library
     with (
         log.open("w", encoding="utf-8") as errors,
         subprocess.Popen(

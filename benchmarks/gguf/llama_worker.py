@@ -1,7 +1,6 @@
-"""llama.cpp as these benchmarks ask it. Runs in the environment of llama-cpp-python: a JSON line in, a JSON line out.
+"""Runs llama.cpp for these benchmarks in the environment of llama-cpp-python: it reads and writes lines of JSON.
 
-A line names what is to be done, one of `COMMANDS`, and its arguments; the answer is ``{"result": ..}`` or
-``{"error": ..}``.
+A line read holds a name of `COMMANDS` and its arguments. A line written is ``{"result": ..}`` or ``{"error": ..}``.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from llama_cpp import Llama
 from benchmarks.peers.protocol import one_line, replies, write
 
 TYPES = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q4_K_M": 15, "Q6_K": 18}
-"""llama.cpp's numbers of the mixes that `requantise` makes."""
+"""llama.cpp's numbers of the file types that `requantise` makes."""
 ROOM = 1024
-"""Tokens of a context."""
+"""The context's size in tokens."""
 
 
 class Llamas:
-    """One open file at a time, with room for `ROOM` tokens."""
+    """Holds one open model file at a time, with room for `ROOM` tokens."""
 
     def __init__(self) -> None:
         self._open: Llama | None = None
@@ -39,7 +38,7 @@ class Llamas:
         return self._open
 
     def open(self, path: str, threads: int, cache: int = 1) -> None:
-        """``cache``: ggml's number of the type of cached keys and values; 1 is float16, its default."""
+        """Open a file. ``cache``: ggml's number of the type of cached keys and values; 1 is float16, its default."""
         if self._open is not None:
             self._open.close()
         self._open = Llama(
@@ -59,15 +58,16 @@ class Llamas:
         self._llama._ctx.set_n_threads(threads, threads)
 
     def read(self, ids: Sequence[int]) -> None:
-        """Forget all, then read so many tokens."""
+        """Clear the cache, then read these tokens."""
         self._decode(ids, 0, every=False)
 
     def forward(self, ids: Sequence[int], start: int, every: bool) -> float:
-        """Seconds of one call with these tokens behind ``start`` others; logits of every one, or of the last."""
+        """Return the seconds of one call with these tokens after ``start`` others; ``every`` asks for logits of each
+        token."""
         return self._decode(ids, start, every)
 
     def logits(self, ids: Sequence[Sequence[int]], rows: int, out: str) -> None:
-        """Logits of every token of some texts, ``rows`` tokens a call, float32 ``[texts, tokens, V]`` in the file."""
+        """Write the logits of texts to a file, computed ``rows`` tokens per call: float32 ``[texts, tokens, V]``."""
         found = []
         for text in ids:
             for start in range(0, len(text), rows):
@@ -78,7 +78,8 @@ class Llamas:
         np.save(out, np.concatenate(found).reshape(len(ids), len(ids[0]), -1))
 
     def requantise(self, source: str, made: str, mix: str) -> None:
-        """For speed only: what was rounded once is rounded again."""
+        """Write a file again as another type. Rounded weights are rounded again, so only the speed of the result
+        counts."""
         params = llama_cpp.llama_model_quantize_default_params()
         params.ftype, params.allow_requantize = TYPES[mix], True
         if llama_cpp.llama_model_quantize(source.encode(), made.encode(), ctypes.byref(params)):
@@ -90,7 +91,7 @@ class Llamas:
         batch.set_batch(batch=list(ids), n_past=start, logits_all=every)
         began = time.perf_counter()
         context.decode(batch)
-        llama_cpp.llama_get_logits(self._llama.ctx)  # waits until they are there
+        llama_cpp.llama_get_logits(self._llama.ctx)  # waits until the logits are computed
         return time.perf_counter() - began
 
 
@@ -105,7 +106,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 
 def main() -> None:
-    """Answer until standard input ends."""
+    """Answer lines until standard input ends."""
     llamas = Llamas()
     with replies() as out:
         write(out, {"version": metadata.version("llama-cpp-python")})
@@ -113,7 +114,7 @@ def main() -> None:
             asked: dict[str, Any] = json.loads(line)
             try:
                 write(out, {"result": COMMANDS[asked.pop("do")](llamas, **asked)})
-            except Exception as error:  # it goes on with what else it is asked
+            except Exception as error:  # the worker goes on with the next line
                 write(out, {"error": one_line(error)})
 
 

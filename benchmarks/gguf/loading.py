@@ -1,6 +1,6 @@
-"""How a file loads: seconds and memory until its weights are packed, and whole processes to their first token.
+"""Measures the loading of a file: time and memory until its weights are packed, and processes to their first token.
 
-Run as a program it loads one file and prints what that took.
+Run as a program, it loads one file and prints the measurements as JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHUNK = 1 << 24
 
 
 def measure(path: Path, rounds: int, threads: int) -> Iterator[Row]:
-    """A launch and a load beside only reading the file, round by round; the file is in the disk's cache."""
+    """Yield rows for loading a file and for only reading it, round by round. The first round is not counted."""
     for number in range(-1, rounds):
         cell = Cell(part=PART, model=path.stem, strategy=LOAD, workload=LOAD)
         loaded = _run(["-m", "benchmarks.gguf.loading", str(path), str(threads)])
@@ -43,7 +43,7 @@ def measure(path: Path, rounds: int, threads: int) -> Iterator[Row]:
 
 
 def launches(path: Path, rounds: int, threads: int) -> Iterator[Row]:
-    """Whole processes of `parlay generate` for one token."""
+    """Time whole processes of `parlay generate` for one token."""
     for number in range(-1, rounds):
         words = ["-m", "parlay", "generate", "The sea", "--model", str(path), "--max-tokens", "1"]
         seconds, _ = _run([*words, "--threads", str(threads)])
@@ -52,7 +52,7 @@ def launches(path: Path, rounds: int, threads: int) -> Iterator[Row]:
 
 
 def _run(words: list[str]) -> tuple[float, str]:
-    """Seconds of a process, and what it prints."""
+    """Return the seconds that a process takes, and its standard output."""
     began = time.perf_counter()
     done = subprocess.run(
         [sys.executable, *words],
@@ -72,7 +72,7 @@ def _load(path: Path, count: int) -> dict[str, float]:
         from parlay.system import threads
 
     threads.use(count)
-    read_config(path)  # what is imported and made once is no part of a load
+    read_config(path)  # imports and makes once what a load would otherwise include
     before, size = _status("VmRSS"), path.stat().st_size
     load = _seconds(lambda: models.load(str(path), cache_tokens=256))
     peak = _status("VmHWM")
@@ -97,7 +97,7 @@ def _read(path: Path, block: bytearray) -> None:
 
 
 def _read_new(path: Path, size: int) -> None:
-    """Into memory that the process did not have before, on the system's large pages as packed weights are."""
+    """Read the file into memory that is new to the process, in large pages like those of packed weights."""
     import torch
 
     from parlay.cache.pages import zeros
@@ -109,7 +109,7 @@ def _read_new(path: Path, size: int) -> None:
 
 
 def _status(name: str) -> int:
-    """Bytes of memory by the kernel's name for them: VmRSS is in use now, VmHWM was at most so far."""
+    """Return a size in bytes that the kernel states: VmRSS is memory in use, VmHWM its peak so far."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
 

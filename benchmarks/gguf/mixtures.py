@@ -1,10 +1,12 @@
-"""Forwards of a mixture of experts beside a dense model of one row's weights, and beside reading these; and of formats.
+"""Compares forwards of a mixture of experts with those of a dense model, and matrices of AWQ files with those of
+Q4_K_M.
 
     python -m benchmarks.gguf.mixtures
 
-Random numbers in blocks, one thread. Times are the least processor time of many forwards, each of other tokens, so that
-other processes show little. A row of a mixture reads the experts that it chose, and more rows choose more of them. The
-second part holds the blocks of AWQ and GPTQ files against those of a Q4_K_M file, with one LM head and with their own.
+Weights are random, and one thread runs. A time is the least CPU time of many forwards with different tokens, so other
+processes matter little. The dense model has as many weights as one row of the mixture reads; the time to read as many
+bytes is measured, too. The second part compares the blocks of AWQ and GPTQ files with those of a Q4_K_M file, once with
+the same LM head and once with their usual one.
 """
 
 from __future__ import annotations
@@ -54,13 +56,14 @@ DENSE = replace(SPARSE, layers=(), intermediate_size=CHOSEN * 512)
 WIDE = replace(SPARSE, layers=(), hidden_size=1536, intermediate_size=8960, num_layers=6, num_heads=12, num_kv_heads=2)
 WIDE = replace(WIDE, head_dim=128, vocab_size=32_768)
 Make = Callable[[str, tuple[int, ...]], Weight]
-ABOUT = f"""The mixture has {EXPERTS} experts of which a row chooses {CHOSEN}, all in Q4_0, in 12 layers of width 1,024;
-the dense model has feed-forwards of as many weights as {CHOSEN} experts. *Reading*: of as many bytes as the weights of
-one row have. *Formats*: six layers of a 1.5B model's sizes and an LM head of 32,768 tokens."""
+ABOUT = f"""The mixture has {EXPERTS} experts, of which each row chooses {CHOSEN}, in 12 layers of width 1,024; all
+are in Q4_0. The feed-forwards of the dense model have as many weights as {CHOSEN} experts. The time of reading is
+that of as many bytes as one row's weights have. The second table is of six layers with the sizes of a 1.5B model, and
+an LM head of 32,768 tokens."""
 
 
 def in_q4_0(name: str, shape: tuple[int, ...]) -> Weight:
-    """Any matrix but an embedding or a router in Q4_0, of random numbers."""
+    """Make a random tensor: matrices are in Q4_0, except embeddings and routers."""
     numbers = torch.randn(shape) * shape[-1] ** -0.5 if len(shape) > 1 else torch.ones(shape)
     if len(shape) == 1 or name.endswith(("embed_tokens.weight", "mlp.gate.weight")):
         return numbers
@@ -68,7 +71,10 @@ def in_q4_0(name: str, shape: tuple[int, ...]) -> Weight:
 
 
 def as_awq(head: Format) -> Make:
-    """As AWQ and GPTQ files have matrices, groups of 128 inputs, with the LM head in ``head``."""
+    """Return a function that makes random matrices like those of AWQ and GPTQ files, with groups of 128 inputs.
+
+    ``head`` is the format of the LM head.
+    """
 
     def make(name: str, shape: tuple[int, ...]) -> Weight:
         if len(shape) == 1 or name.endswith("embed_tokens.weight"):
@@ -86,7 +92,7 @@ def as_awq(head: Format) -> Make:
 
 
 def as_q4_k_m(name: str, shape: tuple[int, ...]) -> Weight:
-    """As llama.cpp's mixture has matrices."""
+    """Make a random tensor in the format that llama.cpp chooses for it in a Q4_K_M file."""
     assert QWEN2.gguf is not None, "files have it"
     mixed = Mixed(FILE_TYPES["Q4_K_M"], WIDE.num_layers, WIDE.num_heads // WIDE.num_kv_heads, False, False)
     numbers = torch.randn(shape) * shape[-1] ** -0.5 if len(shape) > 1 else torch.ones(shape)
@@ -95,7 +101,7 @@ def as_q4_k_m(name: str, shape: tuple[int, ...]) -> Weight:
 
 
 def runner_of(config: DecoderConfig, make: Make) -> tuple[NativeRunner, Mapping[str, Weight]]:
-    """Make a decoder with random weights in bfloat16, and return both."""
+    """Make a decoder in bfloat16 with random weights, and return both."""
     torch.manual_seed(0)
     weights = {name: make(name, shape) for name, shape in weight_shapes(config).items()}
     runner = NativeRunner(
@@ -105,7 +111,7 @@ def runner_of(config: DecoderConfig, make: Make) -> tuple[NativeRunner, Mapping[
 
 
 def forward(runner: NativeRunner, rows: int, *, logits: bool = True) -> float:
-    """The least milliseconds of processor time of forwards of so many rows behind a text."""
+    """Return the least milliseconds of CPU time of a forward of ``rows`` rows after a text."""
     draw, found = torch.Generator().manual_seed(rows), []
     ids = torch.randint(runner.spec.vocab_size, (TIMES, BEHIND + rows), generator=draw).tolist()
     for turn, text in enumerate(ids):
@@ -121,7 +127,7 @@ def forward(runner: NativeRunner, rows: int, *, logits: bool = True) -> float:
 
 
 def reading(size: int) -> float:
-    """The least milliseconds of processor time of reading so many bytes, each time others."""
+    """Return the least milliseconds of CPU time of reading ``size`` bytes, other bytes at each try."""
     memory, found = torch.zeros(1 << 27), []
     for turn in range(TIMES):
         part = memory[(turn * size // 4) % (len(memory) - size // 4) :][: size // 4]
@@ -132,7 +138,7 @@ def reading(size: int) -> float:
 
 
 def active_bytes(weights: Mapping[str, Weight]) -> int:
-    """Bytes that one row of the mixture reads: of experts those that it chose."""
+    """Return how many bytes one row of the mixture reads: all other weights, and the experts that it chooses."""
     total = 0.0
     for name, weight in weights.items():
         if not name.endswith("embed_tokens.weight"):
@@ -143,7 +149,7 @@ def active_bytes(weights: Mapping[str, Weight]) -> int:
 
 @one_line_errors("gguf.mixtures")
 def main() -> None:
-    """Command line."""
+    """Run the command."""
     parser = command_parser("gguf.mixtures", __doc__)
     parser.add_argument("--out", type=Path, default=RESULTS / "mixtures.json", metavar="FILE")
     options = parser.parse_args()
