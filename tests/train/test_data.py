@@ -18,7 +18,7 @@ from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.text.prompts import TokensPrompt
 from parlay.train.data import collecting, features
 from parlay.train.data.collecting import write_featured
-from parlay.train.data.features import Featured, FeatureStore, Reading, complete
+from parlay.train.data.features import Featured, FeatureStore, Reading, complete, pack
 from parlay.train.data.preparing import prepare
 from parlay.train.data.prompts import ChatFrame, PromptAndAnswer, read_conversations, read_prompts
 from parlay.train.data.user_texts import (
@@ -191,6 +191,23 @@ def test_states_kept_while_a_text_is_written_are_those_of_reading_it(monkeypatch
     assert max(known) <= 2
     for one, other in zip(written, read, strict=True):
         assert torch.equal(one.states_TF, other.states_TF)
+
+
+def test_states_in_eight_bits_keep_what_is_small_beside_an_outlier(tmp_path: Path) -> None:
+    """Each row and layer has a scale of its own, as one number of a row may be thousands of times the others."""
+    states_TF = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
+    states_TF[1] *= 1e-6
+    states_TF[2] *= 1e6
+    states_TF[3, 7], states_TF[4] = 3000.0, 0.0
+    states_TF = states_TF.bfloat16()
+    path = shard_path(tmp_path, 0)
+    save_shard(path, [TrainingText((1, 2, 3, 4, 5, 6), 2)])
+    FeatureStore(tmp_path, (0, 2)).save(path, [Featured(torch.arange(6), 2, *pack(states_TF, 2))])
+    (read,) = FeatureStore(tmp_path, (0, 2)).load()
+    assert read.numbers_TF.element_size() == 1
+    error = (read.states_TF.float() - states_TF.float()).abs()
+    assert bool((error <= states_TF.float().abs() / 16 + states_TF.float().abs().amax(-1, keepdim=True) * 2**-17).all())
+    assert torch.equal(read.last(2, torch.device("cpu")), read.states_TF[-2:])
 
 
 def test_heads_start_from_the_best_linear_guess_of_states_to_come() -> None:

@@ -214,7 +214,7 @@ class served:
 def test_text_alone_teaches_where_there_are_no_states(model: Path, work: Path, tmp_path: Path) -> None:
     target = Target.named(str(model))
     texts = [
-        replace(text, states_TF=torch.zeros(len(text.ids_T), 0))
+        replace(text, numbers_TF=torch.zeros(len(text.ids_T), 0), exponents_TL=None)
         for text in FeatureStore(work, target.stored_layers()).load()
     ]
     prompts = tmp_path / "prompts.jsonl"

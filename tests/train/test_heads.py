@@ -173,7 +173,7 @@ def test_a_head_learns_from_a_folder_of_texts_alone(
         )
         == watched
     )
-    assert bool(list((tmp_path / "work").glob("states-*"))) == watched, "where they were to be kept"
+    assert bool(list((tmp_path / "work").glob("features-*"))) == watched, "where they were to be kept"
     card = (tmp_path / "head" / "README.md").read_text()
     assert "are 0 of these; it read those of texts." in card
     outputs = LLM("parlay-mini").generate(
@@ -259,6 +259,6 @@ def test_broken_prompts_are_named_and_counted(tmp_path: Path) -> None:
 def test_damaged_features_are_an_error(model: Path, work: Path, tmp_path: Path) -> None:
     store = FeatureStore(tmp_path, (0, 1, 2))
     save_shard(shard_path(tmp_path, 0), [TrainingText((1, 2, 3), 1)])
-    (tmp_path / "states-0-1-2-00000.safetensors").write_bytes(b"cut short")
+    (tmp_path / "features-0-1-2-00000.safetensors").write_bytes(b"cut short")
     with pytest.raises(ParlayError, match="is damaged"):
         store.load()

@@ -89,5 +89,5 @@ def padded(texts: Sequence[Featured], longest: int) -> TrainingBatch:
     known_BT = joined([torch.arange(len(text.ids_T)) >= text.answer - 1 for text in texts])
     rows = int(known_BT.any(0).sum())
     padding_B = torch.tensor([ids_BT.shape[1] - min(len(text.ids_T), longest) for text in texts])
-    states_BTF = joined([text.states_TF for text in texts]).float()
+    states_BTF = joined([text.last(longest, device) for text in texts]).float()
     return TrainingBatch(ids_BT, states_BTF, padding_B, known_BT[:, ids_BT.shape[1] - rows :])

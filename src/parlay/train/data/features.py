@@ -18,6 +18,8 @@ from parlay.system.user_cache import saved_whole
 from parlay.train.data.user_texts import TrainingText, load_shard, shards
 from parlay.types import ParlayError, Runner, Segment
 
+_LARGEST = 8
+"""The binary exponent of the largest number of a row."""
 _ROWS, _ROWS_BESIDE = 512, 4096
 """Rows per forward on a CPU, and on other devices, where a forward of few rows takes as long as one of many."""
 
@@ -26,12 +28,43 @@ _ROWS, _ROWS_BESIDE = 512, 4096
 class Featured:
     """One text of T tokens with its features. The tokens from ``answer`` on were written by the target.
 
-    ``states_TF``, bfloat16, are the hidden states of all stored layers side by side.
+    The features are the hidden states of all L stored layers side by side. ``numbers_TF`` has them as they are or, with
+    ``exponents_TL``, in eight bits, see `pack`.
     """
 
     ids_T: Tensor
     answer: int
-    states_TF: Tensor
+    numbers_TF: Tensor
+    exponents_TL: Tensor | None = None
+
+    @property
+    def states_TF(self) -> Tensor:
+        """The features, on the CPU."""
+        return self.last(len(self.ids_T), torch.device("cpu"))
+
+    def last(self, count: int, device: torch.device) -> Tensor:
+        """Return the features of the last ``count`` tokens, moved to the device."""
+        numbers_TF = self.numbers_TF[-count:].to(device)
+        return numbers_TF if self.exponents_TL is None else unpack(numbers_TF, self.exponents_TL[-count:].to(device))
+
+
+def pack(states_TF: Tensor, layers: int) -> tuple[Tensor, Tensor]:
+    """Round states to eight bits: float8 numbers ``[T, F]``, and an exponent, int8, for each row and layer.
+
+    A state is its number times two to the power of its exponent. The largest number of a row's layer is between 128
+    and 256, which float8 (e4m3) holds with four significant bits, as it does those 16,000 times as small.
+    """
+    states_TLH = states_TF.float().view(len(states_TF), layers, states_TF.shape[1] // layers)
+    exponents_TL = torch.frexp(states_TLH.abs().amax(-1)).exponent - _LARGEST
+    numbers_TLH = torch.ldexp(states_TLH, -exponents_TL[..., None])
+    return numbers_TLH.flatten(-2).to(torch.float8_e4m3fn), exponents_TL.to(torch.int8)
+
+
+def unpack(numbers_TF: Tensor, exponents_TL: Tensor) -> Tensor:
+    """Return the states of `pack`, bfloat16, which holds them without a further error."""
+    rows, layers = exponents_TL.shape
+    numbers_TLH = numbers_TF.float().view(rows, layers, numbers_TF.shape[1] // layers)
+    return torch.ldexp(numbers_TLH, exponents_TL[..., None].int()).flatten(-2).to(torch.bfloat16)
 
 
 class FeatureStore:
@@ -77,7 +110,7 @@ class FeatureStore:
     def path(self, texts: Path) -> Path:
         """Return the path of the states of a shard of texts."""
         name = "-".join(map(str, self.layers))
-        return texts.with_name(texts.name.replace("texts", f"states-{name}")).with_suffix(".safetensors")
+        return texts.with_name(texts.name.replace("texts", f"features-{name}")).with_suffix(".safetensors")
 
 
 def _featured(runner: Runner, texts: Sequence[TrainingText], layers: tuple[int, ...]) -> list[Featured]:
@@ -132,7 +165,10 @@ def _run(runner: Runner, group: Sequence[Reading], layers: Sequence[int]) -> lis
     for name in texts:
         runner.truncate(name, 0)
         runner.release(name)
-    return [Featured(torch.tensor(text.ids), text.answer, torch.cat(states[name])) for name, text in texts.items()]
+    return [
+        Featured(torch.tensor(text.ids), text.answer, *pack(torch.cat(states[name]), len(layers)))
+        for name, text in texts.items()
+    ]
 
 
 def _open(runner: Runner, name: int, reading: Reading) -> list[Tensor]:
@@ -161,10 +197,11 @@ def joined(taps: Mapping[int, Tensor], layers: Sequence[int]) -> Tensor:
 
 
 def save(path: Path, texts: Sequence[Featured]) -> None:
-    """Write the texts and their states; ``path`` is replaced atomically."""
+    """Write the texts and their states, in eight bits; ``path`` is replaced atomically."""
     tensors = {
         "ids": torch.cat([text.ids_T for text in texts]).int(),
-        "states": torch.cat([text.states_TF for text in texts]),
+        "numbers": torch.cat([text.numbers_TF for text in texts]),
+        "exponents": torch.cat([text.exponents_TL for text in texts if text.exponents_TL is not None]),
         "lengths": torch.tensor([len(text.ids_T) for text in texts], dtype=torch.int32),
         "answers": torch.tensor([text.answer for text in texts], dtype=torch.int32),
     }
@@ -173,11 +210,12 @@ def save(path: Path, texts: Sequence[Featured]) -> None:
 
 
 def _load(path: Path) -> list[Featured]:
+    names = ("ids", "numbers", "exponents", "lengths", "answers")
     try:
         with safe_open(path, "pt") as file:
-            saved = {name: file.get_tensor(name) for name in ("ids", "states", "lengths", "answers")}
+            saved = {name: file.get_tensor(name) for name in names}
         lengths = saved["lengths"].tolist()
-        ids, states = (saved[name].split(lengths) for name in ("ids", "states"))
+        ids, numbers, exponents = (torch.split(saved[name], lengths) for name in names[:3])
     except (SafetensorError, KeyError, RuntimeError) as error:
         raise ParlayError(f"{path} is damaged ({error}): delete it, and it is computed again") from error
-    return [Featured(*parts) for parts in zip(ids, saved["answers"].tolist(), states, strict=True)]
+    return [Featured(*parts) for parts in zip(ids, saved["answers"].tolist(), numbers, exponents, strict=True)]
