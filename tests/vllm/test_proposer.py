@@ -12,10 +12,26 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parlay.cost.measured import MeasuredCost
 from parlay.drafters.resources import Resources
+from parlay.drafters.token_text import open_text
 from parlay.options import UsageError
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, trees
+from parlay.router.policies import Fixed
+from parlay.sampling.rules.shared_noise import SharedNoise
+from parlay.testing.toy_drafters import ToyDrafter
+from parlay.types import (
+    NO_DRAFT,
+    Budgets,
+    Draft,
+    Needs,
+    Observation,
+    SamplingParams,
+    SequenceView,
+    Strategy,
+    trees,
+)
 from parlay.vllm import Proposer
+from parlay.vllm.drafting import ChainDrafting
 from parlay.vllm.rows import Rows
 
 VOCAB, LONGEST, MOST = 50, 256, 8
@@ -220,6 +236,26 @@ def test_a_drafter_that_fails_costs_its_drafts_alone(caplog: pytest.LogCaptureFi
     assert len(row.tokens) >= 9
     assert len(caplog.records) == 1
     assert "out of order" in caplog.text
+
+
+class AskBoth(Fixed):
+    """Asks the first drafter, then the second."""
+
+    def plan(self, views: Sequence[SequenceView]) -> Budgets:
+        self._asked = iter((1, 0))
+        return Budgets([3] * len(views), 0, [0] * len(views))
+
+    def next_budgets(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
+        return Budgets([3 * next(self._asked)] * len(views), 0, [1] * len(views))
+
+
+def test_a_draft_stays_where_the_drafter_asked_after_it_has_none() -> None:
+    chain = trees.chain([1, 2, 3], "some")
+    drafters = (ToyDrafter(lambda view, budget: chain), ToyDrafter(lambda view, budget: NO_DRAFT))
+    drafting = ChainDrafting(Strategy("both", drafters, SharedNoise(), AskBoth(3)), MeasuredCost(), VOCAB)
+    text = open_text(0, [4, 5], SamplingParams(max_tokens=9))
+    drafting.draft([text], [3])
+    assert text.draft.tree.tokens == (1, 2, 3)
 
 
 def test_no_error_reaches_vllm(caplog: pytest.LogCaptureFixture) -> None:
