@@ -1,7 +1,7 @@
 """Tests and times the kernels on this machine's GPU, and writes one page to send to the project.
 
-No decoding of the project was measured on a GPU, so the page matters more than its figures. Parts that fail are told on
-it, and the others go on. It takes about ten minutes, without the time to fetch the model.
+The project has measured no decoding on a GPU, so even a page with failures helps. The page reports parts that fail, and
+the others go on. The command takes about ten minutes, and longer if it must fetch the model.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ KIT_LENGTH = KitLength(tokens=32, draws=500)
 KIT_CHECKS = ("greedy", "sampled", "mixed", "forks", "chunks", "preemption")
 KINDS = ("edit", "copy", "code", "maths", "prose")
 PUBLISHED = ("spec-bench", "editeval", "humaneval", "bfcl-simple")
-"""The 16 kinds of question of the README's table."""
+"""The sets that hold the 16 kinds of question of the README's table."""
 WAYS = {"graphs": (True, True), "Triton": (True, False), "torch": (False, False)}
-"""By name how forwards are timed: whether Triton's kernels attend, and whether steps are CUDA graphs."""
+"""The ways to run forwards: whether Triton's kernels compute attention, and whether steps are CUDA graphs."""
 SHAPE = DecoderConfig(
     architecture="Qwen2ForCausalLM",
     vocab_size=151_936,
@@ -70,19 +70,19 @@ SHAPE = DecoderConfig(
     tie_embeddings=True,
     qkv_bias=True,
 )
-"""Whose forwards are timed, with random weights: Qwen2.5-1.5B."""
+"""The model whose forwards are timed: Qwen2.5-1.5B's shape with random weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the page: its title, and what finds its text, which may raise."""
+    """A part of the page: its title, and a function that returns its text and may raise."""
 
     title: str
     find: Callable[[], str]
 
 
 def page(parts: Sequence[Part]) -> Iterator[str]:
-    """Yield the page's lines, part by part. For a part that raises, the error is a line."""
+    """Yield the page's lines, part by part. If a part raises an error, the error is its text."""
     yield "# Parlay on a GPU"
     for part in parts:
         began = time.perf_counter()
@@ -90,7 +90,7 @@ def page(parts: Sequence[Part]) -> Iterator[str]:
         logging.getLogger("parlay").addHandler(warned)
         try:
             text = part.find()
-        except Exception as error:  # whatever fails on hardware that nobody tried
+        except Exception as error:  # anything may fail on untested hardware
             text = f"FAILED: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
         finally:
             logging.getLogger("parlay").removeHandler(warned)
@@ -110,7 +110,7 @@ class _Warnings(logging.Handler):
 
 
 def machine(device: torch.device) -> str:
-    """Versions, the commit, and the device."""
+    """Return the versions, the commit and the device as JSON."""
     found = provenance("make check-gpu")
     found["triton"] = metadata.version("triton") if find_spec("triton") else None
     found["cuda"] = torch.version.cuda
@@ -121,7 +121,7 @@ def machine(device: torch.device) -> str:
 
 
 def kernels() -> str:
-    """The last lines of the tests that compare kernels with torch's operators."""
+    """Run the tests that compare kernels with torch's operators, and return their last lines."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-n0", *TESTS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     lines = done.stdout.strip().splitlines()
@@ -129,7 +129,7 @@ def kernels() -> str:
 
 
 def kit(device: torch.device) -> str:
-    """The conformance kit on a tiny model in float64, where no token may differ, with CUDA graphs and without."""
+    """Run the conformance kit on a tiny model in float64, where no token may differ, with and without CUDA graphs."""
     lines = list[str]()
     for graphs in (True, False):
         stage = native_stage(torch.float64, device=device, graphs=graphs)
@@ -142,7 +142,7 @@ def kit(device: torch.device) -> str:
 
 
 def random_weights(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """Weights of any values, small enough that nothing overflows."""
+    """Return random weights, small enough that nothing overflows."""
     chance = torch.Generator(device).manual_seed(0)
     return {
         name: torch.randn(shape, generator=chance, device=device, dtype=dtype).mul_(shape[-1] ** -0.5)
@@ -151,7 +151,7 @@ def random_weights(config: DecoderConfig, dtype: torch.dtype, device: torch.devi
 
 
 def forwards(config: DecoderConfig, device: torch.device, contexts: Sequence[int], rows: Sequence[int]) -> str:
-    """Milliseconds of a forward of so many rows, behind texts of so many tokens, in each of `WAYS`."""
+    """Return a table of milliseconds of a forward, by rows and by tokens before them, in each of `WAYS`."""
     weights, found, kernels = random_weights(config, torch.bfloat16, device), [], list[str]()
     for name, (paged, graphs) in WAYS.items():
         recorder = partial(CudaRecorder, device) if graphs and device.type == "cuda" else None
@@ -173,7 +173,7 @@ def _runner(
     paged: bool,
     recorder: Callable[[], CudaRecorder] | None,
 ) -> NativeRunner:
-    """A runner in bfloat16 with so many tokens' room."""
+    """Make a runner in bfloat16 with room for ``room`` tokens."""
 
     def make(
         config: DecoderConfig,
@@ -196,7 +196,7 @@ def _runner(
 
 
 def _milliseconds(runner: NativeRunner, contexts: Sequence[int], rows: Sequence[int]) -> dict[tuple[int, int], float]:
-    """Median of some forwards, by tokens before and rows."""
+    """Return the median milliseconds of some forwards, by tokens before and rows."""
     found: dict[tuple[int, int], float] = {}
     for context in sorted(contexts):
         while (cached := runner.store.length(0)) < context:
@@ -209,7 +209,7 @@ def _milliseconds(runner: NativeRunner, contexts: Sequence[int], rows: Sequence[
 
 
 def _timed(runner: NativeRunner, segment: Segment) -> float:
-    """Milliseconds until logits are here."""
+    """Return the milliseconds until the logits are on the CPU."""
     began = time.perf_counter()
     runner.forward([segment]).logits_RV.amax().item()
     return 1e3 * (time.perf_counter() - began)
@@ -217,7 +217,7 @@ def _timed(runner: NativeRunner, segment: Segment) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What speeds are measured on: so many prompts of each kind; published kinds come from the folder ``data``."""
+    """The texts to measure: ``prompts`` prompts of each kind. Published kinds come from the folder ``data``."""
 
     kinds: Sequence[str]
     prompts: int
@@ -226,7 +226,7 @@ class Texts:
 
 
 def speeds(model: str, device: torch.device, texts: Texts, *, graphs: bool = True) -> str:
-    """The default strategy against plain decoding by kind of text, as in the README."""
+    """Measure the default strategy against plain decoding by kind of text, as in the README."""
     plan = BenchPlan(
         model=model,
         strategies=(DEFAULT_STRATEGY,),
@@ -244,7 +244,7 @@ def speeds(model: str, device: torch.device, texts: Texts, *, graphs: bool = Tru
 
 
 def parts(model: str, device: torch.device, data: Path | None) -> list[Part]:
-    """All parts, the cheap ones first. With ``data``, a folder of published sets, texts are the README's."""
+    """Return all parts, the quick ones first. With ``data``, a folder of published sets, the texts are the README's."""
     usual = Texts(KINDS, prompts=3, max_tokens=128)
     texts = usual if data is None else Texts(PUBLISHED, prompts=2, max_tokens=128, data=data)
     few = Texts(KINDS[:2], prompts=2, max_tokens=128)
@@ -262,9 +262,9 @@ def parts(model: str, device: torch.device, data: Path | None) -> list[Part]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print and save the page. Returns 1 if a part failed, and 2 without a GPU."""
     parser = command_parser("gpu", __doc__)
-    parser.add_argument("--model", default=MODEL, help=f"whose speeds are measured (default: {MODEL})")
+    parser.add_argument("--model", default=MODEL, help=f"the model whose speeds are measured (default: {MODEL})")
     parser.add_argument(
-        "--data", type=Path, help="folder of published sets, whose 16 kinds of question are measured in place of five"
+        "--data", type=Path, help="folder of published sets: measure their 16 kinds of question instead of five"
     )
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
@@ -276,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(text, flush=True)
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"\nThis page is in {PAGE.relative_to(ROOT)}: send it with an issue, whatever it says.")
+    print(f"\nThis page is in {PAGE.relative_to(ROOT)}: send it with an issue, also if a part failed.")
     return 1 if "FAILED" in "\n".join(lines) else 0
 
 

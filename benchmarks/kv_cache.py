@@ -1,10 +1,10 @@
-"""What rounding cached keys and values costs: the next-token chances of a model with each type of cache.
+"""Measures what rounding cached keys and values costs: how next-token probabilities differ by type of cache.
 
     python -m benchmarks.kv_cache --model FILE
 
-Texts are this repository's own documents and sources. Each type reads the same pieces. The last rows of a piece, behind
-all the others, are compared with those of a float32 cache: the divergence KL(float32 || type) in nats, and how often
-the likeliest token is the same. Logits do not depend on the machine's load.
+The texts are this repository's documents and sources. Every type reads the same pieces. The last rows of a piece are
+compared with those of a float32 cache: the divergence KL(float32 || type) in nats, and how often the likeliest token is
+the same. Logits do not depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from parlay.types import Runner, Segment
 REFERENCE, TYPES = "float32", ("bfloat16", "q8_0")
 TEXTS = {"documents": ("docs", "*.md"), "sources": ("src", "*.py")}
 CHUNK, COMPARED = 512, 256
-"""Rows that are read at once, and the last of a piece, which are compared."""
+"""The number of rows per forward, and the number of last rows of a piece that are compared."""
 
 ABOUT = f"""The last {COMPARED} rows of each piece against those of a float32 cache: means over rows of all pieces.
 *Nats*: what the type adds to the text's own loss."""
@@ -40,7 +40,7 @@ ABOUT = f"""The last {COMPARED} rows of each piece against those of a float32 ca
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One piece of a text, read with one type of cache: means over the rows that are compared."""
+    """One piece of a text, read with one type of cache. The values are means over the compared rows."""
 
     text: str
     tokens: int
@@ -51,14 +51,14 @@ class Drift:
 
 
 def pieces(text: Sequence[int], tokens: int, most: int) -> list[Sequence[int]]:
-    """At most so many pieces of a text, evenly spread, of ``tokens`` tokens and the one that follows."""
+    """Cut at most ``most`` evenly spread pieces from a text, each of ``tokens`` tokens and the one that follows."""
     count = min(most, len(text) // (tokens + 1))
     step = len(text) // max(count, 1)
     return [text[first : first + tokens + 1] for first in range(0, count * step, step)]
 
 
 def last_logits(runner: Runner, piece: Sequence[int]) -> Tensor:
-    """Log-probabilities ``[COMPARED, V]`` of the tokens that follow the last rows of a piece."""
+    """Return log-probabilities ``[COMPARED, V]`` of the tokens after the last rows of a piece."""
     rows, last = len(piece) - 1, len(piece) - 1 - COMPARED
     runner.open(0, (), "")
     runner.reserve(0, rows)
@@ -85,7 +85,7 @@ def drift(text: str, piece: Sequence[int], runners: Mapping[str, Runner]) -> Ite
 
 
 def by_text(found: Sequence[Drift]) -> Iterator[tuple[str, ...]]:
-    """A row of the table for each text, length and type."""
+    """Yield a table row for each text, length and type."""
     groups: dict[tuple[str, int, str], list[Drift]] = defaultdict(list)
     for one in found:
         groups[one.text, one.tokens, one.cache].append(one)
@@ -100,11 +100,13 @@ def by_text(found: Sequence[Drift]) -> Iterator[tuple[str, ...]]:
 
 @one_line_errors("kv_cache")
 def main() -> None:
-    """Command line."""
+    """Run the command."""
     parser = command_parser("kv_cache", __doc__)
     parser.add_argument("--model", required=True, metavar="FILE")
     parser.add_argument("--tokens", type=int, nargs="+", default=(1024, 4096), metavar="N")
-    parser.add_argument("--pieces", type=int, default=4, metavar="N", help="most pieces of each text and length")
+    parser.add_argument(
+        "--pieces", type=int, default=4, metavar="N", help="greatest number of pieces of each text and length"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "kv-cache.json", metavar="FILE")
     options = parser.parse_args()
     tokenizer = load_tokenizer(resolve(options.model))

@@ -1,10 +1,11 @@
-"""A model larger than its memory: the disk's bandwidth that forwards reach, the price of rows, and what drafts gain.
+"""Measures a model that is larger than its memory: how fast forwards read the disk, what rows cost, and what drafts
+gain.
 
     python -m benchmarks.larger_than_memory --model FILE
 
-Each round reads a file past the system's cache, as fast as one thread can, then times forwards of several row counts,
-all in turn: so a slow moment of the disk affects both. Then the model copies a source of this repository with one name
-changed, plainly and with drafts. Texts must be those of the same model in memory.
+Each round reads the file without the system's cache, as fast as one thread can, and then times forwards of several row
+counts. All run in turn, so a slow moment of the disk affects both. Then the model copies a source file of this
+repository with one name changed, plainly and with drafts. The texts must equal those of the same model in memory.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ASKED = "Copy this file, and rename `split_layers` to `divide_layers`:\n{0}\nThe
 
 @dataclass(frozen=True, slots=True)
 class Forwards:
-    """One round: the disk's bytes per second, and the seconds of a forward of each of `ROWS`."""
+    """One round: the disk's speed in bytes per second, and the seconds of a forward of each of `ROWS`."""
 
     disk: float
     seconds: tuple[float, ...]
@@ -40,7 +41,7 @@ class Forwards:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Tokens per second of one strategy, and whether the text is that of the model in memory."""
+    """Tokens per second of one strategy, and whether its text equals that of the model in memory."""
 
     strategy: str
     speed: float
@@ -54,14 +55,14 @@ def rounds(llm: LLM, model: str, count: int) -> Iterator[Forwards]:
     runner.reserve(-1, max(ROWS))
     for _ in range(count):
         disk, _path = measure_disk(model)
-        time_forward(runner, [Segment(-1, some_tokens(runner, 1))])  # begins to read ahead again
+        time_forward(runner, [Segment(-1, some_tokens(runner, 1))])  # starts reading ahead again
         found = [time_forward(runner, [Segment(-1, some_tokens(runner, rows))]) for rows in ROWS]
         yield Forwards(disk, tuple(found))
     runner.release(-1)
 
 
 def texts(llm: LLM, strategies: Sequence[str], tokens: int) -> Iterator[tuple[str, float, str]]:
-    """The strategy, its tokens per second, and its text, of a copy with one name changed."""
+    """Yield each strategy, its tokens per second and its text, for a copy of a file with one name changed."""
     prompt, params = ASKED.format(COPIED.read_text(encoding="utf-8")), SamplingParams(temperature=0, max_tokens=tokens)
     for strategy in strategies:
         llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1), strategy=strategy)  # reads the prompt
@@ -72,7 +73,7 @@ def texts(llm: LLM, strategies: Sequence[str], tokens: int) -> Iterator[tuple[st
 
 
 def page(found: Sequence[Forwards], copied: Sequence[Copied], streamed: int) -> list[str]:
-    """The tables."""
+    """Return the lines of both tables."""
     one = statistics.median(each.seconds[0] for each in found)
     disk = statistics.median(each.disk for each in found)
     head = ("rows", "ms", "times one row", "GB/s", "of the disk's")
@@ -98,10 +99,12 @@ def page(found: Sequence[Forwards], copied: Sequence[Copied], streamed: int) -> 
 
 @one_line_errors("larger_than_memory")
 def main() -> None:
-    """Command line."""
+    """Run the command."""
     parser = command_parser("larger_than_memory", __doc__)
     parser.add_argument("--model", required=True, metavar="FILE")
-    parser.add_argument("--share", type=float, default=2 / 3, help="of the file's bytes that weights may take")
+    parser.add_argument(
+        "--share", type=float, default=2 / 3, help="share of the file's bytes that weights may use in memory"
+    )
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
     parser.add_argument("--tokens", type=int, default=128, metavar="N")
     parser.add_argument("--out", type=Path, default=RESULTS / "larger-than-memory.json", metavar="FILE")

@@ -1,11 +1,12 @@
-"""What first layers that are looked up bring: perplexity at equal work, how often states are there, time of a forward.
+"""Measures models whose first layers are looked up by n-gram: perplexity at equal work, share of hits, time of a
+forward.
 
     python -m benchmarks.ngram_layers --data FOLDER --heldout FILE
     python -m benchmarks.ngram_layers --wide
 
-Trains small models on the same tokens (a finished one in the work folder is kept), and measures each on a text of other
-authors: two plain ones, which run as many layers for a row as the others do with a state and without the lookup. With
-``--wide`` it times a forward of wider models with random weights, and nothing else.
+It trains small models on the same tokens and measures each on a text of other authors. A finished model in the work
+folder is used again. Two models are plain: one has as many layers as the others compute after a hit, and one as many as
+they have in all. ``--wide`` only times a forward of wider models with random weights.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ from parlay.types import Segment
 
 SHAPE, VOCAB, CONTEXT = "mini-draft", 2048, 512
 LAYERS = 2
-"""Those of the shape, which see the whole text."""
+"""The number of the shape's own layers, which see the whole text."""
 BEFORE, ROUNDS = 256, 300
-"""Cached tokens before the row that is timed; how often each way is timed, in turns."""
+"""The number of cached tokens before the timed row, and how often each way is timed, in turns."""
 MOST_NGRAMS = 10_000_000
 ABOUT = f"""Models of `parlay train` of the shape `{SHAPE}` ({LAYERS} layers, 128 wide, {VOCAB:,} tokens), and deeper
 ones. *Work*: multiplications of a row's products in millions, with the LM head: where its state is there, and on
@@ -56,7 +57,8 @@ text. *Ahead*: the same with a table of all n-grams that stand twice in the trai
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One model: ``first`` layers before the shape's own, that see ``window`` tokens each; 0: the whole text."""
+    """One model. It has ``first`` layers before the shape's own, each of which sees ``window`` tokens; 0 is the
+    whole text."""
 
     name: str
     first: int = 0
@@ -73,7 +75,11 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One model on the text. ``work``: with a state, on average, with a table; ``seconds``: of a forward, by way."""
+    """The measurements of one model on the text.
+
+    ``work`` is in millions of multiplications: after a hit, on average, and on average with a table of n-grams.
+    ``seconds`` are those of a forward, by way.
+    """
 
     name: str
     seed: int
@@ -92,7 +98,7 @@ WIDE = (
 
 
 class PlainTrainer(lm.Trainer):
-    """A run whose model has ``more`` layers than its shape."""
+    """A training run whose model has ``more`` layers than its shape."""
 
     more = 0
 
@@ -107,13 +113,13 @@ class PlainTrainer(lm.Trainer):
 
 
 class DeeperTrainer(PlainTrainer):
-    """A run of the plain model with as many layers as the others have in all."""
+    """A training run of the plain model that has as many layers as the others have in all."""
 
     more = LAYERS
 
 
 def trained(kind: Kind, options: argparse.Namespace, seed: int) -> Path:
-    """The folder of the finished model."""
+    """Train a model, unless it is finished already, and return its folder."""
     out: Path = options.work / f"{kind.name.replace(',', '').replace(' ', '-')}-{seed}"
     record = out / "provenance.json"
     if record.exists() and json.loads(record.read_text())["tokens"] >= options.tokens:
@@ -143,7 +149,7 @@ def opened(folder: Path, dtype: str = "float32") -> NativeRunner:
 
 
 def loss(runner: NativeRunner, ids: Sequence[int]) -> float:
-    """Nats of a token, in rows of the length that was trained on."""
+    """Return the mean loss per token in nats, in rows of the trained context's length."""
     total, count = 0.0, 0
     for begin in range(0, len(ids) - 1, CONTEXT):
         row = ids[begin : begin + CONTEXT + 1]
@@ -157,12 +163,12 @@ def loss(runner: NativeRunner, ids: Sequence[int]) -> float:
 
 
 def met(lookup: LayerLookup) -> float:
-    """Share of the rows so far that needed no computed state."""
+    """Return the share of the rows so far whose state did not have to be computed."""
     return 1 - lookup.counts.computed / lookup.counts.rows
 
 
 def work(config: DecoderConfig, computed: float) -> float:
-    """Millions of multiplications of a row, on average where of such a share the state is ``computed``."""
+    """Return millions of multiplications of a row. ``computed`` is the share of rows whose state has to be computed."""
     products = {name: math.prod(shape) for name, shape in weight_shapes(config).items() if len(shape) > 1}
     head = products["model.embed_tokens.weight"]
     layers = [
@@ -174,7 +180,7 @@ def work(config: DecoderConfig, computed: float) -> float:
 
 
 def ways(runner: NativeRunner, ids: Sequence[int]) -> dict[str, Callable[[], object]]:
-    """The ways in which one row of the model can run."""
+    """Return the ways to run one row of the model, by name."""
     runner.open(0, ids[:BEFORE])
     runner.reserve(0, BEFORE + 16)
     runner.forward([Segment(0, tuple(ids[:BEFORE]))])
@@ -192,12 +198,12 @@ def ways(runner: NativeRunner, ids: Sequence[int]) -> dict[str, Callable[[], obj
 
 
 def timed(found: Mapping[str, Mapping[str, Callable[[], object]]]) -> dict[str, dict[str, float]]:
-    """Median seconds of each way of each model, in turns."""
+    """Return the median seconds of each way of each model, in turns."""
     seconds: dict[str, dict[str, list[float]]] = {name: {way: [] for way in own} for name, own in found.items()}
     for _ in range(ROUNDS):
         for name, own in found.items():
             for way, call in own.items():
-                call()  # the caches are those of this model now; the state is kept
+                call()  # fills the processor's caches with this model; the state is kept
                 began = time.perf_counter()
                 call()
                 seconds[name][way].append(time.perf_counter() - began)
@@ -205,7 +211,7 @@ def timed(found: Mapping[str, Mapping[str, Callable[[], object]]]) -> dict[str, 
 
 
 def timed_wide() -> dict[str, dict[str, float]]:
-    """Median seconds of models 768 wide with random weights, in bfloat16."""
+    """Return the median seconds of models 768 wide with random weights, in bfloat16."""
     found = {}
     for kind in WIDE:
         slides = ["sliding_attention" if kind.window else "full_attention"] * kind.first
@@ -257,7 +263,7 @@ def measured(seed: int, options: argparse.Namespace) -> Iterator[Measured]:
 
 
 def lines(found: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
-    """A row of the table for each model."""
+    """Yield a table row for each model."""
 
     def share(value: float | None) -> str:
         return "-" if value is None else f"{value:.0%}"
@@ -271,14 +277,16 @@ def lines(found: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
 
 @one_line_errors("ngram_layers")
 def main() -> None:
-    """Command line."""
+    """Run the command."""
     parser = command_parser("ngram_layers", __doc__)
     parser.add_argument("--wide", action="store_true", help="time wider models, and nothing else")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="texts to train on")
     parser.add_argument("--heldout", type=Path, metavar="FILE", help="a text of other authors")
-    parser.add_argument("--characters", type=int, default=100_000, metavar="N", help="how much of it is read")
+    parser.add_argument(
+        "--characters", type=int, default=100_000, metavar="N", help="length of the part of it that is read"
+    )
     parser.add_argument("--work", type=Path, default=Path("ngram-layers-work"), metavar="FOLDER")
-    parser.add_argument("--tokens", type=int, default=1_280_000, metavar="N", help="length of each training run")
+    parser.add_argument("--tokens", type=int, default=1_280_000, metavar="N", help="tokens of each training run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N")
     parser.add_argument("--out", type=Path, default=RESULTS / "ngram-layers.json", metavar="FILE")
     options = parser.parse_args()

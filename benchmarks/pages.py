@@ -1,4 +1,4 @@
-"""Parts that the Markdown pages of all benchmarks share."""
+"""Parts of Markdown pages that all benchmarks share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOW = (
 
 
 def about(header: Mapping[str, Any]) -> str:
-    """Where the numbers come from."""
+    """Return a sentence about the machine, the versions and the command of a run."""
     machine, versions = header["machine"], header["versions"]
     environment = ", ".join(f"{name}={value}" for name, value in header["environment"].items())
     return (
@@ -31,12 +31,12 @@ def about(header: Mapping[str, Any]) -> str:
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table and an empty line."""
+    """Write a Markdown table and an empty line."""
     return [markdown(Table(tuple(head), tuple(map(tuple, lines)))), ""]
 
 
 def shown(value: Spread | None, places: int = 2) -> str:
-    """The median, with the lowest and the highest in brackets; or a dash."""
+    """Write the median, with the lowest and the highest value in brackets; a dash if there is none."""
     if value is None:
         return "-"
     median, low, high = (f"{each:.{places}f}" for each in (value.median, value.low, value.high))
@@ -44,17 +44,17 @@ def shown(value: Spread | None, places: int = 2) -> str:
 
 
 def number(value: float | None, places: int = 2) -> str:
-    """A number, or a dash."""
+    """Write a number; a dash if there is none."""
     return "-" if value is None else f"{value:.{places}f}"
 
 
 def same(rows: Iterable[Row]) -> str:
-    """How many texts are those of plain decoding."""
+    """Write how many texts equal those of plain decoding, as in 15/16."""
     own = list(rows)
     return f"{sum(row.same for row in own)}/{sum(row.of for row in own)}"
 
 
 def failures(found: Measurements) -> list[str]:
-    """List what did not run, and why; nothing where everything did."""
+    """List the systems that did not run, and why; nothing if all did."""
     errors = {(" ".join(row.cell.system), row.error): None for row in found.rows if row.error}
     return ["What did not run:", "", *table(("engine and strategy", "why"), errors)] if errors else []

@@ -1,4 +1,4 @@
-"""The page of a file of rows."""
+"""Writes the page of a file of rows."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ from parlay.bench.records import OURS, PLAIN, Cell, Row
 from parlay.bench.summary import Measurements
 
 DECODING = "decoding"
-ACCURACY = """Logits of {tokens} tokens of books and of answers, teacher-forced: the divergence of the second from the
-first in nats, the share of equal first choices, and how much larger the second's perplexity is. Goals against
-llama.cpp: 0.001, 98 percent, 0.3 percent. llama.cpp is no nearer than that to itself: every engine that rounds inputs
-to eight bits stands as far from float32, and roundings that begin in the last bit end in other codes."""
-FORWARDS = f"""llama.cpp's time over Parlay's for one row and for a prompt of {PROMPT} tokens; for more rows behind 256
-tokens Parlay's over llama.cpp's, as goals say it: medians over passes of ratios within a pass. The last columns hold
-one row, and 8, against only reading the packed weights. In brackets: milliseconds of one row. Goals: 8, 16 and 32 rows
-at most .40, .55 and .60; the prompt at least 1.0; one row within 1.25 of reading."""
-PLAINLY = """Plain decoding of prose, greedy, one request at a time: tokens per second, and Parlay's over llama.cpp's
-within each round. llama.cpp is called through llama-cpp-python, whose sampling is in its time."""
-BITS = f"""A text of {bits.TOKENS} tokens read in several ways: how many of its logits differ from those of the text
-read at once. Goal: none."""
-LOADING = """The file is in the disk's cache. A load makes a runner in a process that has imported all it needs; memory
-is the most that it adds, over the file's size. `again` is a second load in that process, whose memory the machine has
-at hand; ratios are its, to reading the file into one small buffer, and into memory as new as that of packed weights.
-Goals: 1.3 times the size, 1.5 times reading; a process that decodes one token in 2 s."""
+ACCURACY = """The logits of {tokens} tokens of books and of answers, teacher-forced. The columns are the divergence of
+the second engine from the first in nats, the share of equal likeliest tokens, and how much larger the second's
+perplexity is. Goals against llama.cpp: 0.001, 98 percent, 0.3 percent. llama.cpp differs from itself by as much: all
+engines that round inputs to eight bits are equally far from float32, because a difference in the last bit can end in
+another code."""
+FORWARDS = f"""For one row and for a prompt of {PROMPT} tokens the table shows llama.cpp's time over Parlay's; for
+more rows after 256 tokens, Parlay's over llama.cpp's, as the goals are stated. Each is the median over passes of the
+ratio within a pass. The last columns are the time of one row and of 8 rows over the time to read the packed weights.
+In brackets: milliseconds of one row. Goals: 8, 16 and 32 rows at most .40, .55 and .60; the prompt at least 1.0; one
+row within 1.25 of reading."""
+PLAINLY = """Plain decoding of prose, greedy, one request at a time: tokens per second of both engines, and the ratio
+of Parlay's speed to llama.cpp's within a round. llama.cpp is called through llama-cpp-python, whose sampling counts
+in its time."""
+BITS = f"""A text of {bits.TOKENS} tokens is read in several ways. The table counts the logits that differ from those
+of the text read in one forward. Goal: none."""
+LOADING = """The file is in the disk's cache. A load makes a runner in a process that has imported all that it needs.
+Memory is the peak that the load adds, over the file's size. `again` is a second load in the same process, which finds
+memory that the machine has already given it. The ratios are of this second load to reading the file into one small
+buffer, and to reading it into new memory of the kind that packed weights use. Goals: memory of 1.3 times the size,
+1.5 times reading, and 2 s for a process that decodes one token."""
 
 
 def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
@@ -46,7 +50,7 @@ def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def section(title: str, words: str, lines: list[str]) -> list[str]:
-    """Write a table; nothing if it has no lines."""
+    """Write a section with a table; nothing if the table has no lines."""
     return [f"## {title}", "", words, "", *lines] if lines else []
 
 

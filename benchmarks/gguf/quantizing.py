@@ -1,10 +1,10 @@
-"""`parlay quantize` beside llama-quantize and llama-imatrix, on weights that no file had rounded: `parlay-mini`.
+"""Compares `parlay quantize` with llama-quantize and llama-imatrix, on a model with unrounded weights: `parlay-mini`.
 
     python -m benchmarks.gguf.quantizing --llama DIR
 
-Both round the same file in bfloat16. A text of this repository is read with each result: divergences are from the
-chances of the file before, in nats. The same is done with a mixture of experts that is made of the model: its experts
-are the model's feed-forwards with some noise. Importance matrices are compared, too. Nothing depends on the load.
+Both programs round the same bfloat16 file. Each result reads a text of this repository; its divergence in nats is from
+the probabilities of the unrounded file. A mixture of experts made of the same model is measured, too: its experts are
+the model's feed-forwards with some noise. Importance matrices are also compared. Nothing depends on the machine's load.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ row chooses {CHOSEN}, each the model's feed-forward with noise of {NOISE:.0%} of
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """Divergences of files of one type."""
+    """The mean divergences of both programs' files of one type, in nats."""
 
     model: str
     kind: str
@@ -59,7 +59,7 @@ class Rounded:
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """How importance matrices agree: the least correlation of logarithms of any matrix or expert, and their number."""
+    """How importance matrices agree: their number, and the least and the median correlation of their logarithms."""
 
     model: str
     matrices: int
@@ -68,7 +68,7 @@ class Weighed:
 
 
 def with_experts(folder: Path, out: Path) -> None:
-    """Write a mixture of experts that is made of a dense Qwen3."""
+    """Write a mixture of experts that is made of a dense Qwen3 model."""
     tensors, draw = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
     said = json.loads((folder / "config.json").read_text())
     for name in [name for name in tensors if ".mlp." in name]:
@@ -89,9 +89,9 @@ def with_experts(folder: Path, out: Path) -> None:
 
 
 def with_known_tokenizer(folder: Path, out: Path) -> None:
-    """Copy a model, whose tokenizer then cuts text as Qwen2's: GGUF has no name for how it does.
+    """Copy a model and give it Qwen2's way of splitting text, because GGUF has no name for its own way.
 
-    It puts no token before a text, for llama-imatrix would put it before every chunk.
+    The copy puts no token before a text, because llama-imatrix would put it before every chunk.
     """
     shutil.copytree(folder, out)
     path = out / "tokenizer.json"
@@ -101,12 +101,12 @@ def with_known_tokenizer(folder: Path, out: Path) -> None:
 
 
 def text_of(folder: str) -> str:
-    """All pages of a folder of this repository."""
+    """Return the text of all pages in a folder of this repository."""
     return "\n".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / folder).glob("*.md")))
 
 
 def chances(file: Path, ids: Sequence[int]) -> Tensor:
-    """Log-probabilities ``[N, V]`` of the tokens that follow, piece by piece."""
+    """Return log-probabilities ``[N, V]`` of the next tokens, computed piece by piece."""
     runner, found = models.load(str(file), LoadOptions(dtype="float32", device="cpu"), cache_tokens=2 * PIECE), []
     for first in range(0, len(ids), PIECE):
         piece = ids[first : first + PIECE]
@@ -118,7 +118,7 @@ def chances(file: Path, ids: Sequence[int]) -> Tensor:
 
 
 class Rounding:
-    """Round one model with both programs, and compare the results."""
+    """Rounds one model with both programs, and compares the results."""
 
     def __init__(self, name: str, folder: Path, work: Path, programs: Path) -> None:
         self.name, self._programs, self._work = name, programs, work
@@ -152,7 +152,7 @@ class Rounding:
             yield Rounded(self.name, kind, weighed, self._divergence(ours), self._divergence(theirs))
 
     def _divergence(self, file: Path) -> float:
-        """The mean of KL(exact || file) over the text."""
+        """Return the mean of KL(exact || file) over the text, in nats."""
         return float((self._exact.exp() * (self._exact - chances(file, self._ids))).sum(-1).mean())
 
     def _run(self, program: str, *words: object) -> None:
@@ -163,7 +163,7 @@ class Rounding:
 
 
 def means_of(matrix: Path) -> Mapping[str, Tensor]:
-    """Mean squares ``[E, I]`` by the name of the matrix that reads them, of a file of llama-imatrix."""
+    """Read the mean squares ``[E, I]`` of a matrix's inputs from a file of llama-imatrix, by the matrix's name."""
     tensors = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in gguf.GGUFReader(matrix).tensors}
     found = {}
     for name, sums in tensors.items():
@@ -196,7 +196,7 @@ def page(rows: Sequence[Rounded], matrices: Sequence[Weighed], title: Sequence[s
 
 @one_line_errors("gguf.quantizing")
 def main() -> None:
-    """Command line."""
+    """Run the command."""
     parser = command_parser("gguf.quantizing", __doc__)
     parser.add_argument("--llama", type=Path, required=True, metavar="DIR", help="has llama-quantize and llama-imatrix")
     parser.add_argument("--types", nargs="+", choices=FILE_TYPES, default=TYPES, metavar="TYPE")

@@ -1,4 +1,4 @@
-"""Compares the cost of forwards with llama.cpp's on the same file: some rows after a text, and a prompt."""
+"""Compares the time of forwards with llama.cpp's on the same file: some rows after a text, and a prompt."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LLAMA = "llama-cpp-python"
 ROWS = (1, 2, 4, 8, 16, 32)
 CONTEXT, PROMPT = 256, 512
 PAUSE_SECONDS = 0.02
-"""So that the threads of one engine have stopped spinning when the other begins."""
+"""A pause in seconds after which the threads of one engine have stopped spinning, before the other begins."""
 FIRST = 10
-"""The number of the first token in texts, which are so many tokens in order."""
+"""The first token of each text; the following tokens are the next numbers."""
 
 
 class Engine(Protocol):
-    """Forwards of one model. Each call gives its seconds."""
+    """Runs forwards of one model. Each call returns its seconds."""
 
     def use(self, threads: int) -> None:
         """Use a number of threads from now on."""
@@ -44,7 +44,7 @@ class Engine(Protocol):
 
 
 class Ours:
-    """Parlay."""
+    """Runs Parlay's forwards."""
 
     def __init__(self, path: Path) -> None:
         self._runner = models.load(str(path), LoadOptions(), cache_tokens=4 * PROMPT)
@@ -76,7 +76,7 @@ class Ours:
 
 
 class Theirs:
-    """llama.cpp."""
+    """Runs llama.cpp's forwards."""
 
     def __init__(self, path: Path, llama: LlamaCpp) -> None:
         self._llama = llama
@@ -86,7 +86,7 @@ class Theirs:
         self._llama.use(threads)
 
     def rows(self, count: int) -> float:
-        """Its cache may hold another text since: only as many tokens matter."""
+        """Time ``count`` rows. The cache may hold another text by now, but only its length matters."""
         return self._llama.forward(range(FIRST, FIRST + count), CONTEXT, every=True)
 
     def prompt(self) -> float:
@@ -94,7 +94,10 @@ class Theirs:
 
 
 def measure(path: Path, llama: LlamaCpp, counts: Sequence[int], passes: int, prompts: int) -> Iterator[Row]:
-    """All engines and row counts in turn in each pass, with each number of threads; so many prompts, too."""
+    """Yield rows of all engines and row counts in turn, in each pass and with each number of threads.
+
+    Prompts are measured in the first ``prompts`` passes only.
+    """
     engines: dict[str, Engine] = {OURS: Ours(path), LLAMA: Theirs(path, llama)}
     size = weight_bytes(path, "")
     for count in counts:
@@ -128,12 +131,12 @@ def _cell(engine: str, model: str, count: int, what: str) -> Cell:
 
 
 def part_of(count: int) -> str:
-    """How cells name a number of threads."""
+    """Return the name that cells give a number of threads."""
     return counted(count, "thread")
 
 
 class Found:
-    """Seconds of one model with one number of threads, by engine and what was done, of each pass."""
+    """The seconds of one model with one number of threads, of each pass, by engine and kind of forward."""
 
     def __init__(self, rows: Sequence[Row], model: str, part: str) -> None:
         self._seconds: dict[tuple[str, str], list[float]] = {}
@@ -142,10 +145,11 @@ class Found:
                 self._seconds.setdefault((row.cell.engine, row.cell.workload), []).append(row.seconds)
 
     def median(self, engine: str, what: str) -> float:
-        """NaN where it was not measured."""
+        """Return the median seconds; NaN if it was not measured."""
         return statistics.median(self._seconds.get((engine, what), [math.nan]))
 
     def ratio(self, one: tuple[str, str], other: tuple[str, str]) -> float:
-        """The median over passes of one's seconds over the other's; NaN where one was not measured."""
+        """Return the median over passes of the ratio of seconds, ``one`` over ``other``; NaN if one of them was not
+        measured."""
         pairs = zip(self._seconds.get(one, ()), self._seconds.get(other, ()), strict=False)
         return statistics.median([a / b for a, b in pairs] or [math.nan])
