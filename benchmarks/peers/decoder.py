@@ -1,4 +1,4 @@
-"""Wraps a peer engine as a decoder: its processes, the modes of each, and their environment variables."""
+"""Wraps a peer engine as a decoder, with its processes and their environment variables."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from benchmarks.peers.worker import Failed, Limits, Worker
 from parlay.bench.wave import Ask, Wave, lone_wave
 
 PAUSE_SECONDS = 0.02
-"""Before and after a peer's turn, so that the threads of one process have stopped spinning when the next begins."""
+"""A pause in seconds before and after a peer's turn, in which the threads of the last process stop spinning."""
 
 
 class PeerDecoder:
-    """Implements `Decoder`: greedy, one request at a time. A strategy is one of the peer's modes.
+    """Implements `Decoder` for one greedy request at a time. A strategy is one of the peer's modes.
 
-    ``python`` is the interpreter of its environment, or a sentence that says why there is none. Processes start when
-    they are first asked, and end with ``stack``.
+    ``python`` is the interpreter of the peer's environment, or a sentence that says why there is none. A process starts
+    at its first request, and ends with ``stack``.
     """
 
     def __init__(self, peer: Peer, python: Path | str, task: Task, limits: Limits, stack: ExitStack) -> None:
@@ -37,7 +37,7 @@ class PeerDecoder:
             self._workers |= dict.fromkeys(modes, worker)
 
     def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
-        """See `Decoder`. Raises Failed where the peer has no answer."""
+        """Decode as `Decoder` says. Raises Failed if the peer has no answer."""
         if self._absent:
             raise Failed(self._absent)
         if len(asks) != 1 or temperature:
@@ -52,8 +52,9 @@ class PeerDecoder:
 
 
 def surroundings(peer: Peer, threads: int) -> dict[str, str]:
-    """Environment variables: as many threads for all, on the first cores where an engine wants to be told which."""
+    """Return environment variables that give every engine the same number of threads, on the first cores if it wants
+    a list."""
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
     own = {name: value.format(cores=cores) for name, value in peer.environment.items()}
     usual = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return {"PYTHONPATH": "src", **usual, **own}  # what runners need of Parlay is there, and needs no library
+    return {"PYTHONPATH": "src", **usual, **own}  # runners import only modules of Parlay that need no library

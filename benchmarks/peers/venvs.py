@@ -1,4 +1,4 @@
-"""An environment for each peer, made once from its pinned requirements."""
+"""Makes an environment for each peer, once, from its pinned requirements."""
 
 from __future__ import annotations
 
@@ -14,25 +14,32 @@ from pathlib import Path
 from benchmarks.peers.catalogue import PEERS, Peer
 
 MADE = "made-from"
-"""File in an environment of ours: a digest of what it was made from, empty while it is being made."""
+"""A file in each environment made here: the digest of its requirements, or empty while it is being made."""
 
 logger = logging.getLogger(__name__)
 
 
 class NotInstalled(Exception):
-    """A peer that can't be had here; says why."""
+    """A peer could not be installed; the message says why."""
 
 
 def add_venv_flags(parser: argparse.ArgumentParser) -> None:
-    """``venvs`` and ``venv``: see `find_all`."""
-    parser.add_argument("--venvs", type=Path, metavar="DIR", help="where the peers' environments are, or are made")
+    """Add ``venvs`` and ``venv``, which `find_all` reads."""
     parser.add_argument(
-        "--venv", type=given, action="append", default=[], metavar="ENGINE=PATH", help="an environment made already"
+        "--venvs", type=Path, metavar="DIR", help="folder of the peers' environments; missing ones are made"
+    )
+    parser.add_argument(
+        "--venv",
+        type=given,
+        action="append",
+        default=[],
+        metavar="ENGINE=PATH",
+        help="use this environment for the engine",
     )
 
 
 def given(text: str) -> tuple[str, Path]:
-    """``ENGINE=PATH``; of the engine's name the beginning will do."""
+    """Parse ``ENGINE=PATH``. The first letters of the engine's name suffice."""
     name, _, path = text.partition("=")
     found = [peer.engine for peer in PEERS if name and path and peer.engine.startswith(name)]
     if len(found) != 1:
@@ -41,7 +48,8 @@ def given(text: str) -> tuple[str, Path]:
 
 
 def find_all(engines: Collection[str], options: argparse.Namespace) -> dict[str, Path | str]:
-    """The Python of each of these peers, or why there is none. ``options`` has the flags of `add_venv_flags`."""
+    """Return the Python of each peer, or a sentence that says why there is none. ``options`` has the flags of
+    `add_venv_flags`."""
     found: dict[str, Path | str] = {}
     for peer in (peer for peer in PEERS if peer.engine in engines):
         try:
@@ -53,7 +61,8 @@ def find_all(engines: Collection[str], options: argparse.Namespace) -> dict[str,
 
 
 def find(peer: Peer, folder: Path | None, given: Mapping[str, Path]) -> Path:
-    """The Python of a peer's environment, by its whole path: the one given, or the one in ``folder``, made if need be.
+    """Return the absolute path of a peer's Python: in the environment given, or in ``folder``, where it is made if
+    necessary.
 
     Raises NotInstalled.
     """
@@ -68,7 +77,7 @@ def find(peer: Peer, folder: Path | None, given: Mapping[str, Path]) -> Path:
 
 
 def make(peer: Peer, place: Path) -> None:
-    """Create the environment and install into it. Raises NotInstalled when that fails, or the place is taken."""
+    """Create the environment and install into it. Raises NotInstalled if that fails or the folder is used otherwise."""
     if place.exists() and not (place / MADE).exists():
         raise NotInstalled(f"{place.name} is there and not of our making: give it with --venv {peer.engine}=PATH")
     logger.info("making the environment of %s", peer.engine)
@@ -106,7 +115,7 @@ def _python(place: Path) -> Path:
 
 
 def _pip(place: Path, *arguments: str) -> None:
-    """Run pip there. Raises NotInstalled with its last line of error."""
+    """Run pip in an environment. Raises NotInstalled with the last line of its error."""
     command: Sequence[str] = (str(place / "bin" / "python"), "-m", "pip", "--quiet", *arguments)
     path = {"PATH": f"{place / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
     ran = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | path)

@@ -22,21 +22,23 @@ END_SECONDS = 10.0
 
 
 class Failed(ParlayError):
-    """A mode has no answer; says why, in one line."""
+    """A mode has no answer; the message says why in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds for loading a mode with its first answer, which may convert and compile, and for any later answer."""
+    """Time limits in seconds: for the first answer of a mode, which may load, convert and compile, and for each
+    later one."""
 
     load: float = 420.0
     answer: float = 90.0
 
 
 class Worker:
-    """One process and the modes it serves. A mode that fails is asked no more; the process is renewed for the others.
+    """One process and the modes that it serves. A mode that fails is not asked again; the process is restarted for the
+    others.
 
-    What it writes to standard error goes to the file ``log``.
+    Its standard error goes to the file ``log``.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Worker:
         self._closed = False
 
     def decode(self, mode: str, ids: Sequence[int], most: int) -> Reading:
-        """Decode a number of tokens of one prompt. Raises Failed; after that, each call for this mode raises it at
+        """Decode ``most`` tokens of one prompt. Raises Failed; after that, every call for the same mode raises it at
         once."""
         if self._closed:
             raise Failed("the run is over")
@@ -72,7 +74,7 @@ class Worker:
         return Reading(**(reply | {"tokens": tuple(reply["tokens"])}))
 
     def close(self) -> None:
-        """End the process and all that it has started, for good; another thread may be waiting for its answer."""
+        """End the process and all that it has started. Another thread may be waiting for its answer."""
         self._closed = True
         process = self._process
         if process is not None:
@@ -121,7 +123,8 @@ class Worker:
             )
 
     def _reply(self, process: subprocess.Popen[str], seconds: float) -> dict[str, Any]:
-        """The next line. Raises Failed when none comes in time, or the process has ended; it is then renewed."""
+        """Return the next reply. Raises Failed if none comes in time or the process has ended; the next call starts
+        a new one."""
         try:
             line = self._replies.get(timeout=seconds)
         except queue.Empty:
@@ -138,7 +141,7 @@ class Worker:
 
 
 def _read(source: IO[str], replies: queue.SimpleQueue[str | None]) -> None:
-    """Hand lines on; None when there are no more."""
+    """Pass lines on to a queue, and None at their end."""
     for line in source:
         replies.put(line)
     replies.put(None)

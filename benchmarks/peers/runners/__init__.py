@@ -1,1 +1,2 @@
-"""One module per engine, run inside that engine's environment: of Parlay they need what imports no library."""
+"""One module per engine. It runs in that engine's environment, so it imports only modules of Parlay that need no
+library."""

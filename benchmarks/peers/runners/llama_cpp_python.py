@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python: plain, and its prompt lookup at the two settings that its documentation names."""
+"""Runs llama.cpp through llama-cpp-python: plain, and with prompt lookup at the two settings that its manual names."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.peers.runners.to_gguf import convert
 from parlay.bench.stopwatch import Reading, Stopwatch
 
 DRAFT_TOKENS = {"plain": 0, "prompt-lookup": 10, "prompt-lookup-2": 2}
-"""Of prompt lookup: 10 is its default, 2 what it advises on CPUs."""
+"""Draft tokens of prompt lookup: 10 is its default, 2 what its manual advises on CPUs."""
 
 
 class LlamaCppRunner:
-    """A context of its own for each mode; the file of weights is mapped into memory once."""
+    """Runs each mode in a context of its own; the file of weights is mapped into memory once."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -34,13 +34,13 @@ class LlamaCppRunner:
             n_ctx=self._task.longest + 32,  # drafts reach beyond the answer's end
             n_threads=self._task.threads,
             n_threads_batch=self._task.threads,
-            logits_all=bool(drafted),  # else it has room for the logits of 512 rows, and drafts need all
+            logits_all=bool(drafted),  # otherwise it has room for the logits of 512 rows, and drafts need all rows
             draft_model=LlamaPromptLookupDecoding(num_pred_tokens=drafted) if drafted else None,
             verbose=False,
         )
 
         def decode(ids: Sequence[int], most: int) -> Reading:
-            llama.reset()  # else it keeps what the new prompt shares with the last one
+            llama.reset()  # otherwise it reuses the cached tokens that the new prompt shares with the last one
             watch = Stopwatch()
             for token in itertools.islice(llama.generate(ids, temp=0.0), most):
                 watch.emit([token])

@@ -1,6 +1,6 @@
-"""OpenVINO GenAI: plain, prompt lookup, and a draft model, from checkpoints exported by optimum-intel.
+"""Runs OpenVINO GenAI from checkpoints exported by optimum-intel: plain, with prompt lookup, and with a draft model.
 
-Modes that end in ``-u8`` keep keys and values in 8 bits, which is its default; the others in bf16.
+Modes that end in ``-u8`` cache keys and values in 8 bits, the default of OpenVINO; the others cache them in bf16.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from parlay.bench.stopwatch import Reading, Stopwatch
 SHORT_CACHE = "-u8"
 CACHE_GIB = 1
 LARGE_BYTES = 2_000_000_000
-"""A billion parameters in bfloat16."""
+"""The size in bytes of a billion parameters in bfloat16."""
 
 
 class OpenVinoRunner:
-    """A pipeline for each mode."""
+    """Runs each mode in a pipeline of its own."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -52,7 +52,8 @@ class OpenVinoRunner:
         return decode
 
     def _pipeline(self, mode: str) -> tuple[Any, str]:
-        """The pipeline, and its precision in words. Prefixes are not kept: prompts come again."""
+        """Make a mode's pipeline, and return it with its precision in words. Prefix caching is off, because prompts
+        are repeated."""
         scheduling = genai.SchedulerConfig()
         scheduling.cache_size = CACHE_GIB
         scheduling.enable_prefix_caching = False
@@ -74,9 +75,9 @@ class OpenVinoRunner:
         return genai.LLMPipeline(self._exported(self._task.folder, weights), "CPU", **settings), note
 
     def _weights(self, folder: str) -> str:
-        """In place of a GGUF file's four bits four from a billion parameters on, below that eight: as its users have.
+        """Return the weight format. Where others read a GGUF file: int4 from a billion parameters, int8 below.
 
-        optimum-intel advises no fewer than eight bits for smaller models.
+        optimum-intel advises at least eight bits for smaller models. Without a GGUF file it is fp16.
         """
         if not self._task.dense:
             return "fp16"
@@ -84,10 +85,11 @@ class OpenVinoRunner:
         return "int4" if size >= LARGE_BYTES else "int8"
 
     def _exported(self, checkpoint: str, weights: str) -> str:
-        """The checkpoint in OpenVINO's format, made when it is not there. Raises RuntimeError with the export's end."""
+        """Return the checkpoint in OpenVINO's format, exported if necessary. Raises RuntimeError with the end of the
+        error."""
         out = self._task.converted(checkpoint, f"{weights}.openvino")
         if not out.exists():
-            unfinished = out.with_name(f"{out.name}.part")  # beside what other engines make of the checkpoint
+            unfinished = out.with_name(f"{out.name}.part")  # not the name of another engine's conversion
             shutil.rmtree(unfinished, ignore_errors=True)
             export = str(Path(sys.executable).with_name("optimum-cli"))
             task = ("--task", "text-generation-with-past", "--weight-format", weights)
@@ -104,7 +106,7 @@ class OpenVinoRunner:
 
 
 class Watch(genai.StreamerBase):  # type: ignore[misc]
-    """Hands a stopwatch what the pipeline emits: one token, or several."""
+    """Passes what the pipeline emits to a stopwatch: one token, or several."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +117,7 @@ class Watch(genai.StreamerBase):  # type: ignore[misc]
         return genai.StreamingStatus.RUNNING
 
     def end(self) -> None:
-        """The stopwatch needs no end."""
+        """Do nothing: the stopwatch needs no end."""
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""A Qwen3 checkpoint as a GGUF file of the same precision: bf16 matrices bit for bit, norms in fp32, as llama.cpp has
-them."""
+"""Converts a Qwen3 checkpoint to a GGUF file of the same precision: bf16 matrices, and norms in fp32 as llama.cpp
+has them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BF16 = gguf.GGMLQuantizationType.BF16
 
 
 def convert(checkpoint: Path, out: Path) -> None:
-    """Write ``out``, all or nothing. Raises ValueError for another family, or weights that are not bf16."""
+    """Write ``out`` completely or not at all. Raises ValueError for another family, or weights that are not bf16."""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "qwen3":
         raise ValueError(f"only qwen3 is converted to GGUF here, and {checkpoint.name} is {config['model_type']}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_name(f"{out.name}.part")  # beside what other engines make of the checkpoint
+    unfinished = out.with_name(f"{out.name}.part")  # not the name of another engine's conversion
     writer = gguf.GGUFWriter(unfinished, gguf.MODEL_ARCH_NAMES[FAMILY])
     _add_shape(writer, config)
     _add_vocabulary(writer, json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8")), config)
@@ -43,7 +43,7 @@ def convert(checkpoint: Path, out: Path) -> None:
 
 
 def bf16_tensors(checkpoint: Path) -> Iterator[tuple[str, npt.NDArray[np.uint16]]]:
-    """Names and bits of all weights. A safetensors file is a length, a JSON index, and the bytes."""
+    """Yield the names and bits of all weights. A safetensors file holds a length, a JSON index, and the bytes."""
     for path in sorted(checkpoint.glob("*.safetensors")):
         data = np.memmap(path, np.uint8, "r")
         size = int(data[:8].view(np.uint64)[0])
@@ -72,7 +72,7 @@ def _add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
-    """Tokens and merges. Prompts come as ids, so how llama.cpp would cut text does not matter."""
+    """Add tokens and merges. How llama.cpp would split text does not matter, because prompts are token ids."""
     vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
     special = {entry["id"]: entry["content"] for entry in tokenizer["added_tokens"]}
     texts = {number: text for text, number in vocabulary.items()} | special

@@ -1,4 +1,5 @@
-"""`transformers`: `generate` at its defaults, with a compiled static cache, with prompt lookup, and assisted."""
+"""Runs `generate` of `transformers`: plain, with a compiled static cache, with prompt lookup, and with a draft
+model."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from parlay.bench.stopwatch import Reading, Stopwatch
 from parlay.bench.transformers_generate import PROMPT_LOOKUP, compiled, generate, load
 
 COMPILED = "plain-compiled"
-"""Eager attention: the fastest combination of `benchmarks.figures` once it is compiled."""
+"""The compiled mode, with eager attention: once it is compiled, the fastest combination."""
 
 
 class TransformersRunner:
-    """Shares a loaded model between modes that run it alike."""
+    """Runs the modes, and shares a loaded model between those that run it alike."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -49,7 +50,7 @@ class TransformersRunner:
         raise ValueError(f"no mode {mode}")
 
     def _model(self, directory: str, attention: str) -> PreTrainedModel:
-        """A model that ends no text by itself, so that all answers have the length asked for."""
+        """Load a model that never ends a text itself, so that all answers have the requested length."""
         key = (directory, attention)
         if key not in self._models:
             model = load(Path(directory), dtype=torch.bfloat16, attn_implementation=attention)

@@ -1,4 +1,4 @@
-"""vLLM's CPU build: plain, its n-gram and suffix drafting, and a draft model. An engine has one mode for life."""
+"""Runs vLLM's CPU build: plain, with its n-gram or suffix drafting, and with a draft model. An engine has one mode."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from benchmarks.peers.protocol import Decode, Task, serve
 from parlay.bench.stopwatch import Reading, Stopwatch
 
 CACHE_BYTES = 1 << 28
-"""Room for one sequence; all of it is touched, and four engines stay loaded."""
+"""The cache's bytes, enough for one sequence. vLLM touches all of it, and four engines stay loaded."""
 
 
 class VllmRunner:
-    """Drives the engine step by step, so that emissions are seen when they come."""
+    """Runs the engine step by step, so that emissions are timed when they come."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -49,7 +49,8 @@ class VllmRunner:
         return decode
 
     def _drafting(self) -> dict[str, dict[str, Any] | None]:
-        """``speculative_config`` by mode. Nothing is remembered from request to request: prompts come again."""
+        """Return ``speculative_config`` by mode. The suffix cache keeps no earlier request, because prompts are
+        repeated."""
         return {
             "plain": None,
             "ngram": {

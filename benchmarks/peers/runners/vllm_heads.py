@@ -1,9 +1,9 @@
-"""vLLM's CPU build with an exported head, or without one: a job in JSON as argument 1, what came of it as last line.
+"""Runs vLLM's CPU build with an exported head, or without one. It reads a job as argument 1 and prints a JSON line.
 
     {"model": FOLDER, "method": "eagle3", "head": FOLDER, "nodes": 3, "most": 64, "prompts": [[ids], ..]}
     {"texts": [[ids], ..], "drafts": 116, "accepted": [49, 18, 5]}
 
-``accepted`` counts drafts that were right up to each depth.
+``accepted`` counts the drafts that were right up to each depth.
 """
 
 from __future__ import annotations

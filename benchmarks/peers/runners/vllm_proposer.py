@@ -1,12 +1,12 @@
-"""vLLM's CPU build in one way of drafting: a job in JSON as argument 1, then prompts to decode together, line by line.
+"""Runs vLLM's CPU build with one way of drafting. It reads a job as argument 1, then a line for each batch of prompts.
 
     {"model": FOLDER, "dtype": "float32", "longest": 2048, "together": 11, "speculative": {..}, "additional": {..},
      "clock": "wall"}
     {"prompts": [[ids], ..], "most": 96}
     {"texts": [[ids], ..], "seconds": 3.1, "wall": 3.1, "drafted": 210, "accepted": 120}
 
-With the clock "cpu" seconds are processor time of the main thread, which with one thread does all arithmetic: they
-hardly depend on what else runs. What other threads do is not in them, as that of vLLM's n-grams.
+With the clock "cpu", seconds are CPU time of the main thread, which does all arithmetic if there is one thread. They
+hardly depend on what else runs. The time of other threads, such as those of vLLM's n-grams, is not included.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ DRAFTED, ACCEPTED = "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_a
 
 
 class CpuTimedProposer(Proposer):
-    """Weighs drafts by the processor time of steps."""
+    """A proposer that measures the cost of steps as CPU time."""
 
     def __init__(self, vllm_config: Any) -> None:
         super().__init__(vllm_config, time.thread_time)
 
 
 def main() -> None:
-    """One engine, until standard input ends."""
+    """Run one engine until standard input ends."""
     job = json.loads(sys.argv[1])
     clock = CLOCKS[job["clock"]]
     with replies() as out:
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def counts(engine: Any) -> dict[str, int]:
-    """Drafted and accepted tokens since the start; 0 where nothing drafts."""
+    """Return the drafted and accepted tokens since the start; 0 if nothing drafts."""
     values = {metric.name: metric.value for metric in engine.get_metrics() if metric.name in (DRAFTED, ACCEPTED)}
     return {name: values.get(name, 0) for name in (DRAFTED, ACCEPTED)}
 
