@@ -1,7 +1,7 @@
-"""Times a router's work for a step: the seconds of a policy's four calls, by the number of concurrent sequences.
+"""Times a router's work in a step: the seconds of a policy's four calls, by the number of concurrent sequences.
 
-Drafters, forwards and their seconds are made up. Drafting pays in all sequences, and the copying drafter finds
-something in half of the steps.
+Drafters, forwards and their seconds are simulated. Drafting pays in all sequences, and the copying drafter finds a
+draft in half of the steps.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from parlay.types import NO_DRAFT, Draft, NoiseKey, Request, SamplingParams, Spe
 COPYING, HEAD = Arm("copying", 32, replayable=True), Arm("head", 8)
 ARMS = {"one that copies": (COPYING,), "one that copies, and a head": (COPYING, HEAD)}
 GOALS = {1: 100e-6, 64: 1e-3}
-"""Seconds by sequences at once."""
+"""The goals in seconds, by number of concurrent sequences."""
 WARM, STEPS = 100, 400
 RIGHT, WRONG = 0, 1
-_RATE = 0.8  # of right nodes after right ones
+_RATE = 0.8  # probability of a right node after right ones
 ROW, FIRST = 0.05e-3, 8e-3
-"""Seconds of a row and of a forward of one, so cheap that drafting pays at all loads."""
+"""Seconds of each further row and of a forward of one row. Rows are so cheap that drafting pays at all loads."""
 
 
 class Forwards:
-    """A `Cost` that never changes."""
+    """Implements `Cost` with fixed costs."""
 
     revision = 0
 
@@ -48,7 +48,7 @@ REQUEST = Request(id="r", prompt=(1,), params=SamplingParams(max_tokens=None), k
 
 @dataclass
 class View:
-    """A sequence as the router sees it."""
+    """Implements the view of a sequence that the router gets."""
 
     sequence: int
     request: Request = REQUEST
@@ -58,7 +58,7 @@ class View:
 
 
 class Steps:
-    """Steps of a batch; `seconds` are the router's own in each."""
+    """Simulates steps of a batch. ``seconds`` has the router's own time in each step."""
 
     def __init__(self, arms: Sequence[Arm], sequences: int) -> None:
         self._arms = arms
@@ -109,7 +109,7 @@ class Steps:
 
 
 def measure(arms: Sequence[Arm], sequences: int, steps: int = STEPS) -> float:
-    """Median seconds of a step, once the router knows its drafters."""
+    """Return the median seconds of a step, after the router has learned about its drafters."""
     batch = Steps(arms, sequences)
     for _ in range(WARM + steps):
         batch.step()
@@ -118,7 +118,7 @@ def measure(arms: Sequence[Arm], sequences: int, steps: int = STEPS) -> float:
 
 @one_line_errors("planning")
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the table."""
     command_parser("planning", __doc__).parse_args()
     print(provenance("python -m benchmarks.planning"))
     rows = [

@@ -1,4 +1,4 @@
-"""Draws the plots of docs/results from the rows under results: python -m benchmarks.plots (extra `plot`)."""
+"""Draws the plots of docs/results from the rows under results, with `python -m benchmarks.plots` (extra `plot`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parlay.bench.summary import whole_rate
 
 PICTURES = Path("docs/pictures")
 INK, GRID = "#7d8590", "#7d859040"
-"""Greys that read on white and on dark."""
+"""Greys that are legible on white and on dark pages."""
 COLOURS = {"Parlay": "#0f9d8f", "llama.cpp": "#4493f8"}
 OTHERS = ("#0f9d8f", "#4493f8", "#d29922", "#a371f7")
 PLAIN_COLOUR, PEER_COLOUR = "#7fcfc6", "#b4bcc6"
@@ -40,7 +40,8 @@ ZEN_3, ZEN_4, ZEN_5 = (f"2 cores of an AMD EPYC ({name})" for name in PROCESSORS
 
 
 def engines(rows: Sequence[Row]) -> Mapping[str, Sequence[float]]:
-    """Whole requests, tokens per second by workload: Parlay twice, each other engine in its fastest mode there."""
+    """Return tokens per second of whole requests by workload: two modes of Parlay, and each other engine's fastest
+    mode."""
     model = Model(rows[0].cell.model, rows)
     found = {
         f"Parlay, Q4_1, {DRAFTING}": [model.rate(System(OURS, DRAFTING), each, whole_rate) for each in model.workloads],
@@ -54,7 +55,7 @@ def engines(rows: Sequence[Row]) -> Mapping[str, Sequence[float]]:
 
 
 def forwards(rows: Iterable[Row]) -> Mapping[str, Sequence[float]]:
-    """Milliseconds of a forward of SmolLM2 (Q4_1, two threads) for each of `ROWS`: medians over passes."""
+    """Return milliseconds of a forward of SmolLM2 (Q4_1, two threads) for each of `ROWS`: medians over passes."""
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows:
         if row.cell.part == "2 threads" and row.cell.model == "SmolLM2-135M-Instruct.Q4_1":
@@ -64,13 +65,13 @@ def forwards(rows: Iterable[Row]) -> Mapping[str, Sequence[float]]:
 
 
 def replayed(rows: Iterable[Row]) -> Mapping[str, Sequence[float]]:
-    """Tokens per step on recorded answers, for the sets of `REPLAYED` in turn."""
+    """Return tokens per step on recorded answers, for each set of `REPLAYED`."""
     found = {(row.cell.strategy, row.cell.workload): row.tokens / row.steps for row in rows if row.steps}
     return {strategy: [found[strategy, name] for name in REPLAYED] for strategy in SHOWN}
 
 
 def ranges(series: Mapping[str, Sequence[float]], title: str, label: str, name: str) -> None:
-    """A bar for each name: the geometric mean of its values, and a line from the lowest to the highest."""
+    """Draw a bar for each name: the geometric mean of its values, with a line from the lowest to the highest."""
     figure, axes = _axes((7.2, 2.9), title)
     ranked = sorted(series.items(), key=lambda item: statistics.geometric_mean(item[1]))
     for place, (each, values) in enumerate(ranked):
@@ -86,7 +87,7 @@ def ranges(series: Mapping[str, Sequence[float]], title: str, label: str, name: 
 
 
 def bars(series: Mapping[str, Sequence[float]], groups: Sequence[str], title: str, label: str, name: str) -> None:
-    """Groups of bars."""
+    """Draw groups of bars."""
     figure, axes = _axes((7.2, 4.0), title)
     width = 0.82 / len(series)
     for number, (each, values) in enumerate(series.items()):
@@ -100,7 +101,7 @@ def bars(series: Mapping[str, Sequence[float]], groups: Sequence[str], title: st
 
 
 def lines(series: Mapping[str, Sequence[float]], title: str, label: str, name: str) -> None:
-    """A line each over the rows of a forward."""
+    """Draw a line for each name, over the number of rows of a forward."""
     figure, axes = _axes((7.2, 3.6), title)
     for each, values in series.items():
         axes.plot(ROWS, values, marker="o", label=each, color=COLOURS[each], zorder=2)
@@ -141,13 +142,13 @@ def rows_of(name: str) -> Sequence[Row]:
 
 
 def main() -> None:
-    """Draw all of them."""
+    """Draw all plots."""
     with one_line_errors("plots"):
         draw()
 
 
 def draw() -> None:
-    """Raises ValueError without the library that draws, and for a folder in which there are no pictures."""
+    """Draw all plots. Raises ValueError if matplotlib is missing, or if the folder of pictures does not exist."""
     if not PICTURES.is_dir():
         raise ValueError(f"there is no folder {PICTURES} here: run this in the repository's root")
     speed = "tokens per second of whole requests: mean, lowest and highest kind"

@@ -1,10 +1,10 @@
 """Measures the time of an engine step, by part of the step and by function.
 
-    python -m benchmarks.profile_step                       # against a target that answers at once
-    python -m benchmarks.profile_step --model parlay-mini   # a real one, its forward beside the rest
+    python -m benchmarks.profile_step                        # with a target that answers at once
+    python -m benchmarks.profile_step --model parlay-mini    # with a real model, whose forward is timed separately
 
-The table by part is timed without a profiler. The table by function is not: the profiler makes Python calls look more
-expensive than they are, so read it for order, not for size.
+The table by part is timed without a profiler. The table by function is timed with one, which makes Python calls look
+more expensive than they are: use its order, not its times.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from parlay.types import Cost, Runner, SamplingParams
 
 
 def make_engine(runner: Runner, cost: Cost, strategy: str, params: SamplingParams, batch: int) -> TimedEngine:
-    """An engine in the middle of decoding ``batch`` requests."""
+    """Return an engine in the middle of decoding ``batch`` requests."""
     engine = TimedEngine(runner, cost, Limits(max_sequences=batch, max_rows=max(512, batch)))
     engine.time_forward()
     chosen = open_strategy(engine, strategy)
@@ -38,14 +38,14 @@ def make_engine(runner: Runner, cost: Cost, strategy: str, params: SamplingParam
 
 
 def prompt_for(runner: Runner) -> tuple[int, ...]:
-    """The stub's own text; for a real model, which only has to be busy, any."""
+    """Return a prompt: the stub's own text, or any tokens for a real model."""
     if isinstance(runner, StubRunner):
         return runner.text(PROMPT_TOKENS)
     return tuple(5 + 7 * place % (runner.spec.vocab_size - 5) for place in range(PROMPT_TOKENS))
 
 
 def parts(log: Sequence[Mapping[str, float]]) -> list[tuple[str, float, float]]:
-    """Median microseconds of each part and its share of the step; the rest is scheduling and counting."""
+    """Return the median microseconds of each part and its share of the step; the rest is scheduling and counting."""
     steps = [{"forward": step["forward"], **split(step, step["forward"])} for step in log]
     whole = median(step["step"] for step in log)
     rows = [(part, median(step[part] for step in steps)) for part in steps[0]]
@@ -53,7 +53,7 @@ def parts(log: Sequence[Mapping[str, float]]) -> list[tuple[str, float, float]]:
 
 
 def by_function(engine: TimedEngine, steps: int, lines: int) -> None:
-    """Print the functions that take most time of their own, in microseconds per step."""
+    """Print the functions with the most time of their own, in microseconds per step."""
     profile = cProfile.Profile()
     profile.enable()
     for _ in range(steps):
@@ -69,10 +69,10 @@ def by_function(engine: TimedEngine, steps: int, lines: int) -> None:
 
 @one_line_errors("profile_step")
 def main() -> None:
-    """Command line."""
+    """Run the command."""
     parser = command_parser("profile_step", __doc__)
-    parser.add_argument("--model", help="a model to run instead of the one that answers at once")
-    parser.add_argument("--vocabulary", type=int, default=4096, help="of the target that answers at once")
+    parser.add_argument("--model", help="a model to run instead of the stub, which answers at once")
+    parser.add_argument("--vocabulary", type=int, default=4096, help="vocabulary size of the stub")
     parser.add_argument("--strategy", default="none")
     parser.add_argument("--tokens", choices=PARAMS, default="greedy", help="how tokens are chosen")
     parser.add_argument("--batch", type=int, default=1)

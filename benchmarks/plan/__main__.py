@@ -1,8 +1,8 @@
-"""Compares the predictions of `parlay plan` with this machine: calibrates, predicts, measures, and writes the page.
+"""Compares the predictions of `parlay plan` with measurements on this machine, and writes the page.
 
-First the calibration, then forwards of shapes that it never saw, then ten cells declared in `cells`, in each of which
-the strategy that the plan would choose is compared with the fastest through the real engine. An interrupted run goes on
-where it stopped.
+It calibrates the machine. Then it times forwards of shapes that the calibration did not use, and decodes the ten cells
+declared in `cells`, in which the real engine shows whether the plan chooses the fastest strategy. An interrupted run
+continues where it stopped.
 """
 
 from __future__ import annotations
@@ -46,20 +46,22 @@ _TINY = ModelShape(
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("plan", __doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--quick", action="store_true", help="tiny shapes and few tokens: does it work?")
-    parser.add_argument("--fresh", action="store_true", help="start the files anew")
-    parser.add_argument("--dtype", default="auto", help="of the weights (default: auto, as models choose it)")
+    parser.add_argument("--quick", action="store_true", help="use tiny shapes and few tokens, to see that it works")
+    parser.add_argument("--fresh", action="store_true", help="overwrite the files instead of continuing them")
+    parser.add_argument("--dtype", default="auto", help="type of the weights (default: auto, each model's choice)")
     add_threads_flag(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="results; page and calibration go beside it")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="file of results; page and calibration are written beside it"
+    )
     return parser.parse_args(arguments)
 
 
 @one_line_errors("plan")
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Calibrate, measure, write the page."""
+    """Calibrate, measure, and write the page."""
     options = parse(arguments)
     begin(options)
     results = open_results(options, "plan", "python -m benchmarks.plan")
@@ -74,13 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class Bench:
-    """Settings of all parts. ``quick`` shrinks shapes and lengths until nothing is worth reading but that it ran."""
+    """The settings of all parts. ``quick`` makes shapes and texts so small that only errors in the program show."""
 
     def __init__(self, results: Results, dtype: str, quick: bool) -> None:
         self._results, self._dtype, self._quick = results, dtype, quick
 
     def calibration(self, path: Path, *, fresh: bool) -> MachineCalibration:
-        """The calibration that the results rest on: measured once, then read again."""
+        """Return the machine's calibration. If there are results already, their calibration is read from its file."""
         if path.exists() and self._results.rows and not fresh:
             return load(path)
         shapes = [self._sized(shape) for shape in SHAPES]
@@ -89,7 +91,7 @@ class Bench:
         return made
 
     def forwards(self, machine: Machine) -> None:
-        """Each shape's forwards, measured and predicted."""
+        """Measure and predict the forwards of each shape."""
         for name, shape in HELD_OUT.items():
             cell = Measured(part="forwards", model=name, strategy=FORWARD, workload="")
             if any((row.cell.part, row.cell.model) == ("forwards", name) for row in self._results.rows):
@@ -102,7 +104,7 @@ class Bench:
             logger.info("forwards of %s", name)
 
     def cells(self, machine: Machine) -> None:
-        """Each cell's strategies, in turns, a round of them at a time."""
+        """Measure each cell's strategies in turn, round by round."""
         for size in TARGETS:
             own = [(number, self._cell(cell)) for number, cell in enumerate(CELLS) if cell.size == size]
             turns = {cell.name: range(len(self._results.of(_measured(cell, PLAIN))), self._rounds) for _, cell in own}
@@ -118,7 +120,7 @@ class Bench:
                     logger.info("%s: round %d", cell.name, turn + 1)
 
     def _round(self, turn: int, cell: Cell, stage: Stage, setting: Setting, draft: ModelShape) -> list[Row]:
-        """Every strategy once; who begins changes."""
+        """Run every strategy once; the order changes from round to round."""
         text = stage.text(cell)
         names = list(BUDGETS)
         order = names[turn % len(names) :] + names[: turn % len(names)]
@@ -130,7 +132,7 @@ class Bench:
         return rows
 
     def _open(self, shape: ModelShape, longest: int, batch: int = 1) -> tuple[Runner, ModelShape]:
-        gc.collect()  # of a former model, whose memory this one may need
+        gc.collect()  # frees the memory of the last model, which this one may need
         room = 2 * batch * (longest + 64) + 2048
         return open_random(shape, LoadOptions(dtype=self._dtype), max_context=longest + 64, cache_tokens=room)
 
@@ -149,7 +151,7 @@ class Bench:
 
 
 def _room(cells: Sequence[tuple[int, Cell]]) -> tuple[int, int]:
-    """The longest sequence of the cells, and the largest batch."""
+    """Return the length of the cells' longest sequence, and the largest batch."""
     return max(cell.context + cell.tokens for _, cell in cells), max(cell.batch for _, cell in cells)
 
 

@@ -1,8 +1,8 @@
-"""Cases declared before anything is measured: shapes that no calibration sees, and ten cells with four strategies.
+"""Declares the cases before anything is measured: shapes that no calibration sees, and ten cells with four strategies.
 
-A cell is a model's size, how often drafts of either kind are right on its workload, how many sequences there are, and
-how long they are. Weights are random and acceptance is imposed, so cells say nothing of any drafter: they ask whether
-the cost of forwards and the formulas over it rank the strategies as the engine does.
+A cell is a model's size, the acceptance of drafts of either kind, the number of sequences and their length. Weights are
+random and the acceptance is imposed, so a cell does not assess a drafter. It tests whether the cost model ranks the
+strategies as the engine does.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ HELD_OUT = {
     "52 M": replace(_BASE, hidden_size=512, intermediate_size=2048, num_layers=12, num_heads=8, num_kv_heads=8),
     "95 M": replace(_BASE, hidden_size=768, intermediate_size=2048, num_layers=14, num_heads=12, num_kv_heads=4),
 }
-"""Shapes that are predicted and timed, by their parameters; heads from all alike to groups of seven."""
+"""The shapes that are predicted and timed, by number of parameters. One has as many KV heads as heads, one has groups
+of seven."""
 
 HELD_OUT_WORKS = tuple(
     ForwardShape(rows=rows, context=context) for context in (256, 1024, 4096) for rows in (1, 2, 4, 8, 12, 16)
 )
-"""Verifies that are predicted and timed for each of them."""
+"""The forwards that are predicted and timed for each shape."""
 
 TARGETS = {
     "small": _BASE,
@@ -53,12 +54,13 @@ DRAFTS = {
 
 PLAIN, COPY_4, COPY_16, WRITE_4 = "none", "copying 4", "copying 16", "draft model 4"
 BUDGETS = {PLAIN: 0, COPY_4: 4, COPY_16: 16, WRITE_4: 4}
-"""The strategies and how many nodes they always draft, as one chain."""
+"""The strategies, and how many nodes each drafts in every step, as one chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """``copied`` and ``written`` are the chances that a token is right: one found by copying, one of a draft model."""
+    """One cell. ``copied`` and ``written`` are the probabilities that a drafted token is right: by copying, and by a
+    draft model."""
 
     size: str
     batch: int
@@ -77,7 +79,7 @@ class Cell:
         return self.written if strategy == WRITE_4 else self.copied
 
     def plan(self, strategy: str, draft: ModelShape) -> DraftPlan:
-        """The strategy as the cost model sees it; ``draft`` in the bytes that its runner keeps."""
+        """Return the strategy as the cost model sees it. ``draft`` has the types in which its runner keeps weights."""
         return DraftPlan(
             name=strategy,
             nodes=BUDGETS[strategy],

@@ -1,8 +1,8 @@
-"""One cell through the real engine: every strategy decodes the same text, drafts right as often as the cell says.
+"""Decodes one cell with the real engine: every strategy decodes the same text, with the acceptance that the cell
+states.
 
-The drafters know the text from a plain run. Which tokens they get right follows from stretches between errors whose
-lengths are quantiles of the geometric distribution, shuffled. So few tokens
-have the acceptance that many would have.
+The drafters know the text from a plain run. The lengths of their correct stretches are shuffled quantiles of the
+geometric distribution, so even a few tokens have the right acceptance.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from parlay.types import (
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Tokens and seconds between the moment when all sequences wrote and the moment when one was done."""
+    """Tokens and seconds between the step in which all sequences have begun to write and the one in which one of
+    them ends."""
 
     text: tuple[int, ...]
     tokens: int
@@ -51,7 +52,7 @@ class Decoded:
 
 
 class Teller:
-    """Drafts the known text with errors; with a ``writer`` that real drafter is asked first, for what it costs."""
+    """Drafts the known text with errors. A ``writer``, if there is one, drafts first, so that its cost counts."""
 
     needs = Needs()
 
@@ -77,7 +78,7 @@ class Teller:
 
 
 def errors(chance: float, tokens: int, seed: int = 0) -> list[bool]:
-    """Which of ``tokens`` drafted tokens are right, each with ``chance``, at least so many."""
+    """Return which drafted tokens are right, each with probability ``chance``, for at least ``tokens`` tokens."""
     count = max(4, round(tokens * (1 - chance)))
     stretches = [math.floor(math.log((place + 0.5) / count) / math.log(chance)) for place in range(count)]
     random.Random(seed).shuffle(stretches)
@@ -89,21 +90,22 @@ def errors(chance: float, tokens: int, seed: int = 0) -> list[bool]:
 
 
 class Stage:
-    """A target and its draft model, ready for the cells of one size."""
+    """Runs a target and its draft model in the cells of one size."""
 
     def __init__(self, target: Runner, draft: Runner) -> None:
         self._target, self._draft = target, draft
         self._texts: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def text(self, cell: Cell) -> tuple[int, ...]:
-        """The text that the target writes in this cell; the run that finds out warms everything up."""
+        """Return the text that the target writes in this cell. The first call finds it out and so warms up the
+        target."""
         key = (cell.context, cell.tokens)
         if key not in self._texts:
             self._texts[key] = self._run(cell, Strategy(PLAIN, (), SharedNoise(), Plain()), 1).text
         return self._texts[key]
 
     def decode(self, cell: Cell, strategy: str) -> Decoded:
-        """The cell by one strategy."""
+        """Decode the cell with one strategy."""
         if strategy == PLAIN:
             return self._run(cell, Strategy(PLAIN, (), SharedNoise(), Plain()), cell.batch)
         writer = self._writer() if strategy == WRITE_4 else None
@@ -117,7 +119,7 @@ class Stage:
         return DraftModel(resources, DraftModelOptions(min_p=0.0))
 
     def _run(self, cell: Cell, strategy: Strategy, batch: int) -> Decoded:
-        """All sequences have one prompt, which is fed once, and share its cache."""
+        """Decode the cell. All sequences have the same prompt, which is computed once, and share its cache."""
         engine = Engine(self._target, MeasuredCost())
         prompt = tuple(random.Random(0).choices(range(self._target.spec.vocab_size), k=cell.context))
         params = SamplingParams(temperature=0.0, max_tokens=cell.tokens, ignore_eos=True)

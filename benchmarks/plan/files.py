@@ -1,9 +1,9 @@
-"""Forwards of GGUF files: what `parlay plan FILE` says of them, and what they take.
+"""Compares the predictions of `parlay plan FILE` with the measured forwards of GGUF files.
 
     python -m benchmarks.plan.files --files A.gguf B.gguf
 
-Each file's machine is calibrated first as `parlay plan FILE --calibrate` does it, about a minute each. The files'
-forwards are timed in turn, one row of results for each timing.
+The machine is calibrated for each file first, as `parlay plan FILE --calibrate` does, which takes about a minute each.
+The files' forwards are timed in turn, with one row of results for each timing.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ GOAL = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What `parlay plan` predicts from: the calibrated machine and the file's shape."""
+    """The inputs of `parlay plan`: the calibrated machine and the file's shape."""
 
     machine: Machine
     shape: ModelShape
 
     def seconds(self, rows: int, context: int) -> float:
-        """A forward of so many rows behind so much text."""
+        """Return the predicted seconds of a forward of ``rows`` rows after ``context`` tokens."""
         return self.machine.forward(self.shape, ForwardShape(rows=rows, context=context))
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("plan.files", __doc__)
     parser.add_argument("--files", nargs="+", type=Path, required=True, metavar="FILE", help="GGUF files")
-    add_run_flags(parser, quick="one short text and two passes: does it work?")
+    add_run_flags(parser, quick="use one short text and two passes, to see that it works")
     return parser.parse_args(arguments)
 
 
 @one_line_errors("plan.files")
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Predict, measure, write the page."""
+    """Predict, measure, and write the page."""
     options = parse(arguments)
     begin(options)
     results = open_results(options, "plan-files", "python -m benchmarks.plan.files --files FILE FILE FILE")
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def predicted(file: Path, threads: int) -> Prediction:
-    """Calibrate for the file's weights as the command does, and read the file's shape."""
+    """Calibrate the machine for the file's weights, as the command does, and read the file's shape."""
     parser = argparse.ArgumentParser()
     add_machine_flags(parser)
     flags = parser.parse_args([str(file), "--calibrate", "--threads", str(threads)])
@@ -82,7 +82,7 @@ def _with_prediction(row: Row, told: Mapping[str, Prediction]) -> Row:
 
 
 def report(header: dict[str, Any], rows: Sequence[Row]) -> str:
-    """Markdown: a line for each file and context, a column for each number of rows."""
+    """Write the page in Markdown: a row for each file and context, a column for each number of rows."""
     timed = [row for row in rows if row.tokens]
     cells = {(row.cell.model, row.cell.context, row.tokens) for row in timed}
     errors = [abs(_predicted(timed, *cell) / _measured(timed, *cell) - 1) for cell in cells]

@@ -1,6 +1,6 @@
-"""Makes the table of measured tokens per step by kind of work, which `parlay plan` stands on, from committed rows.
+"""Makes the table of measured tokens per step by kind of work, which `parlay plan` uses, from committed rows.
 
-`python -m benchmarks.plan.kinds` writes it again; a test compares it with the rows.
+`python -m benchmarks.plan.kinds` writes the table again; a test compares it with the rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ RECORDED: Mapping[str, tuple[str, str]] = {
     "rag": (_DOCUMENTS, "LLMA's retrieval"),
     "edit_eval": (_EDITS, "EditEval"),
 }
-"""Kind and texts by the workload of a replay: answers of larger models, exact for drafters that read only the text."""
+"""The kind and the texts of each replayed workload. A replay of a larger model's answers is exact for drafters that
+read only the text."""
 SPEC_BENCH = {
     "writing": _CHAT,
     "roleplay": _CHAT,
@@ -42,7 +43,7 @@ SPEC_BENCH = {
     "translation": _TRANSLATION,
 }
 _WHOLE = (":policy=fixed,k=16", ":k=16,policy=fixed")
-"""Ends of the names of strategies whose drafts are always whole."""
+"""The ends of names of strategies that always make full drafts."""
 _KINDS = dict.fromkeys([kind for kind, _ in RECORDED.values()] + list(SPEC_BENCH.values()))
 _FILES: Mapping[str, Callable[[Cell], bool]] = {
     "replay.jsonl": lambda cell: True,
@@ -53,14 +54,15 @@ _FILES: Mapping[str, Callable[[Cell], bool]] = {
     "modelled.jsonl": lambda cell: cell.strategy.endswith(_WHOLE),
     "draft-models.jsonl": lambda cell: cell.strategy.endswith(_WHOLE),
 }
-"""Files of rows, and the cells that count."""
+"""The files of rows, and which of their cells are used."""
 
 
 def rates() -> list[KindRate]:
-    """From replays; copies and a shipped head under the default policy; every trained head, and a draft model of a
-    third of its target's size, with 16 nodes.
+    """Return the rates of replays, of copying and a shipped head under the default policy, and of full drafts of 16
+    nodes.
 
-    Of a strategy on the same texts the row of the last file counts, in which drafts are whole.
+    Full drafts are those of every trained head, and of a draft model of a third of its target's size. If two files have
+    the same strategy and texts, the later file counts; its drafts are full.
     """
     found: dict[tuple[str, str], KindRate] = {}
     for name, kept in _FILES.items():
@@ -77,12 +79,12 @@ def rates() -> list[KindRate]:
 
 
 def _usual(cell: Cell) -> bool:
-    """One request at a time, greedy, of Parlay, with the prompts as they are."""
+    """Return whether the cell is Parlay's with one greedy request at a time and unchanged prompts."""
     return (cell.engine, cell.concurrency, cell.temperature, cell.context) == (OURS, 1, 0.0, 0)
 
 
 def _texts(cell: Cell) -> tuple[str, str]:
-    """Kind and name of what was decoded."""
+    """Return the kind and the name of the decoded texts."""
     if cell.model == MODEL:
         return RECORDED[cell.workload]
     category = cell.workload.removeprefix("spec-bench/")

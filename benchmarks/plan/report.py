@@ -1,5 +1,4 @@
-"""The page: errors of predicted forwards, and the plan's choices compared with the best ones and with constant
-guesses."""
+"""Writes the page: errors of predicted forwards, and the plan's choices beside the best ones and a constant guess."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ ERROR_GOAL, RIGHT_GOAL, MARGIN_GOAL, PLAIN_GOAL = 0.2, 8, 3, 3
 
 
 def report(header: dict[str, Any], rows: Sequence[Row]) -> str:
-    """Markdown."""
+    """Return the page in Markdown."""
     return "\n".join(["# What `parlay plan` says, and what is", "", about(header), "", *_forwards(rows), *_cells(rows)])
 
 
@@ -48,7 +47,7 @@ def _forward_line(model: str, own: Sequence[Row]) -> list[str]:
 
 
 def error(row: Row) -> float:
-    """Relative error of a predicted forward."""
+    """Return the relative error of a predicted forward."""
     return abs(row.values["predicted"] / row.values["measured"] - 1)
 
 
@@ -78,14 +77,14 @@ def _cells(rows: Sequence[Row]) -> list[str]:
 
 
 def rates(own: Sequence[Row]) -> tuple[dict[str, float], dict[str, float]]:
-    """Tokens per second of each strategy, the median of its rounds; and what was predicted."""
+    """Return tokens per second of each strategy: measured, as the median of its rounds, and predicted."""
     measured = {name: median(row.tokens_per_second for row in own if row.cell.strategy == name) for name in BUDGETS}
     predicted = {row.cell.strategy: row.values["predicted"] for row in own}
     return measured, predicted
 
 
 def best(speeds: dict[str, float]) -> str:
-    """The fastest; of equals the first of the list, which is plain decoding."""
+    """Return the fastest strategy; if several are equal, the first of the list, which is plain decoding."""
     return max(BUDGETS, key=lambda name: speeds[name])
 
 

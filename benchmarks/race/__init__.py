@@ -1,1 +1,2 @@
-"""The picture at the top of the README: one answer, plain and by the default strategy, as it was timed."""
+"""Makes the picture at the top of the README: one answer as it was timed, decoded plainly and with the default
+strategy."""

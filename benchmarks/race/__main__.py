@@ -1,7 +1,7 @@
-"""Times one answer of SmolLM2, plain and by the default strategy, and draws the README's picture of it.
+"""Times one answer of SmolLM2, plain and with the default strategy, and draws the README's picture of it.
 
-python -m benchmarks.race             # time it here, then draw
-python -m benchmarks.race --draw      # draw the last recording again
+python -m benchmarks.race           # time it here, then draw
+python -m benchmarks.race --draw    # draw the last recording again
 """
 
 from __future__ import annotations

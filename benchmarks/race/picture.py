@@ -1,4 +1,4 @@
-"""The race as an SVG that moves, or stands still where the reader asked for less motion. It needs no script."""
+"""Draws the race as an animated SVG without scripts; it stands still for readers who asked for less motion."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ WIDTH, HEIGHT, EDGE = 860, 372, 24
 COLUMNS = 88
 LINE = 21
 SLOWER = 12
-"""The picture plays so many times slower than the answers were decoded."""
+"""How many times slower the picture plays than the answers were decoded."""
 PAUSE = 3.0
-"""Seconds between the end and the next beginning."""
+"""Seconds between the end of the animation and its next start."""
 PROCESSORS = {
     "EPYC (cpu family 25, model 1)": "AMD EPYC (Zen 3)",
     "EPYC (cpu family 25, model 17)": "AMD EPYC (Zen 4)",
     "EPYC (cpu family 26, model 2)": "AMD EPYC (Zen 5)",
 }
-"""Names that people know of what the system calls a processor."""
+"""Well-known names of processors, by what the system calls them."""
 LANES = {"none": "plain decoding", "auto": "Parlay's default"}
 STYLE = """\
 text{font:15px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:#e6edf3}
@@ -36,7 +36,7 @@ text{font:15px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",mon
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Letters of one step and one source, within a line."""
+    """Letters of one line that come from one step and one source."""
 
     text: str
     step: int
@@ -44,7 +44,7 @@ class Run:
 
 
 def picture(recording: Recording, header: Mapping[str, Any]) -> str:
-    """The whole file."""
+    """Return the whole SVG file."""
     period = recording.plain.seconds * SLOWER + PAUSE
     body = [
         _line(EDGE, 36, "One model, one answer, decoded twice: SmolLM2-135M (4-bit) corrects a message", "sans head"),
@@ -80,7 +80,7 @@ def _description(recording: Recording) -> str:
 
 
 def _lane(lane: Lane, recording: Recording, top: int) -> Iterator[str]:
-    """Name, figures, a bar as long as its time, and the text."""
+    """Yield the elements of one lane: its name, figures, a bar as long as its time, and the text."""
     room = WIDTH - 2 * EDGE
     figures = f"{len(lane.steps)} steps, {lane.seconds:.2f} s"
     if lane is recording.fast:
@@ -100,7 +100,7 @@ def _lane(lane: Lane, recording: Recording, top: int) -> Iterator[str]:
 
 
 def _span(run: Run, lane: Lane, done: float) -> str:
-    """Standing still, the picture shows the moment ``done``: what comes later is faint."""
+    """Return a run's element. If it is later than the moment ``done``, the still picture shows it faintly."""
     names = [f"{lane.strategy}-{run.step}"]
     names += ["d"] if run.drafted else []
     names += ["u"] if lane.steps[run.step].seconds > done else []
@@ -108,7 +108,7 @@ def _span(run: Run, lane: Lane, done: float) -> str:
 
 
 def _lines(lane: Lane) -> Iterator[list[Run]]:
-    """The answer in lines of at most `COLUMNS` letters, broken at spaces."""
+    """Yield the answer in lines of at most `COLUMNS` letters, broken at spaces."""
     letters = [
         (letter, number, source != "target")
         for number, step in enumerate(lane.steps)
@@ -139,7 +139,7 @@ def _runs(letters: list[tuple[str, int, bool]]) -> list[Run]:
 
 
 def _moves(lane: Lane, period: float) -> str:
-    """A rule and an animation for each step, and for the bar."""
+    """Return the CSS rules and animations of each step and of the bar."""
     end = 100 * lane.seconds * SLOWER / period
     rules = [
         f"@keyframes b-{lane.strategy}{{0%{{transform:scaleX(0)}}{end:.2f}%,to{{transform:none}}}}",

@@ -1,4 +1,4 @@
-"""Records one answer, decoded in turns by plain decoding and by the default strategy, with the time of each piece."""
+"""Records one answer with the time of each piece, decoded in turn plainly and with the default strategy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ TOKENS = 160
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The tokens of one step: seconds since the request, and its pieces as (text, drafter or ``target``)."""
+    """The tokens of one step: seconds since the request, and pieces of text with their source, a drafter or
+    ``target``."""
 
     seconds: float
     pieces: tuple[tuple[str, str], ...]
@@ -41,7 +42,7 @@ class Lane:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the whole request, prompt included."""
+        """Return the seconds of the whole request, prompt included."""
         return self.steps[-1].seconds
 
     @property
@@ -51,7 +52,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The round whose ratio is the median, and the ratios of all rounds, lowest first."""
+    """A recording: the round with the median ratio, and the ratios of all rounds, lowest first."""
 
     plain: Lane
     fast: Lane
@@ -59,7 +60,7 @@ class Recording:
 
 
 def record(llm: LLM, rounds: int) -> Recording:
-    """Both lanes in turns, after one unmeasured answer of each; ValueError if a text differs."""
+    """Record both strategies in turns, after one unmeasured answer of each. Raises ValueError if a text differs."""
     strategies = (PLAIN, DEFAULT_STRATEGY)
     for strategy in strategies:
         _answer(llm, strategy)
@@ -89,7 +90,7 @@ def _answer(llm: LLM, strategy: str) -> Lane:
 
 
 def write(path: Path, recording: Recording, header: dict[str, Any]) -> None:
-    """The recording with its origin, as JSON."""
+    """Write the recording and its provenance as JSON."""
     path.write_text(json.dumps({"provenance": header, **asdict(recording)}, indent=1) + "\n", encoding="utf-8")
 
 
