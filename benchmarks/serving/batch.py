@@ -1,6 +1,6 @@
-"""Plain decoding of many requests at once, against vLLM's CPU build: tokens per second, 128 tokens in and out.
+"""Measures plain decoding of many requests at once against vLLM's CPU build: tokens per second, 128 tokens in and out.
 
-Both engines stay loaded and take turns, and compute every prompt anew. Without `--vllm` only Parlay is measured.
+Both engines stay loaded, take turns, and compute every prompt anew. Without `--vllm` only Parlay is measured.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from parlay.types import SamplingParams
 
 INPUT, OUTPUT = 128, 128
 VOCABULARY = 4096
-"""Prompts are random tokens below it."""
+"""Prompts are random tokens below this number."""
 GOAL = 1.0
 Decode = Callable[[int], float]
-"""From a number of requests to tokens per second."""
+"""Decodes a number of requests at once, and returns tokens per second."""
 
 
 def ours(model: Path) -> Decode:
-    """Parlay through its Python API, drafting nothing."""
+    """Return a function that decodes with Parlay's Python API, without drafts."""
     llm = LLM(str(model), dtype="bfloat16", strategy="none", max_num_seqs=64)
     params = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
 
@@ -56,7 +56,7 @@ def ours(model: Path) -> Decode:
 
 @contextmanager
 def theirs(python: Path, model: Path, threads: int) -> Iterator[Decode]:
-    """vLLM in its own environment and process, bound to as many cores."""
+    """Start vLLM in its own environment and process, bound to as many cores, and yield a function that decodes."""
     told = {"model": str(model), "input": INPUT, "output": OUTPUT, "vocabulary": VOCABULARY}
     command = [str(python), str(Path(__file__).with_name("vllm_worker.py")), json.dumps(told)]
     environment = os.environ | surroundings(VLLM, threads) | {"VLLM_CPU_KVCACHE_SPACE": "2"}
@@ -86,7 +86,7 @@ def theirs(python: Path, model: Path, threads: int) -> Iterator[Decode]:
 
 
 def measure(systems: Mapping[str, Decode], counts: list[int], rounds: int) -> dict[int, dict[str, list[float]]]:
-    """Tokens per second by number of requests and system, one after the other in every round."""
+    """Return tokens per second by number of requests and system. The systems take turns in every round."""
     rates: dict[int, dict[str, list[float]]] = {count: {name: [] for name in systems} for count in counts}
     for decode in systems.values():
         decode(min(counts))  # warm
@@ -99,7 +99,7 @@ def measure(systems: Mapping[str, Decode], counts: list[int], rounds: int) -> di
 
 
 def rows(rates: dict[int, dict[str, list[float]]]) -> Iterator[tuple[str, ...]]:
-    """Medians, and the median of the ratios within rounds."""
+    """Yield table rows with medians, and the median of the ratios within rounds."""
     for count, by_name in rates.items():
         ours_, *rest = by_name.values()
         ratio = "-"
@@ -116,7 +116,7 @@ def rows(rates: dict[int, dict[str, list[float]]]) -> Iterator[tuple[str, ...]]:
 
 @one_line_errors("serving.batch")
 def main() -> None:
-    """Command line."""
+    """Run the command."""
     parser = command_parser("serving.batch", __doc__)
     parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="the Python of an environment with vllm-cpu")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], metavar="N")

@@ -1,9 +1,10 @@
-"""Whole requests over HTTP: `parlay serve` beside llama.cpp's `llama-server` on the same GGUF file, streamed, in turn.
+"""Compares whole requests over HTTP: `parlay serve` and llama.cpp's `llama-server` on the same GGUF file, streamed.
 
     python -m benchmarks.serving.beside_llama --llama-server EXE --model FILE.gguf --draft-model FILE.gguf --data DIR
 
-Each mode of llama-server is a process of its own, since it takes its drafter when it starts; Parlay is one process,
-whose requests name their strategy. All wait while one answers. Every prompt is computed anew in all of them.
+Each mode of llama-server is a process of its own, because it gets its drafter at the start. Parlay is one process, and
+its requests name their strategy. The servers take turns: while one answers, the others wait. All compute every prompt
+anew.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ MODES: Mapping[str, tuple[str, ...]] = {
     "ngram-simple": ("--spec-type", "ngram-simple"),
     "draft-simple": ("--spec-type", "draft-simple"),
 }
-"""Flags of llama-server for each of its modes; the last one is given the draft model."""
+"""llama-server's flags for each of its modes; the last mode also gets the draft model."""
 WORKLOADS = ("spec-bench", "humaneval", "editeval", "bfcl-simple")
 ALL_TOKENS: Mapping[str, object] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-"""So both engines draw from all tokens: without these, llama-server draws from the likeliest alone."""
+"""Sampling settings with which both engines draw from all tokens; llama-server's defaults keep only the likeliest."""
 READY = 120.0
-"""Seconds that a server may take until it answers."""
+"""The time limit in seconds until a server answers."""
 INTRO = (
     "Tokens per second of whole requests, from sending one to its last piece; llama-server's plain decoding is 1. "
     "`none` is Parlay's plain decoding, `auto` its default. The mean is geometric, over the kinds. Both get the "
@@ -63,7 +64,7 @@ logger = logging.getLogger("benchmarks")
 
 
 class Asked(OverHttp):
-    """One server, of either engine; no two requests share a cached prefix."""
+    """Asks one server of either engine. No two requests share a cached prefix."""
 
     def __init__(self, llm: LLM, server: str, model: str) -> None:
         super().__init__(llm, server, model, streamed=True)
@@ -71,7 +72,7 @@ class Asked(OverHttp):
         self._temperature = 0.0
 
     def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
-        """See `Decoder`."""
+        """Decode as `Decoder` says."""
         self._temperature = temperature
         (ask,) = asks
         found = self.ask(strategy, ask)
@@ -87,7 +88,7 @@ class Asked(OverHttp):
 
 @contextmanager
 def llama_served(executable: Path, model: Path, threads: int, flags: Sequence[str]) -> Iterator[str]:
-    """The address of a llama-server, once it takes requests. Raises ValueError when it does not start."""
+    """Start a llama-server and yield its address when it takes requests. Raises ValueError if it does not start."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -113,7 +114,7 @@ def _wait_for(process: subprocess.Popen[bytes], port: int, flags: str) -> None:
 
 
 def measure(results: Results, options: argparse.Namespace) -> None:
-    """All workloads and temperatures, with all servers up."""
+    """Measure all workloads and temperatures, with all servers running."""
     found = workloads.load(options.workloads, options.prompts, options.data)
     draft: tuple[str, ...] = ("--draft-model", str(options.draft_model)) if options.draft_model else ()
     with ExitStack() as up:
@@ -143,7 +144,7 @@ def measure(results: Results, options: argparse.Namespace) -> None:
 
 
 def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """The page: a table for each model and temperature."""
+    """Write the page, with a table for each model and temperature."""
     found = Measurements(rows)
     lines = ["# Whole requests beside llama-server", "", about(header), "", INTRO, ""]
     for model, temperature in dict.fromkeys((cell.model, cell.temperature) for cell in found.cells):
@@ -153,7 +154,7 @@ def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def section(found: Measurements) -> list[str]:
-    """One model and temperature: a row for each kind of work, then the mean and the least."""
+    """Write the table of one model and temperature: a row for each kind of work, then the mean and the least."""
     systems = list(dict.fromkeys(cell.system for cell in found.cells))
     kinds = list(dict.fromkeys(cell.workload for cell in found.cells))
     gains: dict[tuple[str, str], float] = {}
@@ -172,12 +173,12 @@ def section(found: Measurements) -> list[str]:
 
 
 def _name(system: System) -> str:
-    """Parlay's strategies by their names alone, the modes of llama-server behind its own."""
+    """Return a system's name: a strategy of Parlay by its name alone, a mode of llama-server with the engine's name."""
     return system.strategy if system.engine == OURS else system.engine.removesuffix(f" {PLAIN}")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("serving.beside_llama", __doc__)
     parser.add_argument("--llama-server", type=Path, required=True, metavar="EXE", help="built from llama.cpp")
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="GGUF file")

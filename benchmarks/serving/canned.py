@@ -1,6 +1,6 @@
-"""A replica that answers at once with prepared answers, so that only a gateway takes time.
+"""Runs a replica that answers at once with prepared answers, so that only the gateway takes time.
 
-python -m benchmarks.serving.canned         # prints its port
+python -m benchmarks.serving.canned    # prints its address
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BETWEEN = 0.001
 
 
 class Canned(asyncio.Protocol):
-    """One connection. A body with `stream` gets as many events as its `max_tokens` says."""
+    """Serves one connection. A body with `stream` gets as many events as its `max_tokens` says."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

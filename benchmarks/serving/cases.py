@@ -1,5 +1,7 @@
-"""The requests of the soak test, drawn from a seed. Prompts and sampling parameters are few, so that few plain texts
-are needed."""
+"""Draws the requests of the soak test from a seed.
+
+Prompts and sampling parameters are few, so that few plain texts are needed.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,14 @@ K = TypeVar("K", bound=str)
 FAILING = "benchmarks.serving.failing:Failing"
 SHARES: dict[Kind, float] = {"cancelled": 0.10, "malformed": 0.05, "failing": 0.01}
 INEXACT = ("draft-model:rule=rejection", "prompt-lookup:rule=typical")
-"""Beside every catalogue entry: a rule that keeps the distribution alone, and one that promises nothing."""
+"""Strategies tested in addition to the catalogue: a rule that keeps only the distribution, and one without
+guarantee."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request. ``leave`` says how its client goes, after ``patience`` events (or hundredths of a second)."""
+    """One request. ``leave`` says how its client leaves, after ``patience`` events or, with a timeout, hundredths of
+    a second."""
 
     kind: Kind
     prompt: str
@@ -38,12 +42,12 @@ class Case:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The fields that its plain text depends on."""
+        """Return the fields on which its plain text depends."""
         return self.prompt, repr(self.params)
 
 
 def prompts(count: int) -> list[str]:
-    """Texts of many lengths: parts of a few, then a few of them together, up to some hundred tokens."""
+    """Return ``count`` texts of up to some hundred tokens: parts of a few texts, and several of them together."""
     texts = [work.text for work in (PROSE, EDIT, CALL, COPY)]
     short = [text[: 40 * length] for length in (1, 2, 4, 8) for text in texts]
     long = ["\n\n".join(texts[: number % 4 + 1]) * (number % 3 + 1) for number in range(8)]
@@ -63,7 +67,7 @@ SAMPLING = (
 
 
 def cases(count: int, seed: int, texts: Sequence[str], sampling: Sequence[SamplingParams]) -> list[Case]:
-    """Yield so many requests; every strategy comes in turn, so that each has its share."""
+    """Return ``count`` requests. The strategies take turns, so each gets its share."""
     chance = random.Random(seed)
     kinds = drawn_kinds(count, chance, SHARES)
     turn = itertools.cycle([*everything(), *INEXACT])
@@ -71,7 +75,7 @@ def cases(count: int, seed: int, texts: Sequence[str], sampling: Sequence[Sampli
 
 
 def drawn_kinds(count: int, chance: random.Random, shares: Mapping[K, float]) -> list[K | Literal["complete"]]:
-    """One for each request: every kind as often as its share says, in any order."""
+    """Return a kind for each request, in random order. Every kind is as frequent as its share says."""
     kinds: list[K | Literal["complete"]] = [
         kind for kind, share in shares.items() for _ in range(max(1, round(share * count)))
     ]

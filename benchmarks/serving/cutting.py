@@ -1,4 +1,4 @@
-"""Connections to a server that are cut at random bytes of its answers, as a gateway sees a lost replica."""
+"""Cuts connections to a server at random bytes of its answers, as a gateway sees it when it loses a replica."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 
 class CuttingLine:
-    """Passes bytes on to a server. Every second answer to a POST is cut within its first ``most`` bytes."""
+    """Passes bytes on to a server. It cuts about every second answer to a POST within its first ``most`` bytes."""
 
     def __init__(self, host: str, port: int, most: int) -> None:
         self._to = (host, port)
@@ -18,7 +18,7 @@ class CuttingLine:
         self.cuts = 0
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Pass on one connection."""
         left: list[float] = [float("inf")]
         there, back = await asyncio.open_connection(*self._to)
         pumps = [
@@ -53,7 +53,7 @@ class CuttingLine:
 
 @asynccontextmanager
 async def cut_lines(host: str, port: int, count: int, most: int) -> AsyncIterator[tuple[list[CuttingLine], list[str]]]:
-    """Some lines to one server, and their addresses."""
+    """Open several cutting connections to one server, and yield them with their addresses."""
     lines = [CuttingLine(host, port, most) for _ in range(count)]
     servers = [await asyncio.start_server(line.handle, "127.0.0.1", 0) for line in lines]
     try:

@@ -1,5 +1,4 @@
-"""Every endpoint of the server that answers with text: its request, and the place of the text in its answer; and all
-other endpoints."""
+"""Lists the server's endpoints: for those that answer with text, a request and the place of the text in the answer."""
 
 from __future__ import annotations
 
@@ -22,13 +21,16 @@ SAMPLING: tuple[Json, ...] = (
     {"temperature": 0.7, "seed": 3, "top_p": 0.9, "max_tokens": 48},
     {"temperature": 1.2, "seed": 5, "top_k": 20, "max_tokens": 16},
 )
-"""The field as chat completions spell it."""
+"""Sampling parameters, as chat completions spell them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """``body(prompt, sampling)`` asks for an answer; ``form`` are fields that hold it to `SCHEMA`; ``text`` is that of
-    an object of the answer: the whole one, an event, or a line."""
+    """An endpoint that answers with text.
+
+    ``body(prompt, sampling)`` makes a request, ``form`` has the fields that hold its answer to `SCHEMA`, and ``text``
+    reads the text of a JSON object: a whole answer, an event, or a line.
+    """
 
     path: str
     body: Callable[[str, Mapping[str, Any]], Json]
@@ -37,7 +39,7 @@ class Endpoint:
 
 
 def continued(response: str) -> Endpoint:
-    """Responses that go on from an earlier one."""
+    """Return the endpoint of responses that continue an earlier one."""
     return Endpoint(
         "/v1/responses",
         lambda prompt, sampling: {**_input(prompt, sampling), "previous_response_id": response},
@@ -106,7 +108,7 @@ ENDPOINTS = (
         lambda told: str(told["response"]),
     ),
 )
-"""Beside `continued`."""
+"""All endpoints that answer with text, except `continued`."""
 
 OTHERS: tuple[tuple[str, str, Json | None], ...] = (
     ("GET", "/v1/models", None),
@@ -120,7 +122,7 @@ OTHERS: tuple[tuple[str, str, Json | None], ...] = (
     ("POST", "/detokenize", {"tokens": [40, 41, 42]}),
     ("POST", "/v1/messages/count_tokens", {"messages": _said("Where is the ferry?")}),
 )
-"""Method, path and body of what answers 200 and writes nothing."""
+"""Method, path and body of requests that are answered with 200 and generate nothing."""
 
 WRONG: tuple[Json, ...] = (
     {"strategy": "no-such-strategy"},
@@ -130,4 +132,4 @@ WRONG: tuple[Json, ...] = (
     {"prompt": "word " * 10_000, "messages": _said("word " * 10_000), "input": "word " * 10_000},
     {"model": "no-such-model"},
 )
-"""Fields with which every endpoint refuses a body."""
+"""Fields for which every endpoint refuses a body."""

@@ -1,4 +1,4 @@
-"""A drafter that fails, which no client may notice."""
+"""A drafter that fails. No client may notice it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, tree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailingOptions(Options):
-    """The step in which it fails."""
+    """Options: after how many tokens the drafter fails."""
 
     after: int = option(3, "tokens of output after which it raises", low=0)
 
 
 class Failing:
-    """Proposes the sequence's own last tokens again, and raises after some steps of a request."""
+    """Proposes the sequence's last tokens again, and raises an error once a request has some tokens."""
 
     needs = Needs()
 
@@ -32,7 +32,7 @@ class Failing:
         """Ignore the observations."""
 
     def release(self, sequence: int) -> None:
-        """Hold nothing."""
+        """Do nothing: it keeps no state."""
 
     def _guess(self, view: SequenceView, budget: int) -> Draft:
         if len(view.tokens) - view.prompt_length >= self._after:

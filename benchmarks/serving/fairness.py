@@ -1,8 +1,8 @@
-"""Two keys, one greedy: what a stream of the other takes per token beside it, and what it takes alone.
+"""Measures a key's streams while another key sends as much as it can: time per token, compared with the server alone.
 
-python -m benchmarks.serving.fairness                         # the built-in model; writes results/fairness.md
-python -m benchmarks.serving.fairness --model FILE.gguf       # another one as well
-python -m benchmarks.serving.fairness --quick                 # does it work?
+python -m benchmarks.serving.fairness                     # the built-in model; writes results/fairness.md
+python -m benchmarks.serving.fairness --model FILE.gguf   # another model, too
+python -m benchmarks.serving.fairness --quick             # a short run, to see that it works
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GREEDY_REQUESTS = 32
 TOKENS = 64
 GOAL = 2.0
 _WARM_SECONDS = 3.0
-"""Until the greedy key's requests have filled the engine."""
+"""Seconds until the greedy key's requests have filled the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The modest key's streams alone, and beside the greedy key's."""
+    """The modest key's streams: alone, and while the greedy key's requests run."""
 
     model: str
     strategy: str
@@ -67,7 +67,7 @@ def per_token(streams: Sequence[Stream]) -> float:
 
 
 def stream(address: str, key: str, prompt: str, strategy: str) -> Stream:
-    """Raise ValueError for an answer that is an error."""
+    """Stream one answer and time it. Raises ValueError if the answer is an error."""
     asked = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "store": False}
     body = json.dumps(asked | {"stream": True, "strategy": strategy})
     with closing(HTTPConnection(address, timeout=120)) as connection:
@@ -104,7 +104,7 @@ def greedy(address: str, count: int) -> Iterator[None]:
 
 
 def measure(address: str, model: str, strategy: str, requests: int) -> Round:
-    """One round."""
+    """Measure one round."""
     prompts = [(PROSE.text, EDIT.text)[number % 2] for number in range(requests)]
     alone = tuple(stream(address, "modest", prompt, strategy) for prompt in prompts)
     with greedy(address, GREEDY_REQUESTS):
@@ -114,7 +114,7 @@ def measure(address: str, model: str, strategy: str, requests: int) -> Round:
 
 
 def rounds(source: str, count: int, requests: int) -> Iterator[Round]:
-    """All rounds on one model, the strategies in turn."""
+    """Yield all rounds on one model, with the strategies in turn."""
     name = Path(source).stem
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
@@ -140,7 +140,7 @@ HOW = (
 
 
 def page(header: dict[str, Any], done: Sequence[Round]) -> str:
-    """The page for people."""
+    """Write the page."""
     head = ("model", "strategy", "per token alone", "beside", "ratio", "first alone", "beside", "gap alone", "beside")
     lines = [
         _line(model, strategy, [one for one in done if (one.model, one.strategy) == (model, strategy)])
@@ -168,7 +168,7 @@ def _shown(values: Sequence[float], places: int = 2) -> str:
 
 @one_line_errors("serving.fairness")
 def main(arguments: list[str] | None = None) -> int:
-    """Run it; 1 when the goal is missed."""
+    """Run the command. Return 1 if the goal is missed."""
     parser = command_parser("serving.fairness", HOW)
     parser.add_argument("--model", action="append", default=[], help="a model beside the built-in one; may come again")
     parser.add_argument("--rounds", type=int, default=4, help="how many (default: 4)")

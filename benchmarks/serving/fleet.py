@@ -1,4 +1,4 @@
-"""Replicas of the test model behind a gateway, each a process of its own, and the streams that are asked of them."""
+"""Starts replicas of a model behind a gateway, and sends them streams."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from benchmarks.serving.served import started
 MINI = "parlay-mini"
 STREAMS = 16
 _SEED_KINDS = 4
-"""One of this many requests is greedy; the others are sampled."""
+"""One request of this many is greedy; the others are sampled."""
 
 
 @dataclass(slots=True)
 class Fleet:
-    """A `parlay serve --replicas`: where it listens, and the process of each replica."""
+    """A running `parlay serve --replicas`: its address, and the process number of each replica."""
 
     url: str
     processes: dict[int, int] = field(default_factory=dict)
 
     def ready(self) -> list[int]:
-        """Numbers of the replicas that take requests."""
+        """Return the numbers of the replicas that take requests."""
         try:
             with urlopen(f"{self.url}/health", timeout=10) as answer:
                 states: dict[str, str] = json.load(answer)["replicas"]
@@ -40,7 +40,7 @@ class Fleet:
         return [int(number) for number, state in states.items() if state == "ready"]
 
     def count(self, name: str) -> int:
-        """A counter of the gateway."""
+        """Return the value of one of the gateway's counters."""
         with urlopen(f"{self.url}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         return int(sum(float(line.split()[-1]) for line in lines if line.startswith(f"parlay_gateway_{name}_total")))
@@ -48,7 +48,7 @@ class Fleet:
 
 @contextmanager
 def fleet(model: str, replicas: int, *words: str) -> Iterator[Fleet]:
-    """Several replicas, until the block ends. Raises ValueError when they do not start."""
+    """Start several replicas, and end them afterwards. Raises ValueError if they do not start."""
     flags = ("--replicas", str(replicas), "--port", "0", "--log-level", "info", "--router-memory", "off")
     known: dict[int, int] = {}
     with started("serve", model, *flags, *words, read_errors=partial(_note_processes, known=known)) as (url, _):
@@ -65,14 +65,15 @@ def _note_processes(lines: Iterable[str], known: dict[int, int]) -> None:
 
 @contextmanager
 def gateway(*replicas: str, flags: Sequence[str] = ()) -> Iterator[tuple[str, int]]:
-    """A `parlay gateway` in front of some servers: its address and its process."""
+    """Start a `parlay gateway` in front of some servers. Yield its address and process number."""
     named = [word for url in replicas for word in ("--replica", url)]
     with started("gateway", *named, "--port", "0", *flags) as found:
         yield found
 
 
 def question(number: int, tokens: int) -> tuple[str, dict[str, Any]]:
-    """One of some streams: texts and chats, greedy and sampled, some with several choices or log-probabilities."""
+    """Return path and body of a stream: texts and chats, greedy and sampled, some with two choices or
+    log-probabilities."""
     body: dict[str, Any] = {"model": MINI, "stream": True, "max_tokens": tokens, "seed": number, "ignore_eos": True}
     if number % _SEED_KINDS == 0:
         body["temperature"] = 0
@@ -84,9 +85,9 @@ def question(number: int, tokens: int) -> tuple[str, dict[str, Any]]:
 
 
 async def told(client: httpx.AsyncClient, number: int, tokens: int, begun: asyncio.Semaphore | None = None) -> str:
-    """What a client makes of the stream: texts, roles, ends, log-probabilities. Raises ValueError for no good end.
+    """Read a stream and return its texts, roles, ends and log-probabilities as JSON.
 
-    ``begun`` is released at the third event.
+    ``begun`` is released at the third event. Raises ValueError if the stream does not end well.
     """
     path, body = question(number, tokens)
     texts: dict[str, str] = {}

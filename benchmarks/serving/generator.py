@@ -1,7 +1,7 @@
 """Runs `vllm bench serve` once for each line of standard input, a JSON list of its arguments.
 
-The Python of another environment executes this file: one that has vLLM, and nothing of ours. Importing vLLM takes
-longer than most runs, hence many runs in one process.
+Another environment's Python executes this file; it has vLLM and nothing of Parlay. Importing vLLM takes longer than
+most runs, so many runs share one process.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""A greedy client of a server: so many requests at once, as urgent as may be, one after the other until it is ended.
+"""Runs a greedy client: it always keeps COUNT requests of the highest priority running, until it is ended.
 
     python -m benchmarks.serving.greedy HOST:PORT KEY COUNT
 
-Half of them are long prompts, half ask for long answers. Replies are read and thrown away.
+Half of the requests have long prompts, and half ask for long answers. Replies are read and dropped.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import sys
 from parlay.cli.race_prompts import PROSE
 
 WORDS = 1_100
-"""Repetitions that make a long prompt, of some 1,500 tokens."""
+"""The number of words of a long prompt, about 1,500 tokens."""
 URGENT = -16
 
 
 def body(chance: random.Random) -> dict[str, object]:
-    """One request. No two begin alike, so no prompt is found in a cache."""
+    """Return the body of one request. Prompts are random, so none is found in a cache."""
     words = PROSE.text.split()
     long = chance.random() < 0.5
     text = " ".join(chance.choice(words) for _ in range(WORDS if long else 12))
@@ -29,7 +29,7 @@ def body(chance: random.Random) -> dict[str, object]:
 
 
 async def ask(host: str, port: int, key: str, sent: bytes) -> None:
-    """One request on a connection of its own, to its end."""
+    """Send one request on a connection of its own, and read its reply to the end."""
     reader, writer = await asyncio.open_connection(host, port)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n"
     writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n".encode() + sent)

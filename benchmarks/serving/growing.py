@@ -1,4 +1,5 @@
-"""Constraints that grow: schemas, grammars, expressions and choices, each as large as asked, in a way of its own."""
+"""Makes constraints of a given size: schemas, grammars, regular expressions and choices, each growing in its own
+way."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ from typing import Any
 
 SIZES = (1, 10, 100, 1_000, 3_000, 10_000)
 _LEVELS = 400
-"""More levels no client can write."""
+"""The deepest nesting; no client can write more levels."""
 
 
 def schemas(size: int) -> list[dict[str, Any]]:
-    """JSON schemas."""
+    """Return JSON schemas of this size."""
     names = [f"n{place}" for place in range(size)]
     chain = {name: {"$ref": f"#/$defs/n{place + 1}"} for place, name in enumerate(names)}
     deep: dict[str, Any] = {"type": "object"}
@@ -29,7 +30,7 @@ def schemas(size: int) -> list[dict[str, Any]]:
 
 
 def forms(size: int) -> list[dict[str, Any]]:
-    """Values of ``structured_outputs``."""
+    """Return values of ``structured_outputs`` of this size."""
     chain = "\n".join(f'r{place}: "a" r{place + 1}' for place in range(size))
     return [
         *({"json": schema} for schema in schemas(size)),

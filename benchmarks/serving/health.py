@@ -1,4 +1,4 @@
-"""Asks a server for its health, again and again, until standard input ends; then tells how long answers took.
+"""Asks a server for its health again and again until standard input ends, and prints how long its answers took.
 
 python -m benchmarks.serving.health HOST:PORT
 """
@@ -16,7 +16,8 @@ PAUSE = 0.01
 
 
 def watch(address: str) -> list[float]:
-    """Seconds of each answer. Raises whatever a server that is gone brings."""
+    """Return the seconds of each answer. Raises ValueError for a wrong answer, and an error of the connection if it
+    is lost."""
     connection = http.client.HTTPConnection(address, timeout=60)
     seconds: list[float] = []
     while not seconds or not select.select([sys.stdin], [], [], PAUSE)[0]:

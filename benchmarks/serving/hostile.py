@@ -1,11 +1,12 @@
-"""Hostile bodies against every operation of a server: nothing may end it, be a fault of it, or hold up its health.
+"""Sends hostile bodies to every operation of a server: none may end it, cause a fault, or delay its health check.
 
-    python -m benchmarks.serving.hostile                # 10,000 bodies; writes results/hostile.md
+    python -m benchmarks.serving.hostile    # 10,000 bodies; writes results/hostile.md
     python -m benchmarks.serving.hostile --requests 500 --seed 3
-    nice -n -10 python -m benchmarks.serving.hostile    # as root, where other processes need the machine too
+    nice -n -10 python -m benchmarks.serving.hostile    # as root, if other processes use the machine
 
-Operations and fields come from the server's own OpenAPI document, so what is new is covered. Kinds of
-`hostile_connections` come first, each beside a stream: the longest gap of it, and how memory grew, are told.
+Operations and fields come from the server's OpenAPI document, so new ones are covered. The kinds of
+`hostile_connections` come first, each while another client reads a stream; the page shows the stream's longest gap and
+the growth of memory.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from parlay.bench.provenance import provenance
 CLIENTS = 4
 GOAL = 0.1
 SETTLE = 12.0
-"""Seconds in which a server gives freed memory back."""
+"""Seconds that the server gets to free memory."""
 _PATIENCE = 300.0
 
 
 @dataclass(slots=True)
 class Tally:
-    """Answers of the server by kind and status; ``wrong`` holds what it must never answer."""
+    """The server's answers by kind and status. ``wrong`` holds answers that it must never give."""
 
     statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
     paths: Counter[str] = field(default_factory=Counter)
@@ -61,8 +62,10 @@ class Tally:
 
 
 def send(address: str, sent: Hostile) -> tuple[int, bytes]:
-    """Return status and reply; status 0 if there is none. A server may answer before it has read all of the request,
-    and close the connection."""
+    """Send a request and return status and reply; status 0 if there is no reply.
+
+    A server may answer and close the connection before it has read the whole request.
+    """
     connection = http.client.HTTPConnection(address, timeout=_PATIENCE)
     try:
         headers = {"Content-Type": sent.content_type} if sent.content_type else {}
@@ -78,7 +81,8 @@ def send(address: str, sent: Hostile) -> tuple[int, bytes]:
 
 @contextmanager
 def watched(address: str) -> Iterator[dict[str, Any]]:
-    """Fills in how long `/health` took meanwhile, asked by a process of its own."""
+    """Ask for `/health` from a process of its own while the block runs; then fill the mapping with how long answers
+    took."""
     told: dict[str, Any] = {}
     command = (sys.executable, "-m", "benchmarks.serving.health", address)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -87,7 +91,7 @@ def watched(address: str) -> Iterator[dict[str, Any]]:
 
 
 def attack(address: str, maker: Maker, count: int) -> Tally:
-    """All requests, by several clients."""
+    """Send ``count`` requests with several clients."""
     tally, drawn = Tally(), iter([None] * count)
     drawing = threading.Lock()
 
@@ -109,7 +113,7 @@ def attack(address: str, maker: Maker, count: int) -> Tally:
 
 
 def resident(address: str) -> tuple[int, int]:
-    """Bytes of the server that are in memory, and those of them in the caches of its models."""
+    """Return the server's resident memory in bytes, and how much of it its models' caches hold."""
     _, told = send(address, Hostile("metrics", "GET", "/metrics"))
     lines = dict(line.rsplit(" ", 1) for line in told.decode().splitlines() if not line.startswith("#"))
     cached = sum(float(value) for name, value in lines.items() if name.startswith("parlay_cache_held_bytes"))
@@ -140,12 +144,12 @@ def attack_otherwise(address: str) -> list[dict[str, Any]]:
 
 
 def broken(row: dict[str, Any]) -> bool:
-    """Whether the server gave a forbidden answer to a kind of request."""
+    """Return whether the server gave a forbidden answer to a kind of request."""
     return any(word in row["answer"] for word in ("LOST", "TOOK", "50")) or row["health"] == float("inf")
 
 
 def run(model: str, count: int, seed: int) -> dict[str, Any]:
-    """The whole, as data."""
+    """Run the whole test, and return the results."""
     with served(model, "--max-tokens", "512") as url:
         address = url.removeprefix("http://")
         status, document = send(address, Hostile("document", "GET", "/openapi.json"))
@@ -178,7 +182,7 @@ def run(model: str, count: int, seed: int) -> dict[str, Any]:
 
 
 def page(header: dict[str, Any], result: dict[str, Any]) -> str:
-    """The page for people."""
+    """Write the page."""
     told = {name: result[name] for name in ("idle", "health")}
     kinds: dict[str, dict[int, int]] = {kind: {} for kind, _, _ in result["statuses"]}
     for kind, status, number in result["statuses"]:
@@ -230,7 +234,7 @@ def page(header: dict[str, Any], result: dict[str, Any]) -> str:
 
 @one_line_errors("serving.hostile")
 def main(arguments: list[str] | None = None) -> int:
-    """Run it; 1 when a promise was broken."""
+    """Run the command. Return 1 if a promise was broken."""
     parser = command_parser("serving.hostile", __doc__)
     parser.add_argument("--model", default="parlay-mini", help="what is served (default: parlay-mini)")
     parser.add_argument("--requests", type=int, default=10_000, help="how many (default: 10,000)")

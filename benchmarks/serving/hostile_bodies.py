@@ -1,4 +1,4 @@
-"""Bodies made to do harm, for every operation that an OpenAPI document tells of."""
+"""Makes hostile bodies for every operation of an OpenAPI document."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TYPES = (
 _LARGE = 4_000_000
 _DEPTHS = (10, 150, 1_000, 100_000)
 _FORMS = frozenset({"structured_outputs", "response_format", "format", "guided_json", "schema", "parameters"})
-"""Names of fields that hold forms of answers."""
+"""Names of fields that hold the form of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Hostile:
 
 
 class Maker:
-    """Draws hostile requests from a document. What it is asked for again with the same seed is the same."""
+    """Draws hostile requests from an OpenAPI document. The same seed draws the same requests."""
 
     def __init__(self, document: Mapping[str, Any], seed: int) -> None:
         self._chance = random.Random(seed)
@@ -57,7 +57,7 @@ class Maker:
         return self._chance.choice(self._kinds)()
 
     def _mutated(self) -> Hostile:
-        """A valid body, some of whose fields are something else."""
+        """Draw a valid body and replace some of its fields."""
         method, path, body = self._valid()
         for _ in range(self._chance.choice((1, 1, 2, 5))):
             parent, key = self._place(body)
@@ -65,7 +65,7 @@ class Maker:
         return Hostile("field", method, path, _text(body))
 
     def _grown(self) -> Hostile:
-        """A form of the answer that is large, wherever the document knows of forms."""
+        """Draw a large form of the answer, in a field that the document has for forms."""
         method, path, body = self._valid()
         size = self._chance.choice(SIZES)
         form, schema = self._chance.choice(forms(size)), self._chance.choice(schemas(size))
@@ -89,7 +89,7 @@ class Maker:
         return Hostile("growing", method, path, _text(body | {name: ways[name]}))
 
     def _raw(self) -> Hostile:
-        """Bytes that are no JSON, or no Unicode."""
+        """Draw bytes that are not JSON or not Unicode."""
         method, path, body = self._valid()
         text = _text(body)
         cut = self._chance.randrange(len(text))
@@ -129,7 +129,7 @@ class Maker:
         return Hostile("content type", method, path, _text(body), self._chance.choice(_TYPES))
 
     def _asked(self) -> Hostile:
-        """Any address with any method, its parameters filled in badly."""
+        """Draw an address and a method, with bad values for the parameters of its path."""
         method, path, _ = self._chance.choice(self._operations)
         odd = self._chance.choice(("%00", "a" * 5_000, "..%2f..%2fetc", "%ff%fe", "-1", "1e999", "%2e", "a?b=c&b=c"))
         for part in [part for part in path.split("/") if part.startswith("{")]:
@@ -140,7 +140,7 @@ class Maker:
     # --------------------------------------------------------------------------------------------- from the document
 
     def _valid(self) -> tuple[str, str, dict[str, Any]]:
-        """An operation that takes a body, and a body that it should take."""
+        """Return an operation that takes a body, and a valid body for it."""
         method, path, operation = self._chance.choice(self._writing)
         body = self._example(operation["requestBody"]["content"].get(JSON, {}).get("schema", {}), 0)
         for name in self._fields(path) & {"max_tokens", "max_output_tokens", "max_completion_tokens"}:
@@ -169,7 +169,7 @@ class Maker:
             yield from self._properties(other)
 
     def _example(self, schema: Mapping[str, Any], depth: int) -> Any:
-        """A value of the schema: what is required, and at the top now and then what is not."""
+        """Return a value of the schema, with the required fields and sometimes others."""
         schema = self._resolved(schema)
         if "const" in schema or "enum" in schema:
             return schema.get("const", schema.get("enum", [None])[0])
@@ -190,7 +190,7 @@ class Maker:
         return plain.get(str(kind))
 
     def _place(self, body: dict[str, Any]) -> tuple[Any, Any]:
-        """Somewhere in the body: an object and a key of it, or a list and an index. The key may be new."""
+        """Return a random place in the body: an object and a key, or a list and an index. The key may be new."""
         here: Any = body
         while True:
             keys = list(here) if isinstance(here, dict) else list(range(len(here)))
@@ -217,5 +217,5 @@ class Maker:
 
 
 def _text(body: Mapping[str, Any]) -> bytes:
-    """Write JSON; numbers and halves of characters that JSON does not know stay."""
+    """Write JSON, including numbers and half characters that JSON does not allow."""
     return json.dumps(body).encode("utf-8", "surrogatepass")

@@ -1,7 +1,7 @@
-"""An editor's completions: somebody types in the middle of a file, and asks `/infill` anew after each keystroke.
+"""Measures an editor's completions: somebody types in the middle of a file, and each keystroke asks `/infill` again.
 
-Each server is timed on the same keystrokes: say, three of `parlay serve`, one for each `--infill-order`, and a
-llama-server. Suggestions are held against those of the first server, and against what the file goes on with.
+Each server is timed on the same keystrokes: for instance three of `parlay serve`, one for each `--infill-order`, and a
+llama-server. Suggestions are compared with those of the first server and with the rest of the line in the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEYSTROKES, TOKENS, SUFFIX = 10, 16, 0.21
 
 @dataclass(frozen=True, slots=True)
 class Keystroke:
-    """The file before and behind the cursor. ``first``: the cursor has just come to this place."""
+    """The file before and after the cursor. ``first``: the cursor has just come to this place."""
 
     before: str
     behind: str
@@ -34,16 +34,16 @@ class Keystroke:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A server's answer, after so many seconds."""
+    """A server's answer, and the seconds that it took."""
 
     text: str
     seconds: float
     read: int | None
-    """Tokens of the prompt that were not cached, if the server says it."""
+    """Tokens of the prompt that were not cached, if the server reports them."""
 
 
 def keystrokes(text: str, places: int) -> Iterator[Keystroke]:
-    """Type the middles of ``places`` lines, all with about a fifth of ``text`` behind them."""
+    """Yield the keystrokes of typing in ``places`` lines, each with about a fifth of ``text`` after it."""
     lines = text.splitlines(keepends=True)
     start = int(len(lines) * (1 - SUFFIX)) - places
     typed = [at for at in range(start, len(lines)) if len(lines[at].strip()) >= 2 * KEYSTROKES][:places]
@@ -77,7 +77,7 @@ def ask(client: httpx.Client, stroke: Keystroke) -> Suggestion:
 
 
 def table(strokes: Sequence[Keystroke], found: dict[str, list[Suggestion]]) -> list[str]:
-    """A line for each server."""
+    """Write a table row for each server."""
     usual = next(iter(found.values()))
     lines = [
         "| server | keystroke, median | 90 % | new place | tokens read | same as the first | rest of the line right |"
@@ -104,7 +104,7 @@ def table(strokes: Sequence[Keystroke], found: dict[str, list[Suggestion]]) -> l
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("serving.infill", __doc__)
     parser.add_argument("servers", help="names and addresses, as psm=http://127.0.0.1:8000,line=http://127.0.0.1:8001")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="source files to type in")

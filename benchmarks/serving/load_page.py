@@ -1,4 +1,4 @@
-"""The Markdown page of `benchmarks.serving.load`."""
+"""Writes the Markdown page of `benchmarks.serving.load`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOW = (
 
 
 def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """The page."""
+    """Return the page."""
     lines = ["# The server under load", "", about(header), "", HOW, ""]
     found = Measurements(rows)
     for model in found.each(lambda cell: cell.model):

@@ -1,12 +1,12 @@
-"""Mixed traffic on the server: questions, chats, edits and calls that arrive at random, by strategy and load.
+"""Measures mixed traffic on the server: questions, chats, edits and calls that arrive at random, by strategy and load.
 
-    python -m benchmarks.serving.mixed --data DIR                          # goes on where the last run ended
-    python -m benchmarks.serving.mixed --data DIR --minutes 30             # no cell begins after half an hour
-    python -m benchmarks.serving.mixed --quick --model parlay-mini         # few short requests: does it work?
+    python -m benchmarks.serving.mixed --data DIR                     # continues the last run
+    python -m benchmarks.serving.mixed --data DIR --minutes 30        # no cell begins after half an hour
+    python -m benchmarks.serving.mixed --quick --model parlay-mini    # few short requests, to see that it works
 
-A short run of plain decoding, with so many talks at once as the server decodes best, finds what it can serve. Loads are
-shares of that. In a round each load is measured with every strategy in turn, on the same arrivals. Every text is held
-against that of plain decoding.
+A short run of plain decoding with 16 conversations at once finds the server's capacity. A load is a share of it. In a
+round each load is measured with every strategy in turn, on the same arrivals. Every text is compared with that of plain
+decoding.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from parlay.bench.records import PLAIN, Cell, Results, Row
 STRATEGIES = (PLAIN, "prompt-lookup", "eagle3", "union:of=prompt-lookup+eagle3", "auto")
 LOADS = (0.3, 0.6, 0.9)
 AT_ONCE = 16
-"""Talks at once in the run that finds what plain decoding can serve."""
+"""Conversations at once in the run that finds the capacity of plain decoding."""
 _LONE = 8
-"""Talks that are decoded alone, for the time per token of plain decoding."""
+"""Conversations that are decoded alone, for plain decoding's time per token."""
 
 logger = logging.getLogger("benchmarks")
 
@@ -56,23 +56,23 @@ class Planned(NamedTuple):
 
 
 def plan(options: argparse.Namespace) -> Iterator[Planned]:
-    """All of them, in the order in which they are measured."""
+    """Yield all rounds in the order in which they are measured."""
     for number, load, strategy in product(range(options.rounds), options.loads, options.strategies):
         yield Planned(number, load, Cell(model=shown(options.model), strategy=strategy, workload=f"{load:g}"))
 
 
 def shown(model: str) -> str:
-    """The model without the folders of this machine."""
+    """Return the model's name without the folders of this machine."""
     return Path(model).resolve().name if Path(model).exists() else model
 
 
 def lacking(options: argparse.Namespace, results: Results) -> list[Planned]:
-    """Measurements that the file has no row of."""
+    """Return the rounds of which the file has no row."""
     return [each for each in plan(options) if len(results.of(each.cell)) <= each.number]
 
 
 class Measurement:
-    """One model's server, and the talks that it is asked."""
+    """Measures one model's server with a list of conversations."""
 
     def __init__(self, results: Results, url: str, model: str, talks: Sequence[Talk], tokens: int) -> None:
         self._results, self._url, self._model, self._talks = results, url, model, talks
@@ -80,7 +80,7 @@ class Measurement:
         self._texts: dict[tuple[str, str, int], str] = {}  # of plain decoding
 
     def run(self, left: Sequence[Planned], ends: float) -> None:
-        """Measure until ``ends`` (of `time.monotonic`); each round is in the file at once."""
+        """Measure until ``ends`` (of `time.monotonic`). Each round is written at once."""
         found = self._find_capacity()
         for strategy in dict.fromkeys(each.cell.strategy for each in left):
             with suppress(ValueError):  # told when it is measured
@@ -94,9 +94,9 @@ class Measurement:
                 self._results.add([Row(cell=each.cell, round=each.number, error=str(error))])
 
     def _find_capacity(self) -> Row:
-        """How much plain decoding can serve, and how long it takes alone: as the file says, or else as it is now.
+        """Return the row of plain decoding's capacity and of its time per token alone: from the file, or measured now.
 
-        Its texts are needed in either case.
+        Its texts are needed in both cases, so the capacity run always takes place.
         """
         self._play(PLAIN, "warm", self._talks[-len(KINDS) :], at_once=2)
         answers = self._play(PLAIN, CAPACITY, self._talks, at_once=AT_ONCE)
@@ -112,7 +112,7 @@ class Measurement:
         return self._results.of(cell)[0]
 
     def _measured(self, planned: Planned, found: Row) -> list[Row]:
-        """A row of all answers, and one of each kind. Raises ValueError for a strategy that is refused."""
+        """Return a row for all answers, and one for each kind. Raises ValueError if the strategy is refused."""
         number, load, cell = planned
         rate = load * found.values[RATE]
         logger.info("%s, load %g (%.2f talks a second), %s", self._model, load, rate, cell.strategy)
@@ -141,7 +141,7 @@ class Measurement:
         starts: Sequence[float] | None = None,
         at_once: int | None = None,
     ) -> list[Answer]:
-        """``salt``: nothing is met in the cache that other runs have left there."""
+        """Send the conversations. With ``salt`` they find nothing in the cache that other runs have left."""
         body = {**self._shared, "strategy": strategy, "cache_salt": f"{strategy} {salt}"}
 
         async def played() -> list[Answer]:
@@ -152,7 +152,7 @@ class Measurement:
         return asyncio.run(played())
 
     def _looped(self, answers: Sequence[Answer]) -> float:
-        """Share of the tokens that lie in a verbatim repeat of their own answer."""
+        """Return the share of tokens that lie in a verbatim repeat within their own answer."""
         with httpx.Client(base_url=self._url, timeout=PATIENCE) as client:
             texts = [{"model": self._model, "prompt": a.text, "add_special_tokens": False} for a in answers if a.text]
             ids = [client.post("/tokenize", json=text).raise_for_status().json()["tokens"] for text in texts]
@@ -164,7 +164,7 @@ def _key(answer: Answer) -> tuple[str, str, int]:
 
 
 def _is_good(answer: Answer, most: float) -> bool:
-    """Whether it came as soon, and as fast, as somebody who reads along wants it."""
+    """Return whether the answer began in time, and was fast enough for a person who reads along."""
     return answer.first <= FIRST_SECONDS and (answer.per_token is None or answer.per_token <= most)
 
 
@@ -186,7 +186,7 @@ def _median(values: Sequence[float]) -> float:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("serving.mixed", __doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
     parser.add_argument("--model", default=SMOLLM2, help=f"(default: {SMOLLM2})")
@@ -202,7 +202,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace, results: Results, talks: Sequence[Talk]) -> None:
-    """Measure what the file lacks, against a server that is started for it. Raises ValueError where it fails."""
+    """Start a server and measure the rounds that the file lacks. Raises ValueError if the server fails."""
     if not (left := lacking(options, results)):
         return
     ends = time.monotonic() + 60 * options.minutes

@@ -1,4 +1,4 @@
-"""Clients of a server that talk to it at once: each answer's text, and when its tokens came."""
+"""Sends conversations to a server at once, and records each answer's text and the times of its tokens."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ PATIENCE = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One streamed answer. ``first``: seconds from the request to its first piece of text; ``per_token``: seconds per
-    token after that piece, None where all came at once. ``ended``: when, in seconds since the first talk could begin.
+    """One streamed answer.
+
+    ``first``: seconds from the request to its first piece of text. ``per_token``: seconds per token after that piece;
+    None if all tokens came at once. ``ended``: seconds from the start of the run to its end.
     """
 
     talk: str
@@ -42,9 +44,9 @@ async def play(
     starts: Sequence[float] | None = None,
     at_once: int | None = None,
 ) -> list[Answer]:
-    """All answers. Talks begin at ``starts``, in seconds from now, or as soon as fewer than ``at_once`` go on.
+    """Return all answers. Conversations begin at ``starts``, in seconds from now, or when fewer than ``at_once`` run.
 
-    ``body`` has the fields that all requests share. Raises ValueError for a request that is refused, and HTTPError.
+    ``body`` has the fields that all requests share. Raises ValueError if a request is refused, and HTTPError.
     """
     desk, gate = _Desk(client, body, time.perf_counter()), asyncio.Semaphore(at_once or len(talks))
 
@@ -64,14 +66,14 @@ async def play(
 
 @dataclass(frozen=True, slots=True)
 class _Desk:
-    """Where talks are held. ``body`` has the fields that all requests share; the first could begin at ``began``."""
+    """Holds conversations. ``body`` has the fields that all requests share; ``began`` is the start of the run."""
 
     client: httpx.AsyncClient
     body: Mapping[str, object]
     began: float
 
     async def answers(self, talk: Talk) -> AsyncIterator[Answer]:
-        """Turn by turn."""
+        """Yield a conversation's answers, turn by turn."""
         messages = list(talk.messages)
         for turn in range(1 + len(talk.follow_ups)):
             answer = await self._ask(talk, turn, messages)
@@ -95,7 +97,7 @@ class _Desk:
 
 
 def _asking(talk: Talk) -> dict[str, object]:
-    """The fields that say how the answer is to come."""
+    """Return the fields that state the form of the answer."""
     fields: dict[str, object] = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
     if talk.schema is not None:
         form = {"name": talk.kind, "schema": talk.schema}
@@ -105,7 +107,7 @@ def _asking(talk: Talk) -> dict[str, object]:
 
 @dataclass(slots=True)
 class _Heard:
-    """Sum of the chunks of one answer."""
+    """The sum of an answer's chunks."""
 
     text: str = ""
     tokens: int = 0
@@ -115,7 +117,7 @@ class _Heard:
     last: float = 0.0
 
     def take(self, chunk: Mapping[str, Any], now: float) -> None:
-        """Raises ValueError for an error in the stream."""
+        """Add a chunk. Raises ValueError if it is an error."""
         if "error" in chunk:
             raise ValueError(f"an answer failed: {chunk['error']['message']}")
         if chunk.get("usage"):

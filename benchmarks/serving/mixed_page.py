@@ -1,4 +1,4 @@
-"""The Markdown page of `benchmarks.serving.mixed`."""
+"""Writes the Markdown page of `benchmarks.serving.mixed`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from parlay.bench.records import Row
 from parlay.bench.summary import Measurements
 
 CAPACITY = "capacity"
-"""The part of the file that says what plain decoding can serve."""
+"""The part of the file that states plain decoding's capacity."""
 RATE, ALONE, GOODPUT = "talks_per_second", "alone_seconds_per_token", "goodput"
-"""Values of rows: talks that begin in a second; seconds per token of plain decoding alone; good answers a second."""
+"""Values of rows: conversations that begin per second, seconds per token of plain decoding alone, good answers per
+second."""
 FIRST_SECONDS, SLOWER = 1.0, 2.0
-"""A good answer begins within so many seconds, and takes at most so many times as long per token as plain decoding
-takes alone."""
+"""A good answer begins within this many seconds, and takes at most this many times plain decoding's time per token
+alone."""
 HOW = (
     "Questions are Spec-Bench's, chats are MT-bench's with both turns behind one system message, edits are EditEval's, "
     "calls are BFCL's and held to a JSON schema; a quarter of the talks each. Talks arrive as a Poisson process, the "
@@ -32,7 +33,7 @@ HOW = (
 
 
 def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Tables: what plain decoding can serve, then a table by load and strategy, then one by kind of request."""
+    """Write the page: plain decoding's capacity, a table by load and strategy, and a table by kind of request."""
     found = Measurements(rows)
     lines = ["# Mixed traffic", "", about(header), "", HOW, ""]
     for model in found.each(lambda cell: cell.model):
@@ -72,7 +73,7 @@ def _loads(rows: Sequence[Row]) -> list[str]:
 
 
 def _kinds(rows: Sequence[Row]) -> list[str]:
-    """The median time per token of each kind."""
+    """Write a table of the median time per token of each kind."""
     by_cell = {kind: _by_cell(row for row in rows if row.cell.part == kind) for kind in KINDS}
     places = dict.fromkeys(place for cells in by_cell.values() for place in cells)
     lines = [
@@ -107,5 +108,6 @@ def _times(values: Sequence[float]) -> str:
 
 
 def percentile(values: Sequence[float], share: int) -> float:
-    """The least value that this share, in percent, of the values do not exceed (nearest rank)."""
+    """Return the percentile by nearest rank: the least value that is at least as large as ``share`` percent of the
+    values."""
     return sorted(values)[max(0, -(-len(values) * share // 100) - 1)]

@@ -1,4 +1,4 @@
-"""The trace of `benchmarks.serving.mixed`: what clients ask, and when."""
+"""Makes the trace of `benchmarks.serving.mixed`: the clients' requests, and their times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "edits": ("editeval", "edit"),
     "calls": ("bfcl-simple", "calls"),
 }
-"""By kind the published set of prompts, and the built-in one that stands for it without ``--data``."""
+"""The published set of prompts of each kind, and the built-in one that replaces it without ``--data``."""
 CHAT_RULES = Message(
     "system",
     "You are the assistant of a public library. Answer in the language of the question. Be friendly and brief. Say "
@@ -28,14 +28,14 @@ CHAT_RULES = Message(
     "are nine to seven on weekdays and ten to four on Saturdays; the reading room closes half an hour earlier. Books "
     "may be kept for four weeks and renewed twice, unless somebody waits for them.",
 )
-"""With which every chat begins, as the chats of one service do."""
+"""The system message of every chat, as the chats of one service share it."""
 CHAT_AGAIN = "Say the same in half as many words."
-"""The second question of a chat whose set has only one."""
+"""The second question of a chat, if its set has only one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """Requests of one client: the next turn as soon as it has the answer to the last one.
+    """A conversation of one client, which sends the next turn as soon as it has the answer to the last one.
 
     ``schema`` is the form of the answers, if they have one.
     """
@@ -48,7 +48,8 @@ class Talk:
 
 
 def trace(data: Path | None, count: int, seed: int = 0) -> list[Talk]:
-    """So many talks, the kinds in equal parts, mixed. Raises ValueError for a set that is not there."""
+    """Return ``count`` conversations in random order, equally many of each kind. Raises ValueError if a set is
+    missing."""
     each = -(-count // len(KINDS))
     talks = [talk for kind in KINDS for talk in itertools.islice(_talks(kind, data), each)]
     random.Random(seed).shuffle(talks)
@@ -56,13 +57,13 @@ def trace(data: Path | None, count: int, seed: int = 0) -> list[Talk]:
 
 
 def arrivals(count: int, rate: float, seed: int) -> list[float]:
-    """Seconds at which talks begin: a Poisson process of ``rate`` a second."""
+    """Return the seconds at which conversations begin: a Poisson process of ``rate`` per second."""
     draw = random.Random(seed)
     return list(itertools.accumulate(draw.expovariate(rate) for _ in range(count)))
 
 
 def _talks(kind: str, data: Path | None) -> itertools.chain[Talk]:
-    """Prompts of one kind, the categories of its set in turn."""
+    """Return the conversations of one kind, with the categories of its set in turn."""
     published, built_in = KINDS[kind]
     sets = workloads.load([built_in if data is None else published], None, data)
     in_turn = itertools.zip_longest(*(each.items for each in sets))
@@ -77,7 +78,7 @@ def _talk(kind: str, item: Item) -> Talk:
 
 
 def _call_schema(messages: Sequence[Message]) -> Mapping[str, Any]:
-    """A call of one of the functions that the system message lists, a JSON object a line."""
+    """Return the JSON schema of a call of one of the functions that the system message lists as JSON lines."""
     lines = [line for message in messages if message.role == "system" for line in message.content.splitlines()]
     names = [json.loads(line)["name"] for line in lines if line.startswith("{")]
     name: Mapping[str, Any] = {"enum": names} if names else {"type": "string"}

@@ -1,7 +1,7 @@
-"""Cost of the server: the same requests through it and through the Python API, one at a time and interleaved.
+"""Measures the server's cost: the same requests through it and through the Python API, one at a time and interleaved.
 
-The client is a process of its own beside the server, on the same cores, so what it does counts against the server. It
-only reads from a socket; what it has read is understood when the clock has stopped. Its processor time is noted.
+The client runs in the process of the benchmark, on the same cores as the server, so its work counts against the server.
+While the clock runs it only reads from a socket; it parses the bytes afterwards. Its CPU time is recorded.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PART = "over the API"
 LIMIT = 1200.0
 API, STREAMED, WHOLE = "Python API, streamed", "server, streamed", "server, whole"
 CLIENT = "client_seconds"
-"""Processor time of the client, among a row's values."""
+"""The client's CPU time, among a row's values."""
 
 
 class Answer(NamedTuple):
-    """A text; when its first piece and its last came, in seconds from the request; the client's processor time."""
+    """A text, the seconds from the request to its first and last piece, and the client's CPU time."""
 
     text: str
     first: float
@@ -38,24 +38,24 @@ class Answer(NamedTuple):
 
 
 class Way:
-    """Implements `Decoder`: greedy, one request at a time, so many tokens whatever the model would end with.
+    """Implements `Decoder` for one greedy request at a time with a fixed number of tokens, through the Python API.
 
-    The server tells no tokens, so texts are held against each other as ids of the tokenizer. The first piece counts as
-    one token in every way.
+    The server returns text, so texts are compared as the tokenizer's ids. In every way the first piece counts as one
+    token.
     """
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
 
     def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
-        """See `Decoder`."""
+        """Decode as `Decoder` says."""
         (ask,) = asks
         found = self.ask(strategy, ask)
         wave = lone_wave(ask, strategy, Reading(text_ids(self._llm, found.text), 1, found.first, found.last))
         return replace(wave, decode_tokens=ask.most - 1, values={CLIENT: found.client})
 
     def ask(self, strategy: str, ask: Ask) -> Answer:
-        """The answer through the Python API, streamed."""
+        """Return the answer through the Python API, streamed."""
         params = SamplingParams(temperature=0.0, max_tokens=ask.most, ignore_eos=True)
         began = time.perf_counter()
         read: list[tuple[float, str]] = []
@@ -66,8 +66,10 @@ class Way:
 
 
 class OverHttp(Way):
-    """The same through the server, in one reply or in a stream. Each request has a connection of its own, made before
-    the clock starts. ``server`` is a host and its port."""
+    """Sends requests to the server, for one reply or a stream. ``server`` is a host and its port.
+
+    Each request has a connection of its own, which is opened before the clock starts.
+    """
 
     def __init__(self, llm: LLM, server: str, model: str, *, streamed: bool) -> None:
         super().__init__(llm)
@@ -76,7 +78,7 @@ class OverHttp(Way):
         self._streamed = streamed
 
     def ask(self, strategy: str, ask: Ask) -> Answer:
-        """Raises ValueError for an answer that is an error."""
+        """Return the answer through the server. Raises ValueError if it is an error."""
         request = _request(self._server, self._body(strategy, ask))
         host, _, port = self._server.rpartition(":")
         read: list[tuple[float, bytes]] = []
@@ -117,14 +119,14 @@ def _request(server: str, body: dict[str, object]) -> bytes:
 
 
 def _text(reply: bytes) -> str:
-    """Chunks of a stream, or one reply: each is a line of the body that holds an object."""
+    """Return the text of a reply or a stream. Each line that holds a JSON object is a reply or a chunk."""
     lines = (line.removeprefix(b"data: ") for line in reply.splitlines())
     chunks = [json.loads(line) for line in lines if line.startswith(b"{")]
     return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
 
 
 def text_ids(llm: LLM, text: str) -> Ids:
-    """A text as ids, without the token that begins every prompt."""
+    """Return a text's ids, without the token that begins every prompt."""
     assert llm.tokenizer is not None
     return tuple(llm.tokenizer.encode(text, add_special_tokens=False))
 
@@ -132,7 +134,8 @@ def text_ids(llm: LLM, text: str) -> Ids:
 def compare(
     results: Results, llm: LLM, server: str, cell: Cell, items: Sequence[Item], *, tokens: int, rounds: int
 ) -> None:
-    """Round by round, each prompt in all three ways in turn; ``cell`` names model and strategy."""
+    """Compare the three ways round by round, with each prompt in all ways in turn. ``cell`` names model and
+    strategy."""
     cells = [replace(cell, part=PART, engine=way) for way in (API, STREAMED, WHOLE)]
     pending = range(len(results.of(cells[0])), rounds)
     if not pending:

@@ -1,6 +1,6 @@
-"""Predicted outputs on edits: the text before the edit is the prediction, plain decoding is the yardstick.
+"""Measures predicted outputs on edits: the prediction is the text before the edit. Ratios are to plain decoding.
 
-Strategies run interleaved, tokens before any loop count only, and every text is held against that of plain decoding.
+Strategies run interleaved, only tokens before a loop count, and every text is compared with that of plain decoding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GOAL = 4.0
 
 
 def measure(setup: Setup, results: Results, model: str, count: int) -> None:
-    """All strategies on one model."""
+    """Measure all strategies on one model."""
     with setup.llm(model) as llm:
         edits = lasting(llm, setup.drawn(KIND, 8 * count), count, TOKENS)
         plan = BenchPlan(
@@ -40,7 +40,7 @@ def measure(setup: Setup, results: Results, model: str, count: int) -> None:
 
 
 def report(results: Results) -> str:
-    """The page: a line for each model and strategy."""
+    """Write the page, with a row for each model and strategy."""
     lines = ["# Predicted outputs on edits", "", about(results.header), "", HOW, ""]
     lines += [
         f"The prediction is the text before the edit. Goal: {GOAL:g} times plain decoding. `{DEFAULT_STRATEGY}` has it "
@@ -70,7 +70,7 @@ def report(results: Results) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("serving.prediction", __doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
     parser.add_argument("--models", nargs="+", default=[SMOLLM2], metavar="MODEL", help=f"default: {SMOLLM2}")

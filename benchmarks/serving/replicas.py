@@ -1,8 +1,8 @@
-"""Two replicas behind a gateway: what it costs a request, what two are worth, and what cut lines do.
+"""Measures a gateway: what it adds to a request, the throughput of two replicas, and what cut connections do.
 
-python -m benchmarks.serving.replicas                   # all parts; results/replicas.jsonl and .md
-python -m benchmarks.serving.replicas --only overhead   # two minutes
-python -m benchmarks.serving.replicas --quick           # does it work?
+python -m benchmarks.serving.replicas                    # all parts; results/replicas.jsonl and .md
+python -m benchmarks.serving.replicas --only overhead    # two minutes
+python -m benchmarks.serving.replicas --quick            # few requests, to see that it works
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from parlay.bench.provenance import provenance
 TOKENS = 400
 GOAL_MS = 1.0
 _SHORT, _LONG = 4, 68
-"""Tokens of the answers whose overhead is measured; the long ones tell what each part of a stream adds."""
+"""Tokens of the answers whose overhead is measured. The long ones show what each event of a stream adds."""
 
 
 async def cut(server: str, cuts: int, tokens: int) -> dict[str, Any]:
-    """Cut the lines to two replicas at random bytes, and compare each text with that of a line that holds."""
+    """Cut the connections to two replicas at random bytes, and compare each text with that of an uncut connection."""
     place = urlsplit(server)
     assert place.hostname is not None
     assert place.port is not None
@@ -68,7 +68,7 @@ async def cut(server: str, cuts: int, tokens: int) -> dict[str, Any]:
 
 @contextmanager
 def canned() -> Iterator[str]:
-    """The address of a replica that answers at once."""
+    """Start a replica that answers at once, and yield its address."""
     command = (sys.executable, "-m", "benchmarks.serving.canned")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -79,9 +79,10 @@ def canned() -> Iterator[str]:
 
 
 def overhead(replica: str, direct: str, rounds: int, note: Callable[[dict[str, Any]], None]) -> None:
-    """Short requests in turn to a replica and through a gateway, on kept connections: milliseconds of each.
+    """Send short requests in turn to a replica and through a gateway, on kept connections, and note milliseconds of
+    each.
 
-    The processor time of the gateway's process hardly depends on what else runs on the machine.
+    The CPU time of the gateway's process hardly depends on what else runs on the machine.
     """
     with gateway(direct) as (through, process):
         clients = [HTTPConnection(urlsplit(url).netloc) for url in (direct, through)]
@@ -125,12 +126,12 @@ def _ask_both(
 
 
 def _processor_seconds(process: int) -> float:
-    """Seconds that the process's main thread has computed."""
+    """Return the CPU seconds of the process's main thread."""
     return int(Path(f"/proc/{process}/schedstat").read_text().split()[0]) / 1e9
 
 
 async def throughput(url: str, replicas: int, tokens: int, requests: int) -> dict[str, Any]:
-    """Tokens per second of 16 streams at once."""
+    """Measure tokens per second of 16 streams at once."""
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
         numbers = iter(range(requests))
 
@@ -154,7 +155,7 @@ async def throughput(url: str, replicas: int, tokens: int, requests: int) -> dic
 
 
 def page(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
-    """The tables."""
+    """Write the page."""
     beside = f" Beside {header['beside']}." if "beside" in header else ""
     lines = ["# Replicas behind a gateway", "", about(header) + beside, ""]
     costs = [row for row in rows if row["part"] == "overhead"]
@@ -199,7 +200,7 @@ def _costs(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("serving.replicas", __doc__)
     parser.add_argument("--cuts", type=int, default=1000, metavar="N", help="cuts of lines (default: 1000)")
     parser.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help=f"of each stream (default: {TOKENS})")

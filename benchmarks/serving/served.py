@@ -1,4 +1,4 @@
-"""`parlay serve`, or another command that takes requests, as a process of its own, for as long as something asks it."""
+"""Runs `parlay serve`, or another command that takes requests, in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from typing import IO
 
 PATIENCE = 60.0
-"""The most seconds that a process may take to end after the signal."""
+"""The time limit in seconds for a process to end after the signal."""
 
 
 @contextmanager
 def served(*words: str) -> Iterator[str]:
-    """The address, once it takes requests. ``words`` are those of the command: models and flags.
+    """Start a server, yield its address when it takes requests, and end it. ``words`` are the command's models and
+    flags.
 
-    Raises ValueError when the server does not start; why is on standard error.
+    Raises ValueError if the server does not start; standard error says why.
     """
     with started("serve", "--port", "0", *words) as (url, _):
         yield url
@@ -25,9 +26,9 @@ def served(*words: str) -> Iterator[str]:
 
 @contextmanager
 def started(*words: str, read_errors: Callable[[IO[str]], None] | None = None) -> Iterator[tuple[str, int]]:
-    """The address that a command of parlay says first, and its process. A thread runs ``read_errors`` on what it logs.
+    """Start a command of parlay, and yield the address that it prints first and its process number.
 
-    Raises ValueError when it does not start.
+    A thread runs ``read_errors`` on its standard error. Raises ValueError if it does not start.
     """
     command = (sys.executable, "-m", "parlay", *words)
     errors = None if read_errors is None else subprocess.PIPE

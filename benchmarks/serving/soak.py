@@ -1,9 +1,9 @@
-"""Many requests at once, some cancelled, malformed, or with a drafter that fails: nothing may be lost, leak or differ.
+"""Sends many requests at once, some cancelled, malformed or with a failing drafter: none may be lost, leak or differ.
 
-    python -m benchmarks.serving.soak                 # 2,000 requests, and the report
-    python -m benchmarks.serving.soak --quick         # 60: does it work?
+    python -m benchmarks.serving.soak            # 2,000 requests, and the report
+    python -m benchmarks.serving.soak --quick    # 60 requests, to see that it works
 
-Every completed text of an exact strategy is held against plain decoding, alone, before the others came.
+Every completed text of an exact strategy is compared with that of plain decoding, which ran alone before.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MALFORMED: tuple[Callable[[], tuple[str, SamplingParams, RequestOptions]], ...] 
 
 
 class Soak:
-    """Runs the cases against one service, some at a time."""
+    """Runs the cases against one service, several at a time."""
 
     def __init__(self, service: AsyncLLM, planned: list[Case]) -> None:
         self._service = service
@@ -63,7 +63,7 @@ class Soak:
         self.tally = Tally()
 
     async def learn(self) -> None:
-        """The plain text of every request there will be, each decoded alone."""
+        """Decode the plain text of every later request, each alone."""
         for case in self._planned:
             if case.kind != "malformed" and case.key not in self.known:
                 output = await self._service.generate(case.prompt, case.params, RequestOptions(strategy="none"))
@@ -120,7 +120,7 @@ class Soak:
         return "completed"
 
     def _compare(self, number: int, case: Case, output: RequestOutput) -> None:
-        """Tokens against those of plain decoding: all of them, or as many as there are of one that was ended."""
+        """Compare tokens with those of plain decoding; of a request that ended early, as many as there are."""
         for sample, plain in zip(output.outputs, self.known[case.key], strict=True):
             self.tally.strategies[sample.strategy] += 1
             self.tally.tokens += len(sample.token_ids)
@@ -152,7 +152,7 @@ class Soak:
 
 
 async def finish(stream: JobStream, case: Case) -> RequestOutput:
-    """Read to the end; what was streamed must add up to the output."""
+    """Read a request to its end. Raises AssertionError if the stream differs from the output."""
     if case.whole:
         return await stream.wait()
     texts = [""] * case.params.n
@@ -165,7 +165,7 @@ async def finish(stream: JobStream, case: Case) -> RequestOutput:
 
 
 async def leave(stream: JobStream, case: Case) -> None:
-    """Act as a client that leaves in the middle, unless the request ends before that."""
+    """Act as a client that leaves before the answer ends."""
 
     async def read(count: int | None) -> None:
         async for _ in stream:
@@ -192,7 +192,7 @@ def tokens_of(output: RequestOutput) -> Tokens:
 
 
 async def soak(count: int, concurrency: int, seed: int, quick: bool) -> dict[str, Any]:
-    """Run a number of requests, and return the results."""
+    """Run ``count`` requests, and return the results."""
     texts, sampling = (prompts(4), SAMPLING[:3]) if quick else (prompts(24), SAMPLING)
     planned = cases(count, seed, texts, sampling)
     async with AsyncLLM(LLM("parlay-mini", max_num_seqs=8, memory=MEMORY), max_waiting=10 * concurrency) as service:
@@ -210,7 +210,7 @@ async def soak(count: int, concurrency: int, seed: int, quick: bool) -> dict[str
 
 @one_line_errors("serving.soak")
 def main(arguments: list[str] | None = None) -> int:
-    """Run the soak; 1 when a promise was broken."""
+    """Run the soak. Return 1 if a promise was broken."""
     parser = command_parser("serving.soak", __doc__)
     parser.add_argument("--requests", type=int, default=2000, help="how many (default: 2000)")
     parser.add_argument("--concurrency", type=int, default=16, help="clients at once (default: 16)")

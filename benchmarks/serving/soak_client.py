@@ -1,4 +1,4 @@
-"""How the soak's clients speak to a server: some read slowly, and some go before they have the answer."""
+"""Sends the soak's requests to a server: some clients read slowly, and some leave before the answer ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SMALL = 2048
 
 
 class Refused(ValueError):
-    """An answer other than 200."""
+    """An answer's status was not 200."""
 
     def __init__(self, status: int, told: str) -> None:
         super().__init__(f"{status} {told[:200]}")
@@ -29,21 +29,22 @@ class Refused(ValueError):
 
 
 def call(address: str, method: str, path: str, body: Json | None = None) -> bytes:
-    """The whole answer. Raises Refused, and OSError or HTTPException for none."""
+    """Return the whole answer. Raises Refused, and OSError or HTTPException if there is none."""
     with closing(http.client.HTTPConnection(address, timeout=PATIENCE)) as connection:
         connection.request(method, path, None if body is None else json.dumps(body), _JSON)
         return _good(connection.getresponse()).read()
 
 
 def ask(address: str, endpoint: Endpoint, body: Json, *, pause: float = 0.0) -> str:
-    """The text of the answer, read with a pause before each line. Raises as `call` does."""
+    """Return the answer's text, read with a pause before each line. Raises as `call` does."""
     with closing(_Small(address, timeout=PATIENCE) if pause else _connection(address)) as connection:
         connection.request("POST", endpoint.path, json.dumps(body), _JSON)
         return "".join(_texts(_good(connection.getresponse()), endpoint, pause))
 
 
 def leave(address: str, endpoint: Endpoint, body: Json, how: Leave, patience: int) -> str:
-    """Read a part and leave: in the middle of the body, after it, or after ``patience`` pieces of the answer."""
+    """Leave early: in the middle of the body, after it, or after ``patience`` pieces of the answer. Return the text
+    read."""
     with closing(_connection(address)) as connection:
         sent = json.dumps(body).encode()
         if how == "half":
@@ -78,7 +79,7 @@ def _connection(address: str) -> http.client.HTTPConnection:
 
 
 class _Small(http.client.HTTPConnection):
-    """Connect with a small receive buffer, so that little is read at a time."""
+    """A connection with a small receive buffer, so that little is read at a time."""
 
     def connect(self) -> None:
         self.sock = socket.socket()

@@ -1,11 +1,12 @@
-"""Every endpoint mixed, over HTTP, by every strategy, whole and streamed; clients and drafters fail: nothing may be
-lost, leak or differ.
+"""Sends mixed requests to every endpoint over HTTP, by every strategy, whole and streamed: none may be lost, leak or
+differ.
 
-    python -m benchmarks.serving.soak_endpoints                            # 2,000 requests, and the report
+    python -m benchmarks.serving.soak_endpoints                   # 2,000 requests, and the report
     python -m benchmarks.serving.soak_endpoints --model smollm2-135m
-    python -m benchmarks.serving.soak_endpoints --requests 100             # does it work?
+    python -m benchmarks.serving.soak_endpoints --requests 100    # a short run, to see that it works
 
-Each answer of an exact strategy is held against that of plain decoding, asked for alone before the others came.
+Some clients and drafters fail on purpose. Each answer of an exact strategy is compared with that of plain decoding,
+which ran alone before.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ KINDS: dict[str, float] = dict(SHARES) | {"slow": 0.05, "other": 0.05}
 PROMPTS = tuple(f"Repeat line {number}: the ferry leaves at ten past {number}." for number in range(1, 7))
 EXACT = ("bits", "seed")
 _REST = 30.0
-"""Seconds in which the engine must come to rest after the last request."""
+"""Seconds within which the engine must be idle after the last request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request. With a strategy of None it is the server's own, whose drafter fails."""
+    """One request. If its strategy is None, the server's own strategy is used, whose drafter fails."""
 
     kind: str
     endpoint: Endpoint
@@ -56,7 +57,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """The fields that its plain text depends on."""
+        """Return the fields on which its plain text depends."""
         return self.endpoint.path + json.dumps(self.body)
 
     def sent(self) -> Json:
@@ -65,7 +66,7 @@ class Case:
 
 
 def cases(count: int, seed: int, endpoints: Sequence[Endpoint], strategies: Sequence[str]) -> list[Case]:
-    """Yield so many requests; every strategy comes in turn, so that each has its share."""
+    """Return ``count`` requests. The strategies take turns, so each gets its share."""
     chance, turn = random.Random(seed), itertools.cycle(strategies)
     return [_case(kind, next(turn), chance.choice(endpoints), chance) for kind in drawn_kinds(count, chance, KINDS)]
 
@@ -85,7 +86,8 @@ def _case(kind: str, strategy: str, endpoint: Endpoint, chance: random.Random) -
 
 @dataclass(slots=True)
 class Soak:
-    """Runs the cases against the server at ``address``. ``exact``: strategies that keep the text of plain decoding."""
+    """Runs the cases against the server at ``address``. ``exact`` has the strategies that keep the text of plain
+    decoding."""
 
     address: str
     exact: frozenset[str | None]
@@ -94,7 +96,7 @@ class Soak:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def learn(self, planned: Sequence[Case]) -> None:
-        """The plain text of every request there will be, each decoded alone."""
+        """Decode the plain text of every later request, each alone."""
         for case in planned:
             if case.key not in self.known:
                 body = {**case.body, "strategy": "none", "stream": False}
@@ -126,7 +128,7 @@ class Soak:
             self.check()
 
     def _fate(self, number: int, case: Case) -> tuple[str, str]:
-        """The end of a request, and what is wrong with it."""
+        """Return how a request ended, and what is wrong with it."""
         if case.kind == "other":
             call(self.address, *OTHERS[number % len(OTHERS)])
             return "completed", ""
@@ -155,7 +157,7 @@ class Soak:
         return f"{told!r} differs from plain decoding" if exact and told != plain else ""
 
     def check(self) -> None:
-        """Note the server's memory."""
+        """Record the server's memory."""
         held = int(metrics(self.address)["process_resident_memory_bytes"])
         with self.lock:
             self.tally.checks += 1
@@ -163,7 +165,7 @@ class Soak:
 
 
 def metrics(address: str) -> dict[str, float]:
-    """The server's counts, labels added up."""
+    """Return the server's metrics, summed over their labels."""
     told = defaultdict[str, float](float)
     for family in text_string_to_metric_families(call(address, "GET", "/metrics").decode()):
         for sample in family.samples:
@@ -172,14 +174,14 @@ def metrics(address: str) -> dict[str, float]:
 
 
 def under_way(address: str) -> dict[str, float]:
-    """Counts of the requests that the engine has now."""
+    """Return the counts of requests and cached tokens that the engine holds now, without zeros."""
     told = metrics(address)
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "parlay_cache_used_tokens")
     return {name: told[name] for name in names if told[name]}
 
 
 def fill(address: str) -> None:
-    """Read prompts that nobody sends again, until the cache is full, so that memory which grows later is no cache."""
+    """Fill the cache with prompts that nobody sends again, so that later growth of memory is not the cache."""
     room, tokens = metrics(address)["parlay_cache_room_tokens"], 0
     for number in itertools.count():
         if tokens > room:
@@ -188,12 +190,12 @@ def fill(address: str) -> None:
 
 
 def filler(number: int) -> Json:
-    """One of these prompts."""
+    """Return the body of one of these prompts."""
     return {"prompt": f"Ferry {number} leaves at {list(range(60))}.", "max_tokens": 1, "strategy": "none"}
 
 
 def soak(address: str, count: int, seed: int, clients: int) -> dict[str, Any]:
-    """Run a number of requests, and return the results."""
+    """Run ``count`` requests, and return the results."""
     offered = json.loads(call(address, "GET", "/choices"))["strategies"]
     exact = frozenset(one["name"] for one in offered if one["exactness"] in EXACT)
     first = json.loads(call(address, "POST", "/v1/responses", {"input": "Good morning.", "max_output_tokens": 8}))
@@ -213,7 +215,7 @@ def soak(address: str, count: int, seed: int, clients: int) -> dict[str, Any]:
 
 @one_line_errors("serving.soak_endpoints")
 def main(arguments: list[str] | None = None) -> int:
-    """Run the soak; 1 when a promise was broken."""
+    """Run the soak. Return 1 if a promise was broken."""
     parser = command_parser("serving.soak_endpoints", __doc__)
     parser.add_argument("--model", default="parlay-mini", help="what is served (default: parlay-mini)")
     parser.add_argument("--requests", type=int, default=2000, help="how many (default: 2,000)")
@@ -237,7 +239,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def page(result: dict[str, Any]) -> str:
-    """The result for people."""
+    """Write the page."""
     mixed = ", ".join(f"{count} to `{path}`" for path, count in sorted(result["endpoints"].items()))
     kinds = ", ".join(f"{count} {kind}" for kind, count in result["planned"].items())
     return report("Soak over all endpoints", result, {"requests": mixed, "kinds": kinds})

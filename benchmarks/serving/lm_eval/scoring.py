@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 
 def parses(document: Mapping[str, str], answers: Sequence[str]) -> dict[str, float]:
-    """Return 1 if the text is a call: a JSON object with a name and arguments."""
+    """Return the score: 1 if the text is a call, which is a JSON object with a name and arguments."""
     try:
         call = json.loads(answers[0])
     except ValueError:
