@@ -1,7 +1,8 @@
-"""School maths by one chain of thought, by the full vote of several, and by votes that stop early: accuracy and time.
+"""Measures school maths answered by one chain of thought, by a full vote and by votes that stop early: accuracy and
+time.
 
-All votes draw the same chains, so the exact ones have one answer, which is checked. Problems come in the drawn order of
-`reasoning_ids.json`, so that the first of them are a sample of all; a later run goes on where this one ends.
+All votes draw the same chains, so the exact votes must have the same answer, which is checked. Problems come in the
+random order of `reasoning_ids.json`, so the first ones are a sample of all. A later run continues where this one ends.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from parlay.llm.outputs import RequestOutput
 from parlay.text.answers import NUMBER, find_answer
 
 IDS = Path(__file__).with_name("reasoning_ids.json")
-"""Lines of gsm8k's train.jsonl, from 0: kept out of all training."""
+"""Line numbers, from 0, of gsm8k's train.jsonl. These problems were kept out of all training."""
 SHOTS, SHORT = 4, 350
-"""Problems with their answers before each question, and letters of such an answer at most: so few texts are cut."""
+"""The number of solved problems before each question, and the most letters of a solution; short ones leave room."""
 END = "\n\nQ:"
 FULL = "full"
 EXACT = (FULL, "decided")
 
 
 def ways(chains: int, at_once: int | None) -> dict[str, VoteParams | None]:
-    """Ways to answer, by name; None: greedily. The full vote decodes all chains at once: it is quickest so.
+    """Return the ways to answer, by name; None is greedy decoding. The full vote decodes all chains at once.
 
-    With ``at_once``, an early vote decodes so many chains: another one begins whenever one ends.
+    With ``at_once``, an early vote decodes so many chains at once, and begins another whenever one ends.
     """
     early = VoteParams(n=chains, at_once=at_once, refill=at_once is not None)
     sure = {f"confidence {each:g}": replace(early, confidence=each) for each in (0.95, 0.9, 0.8)}
@@ -45,7 +46,7 @@ def ways(chains: int, at_once: int | None) -> dict[str, VoteParams | None]:
 
 
 def read_all(data: Path) -> list[dict[str, str]]:
-    """All of gsm8k's training problems, with ``question`` and ``answer``."""
+    """Read all of gsm8k's training problems, with ``question`` and ``answer``."""
     import zstandard
 
     with (data / "gsm8k" / "train.jsonl.zst").open("rb") as file, zstandard.open(file, "rt", encoding="utf-8") as lines:
@@ -53,20 +54,20 @@ def read_all(data: Path) -> list[dict[str, str]]:
 
 
 def read_problems(data: Path) -> list[tuple[int, str, str]]:
-    """Number, question and right answer of each problem, in the drawn order."""
+    """Return the number, question and correct answer of each problem, in the random order."""
     every = read_all(data)
     drawn: list[int] = json.loads(IDS.read_text(encoding="utf-8"))
     return [(place, every[place]["question"], find_answer(NUMBER, every[place]["answer"]) or "") for place in drawn]
 
 
 def worked(problem: Mapping[str, str]) -> str:
-    """The answer as one paragraph that ends with the number, without the marks of gsm8k's calculator."""
+    """Return the answer as one paragraph that ends with the number, without the marks of gsm8k's calculator."""
     steps, _, number = re.sub(r"<<[^>]*>>", "", problem["answer"]).rpartition("####")
     return f"{' '.join(steps.split())} The answer is {number.strip()}."
 
 
 def read_shots(data: Path) -> str:
-    """The first problems with short answers that are not asked, as texts to go on with; Wei et al. 2022."""
+    """Return the first problems with short answers that are not asked, as a few-shot prompt (Wei et al. 2022)."""
     asked = set(json.loads(IDS.read_text(encoding="utf-8")))
     known = [problem for place, problem in enumerate(read_all(data)) if place not in asked]
     answers = [(problem["question"], worked(problem)) for problem in known]
@@ -74,9 +75,9 @@ def read_shots(data: Path) -> str:
 
 
 def ask(llm: LLM, prompt: str, vote: VoteParams | None, tokens: int, seed: int) -> tuple[RequestOutput, float]:
-    """The output, and the seconds of processor time that it took, without reading the prompt.
+    """Return the output, and the CPU seconds that it took without reading the prompt.
 
-    On one thread other work counts little in them.
+    With one thread, other work hardly changes them.
     """
     params = SamplingParams(temperature=0.7 if vote else 0.0, top_p=0.95, max_tokens=tokens, seed=seed, stop=[END])
     llm.generate(prompt, replace(params, max_tokens=1), strategy="none")
@@ -92,7 +93,7 @@ def answer_of(output: RequestOutput) -> str | None:
 
 
 def chains_of(place: int, right: str, output: RequestOutput) -> Chains:
-    """The chains that `benchmarks.vote_rules` replays."""
+    """Return the chains that `benchmarks.vote_rules` replays."""
     assert output.vote is not None
     return Chains(place, right, output.vote.answers, tuple(len(one.token_ids) for one in output.outputs))
 
@@ -125,7 +126,7 @@ def measure(llm: LLM, options: argparse.Namespace, results: Results, model: str)
 
 
 def difference(pairs: Sequence[tuple[float, float]]) -> str:
-    """The mean of paired differences with its 95 % interval by Student's t, in points."""
+    """Write the mean of paired differences in percentage points, with its 95 % interval by Student's t."""
     apart = [100 * (one - other) for one, other in pairs]
     if len(apart) < 2:
         return "-"
@@ -134,7 +135,7 @@ def difference(pairs: Sequence[tuple[float, float]]) -> str:
 
 
 def page(results: Results) -> str:
-    """A line for each way to answer, against the full vote on the same problems."""
+    """Write a row for each way to answer, compared with the full vote on the same problems."""
     rows = {cell.strategy: {each.round: each for each in results.of(cell)} for cell in results.cells}
     full = rows[FULL]
     lines = [

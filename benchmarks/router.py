@@ -1,8 +1,8 @@
-"""`auto` against static strategies, by model, kind of text, requests at once, temperature and context.
+"""Measures `auto` against static strategies, by model, kind of text, concurrency, temperature and context.
 
-There are more cells than one run has time for. They are measured in an order of which every beginning holds each value
-of each dimension about equally often, so ``--minutes`` may end a run anywhere; the next one goes on with the same file.
-Strategies run interleaved, tokens before any loop count only, and every text is held against that of plain decoding.
+One run has no time for all cells. Their order is such that the first cells, however many, hold each value of each
+dimension about equally often. So ``--minutes`` may end a run anywhere; the next run continues the same file. Strategies
+run interleaved, only tokens before a loop count, and every text is compared with that of plain decoding.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ STATIC = (
 )
 """The strategies with which `auto` is compared, in addition to plain decoding."""
 PUBLISHED = ("editeval", "bfcl-simple", "spec-bench")
-"""Sets of prompts that are measured where there is ``--data``; Spec-Bench is 13 kinds of text."""
+"""The sets of prompts that are measured with ``--data``; Spec-Bench has 13 kinds of text."""
 
 TRIED = 2
-"""Prompts looked at for each one wanted: the text of some loops at once. To look takes as long as to measure."""
+"""The number of prompts tried for each one wanted, because some texts loop at once. A trial takes as long as a
+measurement."""
 
 
 class Measurement:
-    """Benches by model. A model is loaded, and its prompts are chosen, when the first of its settings comes."""
+    """Measures settings of several models. A model is loaded, and its prompts are chosen, at its first setting."""
 
     def __init__(self, plans: Sequence[BenchPlan], setup: Setup, results: Results) -> None:
         self._plans = {plan.model: plan for plan in plans}
@@ -53,7 +54,8 @@ class Measurement:
         self._benches: dict[str, Bench] = {}
 
     def run(self, order: Sequence[Setting], ends: float) -> None:
-        """Each setting that lacks a round, until ``ends`` (of `time.monotonic`); a round is in the file at once."""
+        """Measure the settings that lack a round, until ``ends`` (of `time.monotonic`). Each round is written at
+        once."""
         rounds = max(plan.rounds for plan in self._plans.values())
         with ExitStack() as stack:
             for model, setting in left_over(order, rounds, self._rounds_of):
@@ -74,13 +76,13 @@ class Measurement:
 
 
 def head() -> str:
-    """The hash of the trained head that ships for SmolLM2, its first twelve digits."""
+    """Return the first twelve digits of the hash of the trained head that ships for SmolLM2."""
     files = weight_files(SHIPPED / "eagle3" / SMOLLM2)
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("router", __doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
     parser.add_argument("--minutes", type=float, default=math.inf, metavar="N", help="no cell begins after so many")
@@ -102,7 +104,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def plans_of(options: argparse.Namespace) -> list[BenchPlan]:
-    """Return what is measured on each model. For each wanted prompt, several are tried."""
+    """Return the plan of each model. Several prompts are tried for each wanted one."""
     names = options.workloads or (PUBLISHED if options.data else workloads.BUILT_IN)
     drawn = workloads.load(names, TRIED * options.prompts, options.data)
     return [

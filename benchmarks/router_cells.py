@@ -1,4 +1,4 @@
-"""The settings of `benchmarks.router`, in an order in which every beginning is a fair sample of all."""
+"""Orders the settings of `benchmarks.router` so that the first ones, however many, are a fair sample of all."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from itertools import chain, combinations
 from parlay.bench.runner import BenchPlan, BenchSetting
 
 LARGEST = 32_768
-"""Tokens of context of all requests of a cell; above, feeding prompts would take minutes and most of the memory."""
+"""The most tokens of context of all requests of a cell together. More would take minutes to read, and most of the
+memory."""
 
 Setting = tuple[str, BenchSetting]
-"""A model, and the conditions under which strategies are compared on it."""
+"""A model, and the conditions of one comparison."""
 
 
 def settings(plans: Sequence[BenchPlan]) -> list[Setting]:
-    """All of these plans, but those whose prompts have more than `LARGEST` tokens together."""
+    """Return the settings of all plans, without those whose prompts have more than `LARGEST` tokens together."""
     found = ((plan.model, setting) for plan in plans for setting in plan.settings())
     return [each for each in found if each[1].concurrency * each[1].context <= LARGEST]
 
 
 def spread(wanted: Sequence[Setting], seed: int = 0) -> list[Setting]:
-    """In an order in which the next setting is always one whose values, and pairs of values, came least so far."""
+    """Order the settings: the next one is always one whose values, and pairs of values, were least frequent so far."""
     left = list(wanted)
     random.Random(seed).shuffle(left)
     parts = {each: _parts(each) for each in left}
@@ -39,7 +40,7 @@ def spread(wanted: Sequence[Setting], seed: int = 0) -> list[Setting]:
 
 
 def _parts(setting: Setting) -> list[tuple[tuple[int, ...], tuple[object, ...]]]:
-    """Each value and each pair of values, with their places."""
+    """Return each value and each pair of values, with their places in the setting."""
     model, conditions = setting
     values = (model, *conditions)
     places = range(len(values))

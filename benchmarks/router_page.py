@@ -1,4 +1,4 @@
-"""The Markdown page of `benchmarks.router`."""
+"""Writes the Markdown page of `benchmarks.router`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from parlay.bench.summary import Measurements
 
 AUTO = "auto"
 LEAST, MEAN, PLAINLY, SINGLE = 0.95, 0.98, 0.98, 1.25
-"""Goals: of the best in hindsight in each cell and in geometric mean, of plain decoding in each cell, and of the best
-single strategy in geometric mean."""
+"""Goals: the least share of the best strategy in a cell, the mean share, the least speed as a multiple of plain
+decoding, and the mean speed as a multiple of the best single strategy."""
 DIMENSIONS = ("model", "workload", "concurrency", "temperature", "context")
 
 
 def report(header: Mapping[str, Any], rows: Sequence[Row], planned: int) -> str:
-    """Write what was measured, the results in all and by the value of each dimension, and a line for each cell."""
+    """Write what was measured, the results over all cells and by value of each dimension, and a row for each cell."""
     found = Measurements(rows)
     names = [name for name in found.each(lambda cell: cell.strategy) if name not in (PLAIN, AUTO)]
     autos = [cell for cell in found.cells if cell.strategy == AUTO and _over_plain(found, cell) is not None]
@@ -51,7 +51,8 @@ def _extent(header: Mapping[str, Any], found: Measurements, autos: Sequence[Cell
 
 
 def _line(found: Measurements, cell: Cell, names: Sequence[str]) -> Sequence[str]:
-    """One setting: every strategy over plain decoding, and `auto` over the best of them."""
+    """Return the row of one setting: every strategy's ratio to plain decoding, and `auto`'s ratio to the best of
+    them."""
     ratios = [found.ratio(replace(cell, strategy=name), replace(cell, strategy=PLAIN)) for name in (*names, AUTO)]
     settings = (cell.model, cell.workload, str(cell.concurrency), f"{cell.temperature:g}", str(cell.context or "-"))
     return (*settings, *(shown(each) for each in ratios), f"{_of_best(found, cell, names):.2f}")
@@ -63,20 +64,20 @@ def _over_plain(found: Measurements, cell: Cell) -> float | None:
 
 
 def _speed(found: Measurements, cell: Cell, name: str) -> float:
-    """Over plain decoding; a strategy that does not run on a model counts as plain decoding."""
+    """Return a strategy's ratio to plain decoding; 1 if it does not run on a model."""
     return _over_plain(found, replace(cell, strategy=name)) or 1.0
 
 
 def _of_best(found: Measurements, cell: Cell, names: Sequence[str]) -> float:
-    """`auto` over the best of the others, plain decoding included: median over median."""
+    """Return `auto`'s ratio to the best of the others, plain decoding included: median over median."""
     return _speed(found, cell, AUTO) / max([1.0, *(_speed(found, cell, name) for name in names)])
 
 
 def _of_choice(found: Measurements, cell: Cell, names: Sequence[str]) -> float | None:
-    """`auto` over the strategy that was best in the other rounds, plain decoding included; None with a single round.
+    """Return `auto`'s ratio to the strategy that was best in the other rounds; None with a single round.
 
-    If strategies differ by less than noise, the best in a round was mostly lucky. A strategy chosen by other rounds was
-    not.
+    Where strategies differ by less than noise, the best in a round was mostly lucky. Choosing it by the other rounds
+    takes this luck out. Plain decoding is among the strategies.
     """
     speeds = {name: _by_round(found, replace(cell, strategy=name)) for name in (PLAIN, *names)}
     own, ratios = _by_round(found, cell), []
@@ -93,7 +94,7 @@ def _of_choice(found: Measurements, cell: Cell, names: Sequence[str]) -> float |
 
 
 def _by_round(found: Measurements, cell: Cell) -> dict[int, float]:
-    """Decoded tokens per second in each round that timed some."""
+    """Return decoded tokens per second in each round that was timed."""
     return {row.round: row.decode_tokens / row.decode_seconds for row in found.of(cell) if row.decode_seconds}
 
 
@@ -118,7 +119,7 @@ def _verdicts(found: Measurements, autos: Sequence[Cell], names: Sequence[str]) 
 
 
 def _without_luck(chosen: Sequence[float]) -> str:
-    """What remains of the distance to the best where luck has no part in who that is."""
+    """Return a sentence with `auto`'s ratios to the strategy that the other rounds chose."""
     if not chosen:
         return ""
     return (
@@ -128,7 +129,7 @@ def _without_luck(chosen: Sequence[float]) -> str:
 
 
 def _by_value(found: Measurements, autos: Sequence[Cell], names: Sequence[str]) -> list[str]:
-    """What the cells of each value come to, so that a part that stands out is seen."""
+    """Write a table by value of each dimension, so that a value with other results stands out."""
     lines = []
     for place, dimension in enumerate(DIMENSIONS):
         for value in sorted({_values(cell)[place] for cell in autos}, key=str):

@@ -1,10 +1,10 @@
-"""Measures how often a target with fewer bits or keys predicts its own text, and the CPU time of drafting in this way.
+"""Measures how often a target with fewer bits or keys predicts its own text, and the CPU time of such drafts.
 
     python -m benchmarks.self_drafts --model MODEL --data DIR --texts meetings
     python -m benchmarks.self_drafts --model MODEL --data DIR --texts prompts --strategies self-draft:bits=4
 
-Each text is answered plainly, then with each strategy, which must write the same. Times are processor time of one
-thread in turns, on which other work counts little, behind a prompt that was read already.
+Each text is answered plainly, then with each strategy, which must write the same text. Times are CPU time of one
+thread, on which other work counts little, after the prompt was read.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from parlay import LLM, RequestOutput, SamplingParams
 from parlay.bench.provenance import provenance
 
 FIXED = "k=4,policy=fixed,min_p=0"
-"""Every text gets chains of four tokens, whatever they cost, so that strategies differ in nothing but the form."""
+"""Drafts are always chains of four tokens, whatever they cost, so strategies differ only in the form of their
+drafts."""
 FORMS = ("window=512,sinks=0", "window=256,sinks=0,keys=256", "window=512", "window=1024", "window=512,keys=512")
 KINDS = ("writing", "reasoning", "math", "coding", "qa", "math_reasoning", "translation")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One text with one strategy. ``plain_seconds`` and ``seconds``: processor time of plain decoding and of this."""
+    """One text with one strategy. ``plain_seconds`` and ``seconds`` are the CPU times of plain decoding and of the
+    strategy."""
 
     text: str
     strategy: str
@@ -46,7 +48,7 @@ class Answer:
 
 
 def meetings(data: Path, count: int, letters: int) -> Iterator[tuple[str, str]]:
-    """The beginnings of so many meetings of QMSum, each with a question about it."""
+    """Yield the beginnings of ``count`` meetings of QMSum, each with a question about it."""
     file = data / "qmsum" / "val.jsonl.zst"
     with file.open("rb") as packed, zstandard.open(packed, "rt", encoding="utf-8") as lines:
         records = [json.loads(line) for line in islice(lines, count)]
@@ -56,7 +58,7 @@ def meetings(data: Path, count: int, letters: int) -> Iterator[tuple[str, str]]:
 
 
 def prompts(data: Path, count: int) -> Iterator[tuple[str, str]]:
-    """The first prompts of each kind of Spec-Bench, so many in all."""
+    """Yield ``count`` prompts of Spec-Bench, the first ones of each kind in turn."""
     lines = (data / "spec-bench" / "question.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     for number in range(count):
@@ -66,7 +68,7 @@ def prompts(data: Path, count: int) -> Iterator[tuple[str, str]]:
 
 
 def answers(llm: LLM, name: str, text: str, strategies: Sequence[str], params: SamplingParams) -> Iterator[Answer]:
-    """The text with each strategy; AssertionError where one writes another answer."""
+    """Yield the answer with each strategy. Raises AssertionError if a strategy writes another answer."""
     llm.chat([[{"role": "user", "content": text}]], SamplingParams(temperature=0, max_tokens=1), strategy="none")
     plain, plain_seconds = timed(llm, text, "none", params)
     for strategy in strategies:
@@ -78,14 +80,14 @@ def answers(llm: LLM, name: str, text: str, strategies: Sequence[str], params: S
 
 
 def timed(llm: LLM, text: str, strategy: str, params: SamplingParams) -> tuple[RequestOutput, float]:
-    """The answer, and the processor time that it took."""
+    """Return the answer, and the CPU time that it took."""
     began = time.process_time()
     (out,) = llm.chat([[{"role": "user", "content": text}]], params, strategy=strategy)
     return out, time.process_time() - began
 
 
 def by_strategy(found: Sequence[Answer]) -> Iterator[tuple[str, ...]]:
-    """A row of the table for each strategy."""
+    """Yield a table row for each strategy."""
     for strategy in dict.fromkeys(one.strategy for one in found):
         own = [one for one in found if one.strategy == strategy]
         drafted, accepted = sum(one.drafted for one in own), sum(one.accepted for one in own)
@@ -97,7 +99,7 @@ def by_strategy(found: Sequence[Answer]) -> Iterator[tuple[str, ...]]:
 
 @one_line_errors("self_drafts")
 def main() -> None:
-    """Command line."""
+    """Run the command."""
     parser = command_parser("self_drafts", __doc__)
     parser.add_argument("--model", required=True, metavar="MODEL")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of qmsum and spec-bench")
