@@ -171,10 +171,10 @@ def test_features_are_the_same_in_any_company(tmp_path: Path, monkeypatch: pytes
 
 def test_states_kept_while_a_text_is_written_are_those_of_reading_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding computes all but the last token's state or two; only those are computed in a forward of their own."""
-    known: list[int] = []
+    missing: list[int] = []
 
     def watched(runner: Runner, readings: Sequence[Reading], layers: Sequence[int]) -> list[Featured]:
-        known.extend(len(each.text.ids) - each.known for each in readings)
+        missing.extend(each.missing for each in readings)
         return complete(runner, readings, layers)
 
     monkeypatch.setattr(collecting, "complete", watched)
@@ -188,7 +188,7 @@ def test_states_kept_while_a_text_is_written_are_those_of_reading_it(monkeypatch
         read = complete(llm.runner, [Reading(text, str(place)) for place, text in enumerate(texts)], layers)
         llm.runner.check()
     assert [text.ids for text in texts] == [(*out.prompt_token_ids, *out.outputs[0].token_ids) for out in plain]
-    assert max(known) <= 2
+    assert max(missing) <= 2
     for one, other in zip(written, read, strict=True):
         assert torch.equal(one.states_TF, other.states_TF)
 

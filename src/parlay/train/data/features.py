@@ -135,20 +135,26 @@ class Reading:
         """The number of tokens whose states are known."""
         return sum(map(len, self.states))
 
+    @property
+    def missing(self) -> int:
+        """The number of tokens whose states are not known."""
+        return len(self.text.ids) - self.known
+
 
 def complete(runner: Runner, readings: Sequence[Reading], layers: Sequence[int]) -> list[Featured]:
-    """Compute the missing states, of several short texts in one forward."""
-    most = _ROWS if runner.spec.device == "cpu" else _ROWS_BESIDE
+    """Compute the missing states, of several short texts in one forward.
+
+    Raises ParlayError if the runner's cache has no room for one text.
+    """
+    most, room = _ROWS if runner.spec.device == "cpu" else _ROWS_BESIDE, runner.capacity() // 2
     found: list[Featured] = []
     group: list[Reading] = []
-    rows = 0
     for each in readings:
-        missing = len(each.text.ids) - each.known
-        if group and rows + missing > most:
+        whole = [*group, each]
+        if group and (sum(one.missing for one in whole) > most or sum(len(one.text.ids) for one in whole) > room):
             found += _run(runner, group, layers)
-            group, rows = [], 0
+            group = []
         group.append(each)
-        rows += missing
     return [*found, *_run(runner, group, layers)]
 
 
