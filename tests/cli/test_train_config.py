@@ -91,7 +91,7 @@ def test_options_that_depend_on_each_other_are_checked_together(config: Path) ->
     config.write_text("source: student\n")
     parser = argparse.ArgumentParser()
     add_config_flags(parser, DistillTrainOptions)
-    with pytest.raises(UsageError, match="source=student: name the student"):
+    with pytest.raises(UsageError, match="source=student: name the model that writes"):
         options_or_config(DistillTrainOptions, parser.parse_args(["--config", str(config)]))
 
 

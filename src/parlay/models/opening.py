@@ -328,7 +328,7 @@ def chosen_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):
         needed = {"cuda": "a build of torch with CUDA and its GPU", "mps": "a Mac with an Apple GPU"}
-        what = needed.get(name.partition(":")[0], "a kind of device that torch runs")
+        what = needed.get(name.partition(":")[0], "a kind that torch runs")
         raise FieldError("device", f"{name!r} can't be used here, it needs {what}: use 'auto' or 'cpu'") from None
     return device
 

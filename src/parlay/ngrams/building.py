@@ -22,7 +22,7 @@ from parlay.ngrams.trie import BEGIN, END, FIRST, UNKNOWN, Scratch
 from parlay.options import Options, UsageError, option
 from parlay.text.corpus import cut
 from parlay.text.tokenize import encode_all
-from parlay.types import ParlayError, Tokenizer
+from parlay.types import FieldError, ParlayError, Tokenizer
 
 Document = Iterator[str]
 """The text of a document, in pieces of whole lines."""
@@ -54,7 +54,7 @@ class NgramOptions(Options):
     def __post_init__(self) -> None:
         Options.__post_init__(self)
         if self.bits not in (8, 32):
-            raise UsageError(f"bits={self.bits}: give 8 or 32")
+            raise FieldError("bits", f"={self.bits}: give 8 or 32")
         self.thresholds()
 
     def thresholds(self) -> list[int]:
@@ -64,12 +64,13 @@ class NgramOptions(Options):
         """
         parts = [part.strip() for part in self.prune.split(",")] if self.prune else ["0"]
         if not all(part.isascii() and part.isdigit() for part in parts):
-            raise UsageError(f"prune={self.prune}: give whole numbers joined by commas, as in 0,0,1")
+            raise FieldError("prune", f"={self.prune}: give whole numbers joined by commas, as in 0,0,1")
         found = [int(part) for part in parts]
         if found[0] or sorted(found) != found or len(found) > self.order:
-            raise UsageError(
-                f"prune={self.prune}: begin with 0, as no single token is left out, never fall, and give at most "
-                f"{self.order} numbers, one for each length"
+            raise FieldError(
+                "prune",
+                f"={self.prune}: begin with 0, as no single token is left out, never fall, and give at most "
+                f"{self.order} numbers, one for each length",
             )
         return found + found[-1:] * (self.order - len(found))
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parlay.ngrams.model import NgramModel, State
+from parlay.types import FieldError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,7 @@ class Mixed:
 
     def __init__(self, model: NgramModel, weight: float, end_ids: Collection[int] = ()) -> None:
         if not 0 <= weight < 1:
-            raise ValueError(f"weight={weight}: give at least 0 and less than 1, the n-gram model's share")
+            raise FieldError("weight", f"={weight}: give at least 0 and less than 1, the n-gram model's share")
         if model.header.words:
             raise ValueError(
                 "an n-gram model of words can't be mixed with a model: build one with the model's tokenizer"

@@ -18,6 +18,7 @@ from parlay.simulate.policies import ONE_REPLICA, Failures, Fleet
 from parlay.simulate.replica import Replica
 from parlay.simulate.routing import ROUTERS
 from parlay.simulate.traffic import Traffic
+from parlay.types import FieldError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ def simulate(traffic: Traffic, setup: Setup) -> Outcome:
     if not traffic.arrivals:
         raise ValueError(f"{traffic.name} has no requests")
     if setup.fleet.routing not in ROUTERS:
-        raise ValueError(f"routing {setup.fleet.routing!r} is not known: choose one of {', '.join(ROUTERS)}")
+        raise FieldError("routing", f"{setup.fleet.routing!r} is not known: choose one of {', '.join(ROUTERS)}")
     return _Simulation(traffic, setup).run()
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from parlay.options import Options, UsageError, option
+from parlay.options import Options, option
 from parlay.simulate.drafting import Lane
 from parlay.simulate.traffic import Arrival
+from parlay.types import FieldError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +25,10 @@ class ReplicaLimits(Options):
     def __post_init__(self) -> None:
         Options.__post_init__(self)
         if self.max_num_batched_tokens < self.max_num_seqs:
-            raise UsageError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens}: must be at least max_num_seqs, "
-                f"{self.max_num_seqs}"
+            raise FieldError(
+                "max_num_batched_tokens",
+                f"={self.max_num_batched_tokens}: must be at least max_num_seqs, {self.max_num_seqs}",
+                "max_num_seqs",
             )
 
 

@@ -24,6 +24,7 @@ from parlay.train.lm_model import CONTEXT, SHAPES, Loss, export, machine_record,
 from parlay.train.optimizers import Optimizers, TrainingClock, learning_rate, row_length
 from parlay.train.saving import make_folder
 from parlay.train.watching import Watch
+from parlay.types import FieldError
 
 CLIP = 1.0
 CHECK_ROWS, CHECK_LENGTH = 16, 512
@@ -53,7 +54,7 @@ class TrainOptions(Options):
     def __post_init__(self) -> None:
         Options.__post_init__(self)
         if self.hours == 0:
-            raise ValueError("hours must be more than 0, got 0")
+            raise FieldError("hours", "must be more than 0, got 0")
 
 
 @dataclass(slots=True)
@@ -109,8 +110,8 @@ class Trainer:
         teacher = Qwen3ForCausalLM.from_pretrained(self.options.teacher, dtype=torch.float32)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(self.options.teacher)
         if tokenizer.get_vocab() != self.tokenizer.get_vocab():
-            raise ValueError(
-                f"teacher {self.options.teacher} has another vocabulary: give --work as in the teacher's run"
+            raise FieldError(
+                "teacher", f"{self.options.teacher} has another vocabulary: give --work as in the teacher's run"
             )
         return teacher.eval().requires_grad_(False)
 

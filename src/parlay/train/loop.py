@@ -227,7 +227,8 @@ class Loop:
             if then.get(name, value) != value:
                 raise UsageError(
                     f"{self._state} is from a run with {name}={then[name]}, not {value}: give {then[name]} to resume "
-                    "it, delete the file to start again, or name another folder by --work"
+                    "it, delete the file to start again, or name another folder by --work",
+                    name,
                 )
 
 

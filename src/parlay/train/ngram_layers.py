@@ -27,6 +27,7 @@ from parlay.options import LoadOptions, Options, option
 from parlay.system import threads
 from parlay.text import corpus
 from parlay.train import lm
+from parlay.types import FieldError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -41,9 +42,11 @@ class NgramLayersOptions(lm.TrainOptions):
     def __post_init__(self) -> None:
         lm.TrainOptions.__post_init__(self)
         if self.tokens_seen > LONGEST_NGRAM:
-            raise ValueError(
-                f"first_layers={self.first_layers}, window={self.window}: together they see {self.tokens_seen} tokens, "
-                f"and {LONGEST_NGRAM} can be looked up; give fewer layers, or a smaller window"
+            raise FieldError(
+                "first_layers",
+                f"={self.first_layers}, window={self.window}: together they see {self.tokens_seen} tokens, "
+                f"and {LONGEST_NGRAM} can be looked up; give fewer layers, or a smaller window",
+                "window",
             )
 
     @property

@@ -8,9 +8,10 @@ from pathlib import Path
 from parlay.models.config import DecoderConfig
 from parlay.models.fetch.origin import weights_fingerprint
 from parlay.models.gguf.writing import EMBEDDINGS
-from parlay.options import UsageError, option
+from parlay.options import option
 from parlay.train.divergences import DIVERGENCES, FORWARD
 from parlay.train.loop import LoopOptions
+from parlay.types import FieldError
 
 _MOST_SHARDS, _MINUTES_PER_SHARD = 16, 4
 """The most shards written by default, and the minutes of training for each of them."""
@@ -58,14 +59,23 @@ class DrafterTrainOptions(LoopOptions):
     def __post_init__(self) -> None:
         LoopOptions.__post_init__(self)
         if self.shards == 0 and (self.texts is None or not self.whole):
-            raise UsageError("shards=0: the target writes nothing, so give texts=PATH, and remove whole=False")
+            raise FieldError(
+                "shards",
+                "=0: the target writes nothing, so give texts=PATH, and remove whole=False",
+                "texts",
+                "whole=False",
+            )
         if self.shards == 0 and self.prompts is not None:
-            raise UsageError(
-                "prompts need a target that answers them, and with shards=0 it does not: remove one of them"
+            raise FieldError(
+                "prompts",
+                "need a target that answers them, and with shards=0 it does not: remove one of them",
+                "shards",
             )
         if self.texts is not None and not self.whole:
-            raise UsageError(
-                "texts are trained on as a whole, because the target did not write them: remove texts or whole=False"
+            raise FieldError(
+                "texts",
+                "are trained on as a whole, because the target did not write them: remove texts or whole=False",
+                "whole=False",
             )
 
     @property
@@ -113,7 +123,7 @@ class LayerTrainOptions(HeadTrainOptions):
         Raises UsageError if ``ffn`` is not a multiple of 32, the block size of quantized weights.
         """
         if self.ffn % 32:
-            raise UsageError(f"ffn={self.ffn}: give a multiple of 32, because weights are stored in blocks of 32")
+            raise FieldError("ffn", f"={self.ffn}: give a multiple of 32, because weights are stored in blocks of 32")
         return replace(target, intermediate_size=self.ffn) if self.ffn else target
 
 
@@ -311,21 +321,28 @@ class DistillTrainOptions(DrafterTrainOptions):
     def __post_init__(self) -> None:
         DrafterTrainOptions.__post_init__(self)
         if self.cut_from and self.student:
-            raise UsageError("cut_from and student both name the initial student: remove one of them")
+            raise FieldError("cut_from", "and student both name the model to start from: remove one of them", "student")
         if (self.keep_layers or self.learning_layers) and not self.cut_from:
-            raise UsageError("keep_layers and learning_layers need cut_from=MODEL")
+            raise FieldError("keep_layers", "and learning_layers need cut_from=MODEL", "learning_layers", "cut_from")
         if self.source == "student" and not self.student:
-            raise UsageError("source=student: name the student that writes the answers by student=FOLDER")
+            raise FieldError("source", "=student: name the model that writes the answers by student=FOLDER", "student")
         if self.url and (not self.url_model or self.prompts is None):
-            raise UsageError(
-                "url: name the server's model by url_model=NAME, and the prompts to answer by prompts=FILE"
+            raise FieldError(
+                "url",
+                ": name the server's model by url_model=NAME, and what to answer by prompts=FILE",
+                "url_model",
+                "prompts",
             )
         if self.url and self.source == "student":
-            raise UsageError("url: the server writes the answers, so remove source=student")
+            raise FieldError("url", ": the server writes the answers, so remove source=student", "source")
         if self.url and self.texts is not None:
-            raise UsageError("url: only the server's answers are trained on, so remove texts")
+            raise FieldError("url", ": only the server's answers are trained on, so remove texts", "texts")
         if self.source == "student" and not self.whole:
-            raise UsageError("source=student: the student's texts are trained on as a whole, so remove whole=False")
+            raise FieldError(
+                "source",
+                "=student: the student's texts are trained on as a whole, so remove whole=False",
+                "whole=False",
+            )
 
     def lasting(self) -> dict[str, str]:
         """Return the method's own options, see `DrafterTrainOptions.lasting`, with a fingerprint of the initial

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.options import UsageError
 from parlay.train.canvases import masks
 from parlay.train.canvases.decoders import Decoder, canvas_config
 from parlay.train.canvases.options import Bd3TrainOptions, MdlmTrainOptions
 from parlay.train.canvases.recipe import CanvasRecipe, Scaled, Stepper
 from parlay.train.canvases.rows import RowBatch
+from parlay.types import FieldError
 
 LEAST_RATE = 1e-3
 """The lowest mask rate (as in LLaDA), so that no loss is divided by nearly zero."""
@@ -61,7 +61,7 @@ class Bd3(CanvasRecipe):
         self._rate, self.multiple = options.rate, options.block
         self._low, self._high = max(options.low, LEAST_RATE), options.high
         if self._low > self._high:
-            raise UsageError(f"low={options.low} is above high={options.high}: swap the two")
+            raise FieldError("low", f"={options.low} is above high={options.high}: swap the two", "high")
 
     def optimizer(self) -> Stepper:
         return Scaled(self.decoder, self._rate)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from parlay.options import Options, UsageError, option
+from parlay.options import Options, option
 from parlay.train.lm_model import SHAPES
 from parlay.train.optimizers import AUTO, PRECISIONS
+from parlay.types import FieldError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ class SetBlockTrainOptions(TunedTrainOptions):
     def __post_init__(self) -> None:
         Options.__post_init__(self)
         if not (self.keep or self.text_weight):
-            raise UsageError("keep=0 and text_weight=0: nothing would be learned; set one above 0")
+            raise FieldError("keep", "=0 and text_weight=0: nothing would be learned; set one above 0", "text_weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,4 +134,9 @@ class CdlmTrainOptions(CanvasTrainOptions):
     def __post_init__(self) -> None:
         Options.__post_init__(self)
         if not (self.distill or self.consistency or self.denoise):
-            raise UsageError("distill, consistency and denoise are 0: nothing would be learned; set one above 0")
+            raise FieldError(
+                "distill",
+                ", consistency and denoise are 0: nothing would be learned; set one above 0",
+                "consistency",
+                "denoise",
+            )

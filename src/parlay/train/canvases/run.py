@@ -203,7 +203,9 @@ def choose_mask(tokenizer: PreTrainedTokenizerFast, vocab_size: int, named: str)
     known = tokenizer.get_vocab()
     if named:
         if named not in known:
-            raise ParlayError(f"mask_token={named!r} is not a token of the model: name one that no text has")
+            raise ParlayError(
+                f"mask_token={named!r} is not a token of the model: name one that no text has", "mask_token"
+            )
         return int(known[named])
     free = sorted(set(range(vocab_size)).difference(known.values()))
     found = free[:1] or [known[token] for token in _NO_BYTE if token in known]

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.options import UsageError
 from parlay.train.canvases import masks
 from parlay.train.canvases.decoders import Decoder, set_block_config
 from parlay.train.canvases.options import SetBlockTrainOptions
 from parlay.train.canvases.recipe import CanvasRecipe, Scaled, Slow, Stepper, divergence, last_layers, next_token_loss
 from parlay.train.canvases.rows import RowBatch
+from parlay.types import FieldError
 
 
 class SetBlockRecipe(CanvasRecipe):
@@ -41,8 +41,8 @@ class SetBlockRecipe(CanvasRecipe):
         0."""
         super().__init__(decoder, options.seed)
         if original is None and options.keep:
-            raise UsageError(
-                f"keep={options.keep:g} needs an existing model; for a new one give --keep 0 --text-weight 1"
+            raise FieldError(
+                "keep", f"={options.keep:g} needs an existing model; for a new one give --keep 0 --text-weight 1"
             )
         self._options, self._original, self._new = options, original, new
         self._turn = 0

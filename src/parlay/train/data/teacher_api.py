@@ -83,7 +83,7 @@ def ask(
     after them.
     """
     if not teacher.url.startswith(_SCHEMES):
-        raise ParlayError(f"url={teacher.url}: expected an address such as http://127.0.0.1:8000/v1")
+        raise ParlayError(f"url={teacher.url}: expected an address such as http://127.0.0.1:8000/v1", "url")
     frame = ChatFrame.of(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(_AT_ONCE) as pool:

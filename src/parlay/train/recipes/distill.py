@@ -119,7 +119,9 @@ def start(options: DistillTrainOptions, target: Target, texts: Sequence[Featured
     like = _begun(options) or options.model
     if options.embedding and resolve(like).is_dir():
         raise ParlayError(
-            f"embedding={options.embedding}: {like} is a folder, so the student is one in bfloat16: leave embedding out"
+            f"embedding={options.embedding}: {like} is a folder, so the student is one in bfloat16: leave embedding "
+            "out",
+            "embedding",
         )
     if options.cut_from:
         cut = cut_out(_same_vocabulary(options.cut_from, target), options)

@@ -13,13 +13,13 @@ from parlay.heads import artefact, store
 from parlay.heads.base import draft_ids
 from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
 from parlay.heads.layer import Steps
-from parlay.options import UsageError
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
 from parlay.train.options import Eagle3TrainOptions
 from parlay.train.recipes.layer_heads import RepeatedLayer, ScaledHead
 from parlay.train.recipes.linear_start import feature_scale, start_eagle3
 from parlay.train.recipes.target import Target, common_tokens
+from parlay.types import FieldError
 
 
 class Eagle3Recipe(RepeatedLayer):
@@ -81,7 +81,7 @@ def _trained(name: str, target: Target) -> Eagle3Head:
     artefact.check_target(name, trained.layer, trained.witness_WH, witness_WH, vocab_size)
     config = Eagle3Config.of(trained)
     if config.taps != target.usual_taps():
-        raise UsageError(f"head={name}: it reads layers {config.taps}, and features are of {target.usual_taps()}")
+        raise FieldError("head", f"={name}: it reads layers {config.taps}, and features are of {target.usual_taps()}")
     head = Eagle3Head(config)
     own = {"lm_head.weight": target.head_VH.cpu()[draft_ids(trained.tensors["d2t"])]}
     head.load_state_dict({**own, **trained.tensors})

@@ -41,7 +41,7 @@ class EarlyExitRecipe(ModelRecipe):
         self._config, self._layers = target.config, target.config.num_layers
         self._exit = options.exit or max(1, self._layers // 4)
         if self._exit >= self._layers:
-            raise ParlayError(f"exit={self._exit}: the target has {self._layers} layers, so give fewer")
+            raise ParlayError(f"exit={self._exit}: the target has {self._layers} layers, so give fewer", "exit")
         self._turn = 0
 
     @property

@@ -134,7 +134,7 @@ def start_streaming(options: StreamTrainOptions, target: Target, texts: Sequence
     layers, ids_D = target.config.num_layers, _vocab(options, target, texts)
     deep = options.layers or max(1, layers // _DEEP)
     if deep > layers:
-        raise ParlayError(f"layers={deep}: the target has {layers}, so give no more")
+        raise ParlayError(f"layers={deep}: the target has {layers}, so give no more", "layers")
     begun_MH = torch.zeros(options.probes, target.config.hidden_size)
     streams = Streams(begun_MH, options.rank, len(ids_D), target.config.vocab_size)
     streams.set_draft_vocab(ids_D)

@@ -8,9 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from parlay.options import Options, UsageError, option
+from parlay.options import Options, option
 from parlay.train.lm_model import SHAPES, Shape
 from parlay.train.translation.pairs import LENGTHS
+from parlay.types import FieldError
 
 CONTEXT = 512
 
@@ -77,9 +78,11 @@ class TranslatorTrainOptions(Options):
     def __post_init__(self) -> None:
         Options.__post_init__(self)
         if self.deepen and self.init is None:
-            raise UsageError(f"deepen={self.deepen} adds layers to an existing translator: name it by init")
+            raise FieldError("deepen", f"={self.deepen} adds layers to an existing translator: name it by init", "init")
         if self.distilled and self.teacher is None:
-            raise UsageError(f"distilled={self.distilled} counts what a teacher translates: name one by teacher")
+            raise FieldError(
+                "distilled", f"={self.distilled} counts translations by another model: name it by teacher", "teacher"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
