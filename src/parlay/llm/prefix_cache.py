@@ -24,7 +24,7 @@ from parlay.models.fetch.origin import build_fingerprint, weights_fingerprint
 from parlay.models.fetch.resolving import resolve
 from parlay.models.lora_layout import CONFIG, WEIGHTS
 from parlay.models.native import NativeRunner
-from parlay.options import LoadOptions, RankOptions, user_path
+from parlay.options import SPLITS, LoadOptions, RankOptions, user_path
 from parlay.system.user_cache import written_whole
 from parlay.types import FieldError, Runner
 
@@ -87,11 +87,7 @@ def check_prefix_cache(path: str | Path | None, ranks: RankOptions) -> None:
     """Raises UnsupportedModel, before a model is loaded, if several ranks can't keep prefixes."""
     if path is not None and ranks.ranks > 1:
         raise UnsupportedModel(
-            f"prefix_cache {path}: prefixes are kept by one process: remove {ranks.asked}",
-            "prefix_cache",
-            "tensor_parallel",
-            "pipeline_parallel",
-            "context_parallel",
+            f"prefix_cache {path}: prefixes are kept by one process: remove {ranks.asked}", "prefix_cache", *SPLITS
         )
 
 

@@ -35,7 +35,7 @@ from parlay.options.ensemble import (
 )
 from parlay.options.from_file import read_config
 from parlay.options.load import LoadOptions
-from parlay.options.ranks import RankOptions
+from parlay.options.ranks import SPLITS, RankOptions
 from parlay.types import UsageError
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "NEIGHBOURS",
     "NEST_ALPHA",
     "NEST_TAU",
+    "SPLITS",
     "Ensemble",
     "LoadOptions",
     "Nest",

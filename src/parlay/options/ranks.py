@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from parlay.options.declare import Options, option
 from parlay.types import FieldError, UsageError
 
+SPLITS = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+"""The options that ask for several processes."""
 MOST_RANKS = 64
 
 
@@ -54,12 +56,7 @@ class RankOptions(Options):
                 "context_parallel",
             )
         if self.ranks > MOST_RANKS:
-            raise UsageError(
-                f"{self.asked} is too many processes: use at most {MOST_RANKS}",
-                "tensor_parallel",
-                "pipeline_parallel",
-                "context_parallel",
-            )
+            raise UsageError(f"{self.asked} is too many processes: use at most {MOST_RANKS}", *SPLITS)
 
     @property
     def ranks(self) -> int:

@@ -28,7 +28,7 @@ from parlay.models.loading import read_config
 from parlay.models.lora import digest_of
 from parlay.models.native import NativeRunner
 from parlay.models.opening import settled
-from parlay.options import LoadOptions, RankOptions, user_path
+from parlay.options import SPLITS, LoadOptions, RankOptions, user_path
 from parlay.ranks.follower import machine_name
 from parlay.ranks.groups import make_shared_file
 from parlay.ranks.layout import Hello, Layout, Plan, Wanted, build_name, core_name, decode_hello, encode
@@ -69,29 +69,17 @@ def open_target(
             "rank_listen",
             f"={options.rank_listen}: the model runs in one process, which waits for none: remove it, "
             "or say how many there are (tensor_parallel, pipeline_parallel or context_parallel)",
-            "tensor_parallel",
-            "pipeline_parallel",
-            "context_parallel",
+            *SPLITS,
         )
     if options.ranks == 1:
         return models.load(model, load, budget=budget, packed=packed, longest=longest)
     if load.runner != "auto":
-        raise FieldError(
-            "runner",
-            f"={load.runner}: it runs a model in one process: remove {options.asked}",
-            "tensor_parallel",
-            "pipeline_parallel",
-            "context_parallel",
-        )
+        raise FieldError("runner", f"={load.runner}: it runs a model in one process: remove {options.asked}", *SPLITS)
     if not isinstance(model, str):
         raise ValueError("a loaded model runs in one process: name it, or ask for one")
     if budget is not None and budget.weights is not None:
         raise FieldError(
-            "memory",
-            f"weights=SIZE is for a model in one process: remove it, or {options.asked}",
-            "tensor_parallel",
-            "pipeline_parallel",
-            "context_parallel",
+            "memory", f"weights=SIZE is for a model in one process: remove it, or {options.asked}", *SPLITS
         )
     if load.compile:
         raise CompileRefused(model)
