@@ -326,7 +326,7 @@ def test_a_lossy_stream_ends_with_one_error_event(behind: Behind, server: int) -
         answer = await client.post("/v1/completions", json=body)
         last = answer.text.split("\n\n")[-2]
         message = json.loads(last.removeprefix("data: "))["error"]["message"]
-        assert "can't be resumed: strategy prompt-lookup is lossy here" in message
+        assert "can't be resumed: strategy prompt-lookup is of exactness lossy" in message
 
     behind(lines, test)
 

@@ -125,7 +125,9 @@ def test_a_key_that_one_replica_does_not_know_is_tried_at_the_others(
             assert (await client.post("/v1/completions", json=BODY, headers=headers)).status_code == 200
 
     behind([Locked("one"), Locked("one", "two")], test, keys=KEYS)
-    assert "replica 1 refuses a key of this gateway: start both with the same --api-key-file" in caplog.text
+    assert (
+        "replica 1 refuses an API key that this gateway accepts: start both with the same --api-key-file" in caplog.text
+    )
 
 
 def test_the_limits_of_a_key_hold_for_all_replicas_together(behind: Behind) -> None:

@@ -305,7 +305,7 @@ def test_flags_that_several_processes_can_not_honour(words: list[str], message: 
     [
         ([], "give --replica URL"),
         (["--replica", "localhost:8000"], "give the address of a server"),
-        (["--replica", "http://h", "--replica", "http://h:80/"], "give each --replica once"),
+        (["--replica", "http://h", "--replica", "http://h:80/"], "the same --replica is given twice"),
         (["--replica", "http://h", "--health-seconds", "0"], "--health-seconds must be above 0, got 0"),
         (["--replica", "http://h", "--retries", "-1"], "retries"),
         (["--replica", "http://h", "--port", "70000"], "--port must be between 0 and 65535"),

@@ -312,7 +312,7 @@ def test_what_is_no_address_of_a_server_is_refused(url: str) -> None:
 def test_addresses() -> None:
     assert read_address("http://[::1]:81/").authority == "[::1]:81"
     assert read_address("https://host").url == "https://host:443"
-    with pytest.raises(ValueError, match="1 to 256 replicas"):
+    with pytest.raises(ValueError, match="1 to 256 times"):
         create_gateway([])
     with pytest.raises(ValueError, match="twice"):
         create_gateway([Address("h"), Address("h")])

@@ -211,7 +211,7 @@ def test_metrics_and_exactness_come_with_every_result(llm: LLM) -> None:
     [
         ({"prompts": ""}, "empty"),
         ({"prompts": "word " * 5000}, "context"),
-        ({"prompts": [[5, -1]]}, "the prompt has a token id outside the vocabulary of 4096"),
+        ({"prompts": [[5, -1]]}, "the prompt has a token id that is not from 0 to 4095"),
         ({"prompts": "half a pair: \ud83d"}, "the prompt is not valid Unicode text"),
         ({"prompts": "x", "sampling_params": SamplingParams(bad_words=["\udc00"])}, "bad_words are not valid Unicode"),
         ({"prompts": "x", "strategy": "prompt-lookdown"}, "prompt-lookup"),

@@ -474,7 +474,7 @@ def test_what_can_not_guide_is_one_clear_line(guided: LLM) -> None:
     refuse("guidance_scale must be between 0 and 100", guidance_scale=math.nan)
     refuse("negative_prompt must be a non-empty string or list", guidance_scale=2, negative_prompt=[])
     refuse("negative_prompt must be a non-empty string or list", guidance_scale=2, negative_prompt=5)
-    refuse("negative_prompt: a prompt is a text, a list", guidance_scale=2, negative_prompt=["a"])
+    refuse("negative_prompt: a prompt must be a text, a list", guidance_scale=2, negative_prompt=["a"])
     refuse("negative_prompt must have ids from 0 to 63", guidance_scale=2, negative_prompt=[64])
     refuse("negative_prompt of 254 tokens and the output", guidance_scale=2, negative_prompt=[5] * 254)
 

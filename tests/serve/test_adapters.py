@@ -63,7 +63,7 @@ def test_paths_outside_the_folder_are_refused(client: TestClient, path: str) -> 
 def test_a_folder_without_an_adapter_and_a_models_name_are_refused(client: TestClient, folder: Path) -> None:
     """One line each, and the server goes on."""
     (folder / "empty").mkdir(exist_ok=True)
-    taken = [(name, "one", "is a model's name") for name in ("parlay-mini", "parlay-mini:latest")]
+    taken = [(name, "one", "is the name of a model") for name in ("parlay-mini", "parlay-mini:latest")]
     for name, path, words in (("x", "empty", "no adapter_config.json"), *taken):
         response = client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path})
         assert response.status_code == 400

@@ -107,10 +107,10 @@ def test_no_client_gets_longer_drafts_than_the_owner_allows() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokens": [1 << 20]}, "ids are below"),
+        ({"tokens": [1 << 20]}, "must be ids from 0 to"),
         ({"tokens": [-1]}, "tokens"),
-        ({"tokens": []}, "at least one token"),
-        ({"start": 1 << 30}, "a text must have at most 4096 tokens"),
+        ({"tokens": []}, "at least one id"),
+        ({"start": 1 << 30}, "must have at most 4096 ids"),
         ({"most": -1}, "most"),
         ({"most": 1 << 20}, "most"),
         ({"temperature": -1.0}, "temperature"),

@@ -84,7 +84,7 @@ def test_limits_of_a_key_stand_beside_it_in_the_file(tmp_path: Path) -> None:
     assert allowed.keys == ("plain", "own")
     assert allowed.own_limits["plain"] == KeyLimits(requests=9)
     assert allowed.own_limits["own"] == KeyLimits(requests=4, tokens=1000, priority=-2)
-    wrong = {"speed=4": "is not a limit of a key", "requests=--4": "is not a limit of a key"}
+    wrong = {"speed=4": "is not a setting of a key", "requests=--4": "is not a setting of a key"}
     for word, why in (
         wrong | {f"tokens={'9' * 5000}": "out of range: a whole number may have at most 64 bits"}
     ).items():

@@ -165,25 +165,25 @@ def test_nothing_is_said_of_tokens_unless_it_is_asked_for(client: TestClient) ->
 def test_a_stream_that_draws_by_another_rule_can_not_be_resumed(client: TestClient) -> None:
     strategy = "prompt-lookup:rule=typical"
     header, blocks = begin(client, "completions", {**TEXT, "strategy": strategy}, {})
-    assert header.startswith("no: strategy prompt-lookup is lossy here")
+    assert header.startswith("no: strategy prompt-lookup is of exactness lossy")
     assert not [block for block in blocks if block.startswith(":")]
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"resume": {"fingerprint": "0" * 64}}, "weights, build, settings or prompt differ"),
-        ({"seed": 8}, "weights, build, settings or prompt differ"),
-        ({"prompt": "The sea was"}, "weights, build, settings or prompt differ"),
+        ({"resume": {"fingerprint": "0" * 64}}, "weights, build, settings or prompt are not the same"),
+        ({"seed": 8}, "weights, build, settings or prompt are not the same"),
+        ({"prompt": "The sea was"}, "weights, build, settings or prompt are not the same"),
         ({"resume": {"token_ids": [[1], [2]]}}, "holds 2 lists, and the request has 1 choices"),
         ({"resume": {"token_ids": [[40] * 16]}}, "leaves none to go on with"),
         ({"resume": {"token_ids": [[10**6]]}}, "outside the vocabulary"),
-        ({"resume": {"ended": [1]}}, "names a choice that is none of the 1"),
-        ({"resume": {"id": None}}, "together, or none of them"),
+        ({"resume": {"ended": [1]}}, "must name choices from 0 to 0"),
+        ({"resume": {"id": None}}, "all of fingerprint, id, created and token_ids, or none"),
         ({"resume": {"id": "a\r\nset-cookie: b"}}, "resume.id"),
         ({"resume": {"id": "a b"}}, "resume.id"),
         ({"resume": {"id": "\u20ac"}}, "resume.id"),
-        ({"stream": False}, "resume is for streams"),
+        ({"stream": False}, "resume works only with stream true"),
     ],
 )
 def test_what_can_not_be_gone_on_with_is_refused(client: TestClient, change: dict[str, Any], words: str) -> None:

@@ -91,14 +91,14 @@ def test_what_is_no_question_is_refused_at_once(wanted: Mapping[str, Any], messa
         ({"json": "[]"}, "must be a JSON schema, which is an object"),
         ({"json": {"const": {1, 2}}}, "json is not JSON: Object of type set"),
         ({"json": {"type": "thing"}}, "Invalid type: thing"),
-        ({"json": {"not": {"type": "string"}}}, 'structured_outputs has "not", which no answer can be held to'),
+        ({"json": {"not": {"type": "string"}}}, 'structured_outputs has "not", which can'),
         ({"json": {"type": "string", "minLength": 3, "maxLength": 2}}, "Unsatisfiable schema"),
         ({"json": {"$ref": "https://example.org/schema"}}, "does not fetch resources"),
         ({"regex": "a("}, "unclosed group"),
-        ({"regex": "()"}, "no text but the empty one"),
+        ({"regex": "()"}, "only the empty text"),
         ({"grammar": "start: thing"}, 'unknown name: "thing"'),
         ({"grammar": "hello"}, "Expected ::="),
-        ({"grammar": "start: start"}, "no text that this model's tokens can begin"),
+        ({"grammar": "start: start"}, "no text that this model's tokens can write"),
     ],
 )
 def test_what_is_not_valid_is_a_value_error_of_one_line(
@@ -123,7 +123,7 @@ def byte_letters(alphabet: str) -> PreTrainedTokenizerFast:
 
 
 def test_a_text_that_the_vocabulary_can_not_begin_is_refused() -> None:
-    with pytest.raises(ValueError, match="no text that this model's tokens can begin"):
+    with pytest.raises(ValueError, match="no text that this model's tokens can write"):
         Grammars(byte_letters("$ab"), 3, [0]).compile(StructuredOutputsParams(regex="xyz"))
 
 

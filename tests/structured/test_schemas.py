@@ -88,10 +88,10 @@ def test_an_object_that_lists_its_fields_has_no_others_unless_the_schema_says_so
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"type": "array", "uniqueItems": True}, 'has "uniqueItems", which no answer can be held to: remove it'),
-        ({"type": "object", "propertyNames": {"minLength": 2}}, 'has "propertyNames", which no answer'),
-        ({"type": "object", "propertyNames": COLOURS, "properties": {"a": {}}}, 'has "propertyNames", which no answer'),
-        ({"type": "string", "format": "iri"}, 'has the format "iri", which no answer can be held to: remove it'),
+        ({"type": "array", "uniqueItems": True}, 'has "uniqueItems", which can\'t be enforced: remove it'),
+        ({"type": "object", "propertyNames": {"minLength": 2}}, 'has "propertyNames", which can'),
+        ({"type": "object", "propertyNames": COLOURS, "properties": {"a": {}}}, 'has "propertyNames", which can'),
+        ({"type": "string", "format": "iri"}, 'has the format "iri", which can\'t be enforced: remove it'),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "has oneOf whose parts may fit one text: write anyOf"),
         ({"type": "string", "pattern": "^(?!a).*$"}, "has an expression with lookarounds, which can't be used"),
         ({"type": "string", "pattern": r"^(a)\1$"}, "has an expression with backreferences, which can't be used"),

@@ -193,7 +193,10 @@ class Answer:
         number = replica.number
         refused = head.status == 401 and bool(self._settings.keys)
         if refused:
-            logger.warning("replica %d refuses a key of this gateway: start both with the same --api-key-file", number)
+            logger.warning(
+                "replica %d refuses an API key that this gateway accepts: start both with the same --api-key-file",
+                number,
+            )
         if head.status == LOOP and self._asked.retried:
             self._came_back(replica)
             return False

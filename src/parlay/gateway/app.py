@@ -25,7 +25,7 @@ from parlay.serve.middleware import Admission, BodyLimit, Guard
 from parlay.serve.settings import Settings
 
 _METRICS = re.compile(r"/replicas/([0-9]{1,3})/metrics")
-_LOOP = ApiError(LOOP, "this request has been at this gateway before: leave the gateway's own address out of --replica")
+_LOOP = ApiError(LOOP, "this request came from this gateway itself: remove the gateway's own address from --replica")
 _HEALTH = frozenset({"/health", "/v1/health", "/ping", "/ready"})
 
 
@@ -179,7 +179,7 @@ async def _watch(receive: Receive, leaving: Leaving) -> None:
 def create_gateway(addresses: Sequence[Address], settings: GatewaySettings | None = None) -> Gateway:
     """Make an ASGI application for the replicas at these addresses. Raises ValueError for no or too many replicas."""
     if not 1 <= len(addresses) <= MOST_REPLICAS:
-        raise ValueError(f"a gateway has 1 to {MOST_REPLICAS} replicas, got {len(addresses)}: give --replica URL")
+        raise ValueError(f"--replica must be given 1 to {MOST_REPLICAS} times, got {len(addresses)}")
     if len(set(addresses)) < len(addresses):
-        raise ValueError("a replica is there twice: give each --replica once")
+        raise ValueError("the same --replica is given twice: remove one of them")
     return Gateway(addresses, settings or GatewaySettings())

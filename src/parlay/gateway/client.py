@@ -215,7 +215,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._complete:  # the next client would get that reply
-            self.fail("it answers what nobody has asked")
+            self.fail("it sent an answer without a request")
             raise ReplicaLost("the parser is to read no more of it")
 
     def on_header(self, name: bytes, value: bytes) -> None:

@@ -74,7 +74,7 @@ class Delivered:
         Raises ReplicaLost if it continues another stream.
         """
         if self.opened and header != self.header:
-            raise ReplicaLost("it goes on with another stream than was asked for")
+            raise ReplicaLost("it continued another stream than the one asked for")
         if len(words := header.split()) != 3 or header.startswith(NO) or not words[2].isdecimal():
             raise ReplicaLost("its header is not a fingerprint, id and time")
         self.header, self.fault, self._buffer = header, None, b""
@@ -148,4 +148,4 @@ class Delivered:
         elif kind == _FAILED and len(words := rest.decode("latin-1").split(" ")) == 2:
             raise ErrorEvent(b"".join(self._kept), *words)
         else:
-            raise ReplicaLost("its stream holds a comment that can't be read")
+            raise ReplicaLost("its stream has a comment that can't be read")

@@ -144,7 +144,7 @@ def read_identity(body: bytes) -> Identity:
     match fields:
         case {"build": str(build), "models": str(models), "kernels": str(kernels)}:
             return Identity(build, models, kernels)
-    raise ValueError("it holds no build, models and kernels")
+    raise ValueError("it lacks build, models or kernels")
 
 
 class Replica:

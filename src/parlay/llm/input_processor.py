@@ -353,7 +353,7 @@ class InputProcessor:
         given, _ = text_or_ids(prompt)
         ids = self._ids(given, cut=False) if isinstance(given, str) else tuple(given)
         if not 0 < len(ids) <= self._max_context:
-            raise ValueError(f"the text has {len(ids)} tokens, and this model holds 1 to {self._max_context}")
+            raise ValueError(f"the text has {len(ids)} tokens, and this model takes 1 to {self._max_context}")
         check_known(ids, self._vocab_size)
         return ids
 

@@ -61,7 +61,7 @@ class AheadParams:
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= 16:
-            raise FieldError("steps", f"must be between 1 and 16, got {self.steps}: so many are drafted at once")
+            raise FieldError("steps", f"must be between 1 and 16, got {self.steps}")
         if not 4 <= self.step_tokens <= 1024:
             raise FieldError("step_tokens", f"must be between 4 and 1024, got {self.step_tokens}")
         if self.until not in ("sentence", "line"):

@@ -51,7 +51,7 @@ def one_strategy(strategy: str | StrategySpec | None, config: Mapping[str, Any] 
     if config is None:
         return strategy
     if strategy is not None:
-        raise ValueError("speculative_config and strategy both say how to draft: remove one of them")
+        raise ValueError("speculative_config and strategy both choose how to draft: remove one of them")
     return strategy_of(config)
 
 

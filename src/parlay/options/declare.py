@@ -272,7 +272,7 @@ def nearest(word: str, known: Iterable[str], listed_by: str = "") -> str:
     ``listed_by`` says what lists the words; the line refers to it if there are many.
     """
     names = sorted(known)
-    others = f"choose one of {', '.join(names)}" if names else "there is nothing to choose from"
+    others = f"choose one of {', '.join(names)}" if names else "there are none"
     if len(names) > _FEW:
         closest = ", ".join(difflib.get_close_matches(word, names, n=3, cutoff=0))
         others = f"{listed_by} lists them" if listed_by else f"choose one of {len(names)} names such as {closest}"

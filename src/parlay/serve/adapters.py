@@ -63,4 +63,6 @@ class NamedAdapters:
         if name in self._named:
             raise ApiError(400, f"the adapter {name!r:.100} is already loaded: unload it first", "lora_name")
         if len(self._named) >= MOST_ADAPTERS:
-            raise ApiError(400, f"there are {MOST_ADAPTERS} adapters, the most: unload one first", "lora_name")
+            raise ApiError(
+                400, f"{MOST_ADAPTERS} adapters are loaded, which is the limit: unload one first", "lora_name"
+            )

@@ -160,7 +160,7 @@ class Registry:
                 if model.task is not None:
                     continue
                 if model.unloadable and (model.dead or model.loss or self._is_idle(model)):
-                    logger.info("model %s is unloaded", model.name)
+                    logger.info("model %s was unloaded", model.name)
                     model.task = asyncio.create_task(self._retire(model))
                 elif model.returns:
                     model.task = asyncio.create_task(self._bring(model))

@@ -46,7 +46,7 @@ class KeyLimits:
             name, _, number = word.partition("=")
             if name not in {known.name for known in fields(self)} or not number.removeprefix("-").isdecimal():
                 raise ValueError(
-                    f"{word!r} is not a limit of a key: write requests=N, tokens=N, priority=N or record=1"
+                    f"{word!r} is not a setting of a key: write requests=N, tokens=N, priority=N or record=1"
                 )
             changes[name] = bool(whole(number)) if name == "record" else whole(number)
         return replace(self, **changes)

@@ -60,7 +60,7 @@ def _answer(vocabulary: LLTokenizer, wanted: StructuredOutputsParams) -> dict[st
     except ValueError as error:
         return {"error": str(error)}
     except (MemoryError, RecursionError):
-        return {"error": "structured_outputs is more than its compiler can hold: ask for less"}
+        return {"error": "structured_outputs is more than its compiler can hold: make it simpler"}
     return {"definition": text}
 
 
@@ -70,8 +70,8 @@ def _check_beginning(compiled: LLMatcher, vocabulary: LLTokenizer) -> None:
     if len(_following(compiled.deep_copy(), vocabulary)):
         return
     if may_end:
-        raise ValueError("structured_outputs allows no text but the empty one: ask for more")
-    raise ValueError("structured_outputs allows no text that this model's tokens can begin: ask for another")
+        raise ValueError("structured_outputs allows only the empty text: change it to allow others")
+    raise ValueError("structured_outputs allows no text that this model's tokens can write: change it")
 
 
 class _CallTimer:
@@ -87,7 +87,7 @@ class _CallTimer:
         self._slow += time.thread_time() - began > CALL_SECONDS
         if self._slow >= _SLOW_CALLS:
             limit = f"{1000 * CALL_SECONDS:.0f} ms of CPU time for one token, which is the limit"
-            raise ValueError(f"structured_outputs takes more than {limit}: ask for less")
+            raise ValueError(f"structured_outputs takes more than {limit}: make it simpler")
         return result
 
 
@@ -104,7 +104,7 @@ def _walk(at: LLMatcher, vocabulary: LLTokenizer, choose: random.Random, pace: _
             pace.timed(partial(at.try_consume_tokens, [int(choose.choice(following))]))
         limit = limit_reached(at)
         if limit is not None:
-            raise ValueError(f"structured_outputs is too complex ({limit}): ask for less")
+            raise ValueError(f"structured_outputs is too complex ({limit}): make it simpler")
         if not len(following) or at.is_stopped():
             return
 

@@ -85,7 +85,7 @@ class Checker:
             message = f"structured_outputs took more than {error} to compile, on a busy machine: try again"
             raise MachineBusy(message) from None
         except LimitMet as error:
-            raise ValueError(f"structured_outputs took more than {error} to compile: ask for less") from None
+            raise ValueError(f"structured_outputs took more than {error} to compile: make it simpler") from None
         if "error" in answer:
             raise ValueError(answer["error"])
         return str(answer["definition"])

@@ -83,7 +83,7 @@ def _check_bytes(field: str, text: str) -> None:
 
 def _check(field: str, count: int, most: int, what: str) -> None:
     if count > most:
-        raise ValueError(f"structured_outputs.{field} has {count} {what}, and the limit is {most}: ask for less")
+        raise ValueError(f"structured_outputs.{field} has {count} {what}, and the limit is {most}: make it smaller")
 
 
 def in_one_line(reason: str) -> str:

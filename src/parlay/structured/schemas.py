@@ -172,8 +172,8 @@ def _followed(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 _REFUSALS = (
-    (re.compile(r"Unimplemented keys: \[(.*?)\]"), "has {}, which no answer can be held to: remove it"),
-    (re.compile(r"Unknown format: (\S+)"), 'has the format "{}", which no answer can be held to: remove it'),
+    (re.compile(r"Unimplemented keys: \[(.*?)\]"), "has {}, which can't be enforced: remove it"),
+    (re.compile(r"Unknown format: (\S+)"), 'has the format "{}", which can\'t be enforced: remove it'),
     (re.compile(r"(oneOf) constraints are not supported"), "has {} whose parts may fit one text: write anyOf"),
     (
         re.compile(r"(look-?around|backreference)s?\b"),

@@ -101,11 +101,11 @@ def text_or_ids(prompt: Prompt) -> tuple[str | tuple[int, ...], Thoughts]:
     fields: Mapping[str, Any] = prompt
     others = [name for name in fields if name not in ("prompt", "prompt_token_ids", "thoughts", "begins")]
     if others:
-        raise ValueError(f"{others[0]} can't be part of a prompt here: give prompt or prompt_token_ids alone")
+        raise ValueError(f"a prompt has no field {others[0]} here: give only prompt or prompt_token_ids")
     if fields.get("prompt_token_ids") is not None:
         return _ids(fields["prompt_token_ids"]), fields.get("thoughts", "none")
     if not isinstance(fields.get("prompt"), str):
-        raise ValueError("a prompt that is a dict needs prompt, a text, or prompt_token_ids, a list")
+        raise ValueError("a prompt that is a dict must have prompt, a text, or prompt_token_ids, a list")
     return fields["prompt"], "none"
 
 
@@ -119,13 +119,13 @@ def _ids(tokens: Iterable[SupportsIndex]) -> tuple[int, ...]:
         return tuple([operator.index(token) for token in tokens])
     except TypeError:
         fields = reprlib.repr(tokens)
-        raise ValueError(f"a prompt is a text, a list of token ids or a dict of either, not {fields}") from None
+        raise ValueError(f"a prompt must be a text, a list of token ids or a dict, got {fields}") from None
 
 
 def check_known(ids: Ids, vocab_size: int) -> None:
     """Raises ValueError for a prompt with an id outside a vocabulary of this size."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-        raise ValueError(f"the prompt has a token id outside the vocabulary of {vocab_size}")
+        raise ValueError(f"the prompt has a token id that is not from 0 to {vocab_size - 1}")
 
 
 def references(
@@ -212,7 +212,7 @@ def _checked(ids: object, vocab_size: int, name: str) -> Ids:
     except TypeError:
         raise ValueError(f"a {name} must be text or a list of token ids: one holds something else") from None
     if result and not 0 <= min(result) <= max(result) < vocab_size:
-        raise ValueError(f"a {name} has a token id outside the vocabulary of {vocab_size}")
+        raise ValueError(f"a {name} has a token id that is not from 0 to {vocab_size - 1}")
     return result
 
 

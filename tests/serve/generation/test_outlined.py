@@ -106,7 +106,7 @@ def test_questions_whose_answers_build_up_are_answered_plainly(
     ("fields", "param", "message"),
     [
         ({"outline": {"points": 1}}, "outline.points", "outline.points must be between 2 and 32, got 1"),
-        ({"outline": {"points": 30}}, "outline.points", "this server gives 16 sections at most"),
+        ({"outline": {"points": 30}}, "outline.points", "this server allows at most 16"),
         ({"outline": {"outline_tokens": 5000}}, "outline.outline_tokens", "outline.outline_tokens must be between"),
         ({"outline": {"route": "maybe"}}, "outline.route", "outline.route"),
         ({"n": 2}, "n", "outline gives one choice"),
@@ -118,7 +118,11 @@ def test_questions_whose_answers_build_up_are_answered_plainly(
             "stream_options",
             "remove one of them",
         ),
-        ({"messages": [{"role": "assistant", "content": "Hi"}]}, "messages", "the last message must be the user's"),
+        (
+            {"messages": [{"role": "assistant", "content": "Hi"}]},
+            "messages",
+            "only where the last message is the user's",
+        ),
     ],
 )
 def test_what_is_no_plan_is_refused(refusal: Post, fields: dict[str, Any], param: str, message: str) -> None:
@@ -133,7 +137,7 @@ def test_the_server_bounds_the_outline(make_app: Callable[..., FastAPI]) -> None
     error = client.post("/v1/chat/completions", json={**ASKED, "outline": {}}).json()["error"]
     assert error["message"] == "outline.outline_tokens must be at most 20 on this server, got 160"
     error = client.post("/v1/chat/completions", json={**ASKED, "outline": {"points": 5}}).json()["error"]
-    assert error["message"] == "outline.points is 5, and this server gives 4 sections at most"
+    assert error["message"] == "outline.points is 5, and this server allows at most 4"
 
 
 def test_a_fault_in_planning_or_in_a_section_harms_nobody_else(

@@ -113,7 +113,11 @@ def test_the_model_may_judge(both: TestClient, monkeypatch: pytest.MonkeyPatch) 
         ({"reason_ahead": {"tokens": 9}}, "reason_ahead.tokens", "reason_ahead.tokens is not supported"),
         ({"outline": {"sections": 4}}, "outline.sections", "outline.sections is not supported"),
         ({"reason_ahead": {"drafter": "parlay-mini"}}, "reason_ahead.drafter", "it is the target itself"),
-        ({"reason_ahead": {"judge": "model"}, "exactness": "bits"}, "exactness", "remove exactness"),
+        (
+            {"reason_ahead": {"judge": "model"}, "exactness": "bits"},
+            "exactness",
+            "is lossy, so exactness must be lossy or missing",
+        ),
         ({"exactness": "lossy:floor=0.9"}, "exactness", "no certificate covers reason_ahead"),
         ({"strategy": "denoise"}, "strategy", "strategy denoise"),
         ({"strategy": "set-block", "stream": True}, "strategy", "strategy set-block"),

@@ -149,13 +149,13 @@ class CountBody(Body):
         for place, tool in enumerate(self.tools or ()):
             if tool.input_schema.get("type", "object") != "object":
                 field = f"tools[{place}].input_schema"
-                raise conflict(f"{field} must be the schema of an object", field)
+                raise conflict(f'{field} must be a schema of "type": "object"', field)
         if len(set(names)) < len(names):
-            raise conflict("tools holds two functions of one name: rename one of them", "tools")
+            raise conflict("tools has two functions of the same name: rename one of them", "tools")
         if self.tool_choice is None:
             return
         if self.tool_choice.type in ("any", "tool") and not names:
-            raise conflict("tool_choice needs tools", "tool_choice")
+            raise conflict("tool_choice works only with tools: add tools", "tool_choice")
         if self.tool_choice.type == "tool" and self.tool_choice.name not in names:
             raise conflict(
                 f"tool_choice.name is {self.tool_choice.name}, which is not among the tools", "tool_choice.name"

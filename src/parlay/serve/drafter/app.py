@@ -149,7 +149,11 @@ def _add_routes(app: FastAPI, drafter: HostedDrafter, settings: Settings) -> Non
     async def drafts(body: DraftsBody, request: Request) -> DraftsReply:
         own = drafter.info.tokenizer
         if body.tokenizer and own and body.tokenizer != own:
-            raise ApiError(400, "tokenizer: this service has another tokenizer: use the one of its model", "tokenizer")
+            raise ApiError(
+                400,
+                "tokenizer is not that of the drafter of this service: start it with a drafter of the same tokenizer",
+                "tokenizer",
+            )
         updates = [_update(text, drafter, place) for place, text in enumerate(body.texts)]
         answers = await drafter.draft(Owner(request.state.tenant, body.client), updates, body.over)
         return DraftsReply(drafts=[DraftReply(**answer_as_json(answer)) for answer in answers])
@@ -168,10 +172,10 @@ def _update(text: TextBody, drafter: HostedDrafter, place: int) -> TextUpdate:
     that is empty or too long."""
     name, service = f"texts[{place}]", drafter.service
     if text.start + len(text.tokens) > service.longest:
-        raise ApiError(400, f"{name}: a text must have at most {service.longest} tokens", f"{name}.tokens")
+        raise ApiError(400, f"{name}.tokens must have at most {service.longest} ids", f"{name}.tokens")
     if text.start + len(text.tokens) == 0:
-        raise ApiError(400, f"{name}: a text must have at least one token", f"{name}.tokens")
+        raise ApiError(400, f"{name}.tokens must have at least one id", f"{name}.tokens")
     if text.tokens and max(text.tokens) >= service.vocab_size:
-        raise ApiError(400, f"{name}: ids are below {service.vocab_size}", f"{name}.tokens")
+        raise ApiError(400, f"{name}.tokens must be ids from 0 to {service.vocab_size - 1}", f"{name}.tokens")
     facts: dict[str, Any] = text.model_dump(exclude={"id", "start", "tokens", "most"})
     return TextUpdate(text.id, text.start, text.tokens, text.most, TextFacts(**facts))

@@ -117,7 +117,11 @@ async def _saved(served: Served, slot: int, body: SlotBody) -> dict[str, Any]:
         raise ApiError(500, f"the prefixes can't be written: {error.strerror}") from None
     except ParlayError as error:
         logger.warning("the prefixes can't be written: %s", error)
-        raise ApiError(400, f"{file.path.name} is not a file of prefixes: it is left as it is", "action") from None
+        raise ApiError(
+            400,
+            f"{file.path.name} exists and is not a file of prefixes: restart the server with another --prefix-cache",
+            "action",
+        ) from None
     return {
         "id_slot": slot,
         "filename": file.path.name,

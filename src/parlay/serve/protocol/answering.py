@@ -134,7 +134,7 @@ async def _lines(run: Run, chunks: Chunks) -> AsyncGenerator[bytes]:
         lines.append(frames.end)
     except Exception as error:
         if not isinstance(error, ApiError | ParlayError):
-            logger.exception("a stream ends early by a fault of the server")
+            logger.exception("an internal error ended a stream early")
         lines += [frames.encode(chunk) for chunk in chunks.failure(convert(error))]
     yield b"".join(lines)
 

@@ -285,10 +285,11 @@ class GenerationBody(Body):
         """Check rules that the schema can't express, once the model is known. Raises ApiError for fields that
         contradict each other."""
         if self.seed is not None and self.seed not in SEEDS:
-            raise conflict("seed must be a number of 64 bits", "seed")
+            raise conflict(f"seed must be a whole number from {SEEDS[0]} to {SEEDS[-1]}, got {self.seed!s:.60}", "seed")
         if self.truncate_prompt_tokens == 0:
             raise conflict(
-                "truncate_prompt_tokens must be at least 1, or -1 for what the model holds", "truncate_prompt_tokens"
+                "truncate_prompt_tokens must be at least 1, or -1 for the model's context, got 0",
+                "truncate_prompt_tokens",
             )
         if self.structured_outputs is not None:
             self.structured_outputs.check()

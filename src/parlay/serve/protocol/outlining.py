@@ -45,7 +45,7 @@ def outline_params(outline: Outline, settings: Settings) -> OutlineParams:
     except ValueError as error:
         raise ApiError(400, f"outline.{error}", f"outline.{str(error).split()[0]}") from None
     if params.points > settings.max_n:
-        message = f"outline.points is {params.points}, and this server gives {settings.max_n} sections at most"
+        message = f"outline.points is {params.points}, and this server allows at most {settings.max_n}"
         raise ApiError(400, message, "outline.points")
     most = settings.max_tokens
     if most is not None and params.outline_tokens > most:

@@ -55,15 +55,15 @@ class Resume(Body):
     def check(self, *, choices: int, stream: bool) -> None:
         """Raises ApiError for fields that contradict each other or the request's number of choices."""
         if not stream:
-            raise conflict("resume is for streams: set stream, or remove resume", "resume")
+            raise conflict("resume works only with stream true: set stream, or remove resume", "resume")
         given = [value is not None for value in (self.fingerprint, self.id, self.created, self.token_ids)]
         if any(given) != all(given):
-            raise conflict("resume takes fingerprint, id, created and token_ids together, or none of them", "resume")
+            raise conflict("resume must have all of fingerprint, id, created and token_ids, or none", "resume")
         if self.token_ids is not None and len(self.token_ids) > choices:
             message = f"resume.token_ids holds {len(self.token_ids)} lists, and the request has {choices} choices"
             raise conflict(f"{message}: give one for each", "resume.token_ids")
         if any(index >= choices for index in self.ended or ()):
-            raise conflict(f"resume.ended names a choice that is none of the {choices}", "resume.ended")
+            raise conflict(f"resume.ended must name choices from 0 to {choices - 1}", "resume.ended")
 
     def options(self, options: RequestOptions, place: int, n: int) -> RequestOptions:
         """The options of the prompt at ``place``."""
@@ -179,7 +179,7 @@ async def resumable(
         return chunks, {HEADER: f"{NO} {reason}"}
     own = _fingerprint(served, jobs)
     if resume.fingerprint not in (None, own):
-        message = "resume.fingerprint is another one than here: weights, build, settings or prompt differ"
+        message = "resume.fingerprint differs from this server's: weights, build, settings or prompt are not the same"
         raise ApiError(400, f"{message}; ask the server that began the stream", "resume.fingerprint", "not_resumable")
     return ResumableChunks(chunks, jobs, resume), {HEADER: " ".join(map(str, (own, *names)))}
 
@@ -188,14 +188,14 @@ def _why_not(served: Served, jobs: Sequence[Job]) -> str:
     """Why no replica can continue these jobs' streams, in one line; empty if one can. This reads weights."""
     for job in jobs:
         if job.samples[0].request.reuse:
-            return "cached runs that stood elsewhere are reused here, and the text depends on which there are"
+            return "--cache-reuse is on, so the text depends on what is cached"
         strategy = job.samples[0].strategy
         spec = strategy if isinstance(strategy, StrategySpec) else parse(strategy)
         if find(spec.name).selects:
             return f"strategy {spec.name} fills canvases"
         level = Exactness.weakest(rule_level(spec), served.spec.promised)
         if level not in _EXACT:
-            return f"strategy {spec.name} is {level} here, and only bits and seed give the same text again"
+            return f"strategy {spec.name} is of exactness {level}, and only bits and seed give the same text again"
     try:
         served.gate.binding()
     except ParlayError as error:

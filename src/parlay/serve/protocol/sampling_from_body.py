@@ -36,7 +36,7 @@ def read_strategy(text: str) -> StrategySpec:
     """
     name, colon, rest = text.partition(":")
     if colon and name.strip() not in {*catalogue(), *plugins.installed()}:
-        raise _refused(f"{name.strip()[:100]!r} is not a strategy of the catalogue, and a request may name no other")
+        raise _refused(f"{name.strip()[:100]!r} is not a strategy of the catalogue, from which a request must choose")
     if ":" in rest:
         raise _refused(
             f"strategy {name.strip()}: a class to import or a URL is set by the server's owner, not by a request: "
@@ -65,7 +65,7 @@ def _check(spec: StrategySpec) -> None:
             raise _refused(f"strategy {spec.name}: {key} is set by the server's owner, not by a request: remove it")
         if options[key].keeps and _is_above(value, options[key].default):
             most = options[key].default
-            raise _refused(f"strategy {spec.name}: {key} is {value}, and a request may ask for {most} at most")
+            raise _refused(f"strategy {spec.name}: {key} must be at most {most} in a request, got {value}")
     for member in spec.members:
         _check(member)
 
@@ -314,7 +314,9 @@ def limit_params(params: SamplingParams, settings: Settings) -> SamplingParams:
     Raises ApiError for more samples or tokens than the server allows, and for a temperature too close to 0.
     """
     if 0 < params.temperature < LEAST_TEMPERATURE:
-        raise ApiError(400, f"temperature must be 0 or at least {LEAST_TEMPERATURE:g}", "temperature")
+        raise ApiError(
+            400, f"temperature must be 0 or at least {LEAST_TEMPERATURE:g}, got {params.temperature:g}", "temperature"
+        )
     if params.temperature > USUAL_TEMPERATURE:
         _warn_of(params.temperature)
     if params.n > settings.max_n:

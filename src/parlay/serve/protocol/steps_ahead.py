@@ -72,9 +72,9 @@ def check_reason_ahead(body: GenerationBody, ahead: ReasonAhead | None) -> None:
             raise conflict(f"{FIELD} can't be used with {name}: remove one of them", name)
     asked = body.exactness or ""
     if asked.startswith("lossy:"):
-        raise conflict(f"no certificate covers {FIELD}: leave the floor out of exactness", "exactness")
+        raise conflict(f"no certificate covers {FIELD}: remove the floor from exactness", "exactness")
     if ahead.judge == "model" and asked not in ("", "lossy"):
-        raise conflict(f"{FIELD} with judge model is lossy: remove exactness, or the judge", "exactness")
+        raise conflict(f"{FIELD} with judge model is lossy, so exactness must be lossy or missing", "exactness")
 
 
 def ahead_params(ahead: ReasonAhead) -> AheadParams:

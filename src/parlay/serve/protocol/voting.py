@@ -46,7 +46,7 @@ def vote_params(vote: Vote | None, settings: Settings) -> VoteParams | None:
 def check_vote(vote: Vote | None, n: int | None) -> None:
     """Raises ApiError for a vote together with several choices."""
     if vote is not None and (n or 1) > 1:
-        raise conflict("vote gives one choice: remove n, and say in vote.n how many chains there are", "n")
+        raise conflict("vote gives one choice: remove n, and set vote.n, the number of chains", "n")
 
 
 class VoteReply(TypedDict):

@@ -47,7 +47,7 @@ def router(registry: Registry, folder: Path) -> APIRouter:
         async with turn:
             registry.adapters.check_free(body.lora_name)
             if registry.find(body.lora_name) is not None:  # the model's requests would get the adapter
-                raise ApiError(400, f"{body.lora_name!r:.100} is a model's name: take another", "lora_name")
+                raise ApiError(400, f"{body.lora_name!r:.100} is the name of a model: choose another", "lora_name")
             base = registry.get(body.model)
             served = await registry.use(base.name, request)
             found = _below(folder, body.lora_path)

@@ -226,8 +226,8 @@ async def _scored(
     if letters > settings.max_body_bytes:
         raise ApiError(
             400,
-            f"query and instruction are read again with each document, {letters} letters in all, and "
-            f"{settings.max_body_bytes} are taken: send fewer documents",
+            f"query and instruction are read again with each document, {letters} characters in all, and "
+            f"this server takes at most {settings.max_body_bytes}: send fewer documents",
             "documents",
         )
     with _told(settings):
@@ -275,7 +275,7 @@ def _charge(ids: Sequence[Sequence[int]], request: Request, settings: Settings) 
     """Charge the tokens to the client's key. Raises ApiError for a text longer than the server allows."""
     longest, most = max(map(len, ids)), settings.max_prompt_tokens
     if most is not None and longest > most:
-        raise ApiError(400, f"a text has {longest} tokens, and this server takes {most}: shorten it", "input")
+        raise ApiError(400, f"a text has {longest} tokens, and this server takes at most {most}: shorten it", "input")
     request.app.state.limiter.quotas.charge(tenant(request), sum(map(len, ids)))
 
 

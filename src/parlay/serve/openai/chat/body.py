@@ -211,7 +211,7 @@ class ChatBody(GenerationBody):
             )
             raise conflict(message, "continue_final_message")
         if self.top_logprobs and not self.logprobs:
-            raise conflict("top_logprobs needs logprobs to be true", "top_logprobs")
+            raise conflict("top_logprobs works only with logprobs true: set logprobs", "top_logprobs")
         formatted = self.response_format is not None and self.response_format.type != "text"
         if self.structured_outputs is not None and (formatted or self.callable_functions):
             message = "structured_outputs can't be used with response_format or tools: remove one of them"
@@ -222,9 +222,9 @@ class ChatBody(GenerationBody):
         if (self.n or 1) > 1:
             raise conflict("outline gives one choice: remove n", "n")
         if self.exactness not in (None, "lossy"):
-            raise conflict("an answer by outline is lossy: remove exactness or outline", "exactness")
+            raise conflict("outline is lossy, so exactness must be lossy or missing", "exactness")
         if not isinstance(self.messages[-1], UserMessage):
-            raise conflict("outline needs a question: the last message must be the user's", "messages")
+            raise conflict("outline works only where the last message is the user's: add one", "messages")
         if self.running_usage:
             message = "outline can't be used with stream_options.continuous_usage_stats: remove one of them"
             raise conflict(message, "stream_options")
@@ -241,13 +241,13 @@ class ChatBody(GenerationBody):
     def _check_tools(self) -> None:
         legacy = bool(self.functions or self.function_call)
         if legacy and (self.tools or self.tool_choice):
-            raise conflict("functions and tools are one thing in two shapes: give one of them", "functions")
+            raise conflict("functions is the older form of tools: give only one of them", "functions")
         paths = ("functions[{}]", "functions") if legacy else ("tools[{}].function", "tools")
         check_functions(self._all_functions, *paths)
         field, choice = ("function_call", self.function_call) if legacy else ("tool_choice", self.tool_choice)
         names = [function.name for function in self._all_functions]
         if choice not in (None, "none") and not names:
-            raise conflict(f"{field} needs {paths[1]}", field)
+            raise conflict(f"{field} works only with {paths[1]}: add {paths[1]}", field)
         for path, name in self._chosen or ():
             if name not in names:
                 raise conflict(f"{path} is {name}, which is not among the {paths[1]}", path)
@@ -319,7 +319,7 @@ def check_functions(functions: Sequence[FunctionDefinition], each: str, whole: s
     for place, function in enumerate(functions):
         if (function.parameters or {}).get("type", "object") != "object":
             field = f"{each.format(place)}.parameters"
-            raise conflict(f"{field} must be the schema of an object", field)
+            raise conflict(f'{field} must be a schema of "type": "object"', field)
     names = [function.name for function in functions]
     if len(set(names)) < len(names):
-        raise conflict(f"{whole} holds two functions of one name: rename one of them", whole)
+        raise conflict(f"{whole} has two functions of the same name: rename one of them", whole)

@@ -77,11 +77,11 @@ class CompletionBody(GenerationBody):
             message = "structured_outputs can't be used with response_format: remove one of them"
             raise conflict(message, "structured_outputs")
         if self.best_of is not None and self.best_of < (self.n or 1):
-            raise conflict("best_of must be at least n", "best_of")
+            raise conflict(f"best_of must be at least n, which is {self.n or 1}, got {self.best_of}", "best_of")
         if self.stream and self.picks:
             raise conflict("best_of above n can't be streamed: remove stream", "best_of")
         if self.suffix is not None and not isinstance(self.prompt, str):
-            raise conflict("suffix needs a prompt that is one text", "suffix")
+            raise conflict("suffix works only with a prompt that is one text", "suffix")
         if self.suffix is not None and self.echo:
             raise conflict("suffix can't be used with echo: remove one of them", "suffix")
         if self.stream and self.echo and self.logprobs is not None:
@@ -92,7 +92,7 @@ class CompletionBody(GenerationBody):
     def _check_superposed(self) -> None:
         """Raises ApiError for fields that can't be combined with superposed drafts."""
         if self.exactness not in (None, "lossy"):
-            raise conflict("superposed drafts are lossy: remove exactness or superposed", "exactness")
+            raise conflict("superposed drafts are lossy, so exactness must be lossy or missing", "exactness")
         others = ("stream", "strategy", "vote", "best_of", "resume", "echo", "logprobs")
         for name in (*others, "response_format", "structured_outputs"):
             if (value := vars(self)[name]) is not None and value is not False:

@@ -234,7 +234,7 @@ class ResponsesBody(GenerationBody):
         check_functions(self.tools or (), "tools[{}]", "tools")
         names = [tool.name for tool in self.tools or ()]
         if self.tool_choice not in (None, "none", "auto") and not names:
-            raise conflict("tool_choice needs tools", "tool_choice")
+            raise conflict("tool_choice works only with tools: add tools", "tool_choice")
         for path, name in self._chosen or ():
             if name not in names:
                 raise conflict(f"{path} is {name}, which is not among the tools", path)
