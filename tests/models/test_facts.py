@@ -73,5 +73,5 @@ def test_an_embedding_that_a_file_stores_twice_counts_once(tmp_path: Path) -> No
 @pytest.mark.parametrize("config", ["[]", "{", "", "[" * 100_000], ids=["list", "half", "empty", "deep"])
 def test_what_is_no_model_is_an_error_in_one_line(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.json").write_text(config)
-    with pytest.raises(ParlayError, match="no model that can be read"):
+    with pytest.raises(ParlayError, match="no model can be read"):
         read_facts(tmp_path)

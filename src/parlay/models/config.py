@@ -269,5 +269,5 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ParlayError(f"can't read {path}: {error}") from None
     if not isinstance(content, dict):
-        raise ParlayError(f"{path} holds no JSON object")
+        raise ParlayError(f"{path} must be a JSON object")
     return content

@@ -99,7 +99,7 @@ def _stored_in_folder(path: Path, files: Sequence[Path]) -> tuple[str, Counter[s
                         part = tensors.get_slice(name)
                         stored[part.get_dtype()] += math.prod(part.get_shape())
     except (ValueError, AttributeError, RecursionError, SafetensorError) as error:
-        raise ParlayError(f"{path} holds no model that can be read: {error}") from None
+        raise ParlayError(f"no model can be read from {path}: {error}") from None
     return family, stored
 
 

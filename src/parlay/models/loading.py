@@ -127,7 +127,9 @@ def _with_head(directory: Path, stored: dict[str, Tensor], config: DecoderConfig
         return stored
     found = {name if name.startswith("lm_head.") else f"model.{name}": tensor for name, tensor in stored.items()}
     if not config.tie_embeddings and "lm_head.weight" not in found:
-        _log.warning("%s has no LM head: it makes embeddings, and texts that it writes mean nothing", directory)
+        _log.warning(
+            "%s has no LM head: use it for embeddings only, as texts that it writes have no meaning", directory
+        )
         found["lm_head.weight"] = embedding
     return found
 

@@ -158,7 +158,7 @@ def refuse_options(runner: str, options: LoadOptions, why: Mapping[str, str]) ->
     for option, reason in why.items():
         if chosen[option] != usual[option]:
             raise FieldError(
-                "runner", f"{runner}: {option} {chosen[option]} can't be had there: {reason}; remove it", option
+                "runner", f"{runner}: {option} {chosen[option]} is not supported: {reason}; remove it", option
             )
 
 

@@ -71,7 +71,9 @@ class Weights:
         self.model = self._lay_out(fused, arena)
         alone, ahead, jobs = self._matrices.alone, self._matrices.ahead, self._matrices.jobs
         if alone:
-            _log.warning("%d matrices are multiplied as numbers, for each has an order of inputs of its own", alone)
+            _log.warning(
+                "%d quantized matrices are multiplied in floating point, which takes longer: they reorder inputs", alone
+            )
         if ahead is not None:
             jobs = [*ahead.jobs(), *jobs]
         for done in threads.run(jobs):  # only now: laying out runs Python code, which would hold these threads up

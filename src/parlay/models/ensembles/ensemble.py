@@ -232,12 +232,12 @@ class EnsembleRunner(Runner):
             return
         for segment in segments:
             if number in self._get(segment.sequence).parts:
-                self._drop(number, segment.sequence, f"took {seconds:.3g} s where {self._deadline:g} are allowed")
+                self._drop(number, segment.sequence, f"took {seconds:.3g} s, and the deadline is {self._deadline:g} s")
 
     def _drop(self, number: int, sequence: int, reason: str) -> None:
         """Drop a member from one sequence."""
         name, opened = self._names[number], self._get(sequence)
-        _log.warning("a text goes on without %s of its ensemble, which %s", name, reason)
+        _log.warning("a request goes on without the model %s of the ensemble, which %s", name, reason)
         del opened.parts[number]
         opened.lost += (name,)
         self._members[number].release(sequence)

@@ -200,7 +200,7 @@ class _Reader:
         content, at, last, length_at = self._content, self._at, self._size - 8, _U64.unpack_from
         for _ in range(count):
             if at > last:
-                raise ValueError("it is cut short, or a string in it claims too much")
+                raise ValueError("it is cut short or damaged: get it again")
             at += 8 + length_at(content, at)[0]
         return Strings(self._take(at - self._at), count)
 
@@ -217,7 +217,7 @@ class _Reader:
     def _take(self, count: int) -> bytes:
         end = self._at + count
         if end > self._size:
-            raise ValueError("it is cut short")
+            raise ValueError("it is cut short: get it again")
         taken = self._content[self._at : end]
         self._at = end
         return taken
@@ -255,7 +255,9 @@ class _Reader:
                 raise ValueError(f"the tensor {info.name!r} lies over another")
             free = info.offset + info.bytes
             if free > self._size:
-                raise ValueError(f"it is cut short: the tensor {info.name!r} ends at byte {free} of {self._size}")
+                raise ValueError(
+                    f"it is cut short: the tensor {info.name!r} ends at byte {free} of {self._size}: get it again"
+                )
         return tuple(placed)
 
 

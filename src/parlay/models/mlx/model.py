@@ -282,7 +282,9 @@ def _say_if_left_out(config: dict[str, Any], windows: Sequence[int | None], name
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     if window and not any(windows):
         _log.warning(
-            "%s: mlx-lm leaves its window of %d tokens out, so longer texts are others than elsewhere", name, window
+            "%s: mlx-lm ignores the sliding window of %d tokens, so longer texts differ from those of other runners",
+            name,
+            window,
         )
 
 

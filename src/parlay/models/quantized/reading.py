@@ -230,7 +230,7 @@ def _restored_nf4(tensors: Mapping[str, Tensor]) -> dict[str, Weight]:
         with fitting(name):
             weights[name] = nf4(name, parts) if name in rounded else parts[""]
     if rounded:
-        _log.warning("%d matrices in nf4 are multiplied as plain numbers, for no block has its table", len(rounded))
+        _log.warning("%d matrices in nf4 are multiplied in floating point, which takes longer", len(rounded))
     return weights
 
 
@@ -257,7 +257,9 @@ def _restored_float8(tensors: Mapping[str, Tensor], block: tuple[int, int], dtyp
         with fitting(name):
             weights[f"{name}.weight"] = _finite(name, float8(name, parts, block).to(dtype))
     if rounded:
-        _log.warning("%d matrices in fp8 are multiplied as numbers, and their inputs are not rounded", len(rounded))
+        _log.warning(
+            "%d matrices in fp8 are multiplied in floating point, and their inputs are not rounded", len(rounded)
+        )
     return weights
 
 
