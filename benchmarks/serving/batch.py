@@ -46,7 +46,7 @@ def ours(model: Path) -> Decode:
         prompts = [
             TokensPrompt(prompt_token_ids=[draw.randrange(5, VOCABULARY) for _ in range(INPUT)]) for _ in range(count)
         ]
-        llm.reset_prefix_cache()  # prompts come again
+        llm.reset_prefix_cache()  # prompts are repeated in every round
         begin = time.perf_counter()
         outputs = llm.generate(prompts, params)
         return sum(len(output.outputs[0].token_ids) for output in outputs) / (time.perf_counter() - begin)

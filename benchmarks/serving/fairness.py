@@ -170,9 +170,11 @@ def _shown(values: Sequence[float], places: int = 2) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command. Return 1 if the goal is missed."""
     parser = command_parser("serving.fairness", HOW)
-    parser.add_argument("--model", action="append", default=[], help="a model beside the built-in one; may come again")
-    parser.add_argument("--rounds", type=int, default=4, help="how many (default: 4)")
-    parser.add_argument("--quick", action="store_true", help="one round; no page")
+    parser.add_argument(
+        "--model", action="append", default=[], help="another model, besides the built-in one; may be repeated"
+    )
+    parser.add_argument("--rounds", type=int, default=4, help="number of rounds (default: 4)")
+    parser.add_argument("--quick", action="store_true", help="run one round, and write no page")
     parser.add_argument("--out", type=Path, default=RESULTS / "fairness.md", metavar="FILE")
     options = parser.parse_args(arguments)
     sources = [MINI, *options.model]

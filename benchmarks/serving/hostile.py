@@ -236,10 +236,12 @@ def page(header: dict[str, Any], result: dict[str, Any]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command. Return 1 if a promise was broken."""
     parser = command_parser("serving.hostile", __doc__)
-    parser.add_argument("--model", default="parlay-mini", help="what is served (default: parlay-mini)")
-    parser.add_argument("--requests", type=int, default=10_000, help="how many (default: 10,000)")
-    parser.add_argument("--seed", type=int, default=0, help="draws the requests (default: 0)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the page, and .json beside it")
+    parser.add_argument("--model", default="parlay-mini", help="model to serve (default: parlay-mini)")
+    parser.add_argument("--requests", type=int, default=10_000, help="number of requests (default: 10,000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the requests (default: 0)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the page; the results are written beside it, as .json"
+    )
     options = parser.parse_args(arguments)
     result = run(options.model, options.requests, options.seed)
     print(json.dumps(result, indent=1))

@@ -124,12 +124,20 @@ def page(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command's options."""
     parser = command_parser("serving.kills", __doc__)
-    parser.add_argument("--kills", type=int, default=1000, metavar="N", help="kills of all runs (default: 1000)")
-    parser.add_argument("--minutes", type=float, default=math.inf, metavar="N", help="most time of this run")
+    parser.add_argument(
+        "--kills", type=int, default=1000, metavar="N", help="kills in all runs together (default: 1000)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, metavar="N", help="time limit of this run (default: no limit)"
+    )
     parser.add_argument("--replicas", type=int, default=3, metavar="N", help="replicas (default: 3)")
-    parser.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help=f"of each stream (default: {TOKENS})")
+    parser.add_argument(
+        "--tokens", type=int, default=TOKENS, metavar="N", help=f"tokens of each stream (default: {TOKENS})"
+    )
     parser.add_argument("--quick", action="store_true", help="three kills: to see that it works")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="results, with which a run goes on; tables as .md")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="file of results, which a run continues; tables are written as .md"
+    )
     return parser.parse_args(arguments)
 
 

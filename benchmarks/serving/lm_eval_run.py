@@ -158,8 +158,10 @@ def version_of(executable: Path) -> str:
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command. Return 1 if an answer differs, and 2 if lm-eval or the server fails."""
     parser = command_parser("serving.lm_eval_run", __doc__)
-    parser.add_argument("--lm-eval", type=Path, required=True, metavar="EXECUTABLE", help="of its own environment")
-    parser.add_argument("--models", nargs="+", default=MODELS, help=f"what is served (default: {' '.join(MODELS)})")
+    parser.add_argument(
+        "--lm-eval", type=Path, required=True, metavar="EXECUTABLE", help="lm_eval in an environment of its own"
+    )
+    parser.add_argument("--models", nargs="+", default=MODELS, help=f"models to serve (default: {' '.join(MODELS)})")
     parser.add_argument("--out", type=Path, metavar="FILE", default=RESULTS / "lm-eval.md", help="the page")
     options = parser.parse_args(words)
     try:

@@ -151,7 +151,9 @@ def has_vllm(python: Path) -> bool:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command's options."""
     parser = command_parser("serving.load", __doc__)
-    parser.add_argument("--vllm", type=Path, required=True, metavar="PYTHON", help="of an environment with vLLM")
+    parser.add_argument(
+        "--vllm", type=Path, required=True, metavar="PYTHON", help="the Python of an environment with vLLM"
+    )
     parser.add_argument("--models", nargs="+", default=[SMOLLM2_BF16], metavar="MODEL")
     add_run_flags(parser, quick="few short requests: to see that it works")
     return parser.parse_args(arguments)

@@ -190,13 +190,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_parser("serving.mixed", __doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
     parser.add_argument("--model", default=SMOLLM2, help=f"(default: {SMOLLM2})")
-    parser.add_argument("--minutes", type=float, default=math.inf, metavar="N", help="no cell begins after so many")
-    parser.add_argument("--page", action="store_true", help="make the page again from the file, and measure nothing")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, metavar="N", help="begin no cell after this time (default: no limit)"
+    )
+    parser.add_argument("--page", action="store_true", help="measure nothing; write the page of the existing rows")
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), metavar="SPEC", help="default: five")
     parser.add_argument("--loads", nargs="+", type=float, default=list(LOADS), metavar="X", help="default: .3 .6 .9")
-    parser.add_argument("--talks", type=int, default=48, metavar="N", help="in each cell (default: 48)")
-    parser.add_argument("--tokens", type=int, default=96, metavar="N", help="of each answer at most (default: 96)")
-    parser.add_argument("--rounds", type=int, default=3, help="over all cells, one after another (default: 3)")
+    parser.add_argument("--talks", type=int, default=48, metavar="N", help="conversations in each cell (default: 48)")
+    parser.add_argument("--tokens", type=int, default=96, metavar="N", help="longest answer in tokens (default: 96)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds over all cells (default: 3)")
     add_run_flags(parser)
     return parser.parse_args(arguments)
 

@@ -202,8 +202,10 @@ def _costs(rows: Sequence[dict[str, Any]]) -> list[str]:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command's options."""
     parser = command_parser("serving.replicas", __doc__)
-    parser.add_argument("--cuts", type=int, default=1000, metavar="N", help="cuts of lines (default: 1000)")
-    parser.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help=f"of each stream (default: {TOKENS})")
+    parser.add_argument("--cuts", type=int, default=1000, metavar="N", help="number of cuts (default: 1000)")
+    parser.add_argument(
+        "--tokens", type=int, default=TOKENS, metavar="N", help=f"tokens of each stream (default: {TOKENS})"
+    )
     parser.add_argument("--only", choices=("overhead", "throughput", "cuts"), help="one part (default: all)")
     parser.add_argument("--quick", action="store_true", help="few requests: to see that it works")
     parser.add_argument("--out", type=Path, metavar="FILE", help="results; the tables go beside it, as .md")

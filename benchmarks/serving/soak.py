@@ -33,7 +33,7 @@ from parlay.system import threads
 from parlay.types import Exactness
 
 EXACT = (Exactness.BITS, Exactness.SEED)
-MEMORY = "64MiB"  # for all caches: soon full, so that what grows then is no cache that fills
+MEMORY = "64MiB"  # for all caches: they are soon full, so later growth of memory is not theirs
 CHECK_EVERY = 100
 PATIENCE = 300.0
 """Seconds after which a request counts as lost."""
@@ -212,9 +212,9 @@ async def soak(count: int, concurrency: int, seed: int, quick: bool) -> dict[str
 def main(arguments: list[str] | None = None) -> int:
     """Run the soak. Return 1 if a promise was broken."""
     parser = command_parser("serving.soak", __doc__)
-    parser.add_argument("--requests", type=int, default=2000, help="how many (default: 2000)")
+    parser.add_argument("--requests", type=int, default=2000, help="number of requests (default: 2000)")
     parser.add_argument("--concurrency", type=int, default=16, help="clients at once (default: 16)")
-    parser.add_argument("--seed", type=int, default=0, help="draws the requests (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the requests (default: 0)")
     parser.add_argument("--quick", action="store_true", help="60 short requests; no report unless --out names one")
     add_threads_flag(parser, default=1)
     parser.add_argument(

@@ -217,10 +217,10 @@ def soak(address: str, count: int, seed: int, clients: int) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     """Run the soak. Return 1 if a promise was broken."""
     parser = command_parser("serving.soak_endpoints", __doc__)
-    parser.add_argument("--model", default="parlay-mini", help="what is served (default: parlay-mini)")
-    parser.add_argument("--requests", type=int, default=2000, help="how many (default: 2,000)")
-    parser.add_argument("--clients", type=int, default=16, help="how many at once (default: 16)")
-    parser.add_argument("--seed", type=int, default=0, help="draws the requests (default: 0)")
+    parser.add_argument("--model", default="parlay-mini", help="model to serve (default: parlay-mini)")
+    parser.add_argument("--requests", type=int, default=2000, help="number of requests (default: 2,000)")
+    parser.add_argument("--clients", type=int, default=16, help="concurrent clients (default: 16)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the requests (default: 0)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the report, and .json beside it")
     options = parser.parse_args(arguments)
     failing = f"{FAILING}:policy=fixed,after=3"

@@ -1,6 +1,6 @@
-"""Streaming through the server against streaming in the Python API, one request at a time, on any model.
+"""Compares streams of the server with streams of the Python API, one request at a time.
 
-python -m benchmarks.serving.streaming                   # results/streaming.jsonl and .md; 4 minutes
+python -m benchmarks.serving.streaming    # results/streaming.jsonl and .md; 4 minutes
 python -m benchmarks.serving.streaming --models FILE.gguf
 """
 
@@ -42,7 +42,7 @@ logger = logging.getLogger("benchmarks")
 
 
 def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """The page."""
+    """Return the page."""
     found = Measurements(rows)
     lines = ["# Streaming through the server", "", about(header), "", *TOLD, ""]
     for model in found.each(lambda cell: cell.model):
@@ -51,13 +51,13 @@ def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def section(found: Measurements) -> list[str]:
-    """One model."""
+    """Return the table of one model."""
     head = ("strategy", "", "tokens/s", "decoding", "request", "same text", "client, us a token")
     return table(head, [line(found, cell) for cell in found.cells])
 
 
 def line(found: Measurements, cell: Cell) -> tuple[str, ...]:
-    """One way of asking, held against the Python API."""
+    """Return the row of one way of asking, compared with the Python API."""
     own, base = found.of(cell), found.of(replace(cell, engine=API))
     summary, streamed = found.summary(cell), cell.engine != WHOLE
     tokens = sum(row.tokens for row in own)
@@ -74,7 +74,7 @@ def line(found: Measurements, cell: Cell) -> tuple[str, ...]:
 
 
 def measure(results: Results, setup: Setup, model: str, *, tokens: int, rounds: int) -> None:
-    """One model: its server beside an LLM of our own, which rests while the server decodes."""
+    """Measure one model: its server, and an LLM in this process that is idle while the server decodes."""
     path = setup.directory(model)
     items = [item for kind in KINDS for item in setup.drawn(kind, 2).items]
     with served(f"{path.name}={path}") as url, LLM(str(path), router_memory="off") as llm:
@@ -85,7 +85,7 @@ def measure(results: Results, setup: Setup, model: str, *, tokens: int, rounds: 
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("serving.streaming", __doc__)
     parser.add_argument("--models", nargs="+", default=[SMOLLM2], metavar="MODEL", help=f"default: {SMOLLM2}")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"default: {ROUNDS}")

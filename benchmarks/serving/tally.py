@@ -1,4 +1,4 @@
-"""Counts of the soak, their summary, and the report for people."""
+"""Counts the results of a soak, summarises them, and writes the report."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 GROWTH = 0.02
-"""The most bytes by which resident memory may grow."""
+"""The greatest share by which resident memory may grow."""
 TELLING = 1000
-"""With fewer requests, memory is not judged, because caches are still filling."""
+"""With fewer requests than this, memory is not judged, because caches are still filling."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Ends of the requests. ``wrong`` holds a line for each that broke a promise."""
+    """Counts of the requests' ends. ``wrong`` holds a line for each broken promise."""
 
     fates: Counter[str] = field(default_factory=Counter)
     strategies: Counter[str] = field(default_factory=Counter)
@@ -26,12 +26,13 @@ class Tally:
     done: int = 0
     checks: int = 0
     memory: dict[int, int] = field(default_factory=dict)
-    """Resident bytes after so many requests."""
+    """Resident memory in bytes, by the number of requests that were done."""
     wrong: list[str] = field(default_factory=list)
 
 
 def growth(memory: dict[int, int]) -> float | None:
-    """How much the memory grew from its least in the second quarter to the end; None for too few requests to tell."""
+    """Return the share by which memory grew, from its least in the second quarter to the end; None for too few
+    requests."""
     last = max(memory)
     early = [held for done, held in memory.items() if last / 4 <= done <= last / 2]
     return memory[last] / min(early) - 1 if early and last >= TELLING else None
@@ -63,7 +64,7 @@ def summary(tally: Tally, planned: Counter[str], seconds: float) -> dict[str, An
 
 
 def report(title: str, result: dict[str, Any], more: Mapping[str, str]) -> str:
-    """The result for people. ``more`` are further rows of its table."""
+    """Write the report. ``more`` are further rows of its table."""
     fates = ", ".join(f"{count} {fate}" for fate, count in result["fates"].items())
     grown = "too few requests to tell" if result["growth"] is None else f"{result['growth']:+.2%}"
     lines = [

@@ -1,6 +1,6 @@
-"""Runs inside vLLM's own environment: reads numbers of prompts, decodes so many together, answers with seconds.
+"""Runs vLLM in its own environment: reads a number of prompts, decodes as many at once, and prints the seconds.
 
-Told once, as JSON in its first argument: model, input and output tokens, vocabulary. Imports nothing of Parlay.
+Its first argument is JSON: model, input and output tokens, vocabulary. It imports nothing of Parlay.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 
 
 def main() -> None:
-    """One line of JSON in, one out; the engine's own talk goes to standard error."""
+    """Read lines with a number and print lines of JSON. vLLM's own messages go to standard error."""
     from vllm import LLM, SamplingParams
 
     told = json.loads(sys.argv[1])
