@@ -162,12 +162,16 @@ def main() -> None:
     parser = command_parser("reasoning", __doc__)
     add_run_flags(parser, quick="two problems, short answers: to see that it works")
     add_study_flags(parser, data="gsm8k", many="problems", count=500, tokens=200, of="a chain")
-    parser.add_argument("--chains", type=int, default=8, metavar="N", help="of a vote (default: 8)")
+    parser.add_argument("--chains", type=int, default=8, metavar="N", help="chains of a vote (default: 8)")
     parser.add_argument("--at-once", type=int, metavar="N", help="chains at a time of early votes (default: all)")
     parser.add_argument(
-        "--ways", nargs="+", choices=list(ways(2, None)), default=list(ways(2, None)), help="of these (default: all)"
+        "--ways",
+        nargs="+",
+        choices=list(ways(2, None)),
+        default=list(ways(2, None)),
+        help="ways to answer (default: all)",
     )
-    parser.add_argument("--page", action="store_true", help="only write the page of the rows that are there")
+    parser.add_argument("--page", action="store_true", help="measure nothing; write the page of the existing rows")
     options = parser.parse_args()
     if options.quick:
         options.problems, options.max_tokens = min(options.problems, 2), 24

@@ -85,8 +85,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command's options."""
     parser = command_parser("router", __doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
-    parser.add_argument("--minutes", type=float, default=math.inf, metavar="N", help="no cell begins after so many")
-    parser.add_argument("--page", action="store_true", help="make the page again from the file, and measure nothing")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, metavar="N", help="begin no cell after this time (default: no limit)"
+    )
+    parser.add_argument("--page", action="store_true", help="measure nothing; write the page of the existing rows")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
     parser.add_argument("--strategies", nargs="+", default=list(STATIC), metavar="SPEC", help="to compare `auto` with")
     parser.add_argument(
@@ -96,9 +98,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     for name, values in numbers.items():
         parser.add_argument(f"--{name}", nargs="+", type=int, default=list(values), metavar="N")
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 1.0], metavar="X", help="0 is greedy")
-    parser.add_argument("--prompts", type=int, default=2, help="of each kind (default: 2)")
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer at most (default: 64)")
-    parser.add_argument("--rounds", type=int, default=3, help="over all cells, one after another (default: 3)")
+    parser.add_argument("--prompts", type=int, default=2, help="prompts of each kind (default: 2)")
+    parser.add_argument("--tokens", type=int, default=64, help="longest answer in tokens (default: 64)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds over all cells (default: 3)")
     add_run_flags(parser)
     return parser.parse_args(arguments)
 

@@ -102,11 +102,21 @@ def main() -> None:
     """Run the command."""
     parser = command_parser("self_drafts", __doc__)
     parser.add_argument("--model", required=True, metavar="MODEL")
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of qmsum and spec-bench")
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="folder that holds qmsum and spec-bench"
+    )
     parser.add_argument("--texts", choices=("meetings", "prompts"), required=True)
     parser.add_argument("--count", type=int, default=8, metavar="N", help="how many texts")
-    parser.add_argument("--letters", type=int, default=9000, metavar="N", help="of a meeting's beginning")
-    parser.add_argument("--max-tokens", type=int, default=32, metavar="N", help="of an answer")
+    parser.add_argument(
+        "--letters",
+        type=int,
+        default=9000,
+        metavar="N",
+        help="length of a meeting's beginning, in letters (default: 9000)",
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=32, metavar="N", help="longest answer in tokens (default: 32)"
+    )
     parser.add_argument("--strategies", nargs="+", default=[f"self-draft:{form},{FIXED}" for form in FORMS])
     parser.add_argument("--out", type=Path, default=RESULTS / "self-drafts.json", metavar="FILE")
     options = parser.parse_args()

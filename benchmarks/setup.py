@@ -1,4 +1,4 @@
-"""Settings of every benchmark: how much to measure, with which models and workloads."""
+"""Settings that all benchmarks share: how much to measure, with which models and workloads."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from parlay.testing.widen import widen
 logger = logging.getLogger(__name__)
 
 SMOLLM2 = "smollm2-135m"
-"""As `parlay pull` brings it: GGUF, Q4_1."""
+"""SmolLM2 as `parlay pull` fetches it: GGUF, Q4_1."""
 SMOLLM2_BF16 = "smollm2-135m-bf16"
-"""The same weights in bfloat16."""
+"""SmolLM2's weights in bfloat16."""
 MINI = "parlay-mini"
 DRAFT = "parlay-mini-draft"
 WIDE = "parlay-mini-100m"
@@ -37,14 +37,15 @@ KINDS: Mapping[str, str] = {
     "prose": "spec-bench/writing",
     "translation": "spec-bench/translation",
 }
-"""Kinds of text, each a built-in workload, and the published set that stands for it where ``--data`` is given."""
+"""The kinds of text, each a built-in workload, and the published set that replaces it with ``--data``."""
 DRAWN = 8
-"""Prompts looked at for each one wanted: the text of many loops at once."""
+"""The number of prompts tried for each one wanted, because the texts of many loop at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much to measure. ``prompts`` are of each kind; fewer, and fewer rounds, where a part takes long."""
+    """How much to measure. ``prompts`` counts those of each kind. The fields ``wide_`` are for models that take
+    long."""
 
     prompts: int = 8
     wide_prompts: int = 6
@@ -61,34 +62,36 @@ QUICK = Scale(prompts=2, wide_prompts=1, tokens=32, rounds=2, wide_rounds=1, ste
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """``data`` None takes the prompts that ship here. ``cache`` keeps what is expensive to make between runs."""
+    """The settings of a run. If ``data`` is None, built-in prompts are used; ``cache`` keeps models that take long
+    to make."""
 
     scale: Scale
     data: Path | None
     cache: Path
 
     def directory(self, model: str) -> Path:
-        """The checkpoint of a model by its name. One that is made of another is made when it is first asked for."""
+        """Return the checkpoint of a model by its name. A model that is made from another is made at the first call."""
         made = {WIDE: self._widened, SMOLLM2_BF16: self._dense}
         return made[model]() if model in made else resolve(model)
 
     def llm(self, model: str) -> LLM:
-        """The model with everything at its defaults. One that is made of another has the same draft model."""
+        """Open a model with default options. A model that is made from another gets that one's draft model."""
         drafts = {WIDE: DRAFT, SMOLLM2_BF16: BUILT_IN_DRAFTS[SMOLLM2]}
         name = str(self.directory(model)) if model in drafts else model
         return LLM(name, draft_model=drafts.get(model), router_memory="off")
 
     def workloads(self, model: str, kinds: Sequence[str] = tuple(KINDS)) -> tuple[Workload, ...]:
-        """So many prompts of each kind as the scale wants for that model, by preference those whose text lasts.
+        """Choose prompts of each kind, as many as the scale wants for that model, and prefer those whose text does not
+        loop.
 
-        Which those are is found with the built-in model for the widened one, which writes the same.
+        For the widened model they are chosen with the built-in one, which writes the same text.
         """
         count = self.scale.prompts if model == MINI else self.scale.wide_prompts
         with self.llm(MINI if model == WIDE else model) as llm:
             return tuple(lasting(llm, self.drawn(kind, DRAWN * count), count, self.scale.tokens) for kind in kinds)
 
     def drawn(self, kind: str, most: int) -> Workload:
-        """The first prompts of a kind."""
+        """Load the first ``most`` prompts of a kind."""
         (workload,) = workloads.load([kind if self.data is None else KINDS[kind]], most, self.data)
         return replace(workload, name=kind)
 
@@ -98,7 +101,8 @@ class Setup:
         return self._made(f"{WIDE}-{digest}", lambda out: widen(source, out, WIDE_PARAMETERS))
 
     def dense(self, model: str) -> Path:
-        """The folder made of a GGUF file's model, with bfloat16 weights, for who reads no GGUF; any other as it is."""
+        """Return a folder of bfloat16 weights for engines that read no GGUF, made from a GGUF file; any other model
+        as it is."""
         file = resolve(model)
         if file.suffix != ".gguf":
             return file
@@ -108,7 +112,7 @@ class Setup:
         return self._made(SMOLLM2_BF16, lambda out: save_dense(resolve(SMOLLM2), out))
 
     def _made(self, name: str, make: Callable[[Path], object]) -> Path:
-        """A folder of the cache, whole or not there."""
+        """Return a folder of the cache, made completely or not at all."""
         directory = self.cache / name
         if not directory.exists():
             logger.info("making %s", name)

@@ -1,7 +1,7 @@
 """Checks whether a strategy has become slower, by its paired ratios to plain decoding on the built-in workloads.
 
-The bounds in `smoke.json` are well below what an idle machine gives, so that what falls below one is a fault and not
-noise. Ratios hardly depend on the machine; speeds do, and are not looked at.
+The bounds in `smoke.json` are well below what an idle machine reaches, so a ratio below its bound is a fault and not
+noise. Ratios hardly depend on the machine; speeds do, and are not checked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BOUNDS = Path(__file__).with_name("smoke.json")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The measurement, and by workload and strategy the least that its ratio may be."""
+    """The plan of the measurement, and the least ratio by workload and strategy."""
 
     plan: BenchPlan
     least: dict[str, dict[str, float]]
@@ -51,7 +51,7 @@ class Bounds:
 
 
 def failures(bounds: Bounds, summaries: Sequence[CellSummary]) -> list[str]:
-    """A line for each cell that did not run, whose text differs, or whose median ratio is below its bound."""
+    """Return a line for each cell that did not run, whose text differs, or whose median ratio is below its bound."""
     found: list[str] = []
     for each in summaries:
         name = f"{each.cell.strategy} on {each.cell.workload}"
@@ -67,7 +67,7 @@ def failures(bounds: Bounds, summaries: Sequence[CellSummary]) -> list[str]:
 
 @one_line_errors("smoke")
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and judge; 1 when anything failed."""
+    """Measure and judge. Return 1 if anything failed."""
     parser = command_parser("smoke", __doc__)
     parser.add_argument("--bounds", type=Path, default=BOUNDS, metavar="FILE", help="default: smoke.json beside this")
     add_threads_flag(parser)

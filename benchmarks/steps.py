@@ -1,6 +1,7 @@
-"""School maths with tokens drafted, steps drafted ahead, and steps that a judge lets stand: accuracy and time.
+"""Measures school maths with drafted tokens, with steps drafted ahead, and with steps that a judge accepts: accuracy,
+time.
 
-Ways that keep the text are held against plain decoding's. Problems come in the order of `reasoning_ids.json`.
+The texts of exact ways are compared with plain decoding's. Problems come in the order of `reasoning_ids.json`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ ASK = "{question}\nThink step by step. The last line shall be: The answer is NUM
 
 
 class Way(NamedTuple):
-    """How an answer is written: by a strategy, with steps that are drafted ahead or without."""
+    """One way to answer: a strategy, and steps drafted ahead if ``ahead`` is given."""
 
     strategy: str | None
     ahead: AheadParams | None = None
     keeps: bool = True
-    """Whether its text is plain decoding's."""
+    """Whether its text equals plain decoding's."""
 
 
 WAYS: Mapping[str, Way] = {
@@ -47,7 +48,7 @@ WAYS: Mapping[str, Way] = {
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An answer, the target's batches or steps that it took, and the seconds of the processor."""
+    """An answer, the target's batches or steps that it took, and the CPU seconds."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -59,9 +60,9 @@ class Written:
 
 
 def write(llm: LLM, small: LLM, question: str, way: Way, tokens: int) -> Written:
-    """Answer greedily. On one thread, other work counts little in the seconds.
+    """Answer greedily. On one thread, other work hardly changes the CPU seconds.
 
-    No store keeps the answer: the next way would find its own text there.
+    The answer is not stored, because the next way would find its own text there.
     """
     params = SamplingParams(temperature=0, max_tokens=tokens)
     messages = [{"role": "user", "content": ASK.format(question=question)}]
@@ -120,7 +121,7 @@ def measure(llm: LLM, small: LLM, options: argparse.Namespace, results: Results)
 
 
 def page(results: Results) -> str:
-    """A line for each way, against plain decoding of the same problems."""
+    """Write a table row for each way, compared with plain decoding of the same problems."""
     rows = {cell.strategy: {each.round: each for each in results.of(cell)} for cell in results.cells}
     plain = rows[PLAIN]
     lines = [

@@ -1,8 +1,7 @@
-"""Compares three superposed drafts with one greedy draft and three samples: time, and how often one begins like greedy
-text.
+"""Compares three superposed drafts with one greedy draft and three samples: time, and agreement with greedy text.
 
 Cases are places in books that no n-gram model was built from. A case counts for w words if one of the drafts begins
-with the w words that greedy decoding writes.
+with the first w words of the greedy text.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from parlay.text.prompts import TokensPrompt
 ONE, DRAFTS = "one greedy draft", 3
 WORDS = (1, 2, 3, 4)
 BEFORE = 48
-"""Tokens that a case begins with."""
+"""The number of tokens with which a case begins."""
 Write = Callable[[LLM, tuple[int, ...], int], RequestOutput]
 
 
 def ways(ngrams: NgramModel | None) -> dict[str, Write]:
-    """Ways to write drafts, by name; those with n-grams only where there are some."""
+    """Return the ways to write drafts, by name; one of them uses n-grams if there is a model."""
     found: dict[str, Write] = {ONE: _sampled(1, 0.0), "superposed, the model alone": _superposed(None)}
     if ngrams is not None:
         found["superposed, with n-grams"] = _superposed(ngrams)
@@ -41,7 +40,7 @@ def ways(ngrams: NgramModel | None) -> dict[str, Write]:
 
 
 def _sampled(n: int, temperature: float) -> Write:
-    """The seed hangs on the prompt: with one for all cases they would share their luck."""
+    """Return a function that samples drafts. The seed depends on the prompt, so cases are independent."""
 
     def write(llm: LLM, prompt: tuple[int, ...], tokens: int) -> RequestOutput:
         params = SamplingParams(n=n, temperature=temperature, max_tokens=tokens, ignore_eos=True, seed=sum(prompt))
@@ -63,7 +62,7 @@ def _superposed(ngrams: NgramModel | None) -> Write:
 
 
 def read_cases(llm: LLM, data: Path, count: int) -> list[tuple[int, ...]]:
-    """The tokens before each place, drawn from the books that are held out, the same each time."""
+    """Return the tokens before each place. The places are drawn from the held-out books, with a fixed seed."""
     import zstandard
 
     file = data / "books-pd" / "heldout.jsonl.zst"
@@ -75,13 +74,13 @@ def read_cases(llm: LLM, data: Path, count: int) -> list[tuple[int, ...]]:
 
 
 def begins(drafts: Sequence[str], greedy: str, words: int) -> bool:
-    """Whether one of the drafts begins with so many words of the greedy one, if that has so many."""
+    """Return whether a draft begins with the first ``words`` words of the greedy text; False if that has fewer."""
     wanted = greedy.split()[:words]
     return len(wanted) == words and any(draft.split()[:words] == wanted for draft in drafts)
 
 
 def measure(llm: LLM, options: argparse.Namespace, results: Results) -> None:
-    """Write at place after place in every way, in changing order, until the time is over."""
+    """Write drafts at place after place in every way, in changing order, until the time is over."""
     until, model = time.monotonic() + 60 * options.minutes, Path(options.model).stem
     found = ways(None if options.ngrams is None else NgramModel.open(options.ngrams))
     cells = {name: Cell(part="suggest", model=model, strategy=name, workload="books-pd") for name in found}
@@ -111,7 +110,7 @@ def _row(cell: Cell, place: int, output: RequestOutput, seconds: float, greedy: 
 
 
 def page(results: Results) -> str:
-    """A line for each way; times are medians over those of one greedy draft, case by case."""
+    """Write a table row for each way. Times are medians of the ratio to one greedy draft, case by case."""
     rows = {cell.strategy: {each.round: each for each in results.of(cell)} for cell in results.cells}
     one = rows[ONE]
     heads = " | ".join(counted(words, "word") for words in WORDS)

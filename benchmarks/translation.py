@@ -1,7 +1,7 @@
-"""Translators of `parlay train` on held-out pairs: chrF and BLEU beside the time of one core, alone and 32 at once.
+"""Measures translators of `parlay train` on held-out pairs: chrF, BLEU and CPU time, one and 32 sentences at once.
 
-Times are processor seconds of this process, on one thread, so that other work on the machine counts little. All cases
-take turns, and each time is the median of its turns. A second table is of sources of many words alone.
+Times are CPU seconds of this process on one thread, so other work on the machine matters little. All cases take turns,
+and each time is the median of its turns. A second table has only sources of many words.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from parlay.train.translation.pairs import divided, read_pairs
 
 AR = "translator"
 DEEP, VERIFIER, LARGE = "deep", "verifier", "large"
-"""The verifier is the deep one that went on with translations of its own; the large one is made deeper still."""
+"""The verifier is the deep model after further training on its own translations; the large one is deeper still."""
 AHEAD = 7
-"""Drafts of a step: with the token before them eight rows, which cost little more than four."""
+"""Drafted tokens per step. With the token before them they are eight rows, which cost little more than four."""
 PARAMS = SamplingParams(temperature=0, max_tokens=100)
 TABLE = (
     "| model | strategy | chrF | BLEU | tokens per step | texts of the same model | ms per sentence, 1 at once | "
     "ms per sentence, 32 at once |\n|---|---|---|---|---|---|---|---|"
 )
 LONG = 15
-"""Words of a source of the second table."""
+"""The least number of words of a source in the second table."""
 LOAD = LoadOptions(threads=1, draft_quantize="int8")
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One model under one strategy. Times are milliseconds of one core for each sentence.
+    """One model with one strategy. Times are milliseconds of one core per sentence.
 
-    ``same``: texts that are those of the same model under its first strategy. ``words``: of each source at least.
+    ``same`` counts texts equal to those of the same model with its first strategy. ``words`` is the least length of a
+    source.
     """
 
     model: str
@@ -62,7 +63,7 @@ class Scored:
 
 
 def cases(models: Path) -> list[tuple[str, str]]:
-    """Models by folder, and strategies; those of folders that are there."""
+    """Return models by folder, with their strategies. Models whose folder is missing are left out."""
     masks = "denoise:selector=mask-predict"
     drafts = f"canvas-draft:model={models / 'gad'}"
     every = [
@@ -82,14 +83,15 @@ def cases(models: Path) -> list[tuple[str, str]]:
 
 
 def verified(verifier: str, drafts: str) -> list[tuple[str, str]]:
-    """Plain decoding of a verifier, and aggressive decoding with it: chains, trees, as the policy wants, and GAD++."""
+    """Return the cases of a verifier: plain decoding, and aggressive decoding with chains, trees, the policy's
+    drafts and GAD++."""
     fixed, chain, tree = f"policy=fixed,k={AHEAD}", f"{drafts},width=1,min_p=0.05", f"{drafts},width=3,min_p=0.08"
     drafted = (f"{chain},{fixed}", f"{tree},{fixed}", f"{tree},k={AHEAD}", f"{chain},{fixed},rule=threshold")
     return [(verifier, how) for how in ("none", *drafted)]
 
 
 def scores(texts: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, float, tuple[str, str]]:
-    """ChrF, BLEU and their signatures, by the package sacrebleu, with all references of a source."""
+    """Return chrF, BLEU and their signatures by the package sacrebleu, with all references of a source."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
@@ -100,7 +102,7 @@ def scores(texts: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[f
 
 
 class Written(NamedTuple):
-    """Texts, tokens per step, and milliseconds of processor time for each sentence."""
+    """Texts, tokens per step, and milliseconds of CPU time per sentence."""
 
     texts: list[str]
     per_step: float
@@ -108,7 +110,7 @@ class Written(NamedTuple):
 
 
 def written(llm: LLM, sources: Sequence[str], strategy: str, at_once: int) -> Written:
-    """Translate sources, so many at once. Each is read anew: it comes again in every turn and case."""
+    """Translate sources, ``at_once`` at a time. The prefix cache is cleared first, because each source is repeated."""
     texts, tokens, steps = list[str](), 0, 0
     llm.reset_prefix_cache()
     began = time.process_time()
@@ -121,7 +123,7 @@ def written(llm: LLM, sources: Sequence[str], strategy: str, at_once: int) -> Wr
 
 
 class Case(NamedTuple):
-    """A model under a strategy, and what it wrote in its turns, one by one and 32 at once."""
+    """A model with a strategy, and its results in each turn, one sentence and 32 at once."""
 
     name: str
     strategy: str
@@ -129,7 +131,7 @@ class Case(NamedTuple):
     together: Sequence[Written]
 
     def scored(self, models: Path, plain: Sequence[str], references: Mapping[str, Sequence[str]], words: int) -> Scored:
-        """The row of the table. ``plain``: the texts of the same model under its first strategy."""
+        """Return the table row. ``plain``: the texts of the same model with its first strategy."""
         texts = self.together[0].texts
         chrf, bleu, signatures = scores(texts, list(references.values()))
         return Scored(
@@ -149,11 +151,11 @@ class Case(NamedTuple):
 
 
 Turns = defaultdict[tuple[str, str], list[Written]]
-"""What each case wrote in its turns."""
+"""The results of each case, by turn."""
 
 
 def measure(options: argparse.Namespace, words: int) -> list[Scored]:
-    """Every case on the same sources of at least so many words."""
+    """Measure every case on the same sources of at least ``words`` words."""
     references: dict[str, list[str]] = {}
     for source, target in divided(read_pairs(options.data))[1]:
         if len(source.split()) >= words:
@@ -168,7 +170,7 @@ def measure(options: argparse.Namespace, words: int) -> list[Scored]:
         for case in every:
             name, strategy = case
             llm = opened[name]
-            if turn == 0:  # what is read once is read
+            if turn == 0:  # warms up: reads the weights
                 written(llm, sources[:8], strategy, 8)
                 continue
             alone[case].append(written(llm, sources, strategy, 1))
@@ -181,7 +183,7 @@ def measure(options: argparse.Namespace, words: int) -> list[Scored]:
 
 
 def page(rows: Sequence[Scored]) -> str:
-    """A table of these rows."""
+    """Write a table of the rows."""
     lines = [
         f"| {row.model} | `{row.strategy}` | {row.chrf:.1f} | {row.bleu:.1f} | {row.tokens_per_step:.2f} "
         f"| {row.same}/{row.sentences} | {row.alone_ms:.1f} | {row.together_ms:.1f} |"

@@ -1,8 +1,8 @@
-"""Measures school maths written by a large and a small model together (big-little decoding, Co-LLM) against each alone.
+"""Measures school maths written by a large and a small model together (big-little decoding, Co-LLM) and by each alone.
 
-Accuracy first: problems are answered greedily, many in a batch, which changes no text where rows do not depend on each
-other. Then time: a few problems one by one, in all ways that change places. Problems come in the order of
-`reasoning_ids.json`; a later run goes on where this one ends.
+First comes accuracy: problems are answered greedily in batches; a batch changes no text if rows do not depend on each
+other. Then comes time: a few problems are answered one by one, with the ways in changing order. Problems come in the
+order of `reasoning_ids.json`; a later run continues where this one ends.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from parlay.models.fetch.origin import public_name
 LARGE, SMALL, DEFER = "the large model alone", "the small model alone", "Co-LLM"
 TOGETHER = 16
 FIRST, TEXTS = 40, 160
-"""A deferral head learns from so many problems that are not asked, from this place on; shots are among those before."""
+"""A deferral head learns from ``TEXTS`` problems after the first ``FIRST``, none of which is asked; the few-shot
+examples come before them."""
 Problem = tuple[int, str, str]
-"""Number, question and right answer."""
+"""Number, question and correct answer."""
 
 
 def big_little(thresholds: Sequence[str]) -> dict[str, str]:
-    """Strategies by the name of their way; each pair is FALLBACK/NATS."""
+    """Return the strategies by the name of their way. Each pair is FALLBACK/NATS."""
     found = {}
     for pair in thresholds:
         fallback, _, nats = pair.partition("/")
@@ -43,7 +44,7 @@ def big_little(thresholds: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def opened(name: str, options: argparse.Namespace) -> Iterator[LLM]:
-    """The model, or the pair of them, that writes in this way."""
+    """Open the model, or the pair of models, that writes in this way."""
     threads = options.threads
     if name == SMALL:
         llm = LLM(options.draft_model, router_memory="off", threads=threads)
@@ -59,7 +60,8 @@ def opened(name: str, options: argparse.Namespace) -> Iterator[LLM]:
 def ask(
     llm: LLM, problems: Sequence[Problem], shots: str, strategy: str, tokens: int
 ) -> tuple[list[RequestOutput], float]:
-    """Answer greedily, all together; with the seconds of the processor, without reading the shots."""
+    """Answer all problems greedily at once. Return the outputs and the CPU seconds, without those for reading the
+    shots."""
     params = SamplingParams(temperature=0, max_tokens=tokens, stop=[END])
     llm.reset_prefix_cache()
     llm.generate(shots, replace(params, max_tokens=1), strategy=strategy)
@@ -69,7 +71,7 @@ def ask(
 
 
 def row(cell: Cell, problem: Problem, output: RequestOutput, seconds: float, small: float) -> Row:
-    """``small`` is the share of tokens that the small model wrote."""
+    """Return a row. ``small`` is the share of tokens that the small model wrote."""
     place, _, right = problem
     values = {"right": float(answer_of(output) == right), "small": small}
     steps, tokens = output.chosen.metrics.steps, len(output.chosen.token_ids)
@@ -77,7 +79,7 @@ def row(cell: Cell, problem: Problem, output: RequestOutput, seconds: float, sma
 
 
 def share_of_small(name: str, output: RequestOutput, small: str) -> float:
-    """How many of the tokens are the small model's choice."""
+    """Return the share of tokens that the small model chose."""
     if name in (LARGE, SMALL):
         return float(name == SMALL)
     writers = output.chosen.writers
@@ -85,7 +87,7 @@ def share_of_small(name: str, output: RequestOutput, small: str) -> float:
 
 
 def write_texts(data: Path, path: Path) -> None:
-    """Write worked problems that are not asked, for `parlay train defer --texts`."""
+    """Write solved problems that are not asked, for `parlay train defer --texts`."""
     asked = set(json.loads(IDS.read_text(encoding="utf-8")))
     known = [problem for place, problem in enumerate(read_all(data)) if place >= FIRST and place not in asked]
     texts = [{"prompt": f"Q: {one['question']}\nA:", "answer": f" {worked(one)}{END}"} for one in known[:TEXTS]]
@@ -95,7 +97,7 @@ def write_texts(data: Path, path: Path) -> None:
 def measure_answers(
     ways: Mapping[str, str], problems: Sequence[Problem], options: argparse.Namespace, results: Results, until: float
 ) -> None:
-    """Answer batch after batch, in each way that has not answered it, until the time is over."""
+    """Answer batch after batch with each way that lacks them, until the time is over."""
     shots = read_shots(options.data)
     for name, strategy in ways.items():
         cell = _cell("answers", name, options)
@@ -140,12 +142,12 @@ def _cell(part: str, name: str, options: argparse.Namespace) -> Cell:
 
 
 def against(own: Mapping[int, Row], other: Mapping[int, Row]) -> float:
-    """The seconds of one way over those of another, on the problems of the first."""
+    """Return the ratio of one way's seconds to another's, on the problems of the first."""
     return sum(each.seconds for each in own.values()) / sum(other[place].seconds for place in own)
 
 
 def page(results: Results) -> str:
-    """A line for each way, against the large model alone on the same problems."""
+    """Write a table row for each way, compared with the large model alone on the same problems."""
     rows: dict[str, dict[str, dict[int, Row]]] = {"answers": {}, "seconds": {}}
     for cell in results.cells:
         rows[cell.part][cell.strategy] = {each.round: each for each in results.of(cell)}
@@ -176,11 +178,15 @@ def main() -> None:
     add_study_flags(parser, data="gsm8k", many="problems", count=96, tokens=256, of="an answer")
     parser.add_argument("--draft-model", required=True, help="the smaller model of the same tokenizer")
     parser.add_argument(
-        "--thresholds", nargs="+", default=["0.6/2"], metavar="FALLBACK/NATS", help="of big-little (default: 0.6/2)"
+        "--thresholds",
+        nargs="+",
+        default=["0.6/2"],
+        metavar="FALLBACK/NATS",
+        help="thresholds of big-little (default: 0.6/2)",
     )
     parser.add_argument("--head", type=Path, metavar="DIR", help="a deferral head of parlay train defer: adds Co-LLM")
     parser.add_argument(
-        "--write-texts", type=Path, metavar="FILE", help="only write what the head of the figures learned from"
+        "--write-texts", type=Path, metavar="FILE", help="only write the texts from which the published head learned"
     )
     parser.add_argument("--timed", type=int, default=0, metavar="N", help="problems that are timed, one by one")
     options = parser.parse_args()

@@ -1,10 +1,11 @@
-"""The cost of a forward by its rows, behind short and long texts, in bfloat16 and int8, on all threads and on one, and
-what it takes only to read the weights: on the built-in model widened to 100 M parameters.
+"""Measures the cost of a forward by its rows, after short and long texts, in bfloat16 and int8, and that of reading
+weights.
 
     python -m benchmarks.verification
 
-Rows are a chain of drafted tokens. Everything is timed in turn in each pass, so that a ratio is one of the same
-seconds. The model was not trained on texts this long: only its costs are real there.
+The model is SmolLM2, on all threads and on one. Rows are a chain of drafted tokens. All are timed in turn in each pass,
+so a ratio compares the same seconds. The model was not trained on texts this long, so only its costs are meaningful
+there.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ CONTEXTS = (256, 4096, 16384)
 PASSES = 15
 BF16, INT8 = "bfloat16", "int8"
 ONE = ", one thread"
-"""What the name of weights ends in where a forward had one thread."""
+"""The ending of a name of weights if a forward had one thread."""
 
 TIMES = """Milliseconds of one row, and what more rows take of that: the median over passes of the ratio to one row of
 the same pass. Goals: 8 rows at most 1.25 times one row, 16 at most 1.5, at 256 tokens in bfloat16."""
@@ -43,11 +44,11 @@ bfloat16; medians over passes of ratios within a pass. Goals, in bfloat16: withi
 as fast as bfloat16."""
 
 Seconds = Mapping[tuple[str, int], Mapping[int, Sequence[float]]]
-"""Of each pass, by weights and context, and then by rows; 0 rows is the reading."""
+"""Seconds of each pass, by weights and context and then by rows; 0 rows is the reading."""
 
 
 def longer(folder: Path, made: Path, context: int) -> Path:
-    """The checkpoint with room for so many tokens."""
+    """Copy a checkpoint, with room for ``context`` tokens."""
     shutil.copytree(folder, made)
     config = json.loads((made / "config.json").read_text(encoding="utf-8"))
     config["max_position_embeddings"] = context
@@ -56,7 +57,7 @@ def longer(folder: Path, made: Path, context: int) -> Path:
 
 
 def grouped(rows: Iterable[Row]) -> Seconds:
-    """The rows of results, by what was timed."""
+    """Group the rows of results by what was timed."""
     found: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row.seconds > 0:
@@ -65,14 +66,15 @@ def grouped(rows: Iterable[Row]) -> Seconds:
 
 
 def by_rows(seconds: Seconds) -> Iterator[tuple[str, ...]]:
-    """Milliseconds of one row, and the other row counts held against it."""
+    """Yield milliseconds of one row, and the ratios of other row counts to it."""
     for (weights, context), own in seconds.items():
         ratios = (_ratio(own[count], own[1]) for count in ROWS[1:])
         yield weights, str(context), f"{1e3 * statistics.median(own[1]):.1f}", *ratios
 
 
 def against_floor(seconds: Seconds) -> Iterator[tuple[str, ...]]:
-    """One row behind the shortest text, held against the reading of its weights and against bfloat16."""
+    """Yield the time of one row after the shortest text, and its ratios to the reading of its weights and to
+    bfloat16."""
     shortest = min((context for _, context in seconds), default=0)
     for (weights, context), own in seconds.items():
         if context == shortest:
@@ -86,7 +88,7 @@ def _ratio(these: Sequence[float], those: Sequence[float]) -> str:
 
 
 def page(record: dict[str, Any], seconds: Seconds) -> str:
-    """The results as Markdown."""
+    """Write the results as Markdown."""
     head = ("weights", "context", "ms of 1 row", *(f"{count} rows" for count in ROWS[1:]))
     floor = ("weights", "ms of 1 row", "times the reading", "speed against bfloat16")
     parts = ["# What verifying costs", "", f"{SMOLLM2_BF16}. {about(record)}", "", TIMES, ""]
@@ -96,7 +98,7 @@ def page(record: dict[str, Any], seconds: Seconds) -> str:
 
 @one_line_errors("verification")
 def main() -> None:
-    """Command line."""
+    """Run the command."""
     parser = command_parser("verification", __doc__)
     add_threads_flag(parser)
     add_cache_flag(parser)

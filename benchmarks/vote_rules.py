@@ -1,8 +1,8 @@
-"""Measures the cost and answers of rules that stop votes early, replayed on chains that `benchmarks.reasoning`
-recorded.
+"""Replays recorded chains under rules that stop votes early, and measures their cost and answers.
 
-No model is read: chains decode in step, one token each, so the rule, the lengths and the answers say all. What a vote
-costs is counted in tokens; on one core a token of 12 chains takes about as long as one of 40.
+`benchmarks.reasoning` records the chains. No model is needed: chains decode in step, one token each, so the rule, the
+lengths and the answers determine the result. Cost is counted in tokens,
+because on one core a token takes about as long among 12 chains as among 40.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHAINS = RESULTS / "reasoning-chains.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """The chains of a problem, in order: each one's answer, None where it has none, and its tokens."""
+    """The chains of a problem, in order: each one's answer, None if it has none, and its number of tokens."""
 
     place: int
     right: str
@@ -35,7 +35,7 @@ class Chains:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The outcome of a vote, the tokens of all chains together, and the forwards, each of all that decode."""
+    """The outcome of a vote: the answer, the tokens of all chains together, and the number of forwards."""
 
     answer: str | None
     tokens: int
@@ -48,9 +48,9 @@ def append(path: Path, chains: Chains) -> None:
 
 
 def read(path: Path) -> list[Chains]:
-    """All that a file holds, of a problem recorded twice the last.
+    """Read all problems of a file; if a problem was recorded twice, the last record counts.
 
-    Raises ValueError where there is no such file, or its lines are no problems with as many chains each.
+    Raises ValueError if the file is missing, or holds no problems with the same number of chains.
     """
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -65,7 +65,7 @@ def read(path: Path) -> list[Chains]:
 
 
 def replay(chains: Chains, params: VoteParams) -> Replayed:
-    """Vote as the engine does: whoever is due begins, all write a token, and those at their end are counted."""
+    """Vote as the engine does: due chains begin, every chain writes a token, and chains at their end are counted."""
     ballot, tokens, forwards = Ballot(params), 0, 0
     left = {chain: chains.tokens[chain] for chain in ballot.due()}
     while left and not ballot.over:
@@ -79,7 +79,7 @@ def replay(chains: Chains, params: VoteParams) -> Replayed:
 
 
 def page(every: Sequence[Chains], rules: Sequence[VoteParams]) -> str:
-    """A line for each rule, against the vote of all chains on the same problems."""
+    """Write a table row for each rule, compared with the vote of all chains on the same problems."""
     full = [replay(each, VoteParams(n=len(each.tokens), early=False)) for each in every]
     lines = [
         f"{len(every)} problems. Tokens and forwards as shares of those of the full vote, which is right in "
@@ -100,7 +100,7 @@ def page(every: Sequence[Chains], rules: Sequence[VoteParams]) -> str:
 
 
 def rules_of(options: argparse.Namespace, chains: int) -> list[VoteParams]:
-    """Every combination. A confidence of 1 stops where the outcome can't change."""
+    """Return every combination of rules. A confidence of 1 stops only when the outcome can't change."""
     return [
         VoteParams(n=chains, confidence=sure if sure < 1 else None, at_once=once, refill=once is not None and refill)
         for sure, once, refill in itertools.product(options.confidence, [None, *options.at_once], (True, False))
@@ -111,8 +111,8 @@ def rules_of(options: argparse.Namespace, chains: int) -> list[VoteParams]:
 def main() -> None:
     parser = command_parser("vote_rules", __doc__)
     parser.add_argument("--chains", type=Path, default=CHAINS, metavar="FILE", help=f"(default: {CHAINS.name})")
-    parser.add_argument("--first", type=int, default=0, metavar="N", help="problems to leave out (default: 0)")
-    parser.add_argument("--problems", type=int, metavar="N", help="after those (default: all)")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="leave out the first N problems (default: 0)")
+    parser.add_argument("--problems", type=int, metavar="N", help="use N problems after those (default: all)")
     parser.add_argument("--confidence", type=float, nargs="+", default=[1, 0.95, 0.9, 0.8, 0.7, 0.6], metavar="X")
     parser.add_argument("--at-once", type=int, nargs="+", default=[4, 8, 12, 20], metavar="N")
     options = parser.parse_args()

@@ -1,9 +1,10 @@
-"""Holds `parlay simulate` against the engine in virtual time, the engine in process and a server; times a fleet.
+"""Compares `parlay simulate` with the engine in virtual time, the engine in this process, and a server; simulates a
+fleet.
 
-`virtual`: the real scheduler with steps that take what a cost says, four servers at four loads. `process`: the engine
-with a model in one thread, whose processor time is the clock, predicted by the means of that run's own steps.
-`server`: `parlay serve`, whose processor time is the clock, predicted by what was measured beforehand of the machine
-and of HTTP. `fleet`: a thousand replicas and a day of traffic.
+`virtual`: the real scheduler with simulated steps, four servers at four loads. `process`: the engine with a model in
+one thread, with CPU time as the clock; the simulator gets the means of that run's own steps. `server`: `parlay serve`
+with CPU time as the clock; the simulator gets measurements of the machine and of HTTP made beforehand. `fleet`: a
+thousand replicas and a day of traffic.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ DAY = 86_400.0
 _REAL_LOADS = (0.5, 0.9)
 _REAL_REQUESTS = 60
 _TAIL_REQUESTS = 200
-"""The 90th percentile of 60 is one request: a single chunk of a prompt that falls into a short answer may double it."""
+"""The number of requests for a stable 90th percentile. With 60, a single prompt chunk next to a short answer could
+double it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -50,17 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("simulation", __doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--model", default="smollm2-135m", help="of process and server (default: smollm2-135m)")
-    parser.add_argument("--calibration", type=Path, metavar="FILE", help="of this machine, for server")
+    parser.add_argument("--model", default="smollm2-135m", help="model of process and server (default: smollm2-135m)")
+    parser.add_argument("--calibration", type=Path, metavar="FILE", help="calibration of this machine, for server")
     add_run_flags(parser)
     return parser.parse_args(arguments)
 
 
 def virtual(options: argparse.Namespace, results: Results) -> None:
-    """Each server at each load."""
+    """Measure each server at each load."""
     count = 60 if options.quick else 500
     for server in cases.SERVERS:
         sizes = cases.lengths(count, 1)
@@ -85,7 +87,7 @@ def _add(results: Results, cell: Cell, real: Outcome, predicted: Outcome, more: 
 
 
 def process(options: argparse.Namespace, results: Results) -> None:
-    """The engine with a model, and the means of its own steps."""
+    """Measure the engine with a model, and simulate it with the means of its own steps."""
     from benchmarks.simulation.real import InProcess
     from parlay import LLM
 
@@ -106,7 +108,7 @@ def process(options: argparse.Namespace, results: Results) -> None:
 
 
 def _real_sizes(options: argparse.Namespace, count: int) -> list[tuple[int, int]]:
-    """Half as long, so that a run takes minutes."""
+    """Return requests' sizes, half as long as usual, so that a run takes minutes."""
     count = 8 if options.quick else count
     return [
         (max(8, min(1000, prompt // 2)), max(8, min(200, output // 2))) for prompt, output in cases.lengths(count, 2)
@@ -114,7 +116,7 @@ def _real_sizes(options: argparse.Namespace, count: int) -> list[tuple[int, int]
 
 
 def server(options: argparse.Namespace, results: Results) -> None:
-    """`parlay serve`, and a calibration of the machine."""
+    """Measure `parlay serve`, and simulate it with a calibration of the machine."""
     asyncio.run(_server(options, results))
 
 
@@ -147,7 +149,8 @@ async def _server(options: argparse.Namespace, results: Results) -> None:
 
 
 def _calibrated(options: argparse.Namespace) -> tuple[StepCost, int]:
-    """Steps by the roofline of this machine, measured now unless a file is named; and the vocabulary."""
+    """Return the step costs by this machine's roofline, measured now unless a file is given, and the vocabulary
+    size."""
     from parlay.cli import parser_of
     from parlay.cli.plan_machine import ground_of, models_of
 
@@ -159,7 +162,7 @@ def _calibrated(options: argparse.Namespace) -> tuple[StepCost, int]:
 
 
 def fleet(options: argparse.Namespace, results: Results) -> None:
-    """A day of traffic that swings, on a thousand replicas; with failures, and with autoscaling."""
+    """Simulate a day of varying traffic on a thousand replicas, also with failures and with autoscaling."""
     seconds, replicas = (600.0, 20) if options.quick else (DAY, 1000)
     rate = replicas * 0.006
     shares = {"chat": 5, "code": 3, "documents": 1, "summaries": 1}

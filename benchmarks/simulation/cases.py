@@ -1,4 +1,4 @@
-"""The cases of the simulator's validation: traffic, servers, loads, and how two outcomes are compared."""
+"""Defines the cases of the simulator's validation: traffic, servers, loads, and the comparison of two outcomes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from parlay.simulate.report import Figures, figures
 from parlay.simulate.traffic import Arrival, Traffic
 
 LOADS = (0.33, 0.65, 0.9, 1.3)
-"""Shares of what a server can serve."""
+"""Loads as shares of a server's capacity."""
 GOAL = 0.007
-"""The largest difference to the engine in virtual time that plain decoding may have in any figure."""
+"""The largest difference from the engine in virtual time that any figure of plain decoding may have."""
 SHOWN = ("tokens/s", "first p50", "first p90", "token p50", "token p90", "whole p50", "whole p90")
 
 QWEN_7B = ModelShape(
@@ -34,7 +34,8 @@ QWEN_7B = ModelShape(
 
 
 def small_cpu(sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> float:
-    """Steps of SmolLM2-135M in four bits on two cores, roughly: 3.8 ms, 2.3 times that with 16 rows."""
+    """Return a step's seconds of SmolLM2-135M in four bits on two cores, roughly: 3.8 ms, and 2.6 times that with 16
+    rows."""
     return (3.4 + 0.41 * rows + 4e-5 * pairs) / 1e3
 
 
@@ -61,7 +62,8 @@ SERVERS = (
 
 
 def lengths(count: int, seed: int) -> list[tuple[int, int]]:
-    """Prompts and answers like those of chats and code, without long tails: a test wants many requests soon."""
+    """Draw prompt and answer lengths like those of chats and code, without long tails, so that a test has many
+    requests soon."""
     draw = random.Random(seed)
     found = []
     for _ in range(count):
@@ -72,13 +74,13 @@ def lengths(count: int, seed: int) -> list[tuple[int, int]]:
 
 
 def capacity(server: Server, sizes: Sequence[tuple[int, int]]) -> float:
-    """Requests per second of the server, if all come at once."""
+    """Return the server's requests per second if all arrive at once."""
     traffic = Traffic("at once", [Arrival(0.0, prompt, output) for prompt, output in sizes])
     return len(sizes) / simulated(server, traffic).span
 
 
 def arrivals(sizes: Sequence[tuple[int, int]], rate: float, seed: int) -> Traffic:
-    """The same requests at random times."""
+    """Return the requests at random times."""
     draw, now, found = random.Random(seed), 0.0, []
     for prompt, output in sizes:
         found.append(Arrival(now, prompt, output))
@@ -92,7 +94,7 @@ def simulated(server: Server, traffic: Traffic) -> Outcome:
 
 
 def shown(outcome: Outcome) -> dict[str, float]:
-    """The figures that are compared."""
+    """Return the figures that are compared."""
     found: Figures = figures(outcome)
     assert found.first_token is not None
     assert found.per_token is not None
@@ -104,11 +106,12 @@ def shown(outcome: Outcome) -> dict[str, float]:
 
 
 def differences(real: Outcome, predicted: Outcome) -> dict[str, float]:
-    """By figure: how far the prediction is above the real one, as a share of it."""
+    """Return for each figure how far the prediction is above the measured one, as a share of it."""
     ours, truth = shown(predicted), shown(real)
     return {name: ours[name] / truth[name] - 1 for name in SHOWN}
 
 
 def large_cpu(sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> float:
-    """Steps of a model of 14 billion parameters in four bits on sixteen cores, roughly: 120 ms and 8 ms a row."""
+    """Return a step's seconds of a 14B model in four bits on sixteen cores, roughly: 120 ms, and 8 ms for each
+    further row."""
     return 0.112 + 0.008 * rows + 2.8e-7 * pairs

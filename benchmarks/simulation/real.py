@@ -1,4 +1,5 @@
-"""The real engine with a model, and a real server, under requests that arrive at random; and what each step took."""
+"""Runs the real engine with a model, or a real server, on requests that arrive at random, and records each step's
+time."""
 
 from __future__ import annotations
 
@@ -27,13 +28,13 @@ from parlay.simulate.traffic import Arrival
 from parlay.types import NO_SKIP, Output, Runner, Segment, Skip, Strategy
 
 Send = Callable[[Arrival, Sequence[int]], AsyncIterator[int]]
-"""Sends a request with these tokens as its prompt, and says how many tokens came each time some did."""
+"""Sends a request with these tokens as its prompt, and yields the number of tokens in each piece of the answer."""
 
 
 class ServerClock:
-    """Processor time of a server's process. While that has nothing to do, `skip` moves the clock on.
+    """Measures time as a server's CPU time. While the server is idle, `skip` moves the clock on.
 
-    So other programs take no time of it, and what two threads of the server do at once counts one after the other.
+    So other programs don't count, and the times of two threads of the server add up.
     """
 
     def __init__(self, process: int) -> None:
@@ -44,28 +45,31 @@ class ServerClock:
         return self.computed() + self._waited
 
     def computed(self) -> float:
-        """Seconds that all its threads have computed."""
+        """Return the CPU seconds of all its threads."""
         return time.clock_gettime(~self._process << 3 | _ALL_THREADS)
 
     def skip(self, seconds: float) -> None:
-        """The server has nothing to do for so long."""
+        """Move the clock on by ``seconds``, in which the server is idle."""
         self._waited += seconds
 
     def speaking(self) -> float:
-        """Seconds that its main thread has computed, which speaks HTTP and decodes nothing."""
+        """Return the CPU seconds of its main thread, which handles HTTP and decodes nothing."""
         return int(Path(f"/proc/{self._process}/schedstat").read_text().split()[0]) / 1e9
 
 
 _ALL_THREADS = 2
-"""In the number of another process's clock: what its threads compute, by the scheduler (Linux)."""
+"""The part of another process's clock number that selects the CPU time of all its threads (Linux)."""
 _LOOK = 0.002
-"""Seconds between two looks at the clock for the next request."""
+"""Seconds between two readings of the clock before the next request."""
 
 
 async def measure(
     arrivals: Sequence[Arrival], send: Send, vocabulary: int, seed: str, clock: ServerClock
 ) -> tuple[Outcome, float]:
-    """Send each request at its time; prompts are random, so that none is found cached. Also seconds of HTTP."""
+    """Send each request at its time, and return the outcome and the CPU seconds of HTTP.
+
+    Prompts are random, so none is found in the cache.
+    """
     draw = random.Random(seed)
     out = Outcome(requests=len(arrivals))
     began, speaking = clock(), clock.speaking()
@@ -100,8 +104,8 @@ async def measure(
 
 @dataclass(frozen=True)
 class OverHttp:
-    """A `StepCost` of a server, whose process also takes ``token`` seconds for each that it sends, and ``prompt`` for
-    each token that it reads."""
+    """A `StepCost` of a server. HTTP adds ``token`` seconds for each generated token and ``prompt`` for each prompt
+    token."""
 
     steps: StepCost
     token: float
@@ -113,7 +117,7 @@ class OverHttp:
 
 
 async def with_http(steps: StepCost, send: Send, vocabulary: int, clock: ServerClock) -> OverHttp:
-    """Measure what a server's HTTP takes: many short answers, and a few long ones, tell requests from tokens."""
+    """Measure the cost of a server's HTTP per token of prompt and answer, with two mixes of requests."""
     counts, seconds = [], []
     for seed, (requests, prompt, output) in enumerate(_SPOKEN):
         arrivals = [Arrival(0.0, prompt, output)] * requests
@@ -125,18 +129,18 @@ async def with_http(steps: StepCost, send: Send, vocabulary: int, clock: ServerC
 
 
 _SPOKEN = ((24, 160, 2), (8, 16, 100))
-"""Requests, and tokens of prompt and answer of each."""
+"""Number of requests, and tokens of each one's prompt and answer."""
 
 
 class InProcess:
-    """An engine with a model, whose clock is the processor time of the thread that decodes.
+    """Runs an engine with a model. Its clock is the CPU time of the thread that decodes.
 
-    So other programs take no time of it. While it has nothing to do, its clock goes on to the next request.
+    So other programs don't count. While the engine is idle, the clock moves on to the next request.
     """
 
     def __init__(self, runner: Runner) -> None:
         self.steps: list[TimedStep] = []
-        """Of the last run."""
+        """The steps of the last run."""
         self._runner = runner
         self._waited = 0.0
 
@@ -144,7 +148,7 @@ class InProcess:
         return time.thread_time() + self._waited
 
     def run(self, arrivals: Sequence[Arrival], seed: str) -> Outcome:
-        """Decode all requests, each added at its time; prompts are random, so that none is found cached."""
+        """Decode all requests, each added at its time. Prompts are random, so none is found in the cache."""
         draw, most = random.Random(seed), self._runner.spec.vocab_size - 100
         prompts = [tuple(draw.randrange(100, most) for _ in range(each.prompt)) for each in arrivals]
         timed = _Counted(self._runner)
@@ -169,7 +173,7 @@ class InProcess:
 
 
 class _Counted(WrappedRunner):
-    """Counts what the last forward did."""
+    """Counts the rows, keys and pairs of the last forward."""
 
     def __init__(self, inner: Runner) -> None:
         super().__init__(inner)
@@ -203,7 +207,7 @@ class _Counted(WrappedRunner):
 
 @contextmanager
 def over_http(model: str, context: int) -> Iterator[tuple[Send, Callable[[], Awaitable[None]], ServerClock]]:
-    """A server of its own process that decodes plainly in one thread; sends completions to it."""
+    """Start a server that decodes plainly in one thread. Yield a function that sends it requests, and its clock."""
     words = ("--strategy", "none", "--router-memory", "off", "--max-model-len", str(context), "--threads", "1")
     with started("serve", "--port", "0", model, *words) as (address, process):
         client = httpx.AsyncClient(base_url=address, timeout=600.0)

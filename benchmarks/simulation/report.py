@@ -1,4 +1,4 @@
-"""The page of the simulator's validation."""
+"""Writes the page of the simulator's validation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TEXTS = {
 
 
 def report(results: Results) -> str:
-    """A table for each part."""
+    """Write a table for each part."""
     lines = ["# The simulator held against the engine", "", about(results.header), ""]
     if note := results.header.get("note"):
         lines += [note, ""]
@@ -65,7 +65,7 @@ def _line(row: Row, *, busy: bool) -> list[str]:
 
 
 def _causes(rows: Sequence[Row]) -> list[str]:
-    """Where a server's seconds went, and how far the simulator's are above them."""
+    """Write how a server's CPU seconds divide, and how far the simulator's seconds are above them."""
     names = ("difference of decoding", "difference of http", "http")
     text = "Seconds that the server computed: how far the simulator's are above them, and the share of HTTP."
     cells = [

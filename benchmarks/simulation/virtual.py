@@ -1,4 +1,5 @@
-"""The real engine and scheduler in virtual time: a runner that only counts, and steps that take what a cost says."""
+"""Runs the real engine and scheduler in virtual time: the runner only counts, and a step takes what a cost model
+says."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ _PAGE = 16
 
 
 class FlatCost:
-    """A `Cost` without estimates, for decisions that this engine does not take."""
+    """Implements `Cost` with a constant, because this engine needs no estimates."""
 
     revision = 0
 
@@ -49,11 +50,12 @@ class FlatCost:
         return 1.0
 
     def record(self, rows: int, context: int, seconds: float) -> None:
-        """Learns nothing."""
+        """Ignore the measurement."""
 
 
 class CountedRunner(CountingRunner):
-    """Writes one token for ever. A forward moves ``now`` on by what its sums cost; pages are counted."""
+    """Implements a runner that always writes the same token. A forward moves ``now`` on by its cost; pages are
+    counted."""
 
     def __init__(self, cost: StepCost, cache_tokens: int) -> None:
         super().__init__("counted", _VOCAB, kernels="none")
@@ -97,7 +99,7 @@ class CountedRunner(CountingRunner):
 
 
 class _Chains:
-    """Drafts chains whose tokens are right with a chance, and wrong from the first wrong one on."""
+    """Drafts chains. Each token is right with a probability, until the first wrong one; all after it are wrong."""
 
     needs = Needs(outcomes=False)
 
@@ -114,10 +116,10 @@ class _Chains:
         return [_RIGHT] * right + [_WRONG] * (budget - right)
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing."""
+        """Ignore the observations."""
 
     def release(self, sequence: int) -> None:
-        """Holds nothing."""
+        """Do nothing: it keeps no state."""
 
 
 def run(
@@ -162,13 +164,13 @@ def _strategy(drafting: Drafting, seed: int) -> Strategy:
 
 
 def request(number: int, prompt: tuple[int, ...], output: int) -> Request:
-    """The request that is ``number`` of the traffic, and writes so many tokens."""
+    """Make request ``number`` of the traffic, which writes ``output`` tokens."""
     params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
     return Request(id=str(number), prompt=prompt, params=params, key=NoiseKey(0))
 
 
 def count_event(out: Outcome, event: Event, arrivals: Sequence[Arrival], firsts: list[float], seconds: float) -> None:
-    """Count what a step says of a request; ``firsts`` are the times of first tokens, below 0 before."""
+    """Count an event of a step. ``firsts`` has the times of first tokens, below 0 until there is one."""
     number = int(event.request)
     if event.committed and firsts[number] < 0:
         firsts[number] = seconds

@@ -1,9 +1,9 @@
-"""Measures models after one-shot pruning: perplexity, and how often they guess the whole model's next token.
+"""Measures models after one-shot pruning: perplexity, and how often they predict the whole model's likeliest token.
 
     python -m benchmarks.sparsity.accuracy --model MODEL --text FILE --heldout FILE
 
-A guess that is the whole model's likeliest token is a draft token that a greedy target accepts. Wanda reads ``--text``;
-figures are of ``--heldout``. Neither depends on the machine's load.
+A prediction that equals the whole model's likeliest token is a draft token that a greedy target accepts. Wanda reads
+``--text``; the figures are measured on ``--heldout``. They do not depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ CHUNK = 512
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Pattern):
-    """Zeros in whole blocks of 4 outputs and 32 inputs, whose scores add up: what a product can skip for free."""
+    """Sets whole blocks of 4 outputs and 32 inputs to zero, those with the least sum of scores: a product can skip
+    them."""
 
     def applied(self, weight_OI: Tensor, scores_OI: Tensor) -> Tensor:
         outputs, inputs = weight_OI.shape
@@ -50,7 +51,8 @@ class Blocks(Pattern):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to prune: zeros, the share of inner units that stays, and of layers. ``reads``: by the text (Wanda)."""
+    """One way to prune: zeros, the share of inner units that stays, and that of layers. ``reads``: scores use a text
+    (Wanda)."""
 
     pattern: str = ""
     reads: bool = False
@@ -76,14 +78,14 @@ SMALLER = [
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A text as a model reads it: the likeliest token after each, and the mean surprise of the text's own in nats."""
+    """A text as a model predicts it: the likeliest token after each token, and the mean loss in nats."""
 
     likeliest_N: Tensor
     nats: float
 
 
 def pieces(text: ReadText) -> Iterator[list[int]]:
-    """A text in pieces that all begin as it does."""
+    """Yield a text in pieces, each after the tokens with which texts begin."""
     own = text.ids[len(text.begin) :]
     for first in range(0, len(own) - 1, CHUNK):
         yield [*text.begin, *own[first : first + CHUNK]]
@@ -104,7 +106,7 @@ def read(model: str, text: ReadText) -> Read:
 
 
 def made(variant: Variant, source: Path, text: ReadText, folder: Path) -> Path:
-    """The pruned model in a folder."""
+    """Write the pruned model to a folder, and return the folder."""
     config: DecoderConfig = read_config(source)
     weights: dict[str, Weight] = load_weights(source, config)
     if variant.depth < 1:
@@ -120,7 +122,7 @@ def made(variant: Variant, source: Path, text: ReadText, folder: Path) -> Path:
 
 
 def rows(model: str, variants: Sequence[Variant], text: ReadText, heldout: ReadText) -> Iterator[Sequence[str]]:
-    """A row of the table for the whole model and each variant."""
+    """Yield a table row for the whole model and for each variant."""
     whole, source = read(model, heldout), resolve(model)
     yield "the whole model", "", f"{torch.tensor(whole.nats).exp():.3f}", "1.000"
     for variant in variants:
@@ -133,12 +135,14 @@ def rows(model: str, variants: Sequence[Variant], text: ReadText, heldout: ReadT
 
 @one_line_errors("sparsity.accuracy")
 def main() -> None:
-    """Command line."""
+    """Run the command."""
     parser = command_parser("sparsity.accuracy", __doc__)
     parser.add_argument("--model", default="parlay-mini", help="a folder, GGUF file or name")
-    parser.add_argument("--text", required=True, type=Path, metavar="FILE", help="what Wanda reads")
-    parser.add_argument("--heldout", required=True, type=Path, metavar="FILE", help="what figures are of")
-    parser.add_argument("--tokens", type=int, default=4096, metavar="N", help="most tokens read of each")
+    parser.add_argument("--text", required=True, type=Path, metavar="FILE", help="text that Wanda reads")
+    parser.add_argument(
+        "--heldout", required=True, type=Path, metavar="FILE", help="text on which the figures are measured"
+    )
+    parser.add_argument("--tokens", type=int, default=4096, metavar="N", help="most tokens read of each text")
     parser.add_argument("--zeros-only", action="store_true", help="leave out the variants in width and depth")
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()

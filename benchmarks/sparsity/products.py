@@ -1,10 +1,11 @@
-"""Times a row times a sparse matrix from memory, in four layouts, against the same product with all weights.
+"""Times the product of a row and a sparse matrix read from memory, in four layouts, and compares it with the dense
+product.
 
     python -m benchmarks.sparsity.products
 
-One thread, bfloat16, processor time. Rounds take the layouts in turn, and the median of each
-round's ratios counts, so that other work on the machine slows all alike. Needs a C compiler, and AVX-512 with bf16 and
-VBMI2 (Zen 4, Ice Lake with bf16 and later).
+One thread, bfloat16, CPU time. The layouts take turns in a round, and the median of the ratios within a round counts,
+so other work slows all alike. It needs a C compiler, and AVX-512 with bf16 and VBMI2 (Zen 4, Ice Lake with bf16 and
+later).
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from benchmarks.options import command_parser
 from benchmarks.pages import table
 
 GROUP, AT_ONCE = 32, 4
-"""Inputs of a mask and of a block; outputs that share the blocks that are kept."""
+"""The number of inputs of a mask or block, and the number of outputs that share a block."""
 NEEDED = ("avx512_bf16", "avx512_vbmi2")
 SHARES = (0.75, 0.5, 0.25)
 _CACHES = 64 << 20
-"""Numbers that fill every cache twice."""
+"""The count of numbers that fill every cache twice."""
 Numbers = npt.NDArray[np.uint16]
 Call = Callable[[], npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A way to keep a matrix: its product with the row, its bytes, and the product with all weights to compare."""
+    """One layout of a matrix: its product with the row, its bytes, and the expected product."""
 
     name: str
     kept: float
@@ -47,13 +48,13 @@ class Layout:
 
 
 def runs_here() -> bool:
-    """Whether this processor has what the products are written in."""
+    """Return whether this processor has the instructions of the products."""
     flags = Path("/proc/cpuinfo")
     return flags.exists() and all(flag in flags.read_text() for flag in NEEDED)
 
 
 def compiled(folder: Path) -> ctypes.CDLL:
-    """The products as a library. Raises ValueError where they can't be compiled or don't run here."""
+    """Compile the products to a library. Raises ValueError if they can't be compiled or don't run here."""
     if not runs_here():
         raise ValueError(f"this processor lacks {' or '.join(NEEDED)}: run it on one that has them")
     built = folder / "products.so"
@@ -67,7 +68,7 @@ def compiled(folder: Path) -> ctypes.CDLL:
 
 
 def layouts(library: ctypes.CDLL, outputs: int, inputs: int, shares: Sequence[float], seed: int = 0) -> list[Layout]:
-    """All layouts of one random matrix, with all weights first."""
+    """Return all layouts of one random matrix, the dense one first."""
     chance = np.random.default_rng(seed)
     weights_OI, x_I = _numbers(chance, (outputs, inputs)), _numbers(chance, (inputs,))
     whole = _dense(library, weights_OI, x_I)
@@ -83,7 +84,7 @@ def layouts(library: ctypes.CDLL, outputs: int, inputs: int, shares: Sequence[fl
 
 
 def _numbers(chance: np.random.Generator, shape: tuple[int, ...]) -> Numbers:
-    """Numbers of bfloat16 from -1 to 1, as their bits."""
+    """Return the bits of random bfloat16 numbers from -1 to 1."""
     bits: Numbers = (chance.uniform(-1, 1, shape).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return bits
 
@@ -93,7 +94,7 @@ def _pointer(numbers: npt.NDArray[np.generic]) -> ctypes.c_void_p:
 
 
 def _caller(function: Callable[..., object], arrays: Sequence[npt.NDArray[np.generic]], sizes: Sequence[int]) -> Call:
-    """A call with these arrays, the result among them, which is before the sizes and holds a number per output."""
+    """Return a call of a C function with the arrays, a result with one number per output, and the sizes."""
     y_O = np.zeros(sizes[0], np.float32)
 
     def call() -> npt.NDArray[np.float32]:
@@ -108,7 +109,7 @@ def _dense(library: ctypes.CDLL, weights_OI: Numbers, x_I: Numbers) -> Call:
 
 
 def _grouped(weights_OI: Numbers) -> Numbers:
-    """The same weights ``[O / 4, I / 32, 4, 32]``."""
+    """Return the weights as ``[O / 4, I / 32, 4, 32]``."""
     outputs, inputs = weights_OI.shape
     return weights_OI.reshape(outputs // AT_ONCE, AT_ONCE, inputs // GROUP, GROUP).transpose(0, 2, 1, 3)
 
@@ -122,7 +123,7 @@ def _masks(kept_OI: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
 
 
 def _padded(numbers: Numbers) -> Numbers:
-    """With room behind the last weight, where a whole register is read."""
+    """Add zeros after the last weight, because a whole register is read there."""
     return np.concatenate((numbers, np.zeros(GROUP, np.uint16)))
 
 
@@ -153,13 +154,13 @@ def _blocks(library: ctypes.CDLL, weights_OI: Numbers, kept_BG: npt.NDArray[np.b
 
 
 def checked(found: Sequence[Layout]) -> None:
-    """Raises AssertionError for a layout whose product is another than that of the same weights, zeros included."""
+    """Check each layout's product. Raises AssertionError if it differs from the dense product of the same weights."""
     for each in found:
         np.testing.assert_allclose(each.call(), each.expected, rtol=1e-3, atol=1e-3, err_msg=each.name)
 
 
 def speeds(found: Sequence[Layout], rounds: int) -> Mapping[int, float]:
-    """By number of a layout: how many times as fast as all weights it is, the median of the rounds."""
+    """Return by layout number how many times as fast as the dense product it is: the median of the rounds."""
     ratios: dict[int, list[float]] = {number: [] for number in range(len(found))}
     other_B = np.ones(_CACHES, np.uint16)
     for _ in range(rounds):
@@ -170,7 +171,7 @@ def speeds(found: Sequence[Layout], rounds: int) -> Mapping[int, float]:
 
 
 def _timed(call: Call, other_B: Numbers) -> float:
-    """Seconds of processor time of a call, after other memory was read: no layout is still in the caches."""
+    """Return the CPU seconds of a call, after other memory was read so that no layout is in the caches."""
     other_B.sum()
     began = time.thread_time()
     call()
@@ -178,7 +179,7 @@ def _timed(call: Call, other_B: Numbers) -> float:
 
 
 def page(found: Sequence[Layout], faster: Mapping[int, float]) -> str:
-    """The curve as a table."""
+    """Write the results as a table."""
     rows = [
         (each.name, f"{each.kept:.3f}", f"{each.bytes / found[0].bytes:.2f}", f"{faster[number]:.2f}")
         for number, each in enumerate(found)
@@ -187,10 +188,10 @@ def page(found: Sequence[Layout], faster: Mapping[int, float]) -> str:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command."""
     parser = command_parser("sparsity.products", __doc__)
     parser.add_argument("--outputs", type=int, default=32_768, metavar="N", help="rows of the matrix")
-    parser.add_argument("--inputs", type=int, default=1536, metavar="N", help="its columns, a multiple of 64")
+    parser.add_argument("--inputs", type=int, default=1536, metavar="N", help="columns of the matrix, a multiple of 64")
     parser.add_argument("--rounds", type=int, default=15, metavar="N")
     options = parser.parse_args()
     with one_line_errors("sparsity.products"), tempfile.TemporaryDirectory() as folder:

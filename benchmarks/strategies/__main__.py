@@ -21,15 +21,15 @@ PARTS = ("replay", "speed")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options of the command."""
+    """Parse the command's options."""
     parser = command_parser("strategies", __doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="recorded answers and published sets of prompts")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--strategies", nargs="+", metavar="SPEC", help="instead of the whole catalogue")
     parser.add_argument("--records", type=int, default=100, help="recorded answers of each kind (default: 100)")
     parser.add_argument("--prompts", type=int, default=2, help="prompts of each kind (default: 2)")
-    parser.add_argument("--rounds", type=int, default=2, help="rounds over them (default: 2)")
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer at most (default: 64)")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds over the prompts (default: 2)")
+    parser.add_argument("--tokens", type=int, default=64, help="longest answer in tokens (default: 64)")
     add_run_flags(parser)
     return parser.parse_args(arguments)
 
@@ -55,19 +55,20 @@ def main() -> None:
 
 
 def everything() -> list[str]:
-    """Every entry that wants nothing but a target that writes token by token, at its defaults."""
+    """Return the entries that need only a target that writes token by token, with default options."""
     return for_any_target(without={"file", "head", "model", "models", "url"})
 
 
 def with_drafters() -> list[str]:
-    """Strategies for which this machine has a drafter of SmolLM2: those of the package, and what the user added."""
+    """Return the strategies for which this machine has a drafter of SmolLM2: the package's, and those that the user
+    added."""
     methods = {each.facts.method for each in store.drafters() if each.facts.origin.target == SMOLLM2}
     heads = [name for name in catalogue() if HEADS_OF_OTHERS.get(name, name) in methods]
     return [*heads, "draft-model"]
 
 
 def without_models() -> list[str]:
-    """Strategies that need no model; of them, `replay` leaves out those that look at what the target prefers."""
+    """Return the strategies that need no model. `replay` leaves out those that read the target's predictions."""
     return [name for name in everything() if catalogue()[name].family in ("copy", "store")]
 
 

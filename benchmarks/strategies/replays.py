@@ -1,4 +1,4 @@
-"""Answers that models of 7 and 8 B parameters and people gave, decoded once more under every strategy."""
+"""Replays recorded answers of people and of models of 7 and 8 B parameters with every strategy."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 
 def replays(data: Path, results: Results, strategies: Sequence[str], count: int) -> None:
-    """Tokens per step of each strategy on the first ``count`` answers of each file.
+    """Measure tokens per step of each strategy on the first ``count`` answers of each file.
 
-    Raises ValueError when ``data`` lacks a file.
+    Raises ValueError if ``data`` lacks a file.
     """
     tokens = open_tokens(MINI)
     for kind, place in FILES.items():

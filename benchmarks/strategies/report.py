@@ -1,4 +1,4 @@
-"""Tables made of the rows."""
+"""Writes the tables of the rows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from parlay.bench.records import OURS, PLAIN, Cell, Row, System
 from parlay.bench.summary import CellSummary, Measurements, geometric_means
 
 EXPLAIN = 0.15
-"""A gap between ideal and measured speed that is to be explained."""
+"""A gap between ideal and measured speed above which the table marks a strategy."""
 
 
 def report(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Markdown."""
+    """Return the page in Markdown."""
     found = Measurements(rows)
     lines = ["# Strategies on real text", "", about(header), ""]
     lines += replay_table(found.only(lambda cell: cell.part == REPLAY))
@@ -29,14 +29,14 @@ def report(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def models(found: Measurements) -> list[tuple[str, Measurements]]:
-    """Timings by model."""
+    """Return the timings by model."""
     timed = found.only(lambda cell: cell.part == SPEED)
     names = timed.each(lambda cell: cell.model)
     return [(name, Measurements(row for row in timed.rows if row.cell.model == name)) for name in names]
 
 
 def replay_table(found: Measurements) -> list[str]:
-    """Tokens per step, and what proposing took."""
+    """Write a table of tokens per step, and of the time that proposing took."""
     if not found.rows:
         return []
     kinds = found.each(lambda cell: cell.workload)
@@ -54,14 +54,14 @@ def replay_table(found: Measurements) -> list[str]:
 
 
 def replay_cell(row: Row | None) -> str:
-    """Tokens per step."""
+    """Write tokens per step, or the error."""
     if row is None:
         return ""
     return row.error or f"{row.tokens_per_step:.2f}" + ("" if row.same == row.of else " (text differs)")
 
 
 def speed_table(found: Measurements) -> list[str]:
-    """Tokens per step and speed by kind."""
+    """Write a table of speed and tokens per step by kind of text."""
     kinds = found.each(lambda cell: cell.workload)
     lines = []
     for strategy in found.each(lambda cell: cell.strategy):
@@ -79,7 +79,7 @@ def of_strategy(found: Measurements, strategy: str) -> Measurements:
 
 
 def ratio_cell(found: Measurements, own: Measurements, kind: str) -> str:
-    """Speed against plain decoding, and tokens per step, of a strategy on a kind of text."""
+    """Write a strategy's ratio to plain decoding, and its tokens per step, on a kind of text."""
     each = summary_of(found, own, kind)
     return f"{each.ratio.median:.2f} ({each.tokens_per_step or 0:.1f})" if each and each.ratio else ""
 
@@ -90,7 +90,7 @@ def summary_of(found: Measurements, own: Measurements, kind: str) -> CellSummary
 
 
 def gap_table(found: Measurements) -> list[str]:
-    """Measured speed against ideal, all kinds of text together."""
+    """Write a table of measured and ideal speed, over all kinds of text together."""
     head = ("strategy", "tokens per step", "rows", "measured", "ideal", "measured / ideal")
     plain = timed(found, PLAIN)
     names = (name for name in found.each(lambda cell: cell.strategy) if name != PLAIN and timed(found, name))
@@ -102,7 +102,7 @@ def timed(found: Measurements, strategy: str) -> list[Row]:
 
 
 def gap_line(strategy: str, own: Sequence[Row], every: Sequence[Row]) -> tuple[str, ...]:
-    """``every`` are the rows of plain decoding, of which those count that were measured beside the strategy's."""
+    """Return a strategy's row. Of plain decoding's rows, ``every``, those of the same workloads and rounds count."""
     beside = {(row.cell.workload, row.round) for row in own}
     plain = [row for row in every if (row.cell.workload, row.round) in beside]
     measured, ideal = rate(own) / rate(plain), ideal_rate(own) / ideal_rate(plain)
@@ -115,10 +115,10 @@ def gap_line(strategy: str, own: Sequence[Row], every: Sequence[Row]) -> tuple[s
 
 
 def rate(rows: Sequence[Row]) -> float:
-    """Decoded tokens per second of all rows together."""
+    """Return decoded tokens per second of all rows together."""
     return sum(row.decode_tokens for row in rows) / sum(row.decode_seconds for row in rows)
 
 
 def ideal_rate(rows: Sequence[Row]) -> float:
-    """Decoded tokens per ideal second."""
+    """Return decoded tokens per ideal second."""
     return sum(row.decode_tokens for row in rows) / sum(row.values[IDEAL] for row in rows)

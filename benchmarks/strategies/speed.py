@@ -1,11 +1,11 @@
-"""Strategies against plain decoding on SmolLM2, and the speed that measured costs would allow them.
+"""Times strategies against plain decoding on SmolLM2, and computes the speed that the measured costs would allow.
 
-Ideal seconds of a request are those of its forwards, at the measured cost of so many rows and so much context, and of
-its drafting. What the measured speed lacks is the engine's own time, and steps unlike the mean step. Rows of probes
-are in no count of drafted tokens, and so in no ideal.
+The ideal seconds of a request are those of its forwards, at the measured cost of their rows and context, and of its
+drafting. The measured speed is lower by the engine's own time, and differs where steps are unlike the mean step. Rows
+of probes are not counted as drafted tokens, so the ideal leaves them out.
 
-Every request is decoded several times, so none may feed a store: it would find its own text there the next time. What
-stores gain from other requests is seen in the replays.
+Every request is decoded several times, so none may feed a store: it would find its own text there the next time. The
+replays show what stores gain from other requests.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from parlay.types import Metrics
 
 PART = "speed"
 IDEAL, DRAFT_STEPS = "ideal_seconds", "draft_steps"
-"""Values of the rows: seconds that decoding should take, and steps that verified a draft."""
+"""Names of values in rows: the ideal seconds of decoding, and the number of steps that verified a draft."""
 
 
 def speed(setup: Setup, results: Results, model: str, specs: Sequence[str]) -> None:
-    """All strategies on every kind of text, interleaved, with plain decoding."""
+    """Measure all strategies and plain decoding on every kind of text, interleaved."""
     count = setup.scale.wide_prompts
     drawn = setup.workloads(model)
     plan = BenchPlan(
@@ -43,14 +43,14 @@ def speed(setup: Setup, results: Results, model: str, specs: Sequence[str]) -> N
 
 
 class Priced:
-    """Implements `Decoder`: Parlay, whose waves carry the ideal seconds of their decoding."""
+    """Implements `Decoder` with Parlay. Its waves carry the ideal seconds of their decoding."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self._waves = Waves(llm)
 
     def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
-        """See `Decoder`."""
+        """Decode as `Decoder` says."""
         wave = self._waves.decode(strategy, asks, temperature)
         metrics = [answer.metrics for answer in wave.answers]
         values = {
@@ -61,7 +61,10 @@ class Priced:
 
 
 def ideal_seconds(llm: LLM, metrics: Metrics) -> float:
-    """Forwards after the first step: plain ones of one row, and those that verify a draft, each of the mean size."""
+    """Return the ideal seconds of a request: its drafting, and its forwards after the first.
+
+    A forward has one row, or it verifies a draft of the mean size.
+    """
     context = metrics.prompt_tokens + metrics.completion_tokens // 2
     forward = llm.engine.cost.forward
     drafted = min(metrics.draft_steps, metrics.steps - 1)
