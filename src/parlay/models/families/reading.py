@@ -122,7 +122,7 @@ def _odd(raw: Json) -> tuple[str, object, str] | None:
 
 
 def _expected(name: str, value: object) -> str | None:
-    """What this key's value should be; None if the value may be right."""
+    """Return what this key's value should be; None if the value may be right."""
     if value is None:
         return "a whole number" if name in _NEEDED else None
     rules = {
