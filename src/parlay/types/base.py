@@ -73,6 +73,10 @@ class FieldError(UsageError):
     def __init__(self, field: str, problem: str, *others: str) -> None:
         super().__init__(f"{field}{problem}" if problem[0] in "=:," else f"{field} {problem}", field, *others)
 
+    def __reduce__(self) -> tuple[type[UsageError], tuple[str, ...]]:
+        """Let another process show the error: exceptions are copied by calling their class with the message."""
+        return UsageError, (str(self), *self.fields)
+
 
 def show_number(value: float) -> str:
     """Write a number for a message in ten digits, or name the bits of an integer that no float can hold."""
