@@ -20,7 +20,7 @@ from parlay.cli.commands import COMMANDS, ELSEWHERE, EVERYDAY
 from parlay.cli.flags import PYTHON_ONLY, SAMPLING_HELP, chosen_strategy
 from parlay.cli.listening import announce
 from parlay.strategies.entry import DEFAULT_STRATEGY
-from parlay.types import SamplingParams
+from parlay.types import FieldError, SamplingParams, UsageError
 from tests.cli.conftest import MINI, NO_MODEL, SNAPSHOTS, Cli
 
 MISTAKES = {
@@ -76,17 +76,18 @@ def test_an_error_has_no_escapes_of_the_command_line(cli: Cli, words: list[str])
     assert "\x1b" not in err
 
 
-def test_an_error_names_the_flag_and_not_the_field_or_a_word_that_only_looks_like_one() -> None:
+def test_an_error_names_the_flags_of_its_fields_and_leaves_a_word_that_only_looks_like_one() -> None:
     parser = parser_of("serve")
     options = parser.parse([])
-    for message, said in (
-        ("concurrency must be at least 1, got 0", "--max-concurrency must be at least 1, got 0"),
-        ("nest alpha must be a finite number", "--nest-alpha must be a finite number"),
-        ("leave room: lower max_model_len=9", "leave room: lower --max-model-len 9"),
-        ("strategy remote: max_tokens must be at least 1", "strategy remote: max_tokens must be at least 1"),
-        ("no file ./max_tokens, did you mean 'max_tokens'?", "no file ./max_tokens, did you mean 'max_tokens'?"),
+    for error, said in (
+        (FieldError("concurrency", "must be at least 1, got 0"), "--max-concurrency must be at least 1, got 0"),
+        (FieldError("nest alpha", "must be a finite number"), "--nest-alpha must be a finite number"),
+        (UsageError("leave room: lower max_model_len=9", "max_model_len"), "leave room: lower --max-model-len 9"),
+        (FieldError("dtype", "='dtype': see /dtype and dtype's docs"), "--dtype 'dtype': see /dtype and dtype's docs"),
+        (UsageError("strategy remote: max_tokens must be above 0"), "strategy remote: max_tokens must be above 0"),
+        (FieldError("not_a_flag", "=1: remove not_a_flag"), "not_a_flag=1: remove not_a_flag"),
     ):
-        assert parser.in_flags(message, options) == said
+        assert error.named(lambda field: parser.flag_of(field, options), " ") == said
 
 
 def test_stdin_that_is_not_utf8_is_named_with_its_first_bad_byte(cli: Cli) -> None:

@@ -154,9 +154,8 @@ def _dispatch(words: list[str]) -> int:
     options = parser.parse(words[1:])
     try:
         return command.run(options)
-    except (ParlayError, ValueError) as error:
-        if error.args and isinstance(error.args[0], str):
-            error.args = (parser.in_flags(error.args[0], options), *error.args[1:])
+    except ParlayError as error:
+        error.args = (error.named(lambda field: parser.flag_of(field, options), " "), *error.args[1:])
         raise
 
 

@@ -81,6 +81,7 @@ def _add_fitting_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--answer",
+        dest="vote_answer",
         metavar="RULE",
         help="with --fit: an example's answer is good if it comes to the exact one's, where RULE finds it: number, "
         "boxed, or a regular expression (default: as --agreement says)",
@@ -108,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.fit is not None and len(options.strategies) != 1:
         raise ValueError("--fit needs exactly one strategy: name it with --strategy")
-    if options.answer is not None and options.fit is None:
+    if options.vote_answer is not None and options.fit is None:
         raise ValueError("--answer has no effect without --fit: add --fit FILE, or remove it")
     from parlay.bench.certify import calibrate, check_request
     from parlay.bench.workloads import read_prompts
@@ -155,11 +156,8 @@ def _fitted(
     from parlay.bench.workloads import read_prompts
     from parlay.text.answers import check_rule
 
-    if options.answer is not None:
-        try:
-            check_rule(options.answer)
-        except ValueError as error:
-            raise ValueError(str(error).replace("vote.answer", "--answer", 1)) from None
+    if options.vote_answer is not None:
+        check_rule(options.vote_answer)
     examples = [_ids(llm, item) for item in islice(read_prompts(options.fit), options.most)]
     tested = {tuple(_ids(llm, item)) for item in items}
     if again := sum(tuple(each) in tested for each in examples):
@@ -167,7 +165,7 @@ def _fitted(
             f"{again} of the examples of --fit are also among the prompts, so the test would prove nothing: give "
             "different files"
         )
-    is_good = good_by_agreement(floor) if options.answer is None else good_by_answer(options.answer)
+    is_good = good_by_agreement(floor) if options.vote_answer is None else good_by_answer(options.vote_answer)
     found, learned = fit(llm, examples, strategy, floor, params, is_good=is_good)
     for one in learned:
         print(one.told(options.model))

@@ -86,25 +86,16 @@ class Parser(argparse.ArgumentParser):
             parser.error(f"{_unknown(extra)}{hint and f': {hint}'}")
         return found
 
-    def in_flags(self, message: str, found: argparse.Namespace) -> str:
-        """Return the message with the flags that a user types in place of the fields' names that it has.
+    def flag_of(self, field: str, found: argparse.Namespace) -> str | None:
+        """The flag that sets a field, of this parser or of the subcommand that ``found`` chooses; None if none does.
 
-        ``found`` is the command line. Names in quotes or paths stay, and so do parameters of a strategy.
+        Both ``vote.by`` and ``vote by`` are the field of ``--vote-by``, and ``whole=False`` is that of ``--no-whole``.
         """
-        if _OF_A_STRATEGY.match(message):
-            return message
+        name, _, value = re.sub("[. ]", "_", field).partition("=")
         parts, chosen = self._subcommands(), vars(found).values()
-        actions = [*self._actions, *(each for name in parts if name in chosen for each in parts[name]._actions)]
-        flags = {each.dest: each.option_strings[0] for each in actions if each.option_strings}
-
-        def as_flag(name: re.Match[str]) -> str:
-            known = name[1] in flags and ("_" in name[1] or (name.start() == 0 and name[1] != "strategy"))
-            return flags[name[1]] + " " * bool(name[2]) if known else name[0]
-
-        of_two_words = _TWO_WORDS.match(message)  # such as: nest alpha
-        if of_two_words and (flag := flags.get("_".join(of_two_words.groups()))):
-            return flag + message[of_two_words.end() :]
-        return _FIELD.sub(as_flag, message)
+        actions = [*self._actions, *(each for part in parts if part in chosen for each in parts[part]._actions)]
+        flags = next((each.option_strings for each in actions if each.dest == name and each.option_strings), None)
+        return None if flags is None else flags[-1 if value == "False" else 0]
 
     def _refuse_early_flag(self, words: Sequence[str]) -> None:
         """Report an unknown flag before a subcommand; argparse would take the flag's value for the subcommand."""
@@ -157,12 +148,6 @@ _ARGPARSE = [
         (r"argument (\S+?)(?:/\S+)?: ", r"\1: "),
     )
 ]
-
-
-_OF_A_STRATEGY = re.compile(r"strategy \S+(:| has no parameter) ")
-_TWO_WORDS = re.compile(r"([a-z]+) ([a-z]+)\b")
-_FIELD = re.compile(r"(?<![^\s(])([a-z]\w*)(?:(=)(?=[^\s=])|(?=[ ,:;)]|$)(?! of\b))")
-"""A word that may be a field's name, and the sign between it and a value."""
 
 
 def _unknown(words: Sequence[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -28,27 +27,18 @@ TEMPERATURE = 0.7
 """The default temperature of a vote: at 0 all chains would be the same."""
 
 
-_VOTE_FLAGS = {
-    "n": "--vote",
-    "answer": "--answer",
-    "by": "--vote-by",
-    "confidence": "--vote-confidence",
-    "at_once": "--vote-at-once",
-    "refill": "--vote-refill",
-}
-_VOTE_FIELD = re.compile(rf"\bvote\.({'|'.join(_VOTE_FLAGS)})\b")
-
-
 def add_vote_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("vote", "several chains of thought decide on one answer (self-consistency)")
     group.add_argument(
         "--vote",
+        dest="vote_n",
         type=whole,
         metavar="N",
         help=f"decode up to N chains; the default of --temperature is then {TEMPERATURE:g}",
     )
     group.add_argument(
         "--answer",
+        dest="vote_answer",
         metavar="RULE",
         help="where a chain's answer is: number (the last one), boxed (the last \\boxed{}), or a regular expression, "
         "whose first group is the answer (default: number)",
@@ -78,24 +68,21 @@ def add_vote_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def vote_params(options: argparse.Namespace, params: SamplingParams) -> VoteParams | None:
-    """Make the vote's parameters from the flags. Raises UsageError for flags of a vote without --vote, ValueError for
-    invalid parameters."""
+    """Make the vote's parameters from the flags. Raises UsageError for flags of a vote without --vote, and for invalid
+    parameters."""
     from parlay.llm.voting import VoteParams  # here, as help needs none of it
 
     given = {
-        "answer": options.answer,
+        "answer": options.vote_answer,
         "by": options.vote_by,
         "confidence": options.vote_confidence,
         "at_once": options.vote_at_once,
         "refill": options.vote_refill,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    if options.vote is not None:
-        try:
-            vote = VoteParams(n=options.vote, **given)
-            vote.sampling(params)  # reports a mistake now instead of after loading the model
-        except ValueError as error:
-            raise UsageError(_VOTE_FIELD.sub(lambda field: _VOTE_FLAGS[field[1]], str(error))) from None
+    if options.vote_n is not None:
+        vote = VoteParams(n=options.vote_n, **given)
+        vote.sampling(params)  # reports a mistake now instead of after loading the model
         return vote
     if given:
         raise UsageError("--answer and the --vote-... flags work only with --vote N, the number of chains: add it")
@@ -104,7 +91,7 @@ def vote_params(options: argparse.Namespace, params: SamplingParams) -> VotePara
 
 def defaults(options: argparse.Namespace) -> Mapping[str, object]:
     """The defaults of the sampling flags, with `TEMPERATURE` for a vote."""
-    return DEFAULTS if options.vote is None else {**DEFAULTS, "temperature": TEMPERATURE}
+    return DEFAULTS if options.vote_n is None else {**DEFAULTS, "temperature": TEMPERATURE}
 
 
 def vote_line(output: RequestOutput, vote: VoteOutput) -> str:
