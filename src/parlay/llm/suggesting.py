@@ -119,7 +119,7 @@ def check_suggests(runner: Runner, params: SamplingParams) -> None:
     usual = SamplingParams()
     for name in (field.name for field in fields(params) if field.name not in USED):
         if _unset(getattr(params, name)) != _unset(getattr(usual, name)):
-            raise ValueError(f"{name} can't be used with superposed drafts: remove it")
+            raise FieldError(name, "can't be used with superposed drafts: remove it")
 
 
 def _unset(value: object) -> object:

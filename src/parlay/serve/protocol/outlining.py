@@ -12,6 +12,7 @@ from parlay.serve.errors import ApiError
 from parlay.serve.protocol.body import INT_LIMIT, Body
 from parlay.serve.protocol.json_values import WHOLE
 from parlay.serve.settings import Settings
+from parlay.types import FieldError
 
 Number = Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE]
 
@@ -42,8 +43,8 @@ def outline_params(outline: Outline, settings: Settings) -> OutlineParams:
     given.setdefault("points", max(2, min(OutlineParams().points, settings.max_n)))
     try:
         params = OutlineParams(**given)
-    except ValueError as error:
-        raise ApiError(400, f"outline.{error}", f"outline.{str(error).split()[0]}") from None
+    except FieldError as error:
+        raise ApiError(400, error.named("outline.{}".format), f"outline.{error.fields[0]}") from None
     if params.points > settings.max_n:
         message = f"outline.points is {params.points}, and this server allows at most {settings.max_n}"
         raise ApiError(400, message, "outline.points")

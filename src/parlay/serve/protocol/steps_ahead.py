@@ -21,7 +21,7 @@ from parlay.serve.protocol.body import Body, GenerationBody, conflict
 from parlay.serve.protocol.json_values import WHOLE
 from parlay.serve.protocol.running import Run
 from parlay.serve.registry import Registry, keep_in_use
-from parlay.types import ParlayError
+from parlay.types import FieldError, ParlayError
 
 FIELD = "reason_ahead"
 ROUNDS = "its rounds depend on when each of them was over"
@@ -82,8 +82,8 @@ def ahead_params(ahead: ReasonAhead) -> AheadParams:
     given = ahead.model_dump(include={each.name for each in fields(AheadParams)}, exclude_none=True)
     try:
         return AheadParams(**given)
-    except ValueError as error:
-        raise ApiError(400, f"{FIELD}.{error}", f"{FIELD}.{str(error).split()[0]}") from None
+    except FieldError as error:
+        raise ApiError(400, error.named((FIELD + ".{}").format), f"{FIELD}.{error.fields[0]}") from None
 
 
 async def drafted_ahead(

@@ -12,6 +12,7 @@ from parlay.serve.errors import ApiError
 from parlay.serve.protocol.body import INT_LIMIT, Body, conflict
 from parlay.serve.protocol.json_values import WHOLE
 from parlay.serve.settings import Settings
+from parlay.types import FieldError
 
 Chains = Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE]
 
@@ -36,8 +37,8 @@ def vote_params(vote: Vote | None, settings: Settings) -> VoteParams | None:
         return None
     try:
         params = VoteParams(**vote.model_dump(include=set(Vote.model_fields), exclude_none=True))
-    except ValueError as error:
-        raise ApiError(400, str(error), str(error).split()[0]) from None
+    except FieldError as error:
+        raise ApiError(400, str(error), error.fields[0]) from None
     if params.n > settings.max_n:
         raise ApiError(400, f"vote.n must be at most {settings.max_n} on this server, got {params.n}", "vote.n")
     return params

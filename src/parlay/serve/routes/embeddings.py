@@ -30,7 +30,7 @@ from parlay.serve.protocol.json_values import without_nulls
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.text.prompts import Prompt, TokensPrompt
-from parlay.types import MachineBusy, ScoreBy
+from parlay.types import FieldError, MachineBusy, ScoreBy
 
 T = TypeVar("T")
 Texts = Annotated[list[Text], Field(min_length=1, max_length=PROMPTS_LIMIT, fail_fast=True)]
@@ -266,9 +266,10 @@ def _told(settings: Settings) -> Iterator[None]:
         yield
     except MachineBusy as error:
         raise unavailable(settings.retry_after, str(error)) from None
+    except FieldError as error:
+        raise ApiError(400, str(error), error.fields[0]) from None
     except ValueError as error:
-        field = "score_by" if str(error).startswith("score_by") else "input"
-        raise ApiError(400, str(error), field) from None
+        raise ApiError(400, str(error), "input") from None
 
 
 def _charge(ids: Sequence[Sequence[int]], request: Request, settings: Settings) -> None:

@@ -51,7 +51,7 @@ from parlay.serve.protocol.voting import vote_params
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.text.prompts import Prompt, TokensPrompt
-from parlay.types import MachineBusy, SamplingParams, StructuredOutputsParams
+from parlay.types import FieldError, MachineBusy, SamplingParams, StructuredOutputsParams
 
 NAMES = FieldNames.of(CompletionBody, "prompt")
 
@@ -148,9 +148,10 @@ async def _superposed(
         return await answer_work(request, work, lambda outputs: JSONResponse(completion_reply(outputs, shape)))
     except MachineBusy as error:
         raise unavailable(settings.retry_after, str(error)) from None
+    except FieldError as error:
+        raise ApiError(400, str(error), error.fields[0]) from None
     except ValueError as error:
-        field = str(error).split()[0]
-        raise ApiError(400, str(error), field if field in CompletionBody.model_fields else "superposed") from None
+        raise ApiError(400, str(error), "superposed") from None
 
 
 def _fitting(served: Served, ngrams: NgramModel | None) -> NgramModel | None:
