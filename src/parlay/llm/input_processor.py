@@ -55,6 +55,7 @@ from parlay.types import (
     Adapter,
     Constraint,
     Exactness,
+    FieldError,
     Guidance,
     MachineBusy,
     NoiseKey,
@@ -292,7 +293,7 @@ class InputProcessor:
             given, _ = text_or_ids(given)
             negative = self._ids(given, cut=False) if isinstance(given, str) else given
         except ValueError as error:
-            raise ValueError(f"negative_prompt: {error}") from None
+            raise FieldError("negative_prompt", f": {error}") from None
         return Guidance(negative, params.guidance_scale)
 
     def guided_chat(self, messages: Messages, options: ChatOptions, params: SamplingParams) -> SamplingParams:
