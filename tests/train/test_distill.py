@@ -257,7 +257,7 @@ def test_a_loss_in_parts_has_the_gradients_of_the_whole() -> None:
 
 
 def test_wishes_that_can_not_be_met_are_errors(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="name the student"):
+    with pytest.raises(UsageError, match="name the model that writes"):
         DistillTrainOptions(source="student")
     with pytest.raises(UsageError, match="url_model"):
         DistillTrainOptions(url="http://127.0.0.1:8000/v1")

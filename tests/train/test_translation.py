@@ -657,7 +657,7 @@ def test_losses_that_are_no_numbers_end_a_run(data: Path, tmp_path: Path, monkey
 def test_options_of_a_model_or_teacher_that_is_not_there_are_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="name it by init"):
         trained("translator", data, tmp_path, deepen=1)
-    with pytest.raises(UsageError, match="name one by teacher"):
+    with pytest.raises(UsageError, match="name it by teacher"):
         trained("translator", data, tmp_path, distilled=5)
     (tmp_path / "taken").write_text("")
     with pytest.raises(ParlayError, match="can't write to the folder"):
