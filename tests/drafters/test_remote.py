@@ -243,7 +243,7 @@ def test_a_service_that_is_always_late_is_one_line(caplog: pytest.LogCaptureFixt
             while link._late is not None and not link._late.done.is_set():
                 time.sleep(0.001)
     (record,) = caplog.records
-    assert "took longer than deadline_ms" in record.getMessage()
+    assert "(deadline_ms)" in record.getMessage()
 
 
 def test_an_answer_that_comes_by_and_by_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
@@ -277,7 +277,7 @@ def test_an_answer_that_comes_by_and_by_is_cut_off(caplog: pytest.LogCaptureFixt
                 break
             time.sleep(0.01)
         link.close()
-    assert "decoding goes on plainly" in caplog.records[0].getMessage()
+    assert "requests are decoded without drafts" in caplog.records[0].getMessage()
 
 
 def test_a_service_that_is_stopped_under_load_holds_nobody_up_and_drafts_again_when_it_wakes(
@@ -340,7 +340,7 @@ def test_rubbish_is_no_draft_and_one_line(content: bytes, caplog: pytest.LogCapt
         for _ in range(3):
             assert propose(drafter, text(1, [1, 2, 1])) == NO_DRAFT
     (record,) = caplog.records
-    assert "decoding goes on plainly" in record.getMessage()
+    assert "requests are decoded without drafts" in record.getMessage()
     assert "\n" not in record.getMessage()
 
 
@@ -399,7 +399,7 @@ def test_what_is_no_drafter_is_asked_again_later(said: bytes, caplog: pytest.Log
     ],
 )
 def test_what_is_no_url_is_an_error_at_once(url: str) -> None:
-    with ExitStack() as stack, pytest.raises(UsageError, match="URL"):
+    with ExitStack() as stack, pytest.raises(UsageError, match=r"url must|url=URL"):
         Remote(resources(stack), RemoteOptions(url=url))
 
 

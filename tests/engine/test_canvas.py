@@ -337,7 +337,7 @@ def test_what_can_never_run_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="reads places, but a canvas of toy is read as noise: choose selector=renoise"):
         noisy.add(request("a"), canvas(Surest()))
     formed = replace(request("a"), constraint=Maskless(ToyGrammar(MASK, length=13)))
-    with pytest.raises(ValueError, match="fills canvases of noise, which can't follow a form: remove the form"):
+    with pytest.raises(ValueError, match="fills canvases of noise, so structured output is not supported: remove it"):
         noisy.add(formed, replace(canvas(Surest()), layout=CanvasLayout(reads="noise")))
     with pytest.raises(ValueError, match="a selector and drafters"):
         Strategy("both", DRAFTED.drafters, SharedNoise(), Plain(), selector=Surest())

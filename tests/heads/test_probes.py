@@ -108,13 +108,13 @@ def test_probes_bring_what_they_were_trained_with() -> None:
 
 def test_a_prefix_for_another_target_is_refused() -> None:
     other = replace(RESOURCES, target=replace(TARGET, kv_heads=2))
-    with pytest.raises(UsageError, match="shape of another model's"):
+    with pytest.raises(UsageError, match="trained for a model of another shape"):
         Bita(other, GroupOptions())
 
 
 def test_streams_that_begin_at_no_layer_are_refused() -> None:
     other = replace(RESOURCES, target=replace(TARGET, num_layers=2))
-    with pytest.raises(UsageError, match="the target has no layer 2"):
+    with pytest.raises(UsageError, match="begins at layer 2, which the target does not have"):
         SpeculativeStreaming(other, GroupOptions())
 
 

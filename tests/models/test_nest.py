@@ -368,7 +368,7 @@ def test_states_that_can_not_be_used_are_one_clear_line(
         (lambda: Nest("x", tau=0), "nest tau must be above 0, got 0"),
         (lambda: LLM("parlay-mini", ensemble=Nest("x"), certificates=["x"]), "nest: certificates is for one model"),
         (lambda: LLM("parlay-mini", ensemble=Nest("/no/such.store")), "no states of a datastore in /no/such.store"),
-        (lambda: LLM("parlay-mini", strategy="nest"), "mixes in no datastore: name one with file=PATH"),
+        (lambda: LLM("parlay-mini", strategy="nest"), "no datastore is named: name one with file=PATH"),
     ],
 )
 def test_what_can_not_be_a_nest_is_one_clear_line(make: Callable[[], object], line: str) -> None:

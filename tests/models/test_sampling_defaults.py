@@ -44,5 +44,5 @@ def test_what_nobody_can_sample_with_is_refused_by_the_files_name(
     """Every request without sampling parameters would fail otherwise, and none would say why."""
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, **said}))
-    with pytest.raises(ParlayError, match=f"generation_config.json recommends what can't be used: {reason}"):
+    with pytest.raises(ParlayError, match=f"generation_config.json has a value that can't be used: {reason}"):
         sampling_defaults(str(tmp_path))

@@ -263,7 +263,7 @@ def test_no_error_reaches_vllm(caplog: pytest.LogCaptureFixture) -> None:
     own = proposer()
     for _ in range(20):
         assert own.propose([[1], [2]], [5], np.zeros((1, 4), np.int32)) == [[], []]
-    assert caplog.text.count("decoded plainly") == 2
+    assert caplog.text.count("decoded without drafts") == 2
     assert own.counts.failures == 8
 
 

@@ -59,7 +59,7 @@ class Quality:
         if self.binding.weights != binding.weights or self.binding.dtype != binding.dtype:
             theirs, ours = (f"{each.model} in {each.dtype} ({each.weights[:12]})" for each in (self.binding, binding))
             raise ParlayError(
-                f"{path} is about {theirs}, and this is {ours}: run parlay bench --quality for this model"
+                f"{path} measured {theirs}, and this is {ours}: run parlay bench --quality for this model"
             )
 
 

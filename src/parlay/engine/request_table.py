@@ -160,7 +160,7 @@ class RequestTable:
         if spec.canvas.ends is not None:
             return self._answer(sequence, spec.canvas, spec.canvas.ends)
         if spec.canvas.noise and sequence.request.constraint is not None:
-            raise ValueError(f"{spec.name} fills canvases of noise, which can't follow a form: remove the form")
+            raise ValueError(f"{spec.name} fills canvases of noise, so structured output is not supported: remove it")
         room = self._max_context - len(sequence.tokens) if spec.canvas.noise else sequence.room(self._max_context)
         canvas = blank(spec.canvas, layout, len(sequence.tokens), room)
         if canvas.size > self._max_canvas:
@@ -182,7 +182,7 @@ class RequestTable:
         if layout.group:
             raise FieldError("block", f"={layout.group}: {name} fills a canvas as a whole: remove block")
         if request.constraint is not None:
-            raise ValueError(f"{name} writes an answer in one canvas, which can't follow a form: remove the form")
+            raise ValueError(f"{name} writes an answer in one canvas, so structured output is not supported: remove it")
         canvas = answers.begin(spec, ends, request.prompt)
         most = min(self._max_canvas, self._max_context - len(request.prompt))
         if len(canvas.places) > most:
@@ -273,7 +273,7 @@ class RequestTable:
         if request.params.prompt_logprobs is not None and spec.encoder is not None:
             raise ValueError(f"{spec.name} is an encoder-decoder and has no prompt_logprobs: remove them")
         if request.id in self._sequences:
-            raise ValueError(f"request id {request.id!r} is under way already")
+            raise ValueError(f"request id {request.id!r} is in use: choose another")
         if not prompt:
             raise ValueError("the prompt is empty: give it at least one token")
         if prompt >= self._max_context:
@@ -282,7 +282,7 @@ class RequestTable:
                 "and must hold at least one more: shorten it"
             )
         if min(request.prompt) < 0 or max(request.prompt) >= spec.vocab_size:
-            raise ValueError(f"the prompt has a token id outside the vocabulary of {spec.vocab_size}")
+            raise ValueError(f"the prompt has a token id that is not from 0 to {spec.vocab_size - 1}")
         if most is None:
             raise UsageError("a request to the engine needs max_tokens as a number", "max_tokens")
         text = max(prompt + 1, min(prompt + most, self._max_context))
@@ -334,12 +334,12 @@ class RequestTable:
             return
         spec, written = self._runner.spec, len(request.written)
         if strategy.selector is not None:
-            raise ValueError(f"strategy {strategy.name} fills canvases, which can't be resumed: begin anew")
+            raise ValueError(f"strategy {strategy.name} fills canvases, which can't be resumed: remove resume")
         if min(request.written) < 0 or max(request.written) >= spec.vocab_size:
-            raise ValueError(f"the written tokens hold an id outside the vocabulary of {spec.vocab_size}")
+            raise ValueError(f"the tokens written so far have an id that is not from 0 to {spec.vocab_size - 1}")
         if written >= min(most, self._max_context - len(request.prompt)):
             raise UsageError(
-                f"{written} tokens are written, which leaves none to go on with: raise max_tokens", "max_tokens"
+                f"max_tokens must be above {written}, the number of tokens written so far, to go on", "max_tokens"
             )
 
 

@@ -70,11 +70,11 @@ class Sample:
             try:
                 complete = request.constraint is not None and request.constraint.commit(token)
             except ParlayError as error:
-                raise ValueError(f"the written tokens do not have the answer's form: {error}") from None
+                raise ValueError(f"the tokens written so far do not have the answer's form: {error}") from None
             stopped = self.text is not None and self.text.push(token) and count >= request.params.min_tokens
             if complete or stopped or token in request.stop_ids:
                 raise ValueError(
-                    f"the answer is over after {count} of the {len(tokens)} written tokens: nothing follows"
+                    f"the answer ended after {count} of the {len(tokens)} tokens written so far, so it can't go on"
                 )
         self.request = replace(request, written=tokens)
         self.tokens += tokens
@@ -159,7 +159,7 @@ def resume(samples: Sequence[Sample], written: Sequence[Ids]) -> None:
     """
     if len(written) != len(samples):
         raise ValueError(
-            f"tokens of {len(written)} samples are written, but n is {len(samples)}: give one list for each"
+            f"tokens of {len(written)} samples were given, but n is {len(samples)}: give one list for each"
         )
     for sample, tokens in zip(samples, written, strict=True):
         sample.resume(tokens)

@@ -83,8 +83,7 @@ def resources_of(
         if isinstance(runner, NestRunner) and isinstance(runner.store, MappedStates):
             return runner.store
         raise UsageError(
-            "the target mixes in no datastore: name one with file=PATH that was made by `parlay datastore build "
-            "--states`"
+            "no datastore is named: name one with file=PATH that was made by `parlay datastore build --states`"
         )
 
     target, heads = runner.spec, heads_of(model, runner.spec, budget, runner, lora=load.lora)

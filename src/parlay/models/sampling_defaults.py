@@ -36,7 +36,7 @@ def sampling_defaults(model: str) -> dict[str, float]:
         SamplingParams(**defaults)  # type: ignore[arg-type]
     except ValueError as error:
         file = path if path.is_file() else path / _CONFIG
-        raise ParlayError(f"{file} recommends what can't be used: {error}; correct it") from None
+        raise ParlayError(f"{file} has a value that can't be used: {error}; correct it") from None
     return defaults
 
 

@@ -137,7 +137,7 @@ def join_group(
             connections[joined.rank] = joined
             later.discard(joined.rank)
         else:  # not expected, or already ended: the expected rank may still come
-            _log.warning("a rank joined that nobody waits for, and was sent away")
+            _log.warning("a rank joined after all ranks were there, and was refused")
             joined.send_away("all ranks of the model are there")
     (sums, texts), (added, gathered) = groups, plan.memory
     device = torch.device(plan.device)

@@ -67,8 +67,8 @@ def open_target(
     if options.ranks == 1 and options.rank_listen is not None:
         raise FieldError(
             "rank_listen",
-            f"={options.rank_listen}: the model runs in one process, which waits for none: remove it, "
-            "or say how many there are (tensor_parallel, pipeline_parallel or context_parallel)",
+            f"={options.rank_listen}: the model runs in one process: remove it, "
+            "or set how many there are (tensor_parallel, pipeline_parallel or context_parallel)",
             *SPLITS,
         )
     if options.ranks == 1:
@@ -76,7 +76,7 @@ def open_target(
     if load.runner != "auto":
         raise FieldError("runner", f"={load.runner}: it runs a model in one process: remove {options.asked}", *SPLITS)
     if not isinstance(model, str):
-        raise ValueError("a loaded model runs in one process: name it, or ask for one")
+        raise ValueError("a model that is already loaded runs in one process: give its name or folder instead")
     if budget is not None and budget.weights is not None:
         raise FieldError(
             "memory", f"weights=SIZE is for a model in one process: remove it, or {options.asked}", *SPLITS

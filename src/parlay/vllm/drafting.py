@@ -120,4 +120,4 @@ class ChainDrafting:
         """Log a failure with its traceback the first time it occurs."""
         if message not in self._said and len(self._said) < 16:
             self._said.add(message)
-            _log.warning("%s; its texts are decoded plainly", message, exc_info=error)
+            _log.warning("%s; its texts are decoded without drafts", message, exc_info=error)

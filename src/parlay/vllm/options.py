@@ -33,7 +33,7 @@ def read_options(additional_config: object, where: str = "additional_config") ->
     """
     given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
     if not isinstance(given, Mapping):
-        raise UsageError(f'{where}: "{KEY}" must be an object of options, not {type(given).__name__}')
+        raise UsageError(f'{where}: "{KEY}" must be an object of options, got {type(given).__name__}')
     known = options_of(ProposerOptions)
     for name, value in given.items():
         if name not in known:

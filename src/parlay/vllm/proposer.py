@@ -132,9 +132,11 @@ class StepDrafter:
         self._last = 0.0
         self.counts.add(self._clock(), failures=1)
         if self._failures == 1:
-            _log.warning("drafting failed, and this step is decoded plainly: %s", error, exc_info=error)
+            _log.warning("drafting failed, so this step is decoded without drafts: %s", error, exc_info=error)
         if self._failures == _FAILURES:
-            _log.error("drafting failed %d times in a row: from now on all is decoded plainly", _FAILURES)
+            _log.error(
+                "drafting failed %d times in a row, so from now on everything is decoded without drafts", _FAILURES
+            )
         try:
             for text in clear():
                 self._drafting.release(text)

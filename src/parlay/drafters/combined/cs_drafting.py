@@ -81,11 +81,11 @@ def _read(matrix: Sequence[str], size: int) -> Matrix:
     try:
         rows = [[int(number) for number in row.split("/")] for row in matrix]
     except ValueError:
-        raise UsageError(f"{text}: expected rows of whole numbers, such as 5/10+0/10") from None
+        raise UsageError(f"{text}: write rows of whole numbers, such as 5/10+0/10") from None
     if not size or len(rows) != size or any(len(row) != size for row in rows):
-        raise UsageError(f"{text}: expected {size} rows of {size} numbers, one for each of the drafters")
+        raise UsageError(f"{text} must have {size} rows of {size} numbers, one for each drafter")
     if any(number < 0 for row in rows for number in row) or any(any(row[:place]) for place, row in enumerate(rows)):
-        raise UsageError(f"{text}: no number may be negative, and none left of the diagonal other than 0")
+        raise UsageError(f"{text} must have numbers of at least 0, and only 0 left of the diagonal")
     if not any(rows[0]):
-        raise UsageError(f"{text}: the first row is all zeros, so nothing would be drafted")
+        raise UsageError(f"{text} must have a number above 0 in its first row, or nothing is drafted")
     return rows

@@ -34,7 +34,7 @@ class CanvasDraft(FromText):
         canvas = self._runner.spec.canvas
         if canvas is None or not self._runner.spec.together:
             raise UsageError(
-                f"strategy {SOURCE}: the runner of {options.model} lets no rows see each other: choose a model that "
+                f"strategy {SOURCE}: the runner of {options.model} can't fill canvases: choose a model that "
                 "Parlay's own decoder runs"
             )
         if canvas.ordered:

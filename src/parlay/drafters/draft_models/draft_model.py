@@ -72,8 +72,8 @@ class DraftModel(FromText):
         else:
             if not all(text.isdecimal() and int(text) > 0 for text in options.branching):
                 raise UsageError(
-                    f"strategy {SOURCE}: branching={'+'.join(options.branching)}: expected children per node by depth, "
-                    "such as 3+2+1"
+                    f"strategy {SOURCE}: branching must be children per node by depth, "
+                    f"such as 3+2+1, got {'+'.join(options.branching)}"
                 )
             drawer = _drawer(rule, shape, options.width, tuple(map(int, options.branching)))
             self._writer = DrawnTrees(*parts, drawer, options.min_p)

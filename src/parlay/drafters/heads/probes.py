@@ -93,9 +93,7 @@ class Bita(_Grouped):
         self._prefix = Prefix(artefact.tensors["prefix"].float())
         target = resources.target
         if target is None or not target.takes(self._prefix):
-            raise UsageError(
-                f"strategy {BITA}: the trained prefix has the shape of another model's keys and values: {_ANOTHER}"
-            )
+            raise UsageError(f"strategy {BITA}: the head was trained for a model of another shape: {_ANOTHER}")
 
     def _inputs(self) -> Features:
         return Features(self._inputs_MH, prefix=self._prefix)
@@ -116,7 +114,7 @@ class SpeculativeStreaming(_Grouped):
         layer, target = int(artefact.settings["join"]), resources.target
         if target is None or not 0 <= layer < target.num_layers:
             raise UsageError(
-                f"strategy {STREAMING}: the target has no layer {layer}, at which these streams begin: {_ANOTHER}"
+                f"strategy {STREAMING}: the head begins at layer {layer}, which the target does not have: {_ANOTHER}"
             )
         self._join = Join(layer, down_RH, up_RH)
 

@@ -61,17 +61,17 @@ class Connection:
             port = parts.port
             (parts.hostname or "").encode("idna")
         except ValueError:
-            raise UsageError(f"{url:.80} is not a URL: write http://HOST:PORT") from None
+            raise UsageError(f"url must be http://HOST:PORT, got {url:.80}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"{url:.80} is not a URL of a drafter: write http://HOST:PORT")
+            raise UsageError(f"url must be http://HOST:PORT, got {url:.80}")
         if parts.username or parts.password:
-            raise UsageError(f"a drafter's URL holds no key, because logs show it: put the key into {KEY_VARIABLE}")
+            raise UsageError(f"url must not contain a key, because logs show it: put the key into {KEY_VARIABLE}")
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._make: Callable[[], HTTPConnection] = lambda: kind(parts.hostname or "", port, timeout=timeout)
         self._prefix = parts.path.rstrip("/")
         key = os.environ.get(KEY_VARIABLE, "").strip()
         if not key.isascii() or not key.isprintable():
-            raise UsageError(f"{KEY_VARIABLE} holds no API key: one is printable ASCII")
+            raise UsageError(f"{KEY_VARIABLE} must be an API key of printable ASCII without spaces")
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._open: HTTPConnection | None = None
 
@@ -208,7 +208,7 @@ class ServiceLink:
         if self._late_ones == _LATE and not self._failed:
             self._failed = True
             _log.warning(
-                "the drafter at %s: %d answers in a row took longer than deadline_ms, %g; decoding goes on plainly",
+                "the drafter at %s: %d answers in a row took over %g ms (deadline_ms): requests go on without drafts",
                 self._url,
                 _LATE,
                 1000 * self._deadline,
@@ -223,7 +223,7 @@ class ServiceLink:
         if not self._failed:
             self._failed = True
             _log.warning(
-                "the drafter at %s: %s; decoding goes on plainly, and it is asked again every %g seconds",
+                "the drafter at %s: %s; requests are decoded without drafts, and it is asked again every %g seconds",
                 self._url,
                 error,
                 self._retry,

@@ -67,7 +67,7 @@ class Built:
 def check_has_states(spec: RunnerSpec) -> None:
     """Raises UsageError for a model whose states do not predict the next token."""
     if spec.fills_only or spec.encoder is not None:
-        raise UsageError(f"{spec.name} does not write token by token from left to right: it has no states to look up")
+        raise UsageError(f"{spec.name} does not write token by token from left to right: choose a model that does")
 
 
 def write_states(
