@@ -37,7 +37,7 @@ def plain(llm: LLM) -> Any:
 def test_a_prediction_is_drafted_from_and_the_text_stays(llm: LLM, plain: Any) -> None:
     (output,) = llm.generate(PROMPT, PARAMS, prediction=plain.text)
     (sample,) = output.outputs
-    assert sample.strategy == "prediction"
+    assert sample.strategy == DEFAULT_STRATEGY
     assert sample.token_ids == plain.token_ids
     assert sample.prediction is not None
     assert sample.prediction.accepted == sample.sources.count("prediction") > 0

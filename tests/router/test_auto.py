@@ -28,14 +28,15 @@ def names(spec: str, resources: Resources) -> list[str]:
 
 
 def test_it_chooses_from_what_exists_for_the_target() -> None:
-    bare = names("auto", BARE)
+    predicting, *bare = names("auto", BARE)
+    assert catalogue()[predicting].predicts, "for requests with a prediction"
     assert [catalogue()[name].family for name in bare] == ["store"], "it finds what any copying drafter finds"
     assert all(catalogue()[name].replayable for name in bare)
-    assert names("auto", STAGE.resources) != bare, "a draft model and heads exist there"
+    assert names("auto", STAGE.resources)[1:] != bare, "a draft model and heads exist there"
     families = [catalogue()[name].family for name in names("auto", STAGE.resources)]
-    assert sorted(families) == ["heads", "self", "store"], "the best of each, and no draft model where there is a head"
+    assert sorted(families) == ["copy", "heads", "self", "store"], "of each the best, but no draft model beside a head"
     without = names("auto", replace(STAGE.resources, find_head=None))
-    assert sorted(catalogue()[name].family for name in without) == ["model", "self", "store"]
+    assert sorted(catalogue()[name].family for name in without) == ["copy", "model", "self", "store"]
     assert "draft-model" in without
     spare = names("auto", replace(STAGE.resources, find_head=None, spare_threads=1))
     assert "parallel-draft" in spare, "it may draft on a thread of its own, and otherwise does what draft-model does"

@@ -17,6 +17,7 @@ from parlay.llm.outputs import token_decoder
 from parlay.llm.vocabulary import Vocabulary
 from parlay.llm.voting import Ballot, VoteParams, sampling_of
 from parlay.sampling.processors import BadWords, packed
+from parlay.strategies.catalogue import find
 from parlay.strategies.spelling import StrategySpec
 from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.grammars import Grammar
@@ -68,7 +69,7 @@ from parlay.types import (
 PerPrompt = SamplingParams | Sequence[SamplingParams] | None
 Strategies = str | StrategySpec | Sequence[str | StrategySpec] | None
 
-PREDICTION_STRATEGY = "prediction"  # default strategy of requests with a prediction
+PREDICTION_STRATEGY = "prediction"  # of requests with a prediction, if the default strategy names other drafters
 _SEED_BITS = 53
 """Bits of a drawn seed. JavaScript clients hold numbers as float64, and must be able to send the seed back exactly."""
 
@@ -77,7 +78,8 @@ _SEED_BITS = 53
 class RequestOptions:
     """Options of a request other than its prompt and sampling parameters.
 
-    ``strategy``: None is the LLM's default or, with a ``prediction``, the strategy that drafts from predictions.
+    ``strategy``: None is the LLM's default or, if that names drafters and there is a ``prediction``, the strategy that
+    drafts from predictions.
     ``exactness``: what the request allows, as `parlay.certificates.requirement` reads it; None: the strategy's own
     level. ``documents``, ``prediction``, ``store``: see `LLM.generate`. ``salt`` names the tenant, which shares cached
     prefixes and stores with nobody. ``owner``: who sent the request; owners share the engine evenly. ``priority``:
@@ -118,13 +120,14 @@ class InputProcessor:
         max_context: int,
         spec: RunnerSpec,
         *,
-        strategy: str | StrategySpec,
+        strategy: StrategySpec,
         seed: int | None,
         gate: CertificateGate,
     ) -> None:
         self._vocabulary, self._tokenizer = vocabulary, vocabulary.tokenizer
         self._encoder = vocabulary.encoder
         self._strategy = strategy
+        self._predicting = PREDICTION_STRATEGY if find(strategy.name).factory or strategy.members else strategy
         self.gate = gate
         self._max_context = max_context
         self._start = spec.encoder.start if spec.encoder is not None else None
@@ -195,7 +198,7 @@ class InputProcessor:
         params = self._settled(params, len(ids), room)
         grammar = self._vocabulary.grammars.compile(params.form, options.salt) if params.form is not None else None
         texts = (prediction, *references) if prediction else references
-        first = replace(self._request(ids, params, options, texts), guidance=guidance)
+        first = replace(self._request(ids, params, options, texts), guidance=guidance, predicts=bool(prediction))
         kind = partial(self._kinds.of, ids, params)
         choice = self._choice(options, params, kind, predicts=bool(prediction))
         if self.gate.certifies or chooses(choice.strategy):
@@ -228,7 +231,7 @@ class InputProcessor:
         self, options: RequestOptions, params: SamplingParams, kind: Callable[[], str], *, predicts: bool
     ) -> ExactnessChoice:
         """Choose the strategy. Raises ValueError if the request's exactness forbids the one that it names."""
-        usual = PREDICTION_STRATEGY if predicts else self._strategy
+        usual = self._predicting if predicts else self._strategy
         if options.exactness is None:
             return ExactnessChoice(options.strategy or usual)
         allowed = allowed_by(options.exactness) if isinstance(options.exactness, str) else options.exactness

@@ -161,11 +161,11 @@ class LLM:
         ``strategy``, ``documents`` (a list of documents), ``prediction`` and ``lora_request`` (`parlay.LoRARequest`)
         are one for all prompts or one per prompt. Documents and predictions, texts or token ids, only speed up
         decoding: strategies that copy draft from them. A ``prediction`` is what the output will mostly be, such as a
-        file before an edit. If no strategy is named, a request with a prediction uses the strategy that follows
-        predictions. ``store=False``: no strategy learns from these requests. ``exactness`` None allows what the
-        strategy loses (`parlay.certificates.requirement`). ``vote``: several chains of thought for each prompt decide
-        its answer, which is in ``vote`` of the output. The returned list also has the rate of the whole call,
-        ``tokens_per_second``.
+        file before an edit; ``auto`` drafts from it. If the LLM's default strategy names drafters, a request with a
+        prediction and no strategy of its own uses ``prediction``. ``store=False``: no strategy learns from these
+        requests. ``exactness`` None allows what the strategy loses (`parlay.certificates.requirement`). ``vote``:
+        several chains of thought for each prompt decide its answer, which is in ``vote`` of the output. The returned
+        list also has the rate of the whole call, ``tokens_per_second``.
 
         Raises ValueError for a prompt, parameter, document or prediction that can't be used, before anything runs, and
         RequestFailed (which holds all outputs) if a sample failed while the others went on.

@@ -35,7 +35,8 @@ class Arm:
     ``most``: the most nodes it is asked for. ``domain``: the one kind of requests that it was made for; empty: all
     kinds. ``expected``: the share of first guesses that were right on held-out texts; 0: unknown. ``sees_first``: it
     can draft only if it observed the step before, because it reads the target's hidden states. ``layers``: it drafts
-    with the target's own layers. So it finds the prompt cached, and a node may cost a forward.
+    with the target's own layers. So it finds the prompt cached, and a node may cost a forward. ``predicts``: it drafts
+    from predictions, so only requests with a prediction have this arm.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Arm:
     expected: float = 0.0
     sees_first: bool = False
     layers: bool = False
+    predicts: bool = False
 
     def suits(self, kind: str) -> bool:
         """Whether the arm is meant for requests of this kind."""

@@ -63,7 +63,8 @@ class Router(Policy):
         self._is_named = all(arm.name for arm in arms)  # without names there is one arm, and no choice to report
         row = cost.forward(1, 1)
         self._arms = [restored(ArmState(arm, number), known.get(arm.name), row) for number, arm in enumerate(arms)]
-        self._copying = [arm for arm in self._arms if arm.arm.replayable and arm.arm.most]
+        self._replayable = [arm for arm in self._arms if arm.arm.replayable and arm.arm.most]
+        self._copying = self._replayable  # those that a sequence of this step has
         self._gains = Gains(proved=any(arm.expected for arm in arms))
         self._trials = Account(aim.effort.trials)
         self._states: dict[int, SequenceState] = {}
@@ -82,6 +83,7 @@ class Router(Policy):
         self._next_copying = 0
         self._look_up_prices(views, others)
         states = [self._states.get(view.sequence) or self._opened(view) for view in views]
+        self._copying = [arm for arm in self._replayable if any(arm.number in state.arms for state in states)]
         token, decoded = self._prices.token, 0
         for state in states:
             decoded += state.begin(token)
@@ -128,9 +130,12 @@ class Router(Policy):
         every, gain = math.ceil(price * prices.sequences / allowed), price / prices.token
         waits: list[int] = []
         for state in states:
-            here = state.arms[number]
+            here = state.arms.get(number)
+            if here is None or here.is_lost:
+                waits.append(_REPRICE_EVERY)
+                continue
             wait = 0 if here.gain > gain else here.requested_at + every - state.length
-            waits.append(_REPRICE_EVERY if here.is_lost else wait)
+            waits.append(wait)
         return waits
 
     def _choose(self, states: Sequence[SequenceState]) -> Budgets:
@@ -285,7 +290,7 @@ class Router(Policy):
         if state is None or state.history is None:
             return RouterRecord()
         state.catch_up()
-        drafters = tuple([Routed(arm.whole.arm.name, *astuple(arm.counts)) for arm in state.arms])
+        drafters = tuple([Routed(arm.whole.arm.name, *astuple(arm.counts)) for arm in state.arms.values()])
         power = "" if self._aim.power is None else str(self._aim.power)
         return RouterRecord(drafters, dict(state.reasons), state.view.request.kind, state.history.stretches(), power)
 
@@ -316,8 +321,10 @@ class Router(Policy):
     def _opened(self, view: SequenceView) -> SequenceState:
         trials, growth = self._aim.effort.trials, self._aim.effort.growth
         ledger = Ledger(self._prices.token, self._gains, trials=trials, growth=growth)
-        arms = [ArmInSequence.of(arm, view.request.kind) for arm in self._arms]
-        suiting = [arm for arm in arms if arm.whole.arm.most and arm.whole.arm.suits(view.request.kind)]
+        kind, predicts = view.request.kind, view.request.predicts
+        own = [arm for arm in self._arms if predicts or not arm.arm.predicts]
+        arms = {arm.number: ArmInSequence.of(arm, kind) for arm in own}
+        suiting = [arm for arm in arms.values() if arm.whole.arm.most and arm.whole.arm.suits(kind)]
         priced = [arm for arm in suiting if not arm.whole.arm.replayable]
         history = ChoiceHistory() if self._is_named else None
         state = SequenceState(view, ledger, Account(trials), self._trials, self._answers, arms, priced, history)

@@ -56,7 +56,8 @@ class SequenceState:
     """Pays for the trials of all sequences: in a large batch, one sequence tries an arm for the others."""
     answers: AnswerLengths
     """The answer lengths of all sequences."""
-    arms: list[ArmInSequence]
+    arms: dict[int, ArmInSequence]
+    """By number: all but those that need a prediction which the request does not have."""
     priced: list[ArmInSequence]
     """The arms that suit the sequence and are not replayable."""
     history: ChoiceHistory | None
@@ -304,9 +305,15 @@ class SequenceState:
         if offer.bearing:
             nodes = sorted({*nodes, *offer.bearing})
         self.verifying, self.expected = offer.arm, offer.gains[len(nodes)]
-        draft = offer.draft
+        draft = self._credited(offer)
         whole = draft.kind != "point" or len(nodes) == len(draft.tree.tokens) - draft.probes
         return draft if whole else trees.prune(draft, nodes)
+
+    def _credited(self, offer: Offer) -> Draft:
+        """The offer's draft. Tokens that it copies, and that the prediction proposed too, come from the prediction."""
+        predicted = [each.draft for each in self.offers if each.arm.whole.arm.predicts]
+        copies = offer.arm.whole.arm.replayable and not offer.arm.whole.arm.predicts
+        return trees.credited(offer.draft, predicted[0]) if predicted and copies else offer.draft
 
     def book(self, nodes: int, probes: int, right: int, prices: StepPrices) -> None:
         """Book what the verified draft cost and gained, or what a replayable arm's draft would have gained.

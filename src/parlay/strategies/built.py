@@ -222,7 +222,7 @@ class StrategyCache:
 
     def _finished(self, unbuilt: UnbuiltStrategy) -> _Built:
         spec, aim, drafters = unbuilt.spec, unbuilt.aim, unbuilt.drafters
-        arms = () if aim is None else as_arms(unbuilt.wanted, drafters, aim.effort.size)
+        arms = () if aim is None else as_arms(unbuilt.wanted, drafters, aim.effort.size, named=bool(spec.members))
         rule = build_rule(spec)
         known = (built.strategy.rule for built in self._built.values())
         rule = next(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
@@ -34,7 +35,8 @@ def arms(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
     """Return the strategies to choose from: the ones that the spec names, or else the ones that the target can use.
 
     In the second case, each family of the catalogue gives its usable strategy with the highest ``arm``. Trained heads
-    also give a strategy for each kind of requests that has a head of its own. A draft model is left out if there is a
+    also give a strategy for each kind of requests that has a head of its own. A strategy that drafts from predictions
+    comes first, for requests that have one. A draft model is left out if there is a
     head, because it costs more and is right less often. A strategy that drafts during the target's forwards needs spare
     threads. Raises UsageError for a strategy without a drafter, and for a strategy that is named twice.
     """
@@ -51,8 +53,9 @@ def arms(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
         left_out |= entry.beside and not resources.spare_threads
         if entry.arm and not left_out and works(entry.name, resources):
             best[entry.family] = entry.name
+    predicting = [parse(name) for name, entry in catalogue().items() if entry.predicts and works(name, resources)]
     general = [parse(name) for name in catalogue() if name in best.values()]
-    return (*general, *(special for each in general for special in _for_kinds(each, resources)))
+    return (*predicting, *general, *(special for each in general for special in _for_kinds(each, resources)))
 
 
 def _for_kinds(general: StrategySpec, resources: Resources) -> Iterator[StrategySpec]:
@@ -62,9 +65,12 @@ def _for_kinds(general: StrategySpec, resources: Resources) -> Iterator[Strategy
         yield from [each for each in specials if works(str(each), resources)]
 
 
-def as_arms(wanted: Sequence[StrategySpec], drafters: Sequence[Drafter], size: float) -> tuple[Arm, ...]:
-    """Return an arm for each strategy and its drafter; see `as_arm`."""
-    return tuple([as_arm(spec, drafter.needs, size) for spec, drafter in zip(wanted, drafters, strict=True)])
+def as_arms(
+    wanted: Sequence[StrategySpec], drafters: Sequence[Drafter], size: float, *, named: bool
+) -> tuple[Arm, ...]:
+    """Return an arm for each strategy and its drafter; see `as_arm`. Arms that a spec ``named`` serve all requests."""
+    each = [as_arm(spec, drafter.needs, size) for spec, drafter in zip(wanted, drafters, strict=True)]
+    return tuple([replace(arm, predicts=False) for arm in each] if named else each)
 
 
 def as_arm(spec: StrategySpec, needs: Needs, size: float = 1.0) -> Arm:
@@ -78,6 +84,9 @@ def as_arm(spec: StrategySpec, needs: Needs, size: float = 1.0) -> Arm:
         most = math.ceil(most * size)
     head = spec.settings.get(HEAD)
     domain = str(head) if head in KINDS else ""
-    states, replayable = bool(needs.taps), find(spec.name).replayable
-    layers = needs.layers and not states
-    return Arm(str(spec), most, replayable, domain, needs.expected, sees_first=states, layers=layers)
+    return Arm(
+        *(str(spec), most, find(spec.name).replayable, domain, needs.expected),
+        sees_first=bool(needs.taps),
+        layers=needs.layers and not needs.taps,
+        predicts=find(spec.name).predicts,
+    )

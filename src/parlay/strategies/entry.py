@@ -73,7 +73,7 @@ class StrategyEntry:
     them. ``routes``: the strategy has no drafter of its own, but chooses among the drafters in its option ``of``.
     ``selects``: the strategy fills canvases, as its ``options`` say. ``beside``: it drafts on threads that the target
     does not use; ``auto`` leaves it out if there are none. ``fills``: it drafts on masked places of the target, which
-    must be able to fill them.
+    must be able to fill them. ``predicts``: it drafts from predictions; ``auto`` uses it in requests that have one.
     """
 
     name: str
@@ -97,6 +97,7 @@ class StrategyEntry:
     selects: bool = False
     beside: bool = False
     fills: bool = False
+    predicts: bool = False
 
     @property
     def parameters(self) -> Mapping[str, Option]:

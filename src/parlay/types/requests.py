@@ -79,9 +79,10 @@ KINDS = ("extraction", "edit", "code", "maths", "list", "translation", "dialogue
 class Request:
     """One sample to decode: token ids in, token ids out.
 
-    ``references``: token texts worth copying from. ``salt`` names the tenant: cached prefixes, and what stores learn,
-    are shared only with requests of the same salt. ``store=False``: no store may learn from this request. ``written``:
-    output tokens that another engine committed; this one continues after them, and all limits on output count them.
+    ``references``: token texts worth copying from. ``predicts``: the first of them is a prediction of the output.
+    ``salt`` names the tenant: cached prefixes, and what stores learn, are shared only with requests of the same salt.
+    ``store=False``: no store may learn from this request. ``written``: output tokens that another engine committed;
+    this one continues after them, and all limits on output count them.
     """
 
     id: str
@@ -98,6 +99,7 @@ class Request:
     stop_checker: StopChecker | None = None
     constraint: Constraint | None = None
     references: tuple[tuple[int, ...], ...] = ()
+    predicts: bool = False
     salt: str = ""
     owner: str = ""
     """Who sent the request. Owners share the engine evenly, whatever they send."""

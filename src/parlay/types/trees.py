@@ -240,6 +240,18 @@ def without_probes(draft: Draft) -> Draft:
     return subtree(draft, range(len(draft) - draft.probes))
 
 
+def credited(draft: Draft, other: Draft) -> Draft:
+    """The draft, with nodes that ``other`` has too credited to their sources there."""
+    found = {-1: -1}
+    theirs = {key: node for node, key in enumerate(zip(other.tree.parents, other.tree.tokens, strict=True))}
+    sources = list(draft.sources)
+    for node, (parent, token) in enumerate(zip(draft.tree.parents, draft.tree.tokens, strict=True)):
+        same = theirs.get((found[parent], token)) if parent in found else None
+        if same is not None:
+            found[node], sources[node] = same, other.sources[same]
+    return replace(draft, sources=tuple(sources))
+
+
 def merge(drafts: Sequence[Draft]) -> Draft:
     """One tree of several point drafts: equal siblings become one node, credited to the first that proposed it.
 

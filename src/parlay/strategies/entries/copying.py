@@ -52,6 +52,7 @@ ENTRIES = (
     _copy(
         name=prediction.SOURCE,
         replayable=True,
+        predicts=True,
         training="none",
         needs="requests with a prediction",
         summary="Copies from a predicted output, and finds the place again after changes; else `fallback` drafts.",
