@@ -35,7 +35,7 @@ GROUPS = {
         "drafters": "list, add, share and compare trained drafters",
         "export": "write a trained drafter in the layout of another program",
         "train": "train a language model or a draft head",
-        "datastore": "make and inspect datastores: texts that a strategy drafts from",
+        "datastore": "make and inspect datastores: texts from which a strategy drafts",
         "ngram": "build n-gram language models, score texts and write by them",
     },
     "shell": {"completion": "print a script that completes commands and flags in a shell"},

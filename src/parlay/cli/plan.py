@@ -41,23 +41,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_case_flags(parser: argparse.ArgumentParser) -> None:
     cases = parser.add_argument_group("cases")
     cases.add_argument(
-        "--rows", default="1,2,4,8,16", metavar="N,...", help="rows of each sequence in a verify (default: 1,2,4,8,16)"
+        "--rows", default="1,2,4,8,16", metavar="N,...", help="rows of each sequence in a forward (default: 1,2,4,8,16)"
     )
     cases.add_argument(
-        "--context", metavar="N,...", help="tokens cached (default: 1024, or as many as the model holds)"
+        "--context", metavar="N,...", help="cached tokens of each sequence (default: 1024, or the model's limit)"
     )
-    cases.add_argument("--batch", default="1", metavar="N,...", help="sequences at once (default: 1)")
+    cases.add_argument("--batch", default="1", metavar="N,...", help="concurrent sequences (default: 1)")
     cases.add_argument(
         "--memory",
         metavar="weights=SIZE",
-        help="predict with so much memory for the weights: layers beyond it, or a mixture's experts, are read from "
-        "disk, and on a named device copied from the host's memory",
+        help="memory for the weights; layers that do not fit, or a mixture's experts, are read from disk, or on a "
+        "named device copied from the host's memory",
     )
     cases.add_argument(
         "--disk",
         type=float,
         metavar="GB/S",
-        help="what direct reads of the disk give (default: measured); with --device: layers are on disk, too",
+        help="speed of direct reads from disk (default: measured); with --device: read layers from disk instead of the "
+        "host's memory",
     )
     _add_acceptance_flags(cases)
     cases.add_argument(
@@ -75,14 +76,14 @@ def _add_acceptance_flags(cases: argparse._ActionsContainer) -> None:
         action="append",
         default=[],
         metavar="[NAME=]RATE",
-        help="chance that a drafted token is right, for all strategies or the one named; 0.6+0.2: chances of the best "
-        "guess and the second best (default: what was measured elsewhere, by kind of work)",
+        help="probability that a drafted token is right, for all strategies or the one named; 0.6+0.2: probabilities "
+        "of the best and the second best guess (default: Parlay's own measurements, by kind of work)",
     )
     cases.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE",
-        help="measure that chance on your own requests: a prompt on each line, JSON as parlay bench reads it, or "
+        help="measure the acceptance on your own requests: a prompt on each line, JSON as parlay bench reads it, or "
         'recorded traffic, {"prompt": TEXT, "answer": TEXT}, whose answers are replayed where a strategy permits',
     )
 

@@ -26,16 +26,18 @@ MEMORY = "shared memory"
 
 def add_devices_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags for the number of devices, their link, and the traffic."""
-    group = parser.add_argument_group("devices", "which split of the model over several devices serves traffic best")
+    group = parser.add_argument_group(
+        "devices", "find the split of the model over several devices that serves traffic best"
+    )
     group.add_argument(
         "--devices", metavar="N", help="number of devices like this one; auto: the GPUs of this machine; needs traffic"
     )
     group.add_argument(
         "--link",
         metavar="GB/S:US",
-        help="between two devices: gigabytes per second and microseconds of latency (default: as calibrated between "
-        "two processes of this machine; for a named device 25:10, assumed); with --device and --memory, between the "
-        "host's memory and the device",
+        help="bandwidth and latency (microseconds) between two devices; with --device and --memory, between the host's "
+        "memory and the device (default: calibrated between two processes of this machine; for a named device 25:10, "
+        "an assumption)",
     )
     add_goal_flags(group)
     add_traffic_flags(parser)

@@ -38,7 +38,7 @@ def add_machine_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", help="the same as MODEL")
     parser.add_argument(
-        "--draft-model", metavar="MODEL", help="small model for strategies that draft with one, in the bits of its file"
+        "--draft-model", metavar="MODEL", help="small model for strategies that draft with one, in its own number type"
     )
     parser.add_argument(
         "--dtype", default="auto", help="number type of the weights: auto, float32, bfloat16, float16 or int8"
@@ -46,8 +46,8 @@ def add_machine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quantize",
         metavar="TYPE",
-        help="weights in fewer bits: int8, or as in GGUF files q8_0, q6_k, q5_k_m, q4_k_m, q4_0, iq4_xs, mxfp4; on a "
-        "named device also awq, gptq, nf4, fp8, q3_k_m, q2_k (default: as the model's file has them)",
+        help="quantise the weights: int8, or a type of GGUF files, q8_0, q6_k, q5_k_m, q4_k_m, q4_0, iq4_xs, mxfp4; on "
+        "a named device also awq, gptq, nf4, fp8, q3_k_m, q2_k (default: as the model's file has them)",
     )
     of_loading = {
         "kv_cache_dtype": "number type of cached keys and values; auto is the machine's own",
@@ -59,14 +59,14 @@ def add_machine_flags(parser: argparse.ArgumentParser) -> None:
         "--device",
         "--machine",
         metavar="NAME",
-        help=f"predict for this device by its maker's figures: {', '.join(DEVICES)}; h100, a100, 4090 and the like too",
+        help=f"predict for this device from its data sheet: {', '.join(DEVICES)}; short names such as h100, a100, 4090",
     )
     where.add_argument("--calibrate", action="store_true", help="measure this machine first; takes about a minute")
     where.add_argument(
         "--calibration",
         metavar="FILE",
         type=Path,
-        help="file of the measurement: read, or where it is not there, measured and written",
+        help="file of the calibration: read it, or measure and write it if it does not exist",
     )
 
 

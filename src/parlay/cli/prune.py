@@ -22,15 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pattern",
         metavar="PATTERN",
-        help="which weights become zero: a share of each row such as 0.5, or N:M such as 2:4, where N of M neighbours "
-        "stay",
+        help="zeros of each row: a share such as 0.5, or N:M such as 2:4, where N of M neighbours stay",
     )
     parser.add_argument(
         "--method",
         default="wanda",
         choices=("wanda", "magnitude"),
-        help="wanda: the smallest products of a weight and the norm of its input on the text; magnitude: the smallest "
-        "weights (default: wanda)",
+        help="weights that become zero; wanda: those with the smallest product of weight and norm of its input on the "
+        "text; magnitude: the smallest weights (default: wanda)",
     )
     parser.add_argument(
         "--text",

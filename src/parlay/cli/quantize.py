@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--imatrix",
         type=Path,
         metavar="TEXTFILE",
-        help="weigh errors by what the model computes on this text; its first 8,192 tokens are read",
+        help="weight rounding errors by the size of each input on this text; its first 8,192 tokens are read",
     )
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.add_argument("--threads", type=int, help="number of threads (default: one per usable core)")
 
 

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_traffic_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags for the requests and their arrival."""
-    group = parser.add_argument_group("traffic", "a file of requests, or a mixture made by rule")
+    group = parser.add_argument_group("traffic", "a file of requests, or a generated mixture")
     group.add_argument(
         "--trace",
         type=Path,
@@ -52,23 +52,27 @@ def add_traffic_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--mixture",
         metavar="KIND[=SHARE],...",
-        help=f"requests by rule: {', '.join(KINDS)}",
+        help=f"generate requests of these kinds: {', '.join(KINDS)}",
     )
-    group.add_argument("--rate", type=float, metavar="X", help="requests per second in the mean")
-    group.add_argument("--duration", type=float, default=3600.0, metavar="SECONDS", help="of a mixture (default: 3600)")
+    group.add_argument("--rate", type=float, metavar="X", help="mean number of requests per second")
+    group.add_argument(
+        "--duration", type=float, default=3600.0, metavar="SECONDS", help="length of a mixture (default: 3600)"
+    )
     group.add_argument(
         "--daily", type=float, default=0.0, metavar="X", help="how far a mixture's rate swings over a day, 0 to 1"
     )
-    group.add_argument("--requests", type=whole, metavar="N", help="most requests, the first")
-    group.add_argument("--speedup", type=float, default=1.0, metavar="X", help="let requests come X times as fast")
-    group.add_argument("--kind", metavar="NAME", help="kind of work of the requests of a trace that names none")
+    group.add_argument("--requests", type=whole, metavar="N", help="use only the first N requests")
+    group.add_argument(
+        "--speedup", type=float, default=1.0, metavar="X", help="let requests arrive X times as fast (default: 1)"
+    )
+    group.add_argument("--kind", metavar="NAME", help="kind of work of requests, if the trace names none")
     group.add_argument(
         "--too-long",
         choices=("refuse", "drop", "cut"),
         default="refuse",
         help="what to do with requests that are longer than the context (default: refuse)",
     )
-    group.add_argument("--seed", type=whole, default=0, metavar="N", help="the same seed, the same result (default: 0)")
+    group.add_argument("--seed", type=whole, default=0, metavar="N", help="seed of the random numbers (default: 0)")
 
 
 def _add_server_flags(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +87,7 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--learned-costs",
         action="store_true",
-        help="take what steps cost from what this machine learned of the model (parlay router show)",
+        help="use the costs of steps that this machine has learned for the model (parlay router show)",
     )
 
 
@@ -96,7 +100,7 @@ def _add_fleet_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,...",
         help="least-loaded (default), round-robin, two-choices or prefix-affinity",
     )
-    group.add_argument("--autoscale", metavar="MIN:MAX", help="start and stop replicas by requests under way")
+    group.add_argument("--autoscale", metavar="MIN:MAX", help="start and stop replicas by their unfinished requests")
     scaling = ("target_ongoing", "scale_interval", "up_delay", "down_delay", "start_delay")
     add_option_flags(group, Autoscaling, scaling)
     add_option_flags(parser.add_argument_group("failures"), Failures)
@@ -116,29 +120,36 @@ def _add_strategy_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[KIND=]RATE",
-        help="chance that a drafted token is right, for all requests or those of a kind; may be given several times "
-        "(default: what was measured elsewhere, by kind of work)",
+        help="probability that a drafted token is right, for all requests or those of a kind; may be given several "
+        "times (default: Parlay's own measurements, by kind of work)",
     )
     group.add_argument(
-        "--bench-rows", type=Path, metavar="FILE", help="take the chances from rows of parlay bench, by workload"
+        "--bench-rows", type=Path, metavar="FILE", help="take the acceptance from rows of parlay bench, by workload"
     )
 
 
 def add_goal_flags(group: argparse._ActionsContainer) -> None:
     """Add the flags for when a request counts as in time."""
+    group.add_argument("--ttft-goal", type=float, metavar="SECONDS", help="goal for a request's time to first token")
     group.add_argument(
-        "--ttft-goal", type=float, metavar="SECONDS", help="a request is in time with its first token by then"
+        "--tpot-goal",
+        type=float,
+        metavar="SECONDS",
+        help="goal for the time of each later token; a request must meet both",
     )
-    group.add_argument("--tpot-goal", type=float, metavar="SECONDS", help="and with so many for each later token")
 
 
 def _add_result_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("results")
     add_goal_flags(group)
-    group.add_argument("--price", type=float, metavar="X", help="dollars of a replica for an hour")
-    group.add_argument("--watts", type=float, metavar="X", help="power of a replica while it decodes")
+    group.add_argument("--price", type=float, metavar="X", help="price of a replica, in dollars per hour")
+    group.add_argument("--watts", type=float, metavar="X", help="power of a replica while it decodes, in watts")
     group.add_argument(
-        "--idle-watts", type=float, default=0.0, metavar="X", help="its power while it does not (default: 0)"
+        "--idle-watts",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="power of a replica while it is idle, in watts (default: 0)",
     )
     group.add_argument("--json", action="store_true", help="print one JSON object")
 

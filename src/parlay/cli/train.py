@@ -66,12 +66,12 @@ RECIPES: Mapping[str, Recipe] = {
         "parlay.train.ngram_layers:train",
     ),
     "ngram-states": Recipe(
-        "compute the table of a model of ngram-layers ahead",
+        "precompute the lookup table of a model of ngram-layers",
         "parlay.train.ngram_layers:NgramStatesOptions",
         "parlay.train.ngram_layers:compute_states",
     ),
     "defer": Recipe(
-        "train a head that says which of two models writes the next token",
+        "train a head that decides which of two models writes the next token",
         "parlay.train.defer:DeferTrainOptions",
         "parlay.train.defer:train",
     ),

@@ -61,7 +61,7 @@ class Failures(Options):
     detect_delay: float = option(1.0, "seconds until a dead replica's requests go to others", low=0, high=_DAY)
     on_failure: str = option(
         "retry",
-        "write a dead replica's answers anew, or continue them where they broke off",
+        "generate a dead replica's answers again, or continue them where they stopped",
         choices=("retry", "continue"),
     )
 
