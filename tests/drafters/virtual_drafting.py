@@ -103,7 +103,7 @@ def toy_resources(stack: ExitStack | None = None) -> Resources:
 
 
 def options(**values: object) -> ParallelDraftOptions:
-    """In the form of PEARL, unless another one is named."""
+    """Return options, those of PEARL unless another form is named."""
     return ParallelDraftOptions(**{"form": "pearl"} | values)  # type: ignore[arg-type]
 
 
@@ -117,7 +117,7 @@ def strategy(drafter: Drafter, budget: int = 12) -> Strategy:
 
 
 def run(engine: Engine, asked: Sequence[tuple[Request, Strategy]]) -> dict[str, list[int]]:
-    """The texts of requests."""
+    """Decode requests, and return their texts."""
     for one, how in asked:
         engine.add(one, how)
     texts: dict[str, list[int]] = {one.id: [] for one, _ in asked}

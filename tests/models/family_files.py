@@ -96,7 +96,7 @@ _SCALES = {"router_layernorm": "ffn_gate_inp", "mlp.expert_scale": "ffn_down_exp
 
 
 def write(path: Path, checkpoint: Path) -> Path:
-    """``checkpoint`` as a GGUF file of plain numbers."""
+    """Write ``checkpoint`` as a GGUF file of plain numbers."""
     raw, config = json.loads((checkpoint / "config.json").read_text()), read_config(checkpoint)
     raw = {"num_experts": raw.get("num_local_experts"), **raw}
     name, own = ARCHITECTURES[config.architecture]
@@ -195,7 +195,7 @@ def _turns(key: str) -> bool:
 
 
 def _fused(weights: Mapping[str, Tensor], fused: str, parts: list[str]) -> dict[str, Tensor]:
-    """The weights with these of each layer as one, under the name of the last."""
+    """Return the weights with these matrices of each layer joined to one, under the name of the last."""
     found = dict(weights)
     for key in [key for key in weights if parts[0] in key]:
         found[key.replace(parts[0], fused)] = torch.cat([found.pop(key.replace(parts[0], part)) for part in parts])

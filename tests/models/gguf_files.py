@@ -144,7 +144,8 @@ def tokenizer_keys(checkpoint: Path) -> dict[str, Any]:
 
 
 def tensors(checkpoint: Path, config: DecoderConfig, architecture: str) -> dict[str, Tensor]:
-    """Under their names in GGUF, rows of queries and keys interleaved where the architecture wants that."""
+    """Return tensors under their GGUF names, with the rows of queries and keys interleaved if the architecture wants
+    it."""
     weights = load_file(checkpoint / "model.safetensors")
     renamed: dict[str, Tensor] = {}
     renamed_by = FAMILIES[config.architecture].renamed

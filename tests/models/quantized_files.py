@@ -50,7 +50,7 @@ Writer = Callable[[int, int, torch.Generator], Written]
 
 
 def packed(codes: Tensor, bits: int) -> Tensor:
-    """``[..., n]`` codes in int32 words ``[..., n * bits / 32]``, one after the other."""
+    """Pack codes ``[..., n]`` into int32 words ``[..., n * bits / 32]``, one after the other."""
     each = 32 // bits
     words = torch.zeros(*codes.shape[:-1], codes.shape[-1] // each, dtype=torch.int64)
     for place in range(each):
@@ -155,7 +155,7 @@ def float8(*, block: tuple[int, int] | None = None, scale: str = "weight_scale_i
 
 
 def float8_whole(outputs: int, inputs: int, draw: torch.Generator) -> Written:
-    """One scale for the matrix, and one for its inputs."""
+    """Return a matrix with one scale, and one scale for its inputs."""
     floats = torch.randn(outputs, inputs, generator=draw).to(torch.float8_e4m3fn)
     scale = torch.rand(1, generator=draw).bfloat16()[0]
     parts = {"weight": floats, "weight_scale": scale, "input_scale": scale + 1}

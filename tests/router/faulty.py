@@ -15,7 +15,7 @@ NEVER = 1 << 30
 
 
 class Clock:
-    """`time.perf_counter` as it would be if proposals took as long as is added here."""
+    """Return `time.perf_counter` plus the seconds that `Faulty` adds, as if its proposals took so long."""
 
     added = 0.0
 
@@ -24,19 +24,19 @@ class Clock:
 
 
 CLOCK = Clock()
-"""The engine's, for `Faulty` to add to."""
+"""The engine's clock, to which `Faulty` adds time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultyOptions(Options):
-    """The call in which it fails."""
+    """Options: the call in which the drafter fails."""
 
     raises: int = option(NEVER, "proposals after which it raises", low=0)
     slows: int = option(NEVER, "proposals after which each takes a second", low=0)
 
 
 class Faulty:
-    """Copy from the text."""
+    """Drafts by copying from the text, until it raises an error or becomes slow."""
 
     needs = Needs()
 
@@ -53,7 +53,7 @@ class Faulty:
         return self._copies.propose(views, budgets)
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing."""
+        """Ignore the observations."""
 
     def release(self, sequence: int) -> None:
         self._copies.release(sequence)

@@ -1,8 +1,8 @@
-"""Texts that change their kind, decoded by the engine on a clock that known prices alone move.
+"""Decodes texts that change their kind with the engine, on a virtual clock that only known costs advance.
 
-A forward takes what its rows cost, a proposal what its levels cost, and everything else takes no time. So figures are
-the same on every machine, and estimates of costs are right. Prose follows no earlier text, and a draft head is often
-right about it. A copied document, and calls that differ in their arguments, follow the prompt or what was written.
+A forward takes time by its rows, a proposal takes time by its levels, and everything else takes none. So figures are
+the same on every machine, and estimates of costs are right. Prose repeats no earlier text, and a draft head is often
+right about it. A copied document repeats the prompt, and calls repeat each other except for their arguments.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ _MEASURED = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 128)  # rows of forwards whose p
 _KNOWN_BY = 8  # so many first tokens tell texts apart
 _CALL = 16  # tokens of a call, of which every fifth is an argument
 _SEES = {PROSE: (0.15, 0.5, 0.85, 0.97), COPY: (0.1, 0.3, 0.5, 0.9), CALLS: (0.3, 0.7, 0.9, 0.98)}
-"""By kind: how likely the head is right about a token; each holds for a quarter of them."""
+"""By kind: the probability that the head is right about a token. Each value holds for a quarter of the tokens."""
 _DEEPER = 0.93  # by which factor it is less right from one level to the next
 _BLUR = 0.15  # how far its score lies from that chance at most
 
 
 @dataclass(frozen=True, eq=False)
 class Prices:
-    """Milliseconds: of forwards by their rows, straight in between and beyond, and of drafts of a head by levels.
+    """Costs in milliseconds: of forwards by rows, interpolated linearly, and of a head's drafts by levels.
 
-    ``row`` is what each further text adds to a level, and ``copy`` what looking for a copy takes in each text.
+    ``row`` is what each further text adds to a level, and ``copy`` what the search for a copy takes in each text.
     """
 
     forwards: Mapping[int, float]
@@ -86,42 +86,48 @@ class Prices:
 
 
 IDLE = Prices({1: 6.0, 3: 6.6, 5: 8.6, 9: 11.0, 17: 16.0, 33: 26.0}, draft=0.7, level=0.5)
-"""SmolLM2-135M in bfloat16 with a head of EAGLE-3 on two idle cores of a Zen 3, as log.md has it up to five rows."""
+"""SmolLM2-135M in bfloat16 with an EAGLE-3 head on two idle cores of a Zen 3. log.md has the forwards up to five
+rows."""
 BUSY = Prices({1: 10.0, 3: 13.0, 5: 18.5, 9: 26.0, 17: 40.0, 33: 68.0}, draft=1.0, level=0.7)
-"""The same beside other work."""
+"""SmolLM2-135M while other processes use the same cores."""
 LARGE = Prices(
     {1: 22, 2: 23, 4: 24, 8: 27, 16: 45, 32: 88, 64: 175, 128: 350}, draft=3.0, level=2.0, copy=0.01, row=0.2
 )
-"""Qwen2.5-Coder-1.5B in four bits on two idle cores of a Zen 5: rows beyond eight cost what they compute."""
+"""Qwen2.5-Coder-1.5B in four bits on two idle cores of a Zen 5. Beyond eight rows, cost is proportional to
+arithmetic."""
 
 
 def of_experts(share: float, read: Mapping[int, float]) -> Prices:
-    """A model that reads its weights in 20 ms for one row; ``share`` of them are experts.
+    """Return the costs of a model that reads its weights in 20 ms for one row. ``share`` of these weights are experts.
 
-    Of these so many rows together ``read`` so many times what one reads. Each row is 0.3 ms of arithmetic. A head costs
-    what it costs beside `LARGE`.
+    ``read`` says, by number of rows, how many times as many expert weights they read together as one row. Each row adds
+    0.3 ms of arithmetic. A head costs what it costs in `LARGE`.
     """
     forwards = {rows: 20 * (1 - share + share * times) + 0.3 * rows for rows, times in read.items()}
     return Prices(forwards, draft=3.0, level=2.0, copy=0.01)
 
 
 def by_chance(count: int, chosen: int) -> dict[int, float]:
-    """What rows read that choose among ``count`` experts as if by chance: n (1 - (1 - k / n)^rows), of k for one."""
+    """Return by rows how many times as many expert weights they read as one row, if each chooses ``chosen`` of
+    ``count``.
+
+    Choices are independent: the rows read n (1 - (1 - k / n)^rows) experts, and one row reads k.
+    """
     rows = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 64, 128)
     return {each: count * (1 - (1 - chosen / count) ** each) / chosen for each in rows}
 
 
 COUNTED = {1: 1.0, 2: 5.7 / 4, 4: 9.2 / 4, 8: 14.7 / 4, 16: 18.4 / 4, 32: 20.3 / 4}
-"""As counted in a synthetic mixture of 32 experts, of which each row runs four; see cpu-performance.md."""
+"""Counts of a synthetic mixture of 32 experts, of which each row runs four; see cpu-performance.md."""
 DENSE = of_experts(0.0, dict.fromkeys((1, 128), 1.0))
 EXPERTS = of_experts(0.66, COUNTED)
-"""gpt-oss-20b has such experts: two thirds of the weights that a row reads."""
+"""Costs like those of gpt-oss-20b: two thirds of the weights that a row reads are experts."""
 MANY_EXPERTS = of_experts(0.55, by_chance(128, 8))
-"""Qwen3-30B-A3B, at worst."""
+"""Costs of Qwen3-30B-A3B, in the worst case of independent choices."""
 
 
 def chance(*what: int) -> float:
-    """A number in [0, 1) that is the same whenever it is asked for."""
+    """Return a number in [0, 1) that depends on the arguments alone."""
     return zlib.crc32(array("q", what).tobytes()) / 2**32
 
 
@@ -151,17 +157,18 @@ class Text:
         return Text(seed, tuple(tokens), tuple(kinds))
 
     def sees(self, place: int, depth: int) -> float:
-        """How likely the head is right about this token as the one of this depth."""
+        """Return the probability that the head is right about this token when it drafts it at this depth."""
         return _SEES[self.kinds[place]][int(4 * chance(self.seed, place, 2))] * _DEEPER**depth
 
 
 def _word(seed: int, place: int) -> int:
-    """Words are as frequent as those of a language: the first of 400 as often as the next two together."""
+    """Return a token. Frequencies are like those of words in a language: few tokens are frequent, and many of 400
+    are rare."""
     return int(400 ** chance(seed, place, 3))
 
 
 class _Clocked(ToyRunner):
-    """Writes the text, whatever it is fed, and moves its clock ``now`` by what the rows cost."""
+    """Writes a text, whatever is drafted, and advances its clock ``now`` by the cost of the rows."""
 
     def __init__(self, prices: Prices) -> None:
         super().__init__(self._next, VOCAB)
@@ -170,7 +177,7 @@ class _Clocked(ToyRunner):
         self._written: dict[tuple[int, ...], Text] = {}
 
     def write(self, text: Text) -> None:
-        """Write this text from now on, wherever its prompt is read."""
+        """Register a text, which is written after its prompt."""
         self._written[text.tokens[:_KNOWN_BY]] = text
 
     def text_of(self, ids: Sequence[int]) -> Text:
@@ -190,7 +197,8 @@ class _Clocked(ToyRunner):
 
 
 class _Head:
-    """A head that drafts chains, as right as `Text.sees` says, and nearly as sure."""
+    """A head that drafts chains. `Text.sees` is the probability that a token is right; scores differ from it a
+    little."""
 
     needs = Needs(taps=(1,), expected=0.55)
 
@@ -214,14 +222,14 @@ class _Head:
         return trees.chain(tokens, "head", scores)
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing."""
+        """Ignore the observations."""
 
     def release(self, sequence: int) -> None:
-        """Holds nothing."""
+        """Do nothing: it keeps no state."""
 
 
 class _Copier:
-    """The real drafter that looks for what follows the last words in the text, at a known price."""
+    """Wraps the real prompt-lookup drafter, and advances the clock by a known cost."""
 
     needs = Needs(outcomes=False)
 
@@ -235,19 +243,20 @@ class _Copier:
         return self._drafter.propose(views, budgets)
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing."""
+        """Ignore the observations."""
 
     def release(self, sequence: int) -> None:
         self._drafter.release(sequence)
 
 
 def texts(seed: int, count: int = 8) -> list[Text]:
-    """So many texts, in turns of the `ORDERS`."""
+    """Return ``count`` texts, whose orders of kinds are `ORDERS` in turn."""
     return [Text.of(1000 * seed + number, ORDERS[number % len(ORDERS)]) for number in range(count)]
 
 
-class World:
-    """An engine that writes texts one after another with one strategy. To look at the clock takes ``tick`` seconds."""
+class PricedEngine:
+    """An engine on a virtual clock, which decodes texts with one strategy. Each reading of the clock takes ``tick``
+    seconds."""
 
     def __init__(self, prices: Prices, tick: float = 0.0) -> None:
         self._prices, self._tick = prices, tick
@@ -259,7 +268,7 @@ class World:
 
     @property
     def drafted(self) -> float:
-        """Nodes that steps verified, in the mean."""
+        """Return the mean number of draft nodes per step."""
         return self._runner.nodes / self._runner.steps
 
     def _open(self) -> Engine:
@@ -274,12 +283,12 @@ class World:
         return self._strategy([self._copier(), self._head()], Router(self.cost, arms))
 
     def copies(self, goal: str) -> Strategy:
-        """`auto` with this goal, choosing between copies and no draft."""
+        """Return `auto` with this goal, with a copying drafter only."""
         router = Router(self.cost, [Arm("copy", 10, replayable=True)], aim=Aim(goal=GOALS[goal]))
         return self._strategy([self._copier()], router)
 
     def fixed(self, drafter: str, nodes: int) -> Strategy:
-        """A strategy with one drafter, or none, that always drafts so many nodes."""
+        """Return a strategy with one drafter, or none, that always drafts ``nodes`` nodes."""
         return self._strategy([self._head() if drafter == "head" else self._copier()], Fixed(nodes))
 
     def _head(self) -> Drafter:
@@ -292,7 +301,8 @@ class World:
         return Strategy("known", tuple(drafters), SharedNoise(), policy)
 
     def seconds(self, text: Text, strategy: Strategy) -> list[float]:
-        """Of each token after the first: a step's are shared by the tokens that it committed."""
+        """Return the seconds of each token after the first. A step's seconds are divided among the tokens that it
+        committed."""
         self._add("text", text, strategy)
         written: list[int] = []
         taken: list[float] = []
@@ -306,7 +316,7 @@ class World:
         return taken[1:]
 
     def seconds_at_once(self, together: Sequence[Text], strategy: Strategy) -> float:
-        """Of all steps that write these texts side by side, those that read prompts left out."""
+        """Return the seconds of all steps that write these texts concurrently, without the steps that read prompts."""
         for number, text in enumerate(together):
             self._add(str(number), text, strategy)
         written: dict[str, list[int]] = {str(number): [] for number in range(len(together))}
@@ -320,8 +330,10 @@ class World:
         return self._runner.now - began
 
     def seconds_per_token(self, texts: Sequence[Text], apart: float, strategy: Strategy) -> list[float]:
-        """Of each text from its arrival to its last token, the first ones to end first; a text arrives every ``apart``
-        seconds on average (Poisson)."""
+        """Return each text's seconds per token from its arrival to its last token, in the order in which the texts end.
+
+        A text arrives every ``apart`` seconds on average (a Poisson process).
+        """
         gaps = torch.empty(len(texts)).exponential_(1 / apart, generator=torch.Generator().manual_seed(1))
         times = gaps.cumsum(0).tolist()
         waiting, began, taken = list(zip(times, texts, strict=True)), dict[str, float](), list[float]()
@@ -345,6 +357,6 @@ class World:
 
 
 def stretches(count: int = 4) -> list[slice]:
-    """Where each kind of an answer is among its tokens after the first."""
+    """Return the slices of an answer's tokens after the first that have each kind."""
     ends = [max(0, number * _STRETCH - 1) for number in range(count + 1)]
     return [slice(begin, end) for begin, end in pairwise(ends)]

@@ -1,4 +1,4 @@
-"""Simulated machines that other processes use too, and strategies decoding on them."""
+"""Simulates machines on which other processes run, and strategies that decode on them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from parlay.types import Spent, trees
 from tests.router.views import SequenceView
 
 Delay = Callable[[int, random.Random], float]
-"""The factor by which work takes longer in this step. It is asked separately for the forward and for drafting."""
+"""The factor by which work takes longer in this step. It is drawn separately for the forward and for drafting."""
 
 STALL = 0.3  # of a forward: what one hold-up of something short takes, times the factor
 
 
 def steep(rows: int) -> float:
-    """Four percent of a one-row forward per further row."""
+    """Return the time of a forward in one-row forwards: each further row adds four percent."""
     return 1 + 0.04 * (rows - 1)
 
 
@@ -28,23 +28,24 @@ def idle(step: int, coin: random.Random) -> float:
 
 
 def spikes(share: float, factor: float) -> Delay:
-    """A given share of all steps takes longer, by a factor."""
+    """Return a delay: a random share of all steps takes ``factor`` times as long."""
     return lambda step, coin: factor if coin.random() < share else 1.0
 
 
 def bursts(every: int, lasting: int, factor: float) -> Delay:
-    """After so many steps some in a row take longer, nearly all of them."""
+    """Return a delay: in every ``every`` steps, nearly all of ``lasting`` successive steps take ``factor`` times as
+    long."""
     return lambda step, coin: factor if step % every >= every - lasting and coin.random() < 0.8 else 1.0
 
 
 def phases(lasting: int, factor: float) -> Delay:
-    """The machine is slower for so many steps, then as before, and so on."""
+    """Return a delay: the machine is slower for ``lasting`` steps, then normal for as many, and so on."""
     return lambda step, coin: factor if step // lasting % 2 else 1.0
 
 
 @dataclass
 class Drafting:
-    """A drafter by its behaviour; see `simulate`. Seconds are of forwards of one row."""
+    """The properties of a simulated drafter; see `simulate`. Seconds are in one-row forwards."""
 
     rate: float  # at which nodes are accepted after accepted ones
     score: float = 0.7
@@ -55,7 +56,7 @@ class Drafting:
 
 @dataclass
 class Outcome:
-    """The result, in seconds that the same steps take on an idle machine."""
+    """The result, in seconds that the same steps would take on an idle machine."""
 
     tokens: int = 0
     steps: int = 0

@@ -1,4 +1,4 @@
-"""Simulated drafters with known acceptance and cost, and a router that is driven as an engine drives it."""
+"""Simulates drafters with known acceptance and cost, and calls a router as an engine calls it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Rate = Callable[[int], float]
 
 
 def steep(rows: int) -> float:
-    """Four percent of a one-row forward per further row."""
+    """Return the time of a forward in one-row forwards: each further row adds four percent."""
     return 1 + 0.04 * (rows - 1)
 
 
 @dataclass
 class TableCost:
-    """Seconds of a forward, which never change."""
+    """Implements `Cost` with seconds of a forward that never change."""
 
     seconds: Callable[[int], float] = steep
     revision: int = 0
@@ -37,12 +37,12 @@ class TableCost:
         return self.seconds(rows)
 
     def record(self, rows: int, context: int, seconds: float) -> None:
-        """Learns nothing."""
+        """Ignore the measurement."""
 
 
 @dataclass(frozen=True)
 class SimulatedArm:
-    """A drafter by its behaviour. Seconds are of one-row forwards."""
+    """The properties of a simulated drafter. Seconds are in one-row forwards."""
 
     rate: Rate
     replayable: bool = False
@@ -52,19 +52,20 @@ class SimulatedArm:
     node_seconds: float = 0.0
     opening_seconds: float = 0.0
     finds: Rate = lambda length: 1.0
-    """The share of steps in which it proposes anything."""
+    """The share of steps in which it proposes a draft."""
     dies_at: int = 1 << 30
-    """The step in which it begins to fail."""
+    """The step from which on it fails."""
     domain: str = ""
-    """The kind of requests that it is for."""
+    """The kind of requests for which it was trained."""
     slows: Callable[[int], float] = lambda step: 1.0
-    """By which factor it takes longer, by step."""
+    """The factor by which it takes longer, by step."""
     expected: float = 0.0
-    """What its card says; see `Arm`."""
+    """The acceptance that its card states; see `Arm`."""
     sees_first: bool = False
-    """It fails if it is asked where it did not see the step before; see `Arm`."""
+    """Whether it needs to observe a step before it can draft in the next one; see `Arm`."""
     ahead: int = 0
-    """Rows that each of its drafts adds, which guess the next one: without them in the step before it has no nodes."""
+    """Probe rows that each of its drafts adds. They guess the next draft; without them in the step before, it drafts
+    nothing."""
 
 
 @dataclass
@@ -76,11 +77,11 @@ class Run:
     seconds: float = 0.0
     joules: float = 0.0
     watts: list[float] = field(default_factory=list)
-    """Of each forward, in the mean."""
+    """The mean watts of each forward."""
     asked: list[dict[int, int]] = field(default_factory=list)
-    """In each step: how often each arm was asked, over all sequences."""
+    """For each step: how often each arm was asked, over all sequences."""
     verified: Counter[str] = field(default_factory=Counter)
-    """Steps by the arm whose draft was verified."""
+    """The number of steps by the arm whose draft was verified."""
     lengths: list[int] = field(default_factory=list)
 
     @property
@@ -89,10 +90,10 @@ class Run:
 
 
 class Machine:
-    """Decodes sequences with a router over simulated arms, in a world that is the same whatever the router does.
+    """Decodes sequences with a router and simulated arms. What an arm drafts does not depend on the router's choices.
 
-    Whether an arm is right about a token follows from a hash of arm, sequence, and place, so two runs differ by what
-    the router chose and nothing else.
+    A hash of arm, sequence and place decides whether an arm is right about a token, so two runs differ only by the
+    router's choices.
     """
 
     def __init__(
@@ -116,11 +117,11 @@ class Machine:
         self.pause = 0
         self._opened: set[tuple[int, int]] = set()
         self._saw: dict[int, set[int]] = {}
-        """The arms that saw the step before, by sequence: at first all that will see the first one."""
+        """By sequence: the arms that observed the step before. Before the first step, all arms count as observing."""
         self._sees: dict[int, set[int]] = {}
-        """Those that see this one."""
+        """By sequence: the arms that observe this step."""
         self._guessed: dict[tuple[int, int], int] = {}
-        """By sequence and arm: the length at which the rows of the step before guess what follows."""
+        """By sequence and arm: the length of the text whose continuation the last step's probe rows guess."""
 
     def decode(self, tokens: int, sequences: int = 1, first: int = 0, kind: str = "") -> Run:
         """Decode several sequences of one kind together, each to the same number of tokens."""
@@ -202,7 +203,7 @@ class Machine:
         return with_probes(draft, [arm.ahead] + [0] * nodes, str(number)) if arm.ahead else draft
 
     def _chance(self, *what: int) -> float:
-        """A number in [0, 1) that is the same whenever it is asked for."""
+        """Return a number in [0, 1) that depends on the seed and the arguments alone."""
         digest = hashlib.blake2b(array("q", (self.seed, *what)).tobytes(), digest_size=4).digest()
         return int.from_bytes(digest, "big") / 2**32
 

@@ -20,9 +20,9 @@ from tests.router.known_prices import (
     LARGE,
     MANY_EXPERTS,
     PROSE,
+    PricedEngine,
     Prices,
     Text,
-    World,
     texts,
 )
 
@@ -31,11 +31,11 @@ STATIC = [("head", 2), ("copy", 4)]
 """The drafters that do best alone, and how many nodes they always draft."""
 
 
-def speeds(prices: Prices, strategy: Callable[[World], Strategy]) -> list[float]:
+def speeds(prices: Prices, strategy: Callable[[PricedEngine], Strategy]) -> list[float]:
     """Of each text, in multiples of plain decoding; texts of a seed are decoded one after another by one strategy."""
     found: list[float] = []
     for seed in range(SEEDS):
-        world = World(prices)
+        world = PricedEngine(prices)
         built = strategy(world)
         for text in texts(seed):
             taken = world.seconds(text, built)
@@ -45,7 +45,7 @@ def speeds(prices: Prices, strategy: Callable[[World], Strategy]) -> list[float]
 
 @cache
 def auto(prices: Prices) -> list[float]:
-    return speeds(prices, World.auto)
+    return speeds(prices, PricedEngine.auto)
 
 
 @pytest.mark.parametrize(("prices", "mean", "worst"), [(IDLE, 1.67, 1.57), (BUSY, 1.49, 1.36)], ids=["idle", "busy"])
@@ -65,7 +65,7 @@ def test_auto_beats_every_static_strategy_where_the_kind_of_text_changes(prices:
 @pytest.mark.parametrize("count", [8, 32])
 def test_auto_is_not_slower_than_plain_decoding_with_many_texts_at_once(count: int, kind: str) -> None:
     """Where many rows are verified anyway, each further one costs its full price, and most drafts can't pay."""
-    worlds = World(LARGE), World(LARGE)
+    worlds = PricedEngine(LARGE), PricedEngine(LARGE)
     strategies = worlds[0].fixed("copy", 0), worlds[1].auto()
     for first in (6000, 7000):  # the router of a server has seen requests before
         together = [Text.of(first + number, (kind,)) for number in range(count)]
@@ -82,7 +82,7 @@ def test_throughput_writes_most_and_latency_delays_nobody() -> None:
     together = [Text.of(9000 + number, ((COPY,) * 4, (PROSE,) * 4, (PROSE,) * 4)[number % 3]) for number in range(30)]
     mean, slowest = {}, {}
     for goal in ("none", "throughput", "latency"):
-        world = World(LARGE)
+        world = PricedEngine(LARGE)
         strategy = world.fixed("copy", 0) if goal == "none" else world.copies(goal)
         taken = world.seconds_per_token(together, 2.5, strategy)
         mean[goal], slowest[goal] = fmean(taken), sorted(taken)[int(0.95 * len(taken))]
@@ -96,7 +96,7 @@ def test_budgets_follow_what_the_rows_of_a_draft_read_of_experts() -> None:
     """Drafts are shorter where their rows load more experts, and `auto` is no slower than plain decoding there."""
     drafted = []
     for prices in (DENSE, EXPERTS, MANY_EXPERTS):
-        world, [text] = World(prices), texts(0, 1)
+        world, [text] = PricedEngine(prices), texts(0, 1)
         taken = world.seconds(text, world.auto())
         drafted.append(world.drafted)
         assert len(taken) * prices.forward(1) / 1000 / sum(taken) > 0.98
@@ -106,7 +106,7 @@ def test_budgets_follow_what_the_rows_of_a_draft_read_of_experts() -> None:
 def test_a_drafter_that_is_not_called_where_an_answer_ends_does_not_seem_free() -> None:
     """It is chosen there, but a draft has no room; all that was done took microseconds."""
     for prices, count in ((IDLE, 1), (LARGE, 8)):
-        world, known = World(prices, tick=1e-6), DraftSeconds()
+        world, known = PricedEngine(prices, tick=1e-6), DraftSeconds()
         strategy = world.auto()
         for first in (6000, 7000):
             world.seconds_at_once([Text.of(first + number, (PROSE,)) for number in range(count)], strategy)

@@ -1,4 +1,4 @@
-"""A sequence as policies see it."""
+"""A sequence as policies see it, for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REQUEST = Request(id="r", prompt=(1,), params=SamplingParams(max_tokens=None), k
 
 @dataclass
 class SequenceView:
-    """A real view, whose tokens the test sets."""
+    """A `SequenceView` whose tokens the test sets."""
 
     sequence: int
     request: Request = REQUEST

@@ -105,7 +105,7 @@ def iid(explorer: Explorer, drafter: Model, widths: Sequence[int], most: int = 9
 
 
 def without_replacement(explorer: Explorer, drafter: Model, widths: Sequence[int], most: int = 99) -> Grown:
-    """The same, but no sibling twice; fewer of them where the distribution is used up."""
+    """Draw as above, but without repeated siblings; fewer of them if the distribution is used up."""
     nodes: Grown = []
     texts: list[tuple[int, tuple[int, ...]]] = [(-1, ())]
     for width in widths:

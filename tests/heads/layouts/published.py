@@ -25,7 +25,7 @@ LLAMA: dict[str, Any] = {
 
 
 def layer_config(target: DecoderConfig) -> dict[str, Any]:
-    """Of one decoder layer for this target, with sizes of its own."""
+    """Return the config of one decoder layer for this target, with sizes of its own."""
     return {
         **LLAMA,
         "hidden_size": target.hidden_size,
@@ -82,7 +82,7 @@ def draft_vocab(target: DecoderConfig, size: int) -> dict[str, Tensor]:
 
 
 def eagle3(target: DecoderConfig, layer: str = "midlayer.") -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """As SafeAILab does; vLLM and SpecForge call the layer otherwise."""
+    """Return config and tensors with SafeAILab's names; vLLM and SpecForge name the layer differently."""
     size, config = target.hidden_size, {**layer_config(target), "draft_vocab_size": 24}
     config["eagle_aux_hidden_state_layer_ids"] = [0, 1, 2]
     tensors = {
@@ -159,7 +159,7 @@ def speculators_mtp(target: DecoderConfig) -> tuple[dict[str, Any], dict[str, Te
 
 
 def deepseek_mtp(target: DecoderConfig) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """In the files of a model, whose own layers are there too."""
+    """Return config and tensors of a model whose files hold the head, too."""
     size, at = target.hidden_size, f"model.layers.{target.num_layers}."
     config = {**layer_config(target), "num_hidden_layers": target.num_layers, "num_nextn_predict_layers": 1}
     tensors = {
@@ -183,7 +183,7 @@ def medusa(target: DecoderConfig, heads: int = 2) -> tuple[dict[str, Any], dict[
 
 
 def numbered_medusa(target: DecoderConfig) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """As the paper's code has it, converted from its pickle."""
+    """Return config and tensors with the names of the paper's code, converted from its pickle."""
     _, tensors = medusa(target)
     found = {}
     for head in range(2):

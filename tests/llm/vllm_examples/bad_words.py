@@ -1,4 +1,4 @@
-"""What a text must and must not hold."""
+"""Says what a text must contain and must not contain."""
 
 from vllm import LLM, SamplingParams
 

@@ -1,7 +1,7 @@
-"""Triton's attention kernels in numpy, over the same addresses, for tests without a GPU or Triton.
+"""Triton's attention kernels in numpy, on the same memory addresses, for tests without a GPU or Triton.
 
-A row's result does not depend on other rows. The arguments are the kernels' own, so the code that launches them is the
-code that runs on a GPU.
+A row's result does not depend on other rows. The arguments are those of the real kernels, so the code that launches
+them is the code that runs on a GPU.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Seen(NamedTuple):
 
 
 launched: list[tuple[object, ...]] = []
-"""Kernel, grid and arguments of all launches since somebody cleared the list: what a CUDA graph keeps."""
+"""Kernel, grid and arguments of all launches since the list was cleared: what a CUDA graph records."""
 
 OWN, BOUND, HIDDEN, PATH_FROM, PATH, PAGES, SLOT, PITCH = 0, 1, 2, 4, 5, 6, 8, 9
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 class Watched:
-    """A kernel whose launches are written down. What it does itself is hidden from who watches operators."""
+    """A kernel that records its launches. Modes that watch operators don't see what it does itself."""
 
     def __init__(self, kernel: Any, name: str) -> None:
         self._kernel, self._name = kernel, name
@@ -49,7 +49,7 @@ class Watched:
 
 
 class OverArrays:
-    """A function of arrays, as Triton's kernels are launched: by a grid, which it does not read."""
+    """Makes a function of arrays callable as Triton's kernels are, with a grid, which it ignores."""
 
     def __init__(self, run: Callable[..., None]) -> None:
         self._run = run
@@ -62,12 +62,12 @@ class OverArrays:
 
 
 def launch(run: Callable[..., None]) -> Watched:
-    """Make a kernel of a function of arrays."""
+    """Make a recording kernel of a function of arrays."""
     return Watched(OverArrays(run), run.__name__)
 
 
 def _at(address: int, count: int, like: Numbers) -> Numbers:
-    """So many numbers where the address points."""
+    """Return ``count`` numbers at a memory address."""
     memory = (ctypes.c_char * (count * like.itemsize)).from_address(address)
     return np.frombuffer(memory, like.dtype)
 

@@ -1,9 +1,9 @@
-"""What stands for CUDA graphs on a CPU: it records what a call does, and a replay is the call once more.
+"""Emulates CUDA graphs on a CPU: it records the operators of a call, and a replay runs the call again.
 
-A graph reads and writes the addresses that it did when it was recorded, and asks the host nothing. So a call is refused
-in which a tensor's numbers reach Python or come from there, and so is a replay that does anything else than what was
-recorded: other operators, shapes, kernels or numbers in their arguments, or memory of others that lies elsewhere. The
-first replays are watched for that, and some later ones, for it takes ten times as long.
+A graph uses the addresses that it used when it was recorded, and gets no data from the host. So the stand-in refuses a
+call in which a tensor's numbers reach Python or come from there. It also refuses a replay that differs from the
+recording: in operators, shapes, kernels, numbers in their arguments, or addresses of memory that the call did not make.
+Watching takes ten times as long, so only the first replays and some later ones are watched.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class _Host(TorchFunctionMode):
 
 
 class _Watch(TorchDispatchMode):
-    """Writes down operators: their other arguments, the shapes of tensors, and where those lie that were there before.
+    """Records operators: their plain arguments, the shapes of tensors, and the addresses of tensors that existed
+    before.
 
-    ``outputs`` are tensors of others that are written before anything reads them.
+    ``outputs`` are tensors that existed before and are written before anything reads them.
     """
 
     def __init__(self) -> None:
@@ -75,7 +76,7 @@ class _Watch(TorchDispatchMode):
         return found
 
     def done(self) -> list[tuple[object, ...]]:
-        """All operators, then all kernels."""
+        """Return all operators, then all kernels."""
         launches = [
             tuple(self._where(each) if isinstance(each, Seen) else each for each in one)
             for one in host_kernels.launched
@@ -83,13 +84,13 @@ class _Watch(TorchDispatchMode):
         return [*self._seen, *launches]
 
     def _where(self, seen: Seen) -> object:
-        """A tensor that a kernel got; those that the call itself made may lie anywhere."""
+        """Describe a tensor that a kernel got. The address of a tensor made by the call itself does not count."""
         own = any(begin <= seen.address < begin + each.untyped_storage().nbytes() for begin, each in self._own.items())
         return seen.shape if own else seen
 
 
 def _storage(tensor: Tensor) -> int:
-    """What tells memory from other memory; packed weights don't say where they lie."""
+    """Return a number that identifies a tensor's memory; packed weights have no address."""
     return id(tensor) if tensor.layout == torch._mkldnn else tensor.untyped_storage().data_ptr()
 
 
@@ -99,9 +100,9 @@ def _address(tensor: Tensor) -> int:
 
 @dataclass(slots=True)
 class StandIn:
-    """A `Recorder` for tests. ``bytes`` is what each recording is said to hold; ``fails`` is raised when one is made.
+    """A `Recorder` for tests. ``bytes`` is the size that each recording reports; ``fails`` is raised when one is made.
 
-    ``recorded`` and ``replayed`` count.
+    ``recorded`` and ``replayed`` count calls.
     """
 
     bytes: int = 0
@@ -111,7 +112,7 @@ class StandIn:
     replayed: int = 0
 
     def record(self, call: Callable[[], None]) -> Recording:
-        """Run the call as it is watched, then once more as a replay."""
+        """Run the call while it is watched, and again as a first replay."""
         if self.fails is not None:
             raise self.fails
         first, outputs = _watched(call)
@@ -136,11 +137,11 @@ class StandIn:
         return Recording(replay, self.bytes)
 
     def forget(self) -> None:
-        """Hold nothing."""
+        """Do nothing: it keeps no memory."""
 
 
 def _watched(call: Callable[[], None]) -> tuple[list[tuple[object, ...]], list[Tensor]]:
-    """What the call did, and the memory that it wrote before it read it."""
+    """Return what the call did, and the memory that it wrote before it read it."""
     host_kernels.launched.clear()
     with _Host(), _Watch() as watch:
         call()
