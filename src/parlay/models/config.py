@@ -70,15 +70,15 @@ class HeadForm:
 class Experts:
     """A mixture of ``count`` gated feed-forwards with inner size ``size``; each row runs the ``chosen`` best.
 
-    Router logits become weights by softmax, over the chosen experts if ``normalized``, else over all; or by
-    ``sigmoid``, divided by their sum if ``normalized``. Weights are multiplied by ``scale``. The ``shared`` expert of
-    that inner size (0: none) runs for every row; with ``shared_gate`` the sigmoid of a logit of its own scales its
-    output. With ``bias`` the router and the experts' products have biases.
+    Router logits become weights by softmax: over the chosen experts if ``normalized``, else over all. With ``sigmoid``
+    they become weights by a sigmoid, divided by their sum if ``normalized``. Weights are multiplied by ``scale``. A
+    shared expert of inner size ``shared`` (0: none) runs for every row. With ``shared_gate`` its output is scaled by
+    the sigmoid of its own logit. With ``bias`` the router and the experts' products have biases.
 
     With ``sigmoid`` experts are chosen by weight plus a bias of the expert, and only from the ``top_groups`` of
     ``groups`` equal groups whose two best experts have the largest sums (DeepSeek-V3).
 
-    With ``beside`` a dense feed-forward of the layer runs for every row, too, and reads the layer's normed hidden
+    With ``beside`` a dense feed-forward of the layer also runs for every row, and reads the layer's normed hidden
     state. Router and experts then have norms of their own for their inputs, both outputs are normed, and each expert
     has a factor for its weights (Gemma 4).
     """

@@ -22,20 +22,20 @@ class ParallelDraft(FromText):
     """PEARL (Liu et al. 2024, arXiv:2408.11850) and AMUSD (McDanel 2024, arXiv:2410.17375): drafts during forwards.
 
     *Post-verify*: while the target verifies a draft, the draft model continues from its end, as if all of it were
-    right. The first of these tokens is a guess of the target's bonus token. If the draft and that token are right, the
-    rest is the next draft, ready at once. *Pre-verify*: if they are not, the next forward has no draft. While the draft
-    model writes the next draft, that forward yields the token that the draft's first token is compared with. So, once a
-    text has begun, a step takes as long as the slower of the two.
+    right. The first of these tokens is a guess of the target's bonus token. If the draft and that guess are right, the
+    tokens after it are the next draft, ready at once. *Pre-verify*: if they are not, the next forward has no draft.
+    While the draft model writes the next draft, that forward yields the token with which the draft's first token is
+    compared. So, once a text has begun, a step takes as long as the slower of target and draft model.
 
-    With ``form=pearl``, a forward's draft has ``ahead`` tokens, or as many as the ratio of both speeds gives, and the
-    next step waits for them. In the latter case the next draft is written first if that is expected to be faster than
-    pre-verify, as it is with a small draft model that is often wrong. With ``form=amusd``, drafting ends when the
-    forward does. ``form=auto`` is ``pearl`` where measurements show that to be faster; otherwise all drafts are written
-    before forwards, as by `DraftModel`.
+    With ``form=pearl``, the draft model writes ``ahead`` tokens during each forward, and the next step waits for them.
+    If ``ahead`` is not set, their number follows from the ratio of both models' speeds. Then, instead of pre-verify,
+    the next draft is written first if that is expected to be faster, as with a small draft model that is often wrong.
+    With ``form=amusd``, drafting ends when the forward does. ``form=auto`` is ``pearl`` if measurements show that to be
+    faster; otherwise all drafts are written before forwards, as by `DraftModel`.
 
-    If the engine verifies the halves of a batch in turn, each half is drafted for while the other one is verified. Its
-    text is known by then, so no draft is wasted. The text is always that of plain decoding, because each token's noise
-    depends only on its position.
+    If the engine verifies the halves of a batch in turn, drafts for one half are written while the other one is
+    verified. The half's text is known by then, so no draft is wasted. The text is always that of plain decoding,
+    because each token's noise depends only on its position.
     """
 
     needs = Needs(outcomes=False, beside=True)

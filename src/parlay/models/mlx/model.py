@@ -40,7 +40,7 @@ call."""
 
 
 class MlxFacts(NamedTuple):
-    """Facts from config.json and a first forward. ``tapped`` are the layers whose hidden states can be tapped."""
+    """Facts read from config.json and a first forward. ``tapped`` are the layers whose hidden states can be tapped."""
 
     vocab_size: int
     hidden_size: int
@@ -107,7 +107,7 @@ class MlxPool(SlotPool):
         self.distances_NK = self.positions_N[:, None] - mx.array(self._places[:width])[None]
 
     def arrays(self) -> list[Any]:
-        """All keys and values."""
+        """Return the keys and values of all layers."""
         return [array for layer in self.layers for array in (layer.keys, layer.values) if array is not None]
 
 
@@ -121,7 +121,7 @@ class _PoolLayer:
 
     @property
     def offset(self) -> Any:
-        """The rows' positions ``[N]``."""
+        """Return the rows' positions ``[N]``."""
         return self._pool.positions_N
 
     def update_and_fetch(self, keys_BHND: Any, values_BHND: Any) -> tuple[Any, Any]:
@@ -134,7 +134,7 @@ class _PoolLayer:
         return self.keys[:, :, :width], self.values[:, :, :width]
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """The mask ``[N, K]``, True where a row sees a slot; the arguments of mlx-lm matter only for the window."""
+        """Return the mask ``[N, K]``, True where a row sees a slot; of mlx-lm's arguments only the window matters."""
         window = window_size or self._window
         seen_NK = self._pool.seen_NK
         return seen_NK if window is None else seen_NK & (self._pool.distances_NK < window)
@@ -150,8 +150,8 @@ class _PoolLayer:
 
 
 class MlxModel:
-    """A folder's model as mlx-lm loads it. Raises UnsupportedModel for a model that mlx-lm can't load, or that can't
-    run over slots.
+    """A folder's model, loaded by mlx-lm. Raises UnsupportedModel if mlx-lm can't load it, or if it can't run over
+    slots.
 
     ``device`` is that of `LoadOptions`, and must exist.
     """
@@ -168,7 +168,7 @@ class MlxModel:
             self.facts = self._found(config)
 
     def full(self, tokens: Sequence[int]) -> Tensor:
-        """The logits ``[N, V]`` of a plain forward over the whole text, without the pool."""
+        """Return the logits ``[N, V]`` of a plain forward over the whole text, without the pool."""
         with mx.stream(self._device):
             return _as_tensor(self._model(mx.array([list(tokens)]))[0])
 
@@ -232,7 +232,7 @@ class MlxModel:
 
 
 def chosen_device(name: str) -> Any:
-    """The device of this name; ``auto`` means MLX's own choice. None if it does not exist here."""
+    """Return the device of this name, or None if it does not exist here; ``auto`` is MLX's own choice."""
     if name == "auto":
         return mx.default_device()
     kind = mx.cpu if name == "cpu" else mx.gpu
@@ -266,7 +266,8 @@ def _as_before(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _windows(model: nn.Module, name: str) -> list[int | None]:
-    """The window of each layer. Raises UnsupportedModel for a cache that is not the keys and values of all tokens."""
+    """Return the window of each layer. Raises UnsupportedModel for a cache that is not the keys and values of all
+    tokens."""
     caches = make_prompt_cache(model)
     kinds = {type(cache).__name__ for cache in caches if type(cache) not in (KVCache, RotatingKVCache)}
     if kinds:
@@ -309,7 +310,7 @@ def _wrap_norms(model: nn.Module) -> dict[int, _Tap]:
 
 
 def _as_tensor(numbers: Any) -> Tensor:
-    """The numbers as float32 in host memory."""
+    """Return the numbers as float32 in host memory."""
     return torch.from_numpy(np.array(numbers.astype(mx.float32)))
 
 

@@ -1,8 +1,8 @@
-"""Layers that don't fit on a device: they are kept in the host's memory, and every forward copies them ahead of time.
+"""Runs layers that don't fit on a device: the host's memory keeps them, and every forward copies them ahead of time.
 
 A layer is copied on a second stream into one of two buffers, while another layer computes from the other buffer. A copy
-waits until the buffer's previous layer has been computed, and a layer waits for its copy. The copies go round: at the
-end of a forward those for the next one have been started.
+waits until the buffer's previous layer has been computed, and a layer waits for its copy. The copies continue from one
+forward to the next: at the end of a forward, those for the next one have been started.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Lane(Protocol[Mark]):
 
 
 class CudaLane(Lane[torch.cuda.Event]):
-    """A stream of a CUDA device. It has never run on one."""
+    """A stream of a CUDA device. It has never been tested on one."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def host_memory(self, size: int) -> Tensor:
-        """Raises ParlayError if the system pins no more memory."""
+        """Allocate pinned host memory. Raises ParlayError if the system pins no more memory."""
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
@@ -87,7 +87,7 @@ class Movable(Protocol):
     """A layer whose matrices can be moved."""
 
     def with_weights(self, move: Callable[[Tensor], Tensor]) -> Self:
-        """The same layer with ``move`` applied to each matrix, always in the same order."""
+        """Return the layer with ``move`` applied to each matrix, always in the same order."""
         ...
 
 
@@ -102,7 +102,7 @@ class Region:
     taken: int = 0
 
     def place(self, like_OI: Tensor) -> Tensor:
-        """A part with the shape and type of a matrix."""
+        """Return the next part, with the shape and type of a matrix."""
         size = like_OI.nbytes
         begin, self.taken = self.taken, self.taken + size + -size % _ALIGNED
         if self.memory_B is None:
@@ -110,7 +110,7 @@ class Region:
         return self.memory_B[begin : begin + size].view(like_OI.dtype).view(like_OI.shape)
 
     def filled(self, like_OI: Tensor) -> Tensor:
-        """A part with a copy of a matrix."""
+        """Return the next part, filled with a copy of a matrix."""
         return self.place(like_OI).copy_(like_OI)
 
 
