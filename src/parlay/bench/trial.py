@@ -34,9 +34,9 @@ FEWEST = 3
 ENOUGH = 5
 """Number of prompts that a recommendation needs."""
 EQUAL = 1.02
-"""If a strategy is at most this many times as fast as the default strategy, the default is recommended."""
+"""The default strategy is recommended, unless another one is more than this many times as fast."""
 _FIRST_SHARE = 0.4
-"""Share of the time that the first prompt may take; on it, every strategy is also warmed up."""
+"""The share of the race's time that the first prompt may take, including the warm-up of every strategy."""
 _FIRST_RUNS = 2.3
 """Runs that a strategy makes on the first prompt: a short one and a whole one to warm up, and a timed one."""
 

@@ -15,7 +15,7 @@ _MOST = 1 << 60  # bytes: sums of several such sizes fit into 64 bits
 
 
 class Holder(Protocol):
-    """A part of the program that holds bytes of a budget: ``nbytes`` in all, ``spare`` of them for texts not in use."""
+    """A part of the program that holds bytes of a budget: ``nbytes`` in all, ``spare`` of them for unused texts."""
 
     @property
     def nbytes(self) -> int: ...
@@ -33,7 +33,7 @@ class Holder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemoryBounds:
-    """Most bytes for the ``requests``, and for the target's ``weights``; None: limited by free memory only."""
+    """The most bytes for the ``requests``, and for the target's ``weights``; None: limited by free memory only."""
 
     requests: int | None = None
     weights: int | None = None
@@ -56,22 +56,22 @@ class MemoryBounds:
         return MemoryBounds(**found)
 
     def shared_out(self, parts: int, requests: int) -> str:
-        """Divide the bounds by ``parts`` processes, as a text for `parse`
+        """Divide the bounds by ``parts`` processes, and return them as a text for `parse`.
 
-        ``requests`` is used where none are given.
+        ``requests`` is used if no bound on requests is given.
         """
         weights = "" if self.weights is None else f",weights={self.weights // parts}"
         return f"{(self.requests or requests) // parts}{weights}"
 
 
 class Budget:
-    """Bytes for the target's store, which joins first, and for the drafters' stores.
+    """Divides a number of bytes between the target's store, which must join first, and the drafters' stores.
 
     An ensemble has several ``targets``, whose stores join first; no target takes memory of another's running texts. A
-    store that needs memory gets it from unused texts: those of drafters first, then the target's, in each store the
-    least recently used first. The target may also take the drafters' caches of texts in use, because that only costs
-    them time. Drafters take nothing from a running text of the target. ``total`` None: each store that joins adds its
-    own share. ``weights`` bounds the target's weights, which are not counted here.
+    store that needs memory gets it from unused texts: first from those of drafters, then from the target's, in each
+    store from the least recently used. The target may also take the drafters' caches of running texts, because that
+    only costs them time. Drafters take nothing from a running text of the target. If ``total`` is None, each store that
+    joins adds its own share. ``weights`` bounds the target's weights, which are not counted here.
     """
 
     def __init__(self, total: int | None = None, targets: int = 1, weights: int | None = None) -> None:
@@ -95,7 +95,7 @@ class Budget:
         self._holders.append(holder)
 
     def attach(self, holder: Holder) -> None:
-        """Count a holder that is no store and has no share. The target's texts may take all its bytes.
+        """Count the bytes of a holder that is not a store and has no share. The target's texts may take all its bytes.
 
         The holder takes nothing that is in use.
         """
@@ -107,26 +107,26 @@ class Budget:
 
     @property
     def awaits_target(self) -> bool:
-        """Whether the next store to join is a target's."""
+        """Return whether the next store to join is a target's."""
         return len(self._holders) < self._targets
 
     @property
     def weights(self) -> int | None:
-        """Most bytes for the weights of the target that is to join next; None: not limited."""
+        """Return the most bytes for the weights of the next target to join; None: not limited."""
         return self._weights if self.awaits_target else None
 
     @property
     def free(self) -> int:
-        """Bytes that no one holds. Below 0 while the copy of a page exceeds the total."""
+        """Return the free bytes. They are below 0 while the copy of a page exceeds the total."""
         return self.total - self.nbytes
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the stores hold, for texts in use and for reusable ones."""
+        """Return the bytes that the stores hold, for running texts and for reusable ones."""
         return sum(holder.nbytes for holder in (*self._holders, *self._attached))
 
     def free_bytes(self, taker: Holder) -> int:
-        """Bytes that ``taker`` can get in addition to its texts in use."""
+        """Return the bytes that ``taker`` can get in addition to its texts in use."""
         targets = self._holders[: self._targets]
         in_the_way = targets if taker in targets else [*self._holders, *self._attached]
         return max(0, self.total - sum(holder.nbytes - holder.spare for holder in in_the_way))
