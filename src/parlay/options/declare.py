@@ -199,7 +199,7 @@ def options_of(declared: type[Any]) -> Mapping[str, Option]:
     Raises TypeError for a field that is not an int, float, bool, str, Path or tuple[str, ...], or one of them and None.
     A Literal of texts is a str with these choices.
     """
-    key: Any = declared  # mypy takes no class for hashable whose instances might not be
+    key: Any = declared  # for mypy, a class is not hashable if its instances might not be
     return _options_of(key)
 
 
