@@ -92,7 +92,7 @@ def make(peer: Peer, place: Path) -> None:
     for package in peer.without_isolation:
         try:
             _pip(place, "install", "--no-build-isolation", "--no-deps", package)
-        except NotInstalled as error:  # the modes that want it will say so
+        except NotInstalled as error:  # the modes that need the package report it
             logger.warning("%s goes without %s: %s", peer.engine, package, error)
     (place / MADE).write_text(_digest(peer), encoding="utf-8")
 

@@ -45,7 +45,7 @@ class CuttingLine:
                 if len(data) >= left[0]:
                     writer.write(data[: int(left[0])])
                     self.cuts += 1
-                    await asyncio.sleep(0.001)  # what was written goes out first
+                    await asyncio.sleep(0.001)  # the bytes written are sent before the cut
                     return
                 left[0] -= len(data)
                 writer.write(data)
