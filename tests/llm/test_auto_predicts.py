@@ -76,7 +76,7 @@ def test_a_useless_one_takes_hardly_more_steps_than_none(
 
 def test_what_the_prompt_holds_too_came_from_the_prediction(llm: LLM, plain: CompletionOutput) -> None:
     """Two drafters copy the same tokens, and the prediction is what the request gave for that."""
-    prompt = {"prompt_token_ids": [*llm.get_tokenizer().encode(PROMPT), *plain.token_ids]}
+    prompt = [*llm.get_tokenizer().encode(PROMPT), *plain.token_ids]
     (expected,) = llm.generate(prompt, PARAMS, strategy="none")
     answer = expected.outputs[0].token_ids
     sample = llm.generate(prompt, PARAMS, prediction=answer)[0].outputs[0]

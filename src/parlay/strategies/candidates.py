@@ -36,9 +36,9 @@ def arms(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
 
     In the second case, each family of the catalogue gives its usable strategy with the highest ``arm``. Trained heads
     also give a strategy for each kind of requests that has a head of its own. A strategy that drafts from predictions
-    comes first, for requests that have one. A draft model is left out if there is a
-    head, because it costs more and is right less often. A strategy that drafts during the target's forwards needs spare
-    threads. Raises UsageError for a strategy without a drafter, and for a strategy that is named twice.
+    comes first, for requests that have one. A draft model is left out if there is a head, because it costs more and is
+    right less often. A strategy that drafts during the target's forwards needs spare threads. Raises UsageError for a
+    strategy without a drafter, and for a strategy that is named twice.
     """
     for member in spec.members:
         if not find(member.name).factory:
