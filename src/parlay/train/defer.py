@@ -44,28 +44,30 @@ _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 class DeferTrainOptions(Options):
     """Options of `parlay train defer`: the two models, and the texts that the head is trained on."""
 
-    model: str = option("smollm2-135m", "the base model, by name, folder or GGUF file; the head reads its states")
-    assistant: str = option(help="the model to which it defers, of the same tokenizer")
+    model: str = option(
+        "smollm2-135m", "the base model, by name, folder or GGUF file; the head reads its hidden states"
+    )
+    assistant: str = option(help="the model to which it defers, with the same tokenizer")
     texts: Path = option(
-        help='what to learn from: a folder of text files (.txt, .md, ...), or JSON lines {"prompt": TEXT, "answer": '
-        "TEXT} in a file or folder, of which answers count"
+        help='texts to learn from: a folder of text files (.txt, .md, ...), or JSON lines {"prompt": TEXT, "answer": '
+        "TEXT} in a file or folder, whose answers are learned"
     )
     out: Path = option(Path("deferral"), "folder of the finished head")
     share: float | None = option(
         None,
-        "share of tokens that the assistant is to write, which sets the threshold (default: the threshold under which "
-        "texts that were set aside are likeliest)",
+        "share of tokens that the assistant should write; sets the threshold (default: the threshold at which held-out "
+        "texts are likeliest)",
         low=0,
         high=1,
     )
-    document_tokens: int = option(20_000, "most tokens of text files that are read, from all over them", low=8)
-    most: int = option(500, "most texts that are read; each takes a forward of both models", low=_LEAST_TEXTS)
-    longest: int = option(640, "of longer texts the last so many tokens are used", low=8)
-    skip_broken: bool = option(False, "leave broken lines of these files out")
+    document_tokens: int = option(20_000, "how many tokens of text files to read at most, spread over all files", low=8)
+    most: int = option(500, "how many texts to read at most; each takes a forward of both models", low=_LEAST_TEXTS)
+    longest: int = option(640, "longest text in tokens; of longer ones only the end is used", low=8)
+    skip_broken: bool = option(False, "skip broken lines of these files")
     threads: int | None = option(None, "number of threads (default: one per usable core)", low=1)
     device: str = option("auto", "where both models run: auto, cpu, cuda or mps")
     domain: str = option("general", "kind of texts it is trained on")
-    licence: str = option("", "licence of what is trained, as SPDX names it; empty: the base model's")
+    licence: str = option("", "SPDX name of the head's licence; empty: the base model's licence")
 
 
 @dataclass(frozen=True, slots=True)

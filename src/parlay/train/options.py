@@ -23,7 +23,7 @@ class DrafterTrainOptions(LoopOptions):
 
     model: str = option("smollm2-135m", "the target, by name, folder or GGUF file")
     out: Path = option(Path("head"), "folder of the finished drafter")
-    work: Path = option(Path("heads-work"), "folder of texts, features and checkpoints; a killed run goes on from it")
+    work: Path = option(Path("heads-work"), "folder of texts, features and checkpoints; a killed run continues from it")
     prompts: Path | None = option(
         None, 'text file with a prompt on each line, or JSON lines {"prompt": TEXT}; the target writes half of its own'
     )
