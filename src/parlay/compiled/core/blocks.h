@@ -126,6 +126,26 @@ INLINE void add_blocks(const Form form, const int strips, const int rows, const 
         }
 }
 
+/* The same for any number of rows, ROWS_AT_ONCE of them at a time. AVX2 keeps the sums of more rows in memory, so it takes
+ * them in a loop, and fetches the inputs of the next block: of many rows they lie where the processor does not expect them. */
+INLINE void add_rows(const Form form, const int strips, const int rows, const Codes *codes, const Worth *worths,
+                     const Minimums *lows, const InputBlock *x, int64_t stride, vf (*sums)[STRIPS])
+{
+    const int together = rows < ROWS_AT_ONCE ? rows : ROWS_AT_ONCE, rest = rows % together;
+    if (LANES != 8 || rows == together) {
+        UNROLL for (int i = 0; i < rows; i += together)
+            add_blocks(form, strips, rows - i < together ? rows - i : together, codes, worths, lows, x + i, sums + i);
+        return;
+    }
+    _Pragma("GCC unroll 1") for (int i = 0; i < rows - rest; i += together) {
+        const char *next = (const char *)(x + stride + i);
+        UNROLL for (int byte = 0; byte < together * (int)sizeof *x; byte += 64) __builtin_prefetch(next + byte);
+        add_blocks(form, strips, together, codes, worths, lows, x + i, sums + i);
+        __asm__("" : : : "memory"); /* the sums stay there */
+    }
+    if (rest) add_blocks(form, strips, rest, codes, worths, lows, x + rows - rest, sums + rows - rest);
+}
+
 /* Reads the numbers that the next blocks share. Returns where the first of these blocks begins. */
 INLINE const char *load_shared(const Form form, const char *at, vf shared[2])
 {
@@ -142,7 +162,6 @@ INLINE const char *load_shared(const Form form, const char *at, vf shared[2])
 INLINE void multiply_strips(const Form form, const int strips, const int rows, const char *at, int64_t apart,
                             const InputBlock *x, int64_t stride, int64_t blocks, vf (*total)[STRIPS])
 {
-    const int together = rows < ROWS_AT_ONCE ? rows : ROWS_AT_ONCE;
     vf sums[STRIP_ROWS][STRIPS], shared[STRIPS][2] = {{{0}}};
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int s = 0; s < strips; s++) sums[i][s] = (vf){0};
@@ -163,8 +182,7 @@ INLINE void multiply_strips(const Form form, const int strips, const int rows, c
             if (rows > 1) KEEP_IN_MEMORY(worths[s]);
             if (rows > 1 && form.scales == K_MINIMUMS) KEEP_IN_MEMORY(lows[s]);
         }
-        UNROLL for (int i = 0; i < rows; i += together)
-            add_blocks(form, strips, rows - i < together ? rows - i : together, codes, worths, lows, x + i, sums + i);
+        add_rows(form, strips, rows, codes, worths, lows, x, stride, sums);
         at = next;
     }
     UNROLL for (int i = 0; i < rows; i++)

@@ -16,8 +16,9 @@ enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K 
  * weights that share their inputs may read different forms. */
 enum { FLOATS = 1, BFLOATS = 2 /* bfloat16 */, CODES = 4 /* InputBlock: 32 codes of eight bits */ };
 
-#if LANES == 16
-/* Rows of blocks that are multiplied at once: with LANES outputs each, their sums fill half of the registers. */
+#if LANES >= 8
+/* Rows of blocks that go over a panel together, so that codes are unpacked once for all of them. Their sums fill half of
+ * AVX-512's registers; AVX2 keeps them in memory (in the first-level cache). */
 #define STRIP_ROWS 16
 #else
 #define STRIP_ROWS 4
