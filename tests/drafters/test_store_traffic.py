@@ -141,7 +141,7 @@ def traffic(seed: int, calls: int) -> list[tuple[Ids, Ids]]:
 )
 def test_calls_of_known_tools_with_other_arguments_and_no_prompt_repeated(spec: str, at_least: float) -> None:
     """With its default bias SAM decoding goes plainly until six tokens match; recycling is never more than 6 deep."""
-    first, second = traffic(1, 20), traffic(2, 20)
+    first, second = traffic(1, 10), traffic(2, 10)
     assert not {prompt for prompt, _ in first} & {prompt for prompt, _ in second}
     service = Service(spec, dict(first + second))
     for prompt, _ in first:

@@ -238,7 +238,7 @@ def test_a_step_of_a_fixed_shape_launches_the_same_kernels_whenever_it_is_replay
         monkeypatch.setattr(kernels, name, Watched(getattr(kernels, name), name))
     logits = []
     for recorder in (StandIn(), None):
-        runner = runner_of(tmp_path, "llama", torch.float32, recorder=recorder)
+        runner = runner_of(tmp_path, "llama-biased", torch.float32, recorder=recorder)
         found = [runner.forward([Segment(0, TEXT[:2], TREE)]).logits_RV]
         for step in range(2):
             runner.keep(0, ())
