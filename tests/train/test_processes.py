@@ -55,7 +55,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     pytest.importorskip("accelerate")
     folder = tmp_path_factory.mktemp("trained")
     (folder / "texts").mkdir()
-    (folder / "texts" / "a.md").write_text("The harbour was quiet before the storm. " * 300)
+    (folder / "texts" / "a.md").write_text("The harbour was quiet before the storm. " * 100)
     (folder / "own.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     argv = [
