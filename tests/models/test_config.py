@@ -269,6 +269,13 @@ def test_values_without_sense_or_measure_are_one_clear_line(changes: dict[str, A
     assert "\n" not in str(caught.value)
 
 
+def test_a_wrong_end_token_is_told_with_the_file_that_has_it(tmp_path: Path) -> None:
+    written(tmp_path, LLAMA)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": "x"}')
+    with pytest.raises(ParlayError, match=r"generation_config\.json: eos_token_id must be a token id or .*, got x$"):
+        read_config(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 from pathlib import Path
+from shutil import copyfile
 
 import huggingface_hub
 import pytest
@@ -226,6 +227,18 @@ def test_the_built_in_tokenizer_loads_and_an_absent_one_is_one_line(llama: Path)
     with pytest.raises(ParlayError, match="can't load a tokenizer") as caught:
         load_tokenizer(llama)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "there is no tokenizer.json; copy it there"), ("{}", "tokenizer.json is damaged or unknown here")],
+)
+def test_a_missing_or_damaged_file_of_a_tokenizer_is_named(content: str | None, reason: str, tmp_path: Path) -> None:
+    copyfile(resolve("parlay-mini") / "tokenizer_config.json", tmp_path / "tokenizer_config.json")
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ParlayError, match=reason):
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])

@@ -321,10 +321,13 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
 
 def _eos_ids(directory: Path, raw: Json) -> tuple[int, ...]:
     """End-of-text ids of generation_config.json, else of config.json or its text part; empty if none has them."""
-    path = directory / "generation_config.json"
-    places = (read_json(path) if path.exists() else {}, raw, raw.get("text_config"))
-    named = [place["eos_token_id"] for place in places if isinstance(place, Mapping) and "eos_token_id" in place]
-    declared = next((each for each in named if each is not None), None)
-    if declared is None:
-        return ()
-    return tuple(map(int, declared)) if isinstance(declared, list) else (int(declared),)
+    path, own = directory / "generation_config.json", directory / "config.json"
+    places = ((path, read_json(path) if path.exists() else {}), (own, raw), (own, raw.get("text_config")))
+    for file, place in places:
+        declared = place.get("eos_token_id") if isinstance(place, Mapping) else None
+        if declared is not None:
+            try:
+                return tuple(map(int, declared if isinstance(declared, list) else [declared]))
+            except (TypeError, ValueError, OverflowError):
+                raise wrong(str(file), "eos_token_id", declared, "a token id or a list of them") from None
+    return ()

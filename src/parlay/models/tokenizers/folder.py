@@ -156,6 +156,10 @@ def _longest_form(charsmap: str) -> int:
 
 def _unreadable(directory: Path, error: Exception) -> ParlayError:
     reason = " ".join(str(error).split())[:300] or type(error).__name__
+    if reason.startswith("Couldn't instantiate the backend tokenizer"):
+        reason = "there is no tokenizer.json; copy it there, or name another"
+    elif type(error) is Exception:  # as the library tokenizers raises for a file that it can't parse
+        reason = f"tokenizer.json is damaged or unknown here ({reason})"
     return ParlayError(f"can't load a tokenizer from {directory}: {reason}")
 
 
