@@ -149,7 +149,7 @@ def test_a_head_learns_from_a_folder_of_texts_alone(
     monkeypatch.setattr("parlay.system.progress.watched", lambda: watched)
     (tmp_path / "texts").mkdir()
     for part in range(3):
-        story = "".join(f"The harbour of town {n} was quiet before storm {n * part}. " for n in range(40))
+        story = "".join(f"The harbour of town {n} was quiet before storm {n * part}. " for n in range(20))
         (tmp_path / "texts" / f"{part}.md").write_text(story)
     asked = MedusaTrainOptions(
         model="parlay-mini",
