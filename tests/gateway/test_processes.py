@@ -303,7 +303,7 @@ def test_flags_that_several_processes_can_not_honour(words: list[str], message: 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give --replica URL"),
+        ([], "--replica must be given 1 to 256 times, got 0"),
         (["--replica", "localhost:8000"], "give the address of a server"),
         (["--replica", "http://h", "--replica", "http://h:80/"], "the same --replica is given twice"),
         (["--replica", "http://h", "--health-seconds", "0"], "--health-seconds must be above 0, got 0"),

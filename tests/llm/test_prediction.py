@@ -148,7 +148,7 @@ def test_chat_and_stream_take_it_too(llm: LLM) -> None:
         (b"x", "not bytes"),
         ({"type": "content", "content": "x"}, "not dict"),
         ([1.5], "one holds something else"),
-        ([4096], "vocabulary of 4096"),
+        ([4096], "from 0 to 4095"),
         ("\ud800", "a prediction is not valid Unicode"),
     ],
 )

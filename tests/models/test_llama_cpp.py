@@ -153,7 +153,7 @@ def test_what_llama_cpp_can_not_run_is_said(segment: Segment, taps: Sequence[int
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"dtype": "float32"}, "dtype float32 can't be had"),
+        ({"dtype": "float32"}, "dtype float32 is not supported"),
         ({"quantize": "int8"}, "`parlay quantize` makes a smaller file"),
         ({"lora": "folder"}, "merges no adapters"),
         ({"compile": True}, "torch computes nothing there"),

@@ -31,7 +31,7 @@ needs_package = pytest.mark.skipif(importlib.util.find_spec("mlx_lm") is None, r
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"dtype": "float32"}, "dtype float32 can't be had"),
+        ({"dtype": "float32"}, "dtype float32 is not supported"),
         ({"quantize": "int8"}, r"`mlx_lm.convert -q` makes a smaller folder"),
         ({"kv_cache_dtype": "q8_0"}, "keys and values have the weights' type"),
         ({"lora": "folder"}, "merges no adapters"),

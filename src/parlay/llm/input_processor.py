@@ -79,16 +79,15 @@ class RequestOptions:
     """Options of a request other than its prompt and sampling parameters.
 
     ``strategy``: None is the LLM's default or, if that names drafters and there is a ``prediction``, the strategy that
-    drafts from predictions.
-    ``exactness``: what the request allows, as `parlay.certificates.requirement` reads it; None: the strategy's own
-    level. ``documents``, ``prediction``, ``store``: see `LLM.generate`. ``salt`` names the tenant, which shares cached
-    prefixes and stores with nobody. ``owner``: who sent the request; owners share the engine evenly. ``priority``:
-    lower is more urgent. ``adapter``: the adapter that the model runs with. ``cache_reuse``: runs of at least this many
-    tokens that an earlier request has cached at another position are moved, not computed again, which is lossy.
-    ``default_max_tokens``: used if the parameters have no ``max_tokens``; None: as much as the model holds.
-    ``written``: for each sample, tokens that another engine wrote; it continues after them. ``vote``: how the samples
-    decide on an answer. ``marks``: the text has all special tokens except those that end it, for parsers of calls or
-    reasoning.
+    drafts from predictions. ``exactness``: what the request allows, as `parlay.certificates.requirement` reads it;
+    None: the strategy's own level. ``documents``, ``prediction``, ``store``: see `LLM.generate`. ``salt`` names the
+    tenant, which shares cached prefixes and stores with nobody. ``owner``: who sent the request; owners share the
+    engine evenly. ``priority``: lower is more urgent. ``adapter``: the adapter that the model runs with.
+    ``cache_reuse``: runs of at least this many tokens that an earlier request has cached at another position are moved,
+    not computed again, which is lossy. ``default_max_tokens``: used if the parameters have no ``max_tokens``; None: as
+    much as the model holds. ``written``: for each sample, tokens that another engine wrote; it continues after them.
+    ``vote``: how the samples decide on an answer. ``marks``: the text has all special tokens except those that end it,
+    for parsers of calls or reasoning.
     """
 
     strategy: str | StrategySpec | None = None

@@ -345,6 +345,7 @@ def test_what_was_chosen_for_an_answer_is_told_and_stays(page: Page) -> None:
         panel = page.locator(".choices")
         expect(panel).to_have_count(1)
         panel.get_by_text("Choices", exact=True).click()
+        expect(panel.locator("tbody tr").last).to_be_visible()
         rows = [[cell.strip() for cell in row.split("\t")] for row in panel.locator("tbody tr").all_inner_texts()]
         assert rows == [
             ["copycat", "3", "1", "2 (1.5)", "2.0 (1.0)"],
