@@ -38,6 +38,8 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"options": {"seed": "x"}}, "options.seed"),
     ({"repeat_penalty": "x"}, "repeat_penalty"),
     ({"messages": [USER, {"role": "user"}]}, "messages[1].content"),
+    ({"messages": [USER, {}]}, "messages[1].role"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     ({"prediction": {"type": "content", "content": 1}}, "prediction.content"),
@@ -53,7 +55,9 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [[1], [1] * 5000]}, "prompt[1]"),
     ({"prompt": "word " * 5000}, "prompt"),
     ({"response_format": FORMAT}, "response_format.json_schema.schema"),
-    ({"response_format": {"type": "x"}}, "response_format"),
+    ({"response_format": {"type": "x"}}, "response_format.type"),
+    ({"response_format": {}}, "response_format.type"),
+    ({"prompt": None}, "prompt"),
     ({"guided_grammar": "start: ("}, "guided_grammar"),
     ({"options": {"num_predict": 99}}, "options.num_predict"),
 ]
@@ -97,6 +101,7 @@ def test_of_responses(limited: TestClient, fields: dict[str, Any], path: str) ->
         ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0].content"),
         ("/tokenize", {"prompt": 3}, "prompt"),
         ("/detokenize", {"tokens": [1, "x"]}, "tokens[1]"),
+        ("/detokenize", {"tokens": None}, "tokens"),
         ("/detokenize", {"tokens": [1, 99999]}, "tokens"),
     ],
 )
@@ -121,6 +126,8 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
     ({"max_tokens": 99}, "max_tokens"),
     ({"messages": [USER, {"role": "user"}]}, "messages[1].content"),
+    ({"messages": [USER, {}]}, "messages[1].role"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ({"stop_sequences": [3]}, "stop_sequences[0]"),
 ]
 OLLAMA: list[tuple[dict[str, Any], str]] = [

@@ -42,7 +42,7 @@ def from_validation(error: RequestValidationError) -> ApiError:
 
 def _wrong_value(wrong: Sequence[Mapping[str, Any]], body: object, field: str | None) -> ApiError:
     """The error that joins all complaints about one field."""
-    if wrong[0]["type"] == "missing":
+    if wrong[0]["type"] in _ABSENT:
         return ApiError(400, f"{field or 'the body'} is missing", field, "missing_field")
     reasons = dict.fromkeys(_reason(each) for each in wrong if _field(each, body) == field)
     text = _shorten(" - or: ".join(reasons))
@@ -52,19 +52,29 @@ def _wrong_value(wrong: Sequence[Mapping[str, Any]], body: object, field: str | 
 def _field(wrong: Mapping[str, Any], body: object) -> str | None:
     """The path of the wrong field, as in ``messages[0].role``; None for the whole body. Names that pydantic gives to
     members of a union are left out."""
-    location = wrong["loc"][1:]
+    location, ends = _location(wrong)
     path, here = "", body
     paths: Mapping[str, str] = {}
-    if isinstance(body, dict) and location and not any(part in body for part in location):
+    if isinstance(body, dict) and location and not any(part in body for part in (*location, *ends)):
         here, paths = read_leniently(body)
     for part in location:
         if isinstance(here, dict) and part in here:
             path, here = f"{path}.{part}", here[part]
         elif isinstance(here, list) and isinstance(part, int):
             path, here = f"{path}[{part}]", here[part]
-    if wrong["type"] == "missing" and location:
-        path = f"{path}.{location[-1]}"
+    path = ".".join((path, *ends))
     return _shorten(as_sent(path.removeprefix("."), paths)) or None
+
+
+def _location(wrong: Mapping[str, Any]) -> tuple[Sequence[str | int], Sequence[str]]:
+    """Where pydantic found a mistake, and the name of the field there if it is missing (or null), or if it should name
+    the member of a union."""
+    location = wrong["loc"][1:]
+    if wrong["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        return location, [wrong["ctx"]["discriminator"].strip("'")]
+    if wrong["type"] == "missing" and location:
+        return location[:-1], [str(location[-1])]
+    return location, []
 
 
 def _reason(wrong: Mapping[str, Any]) -> str:
@@ -97,10 +107,11 @@ _PLAIN = {
     "int_from_float": "must be a whole number",
     "float_type": "must be a number",
     "bool_type": "must be true or false",
-    "union_tag_invalid": "has a wrong {discriminator}: choose one of {expected_tags}",
+    "union_tag_invalid": "must be one of {expected_tags}",
 }
 """Messages that replace pydantic's, which use Python's terms."""
 
+_ABSENT = ("missing", "union_tag_not_found")
 _BOUNDS = {
     "less_than_equal": ("le", "at most"),
     "greater_than_equal": ("ge", "at least"),
