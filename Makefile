@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Modules are compiled as they are loaded: most never are. Where nothing is written then, pip compiles all of them.
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile) --constraint constraints.txt --editable
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile) --constraint constraints.txt --editable
+# What pip prints is shown only where it fails.
+QUIETLY := > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
 TRANSFORMERS := 5.16.0 5.24.0
 ADAPTER_TESTS := tests/models/test_adapter.py tests/models/test_parity.py tests/conformance/test_adapter.py tests/llm/test_transformers.py tests/drafters/test_layer_skip.py
 COMPILED := src/parlay/compiled
@@ -100,15 +102,15 @@ $(VENV)/.runtime $(VENV)/.dev: pyproject.toml constraints.txt hatch_build.py $(C
 	@$(PYTHON) -c 'import sys; sys.exit("parlay needs Python 3.11 or newer, and $(PYTHON) is %d.%d: try make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	@echo 'installing Parlay and its packages into $(VENV) (about 2 minutes the first time)...'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	@$(PYTHON) $(COMPILED)/build.py --if-changed & HATCH_BUILD_NO_HOOKS=true $(INSTALL) '.[serve$(if $(filter %.dev,$@),$(comma)dev)]' && wait
+	@$(PYTHON) $(COMPILED)/build.py --if-changed & HATCH_BUILD_NO_HOOKS=true $(INSTALL) '.[serve$(if $(filter %.dev,$@),$(comma)dev)]' $(QUIETLY) && wait
 	@touch $(VENV)/.runtime $@
 
 $(VENV)/.release: $(VENV)/.runtime
 	@echo 'installing what a release needs...'
-	@$(INSTALL) '.[release]'
+	@$(INSTALL) '.[release]' $(QUIETLY)
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.runtime
 	@echo 'installing what the site of the documents needs...'
-	@$(INSTALL) '.[docs]'
+	@$(INSTALL) '.[docs]' $(QUIETLY)
 	@touch $@
