@@ -9,6 +9,8 @@ QUIETLY := > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
 TRANSFORMERS := 5.16.0 5.24.0
 ADAPTER_TESTS := tests/models/test_adapter.py tests/models/test_parity.py tests/conformance/test_adapter.py tests/llm/test_transformers.py tests/drafters/test_layer_skip.py
 COMPILED := src/parlay/compiled
+# One process more than there are cores: tests wait for servers and for other processes a fifth of their time.
+WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 comma := ,
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 MLX := mlx-lm$(if $(filter Linux,$(shell uname)),[cpu])
@@ -32,7 +34,7 @@ types: $(VENV)/.dev  ## strict types alone
 	$(BIN)/mypy
 
 tests: $(VENV)/.dev  ## the tests alone
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses auto --dist worksteal  # else each process compiles all modules anew
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal  # else each process compiles all modules anew
 
 check-browser: $(VENV)/.dev  ## the tests of the server's page, in Chromium; installs Debian's where there is none
 	command -v chromium >/dev/null || $(AS_ROOT) sh -c 'apt-get update && apt-get install --yes chromium'

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import pytest
 
+from parlay.engine import Engine
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
+from parlay.testing.conformance.stage import Steady
 from parlay.testing.toys import ToyRunner
 from parlay.types import (
     NO_DRAFT,
@@ -85,8 +88,10 @@ class Reader(toy_drafters.ToyDrafter):
         self.seen += observations
 
 
-def decode(drafters: Sequence[Drafter], policy: InTurn, tokens: int = 24) -> list[Event]:
-    running = engine()
+def decode(
+    drafters: Sequence[Drafter], policy: InTurn, tokens: int = 24, clock: Callable[[], float] = time.perf_counter
+) -> list[Event]:
+    running = Engine(ToyRunner(LOGITS, VOCAB), Steady(), clock=clock)
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     request = Request(id="a", prompt=(1, 2, 3), params=params, key=NoiseKey(0))
     running.add(request, Strategy("several", tuple(drafters), SharedNoise(), policy))
@@ -146,10 +151,16 @@ def test_each_sees_what_it_asks_for_and_only_steps_that_it_watches() -> None:
 
 
 def test_seconds_are_charged_to_the_drafter_that_took_them() -> None:
+    now = 0.0
+
+    def taking(seconds: float, drafter: Drafter) -> Drafter:
+        def guess(view: SequenceView, budget: int) -> Draft:
+            nonlocal now
+            now += seconds
+            return drafter.propose([view], [budget])[0]
+
+        return toy_drafters.ToyDrafter(guess)
+
     policy = InTurn([0, 1], enough=2)
-    decode([SILENT, RIGHT, WRONG], policy)
-    for spent in policy.spent:
-        silent, right, wrong = spent.by_drafter
-        assert wrong == 0
-        assert 0 < silent < right, "an oracle asks the target"
-        assert silent + right < spent.draft_seconds
+    decode([taking(1, SILENT), taking(4, RIGHT), taking(9, WRONG)], policy, clock=lambda: now)
+    assert {(spent.by_drafter, spent.draft_seconds) for spent in policy.spent} == {((1, 4, 0), 5)}

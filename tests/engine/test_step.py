@@ -281,7 +281,7 @@ def test_context_ends_a_request_by_length() -> None:
     [
         (request("a", prompt=0), "empty"),
         (request("a", prompt=15, tokens=1, params={"logit_bias": {VOCAB: 1.0}}), "logit_bias"),
-        (Request(id="a", prompt=(VOCAB,), params=SamplingParams(), key=NoiseKey(0)), "vocabulary"),
+        (Request(id="a", prompt=(VOCAB,), params=SamplingParams(), key=NoiseKey(0)), "not from 0 to"),
         (Request(id="a", prompt=(1,) * 4096, params=SamplingParams(), key=NoiseKey(0)), "context"),
     ],
 )
@@ -293,7 +293,7 @@ def test_a_request_that_could_never_run_is_refused_by_name(wrong: Request, words
 def test_a_request_id_is_unique_while_under_way() -> None:
     target = engine()
     target.add(request("a"), PLAIN)
-    with pytest.raises(ValueError, match="under way"):
+    with pytest.raises(ValueError, match="is in use"):
         target.add(request("a"), PLAIN)
 
 

@@ -93,7 +93,7 @@ def test_a_port_that_is_taken_is_told_before_a_model_loads(cli: Cli) -> None:
         result = cli("serve", NO_MODEL, "--port", str(port))
     assert (result.code, result.out) == (1, "")
     assert (
-        result.err == f"parlay: error: --port {port} of 127.0.0.1 is in use: stop the program that uses it, or choose "
+        result.err == f"parlay: error: port {port} of 127.0.0.1 is in use: stop the program that uses it, or choose "
         "another with --port\n"
     )
 

@@ -131,9 +131,15 @@ def check_outline(options: argparse.Namespace) -> None:
     """Raises UsageError for flags that can't be combined with an outline."""
     if options.outline_model is not None and not options.outline:
         raise UsageError("--outline-model works only with --outline: add it")
-    beside = ("vote", "system", "prediction", "document", "explain", "exactness")
-    if options.outline and (given := [name for name in beside if vars(options)[name]]):
+    if options.outline and (given := _given(options, system=options.system)):
         raise UsageError(f"--outline can't be used with --{given[0]}: remove one of them")
+
+
+def _given(options: argparse.Namespace, **others: object) -> list[str]:
+    """Return which of these flags and of ``others`` are given: neither an outline nor steps ahead can use them."""
+    flags = {"vote": options.vote_n, **others, "prediction": options.prediction, "document": options.document}
+    flags |= {"explain": options.explain, "exactness": options.exactness}
+    return [name for name, value in flags.items() if value]
 
 
 def write_by_outline(
@@ -203,8 +209,7 @@ def ahead_params(options: argparse.Namespace) -> AheadParams | None:
                 "drafts steps: add it"
             )
         return None
-    beside = ("vote", "outline", "prediction", "document", "explain", "exactness")
-    if named := [name for name in beside if vars(options)[name]]:
+    if named := _given(options, outline=options.outline):
         raise UsageError(f"--steps-model can't be used with --{named[0]}: remove one of them")
     from parlay.llm.steps_ahead import AheadParams  # here, as nothing else needs torch before models are found
     from parlay.models.fetch.resolving import resolve
