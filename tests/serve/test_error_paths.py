@@ -90,6 +90,11 @@ def test_of_completions(limited: TestClient, fields: dict[str, Any], path: str) 
     _check(limited, "/v1/completions", {"prompt": "x", **fields}, path)
 
 
+def test_null_is_named(limited: TestClient) -> None:
+    reply = limited.post("/v1/completions", json={"prompt": None})
+    assert reply.json()["error"]["message"] == "prompt must not be null"
+
+
 @pytest.mark.parametrize(("fields", "path"), RESPONSES)
 def test_of_responses(limited: TestClient, fields: dict[str, Any], path: str) -> None:
     _check(limited, "/v1/responses", {"input": "Hi", **fields}, path)
