@@ -88,11 +88,9 @@ def _reason(wrong: Mapping[str, Any]) -> str:
     if length is not None:
         field, words = length
         return f"must hold {words} {counted(wrong['ctx'][field], 'item')}, got {wrong['ctx']['actual_length']}"
-    if wrong["input"] is None:
-        return "must not be null"
     plain = _PLAIN.get(wrong["type"])
     if plain is not None:
-        return plain.format(**wrong.get("ctx", {}))
+        return plain.format(**wrong.get("ctx", {})) + (", got null" if wrong["input"] is None else "")
     return str(wrong["msg"]).removeprefix("Value error, ").replace("Input should", "must")
 
 
