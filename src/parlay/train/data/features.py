@@ -90,8 +90,19 @@ class FeatureStore:
             done(number)
 
     def save(self, texts: Path, featured: Sequence[Featured]) -> None:
-        """Write the states of the shard ``texts``, whether or not that shard is written already."""
-        save(self.path(texts), featured)
+        """Write the states of the shard ``texts``, in eight bits, whether or not that shard is written already.
+
+        The file is replaced atomically.
+        """
+        tensors = {
+            "ids": torch.cat([text.ids_T for text in featured]).int(),
+            "numbers": torch.cat([text.numbers_TF for text in featured]),
+            "exponents": torch.cat([text.exponents_TL for text in featured if text.exponents_TL is not None]),
+            "lengths": torch.tensor([len(text.ids_T) for text in featured], dtype=torch.int32),
+            "answers": torch.tensor([text.answer for text in featured], dtype=torch.int32),
+        }
+        with saved_whole(self.path(texts)) as part:
+            save_file(tensors, part)
 
     def computed(self, runner: Runner, done: Callable[[int], None] = lambda _: None) -> list[Featured]:
         """Return all texts with their states, read from disk or else computed; nothing is written."""
@@ -200,19 +211,6 @@ def _next(name: int, text: TrainingText, states: Sequence[Tensor]) -> Segment:
 def joined(taps: Mapping[int, Tensor], layers: Sequence[int]) -> Tensor:
     """Return the tapped states ``[T, H]`` of all layers side by side, as features are kept: bfloat16, on the CPU."""
     return torch.cat([taps[layer] for layer in layers], -1).to(torch.bfloat16).cpu()
-
-
-def save(path: Path, texts: Sequence[Featured]) -> None:
-    """Write the texts and their states, in eight bits; ``path`` is replaced atomically."""
-    tensors = {
-        "ids": torch.cat([text.ids_T for text in texts]).int(),
-        "numbers": torch.cat([text.numbers_TF for text in texts]),
-        "exponents": torch.cat([text.exponents_TL for text in texts if text.exponents_TL is not None]),
-        "lengths": torch.tensor([len(text.ids_T) for text in texts], dtype=torch.int32),
-        "answers": torch.tensor([text.answer for text in texts], dtype=torch.int32),
-    }
-    with saved_whole(path) as part:
-        save_file(tensors, part)
 
 
 def _load(path: Path) -> list[Featured]:
