@@ -86,9 +86,7 @@ class Drafting:
             now = self._clock()
             offers = self._ask(strategy, wanted)
             asking += since(now, self._clock)
-            for step, draft in offers.items():
-                if draft is not None and (len(draft) or step not in proposed):  # a draft of an earlier drafter stays
-                    proposed[step] = draft
+            proposed = trees.with_offers(proposed, offers)
             drafts = [offers.get(step, NO_DRAFT) for step in steps]  # empty for steps that asked no drafter
             wanted = self._set_budgets(steps, partial(policy.next_budgets, views, drafts))
         if any(map(len, proposed.values())):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -238,6 +238,15 @@ def lengthened(chain: Draft, tokens: Sequence[int], source: str) -> Draft:
 
 def without_probes(draft: Draft) -> Draft:
     return subtree(draft, range(len(draft) - draft.probes))
+
+
+def with_offers(proposed: Mapping[Value, Draft], offers: Mapping[Value, Draft | None]) -> dict[Value, Draft]:
+    """Return each text's draft after one more drafter was asked: its offer, unless that is empty and an earlier
+    drafter has offered one. None: the drafter failed."""
+    taken = {
+        text: draft for text, draft in offers.items() if draft is not None and (len(draft) or text not in proposed)
+    }
+    return {**proposed, **taken}
 
 
 def credited(draft: Draft, other: Draft) -> Draft:

@@ -72,9 +72,7 @@ class ChainDrafting:
             if not any(budgets.nodes):
                 break
             offers = self._ask(texts, rooms, budgets)
-            for text, draft in offers.items():
-                if draft is not None and (len(draft) or text not in proposed):  # a draft of an earlier drafter stays
-                    proposed[text] = draft
+            proposed = trees.with_offers(proposed, offers)
             budgets = policy.next_budgets(texts, [offers.get(text, NO_DRAFT) for text in texts])
         self._inactive = 0 if proposed else budgets.inactive
         if any(map(len, proposed.values())):
