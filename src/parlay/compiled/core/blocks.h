@@ -14,7 +14,7 @@
 #include "dots.h"
 #include "formats.h"
 
-#define AHEAD 4096 /* how far ahead of their use weights are prefetched, in bytes */
+#define AHEAD 8192 /* how far ahead of their use weights are prefetched, in bytes: of all strips that are read at once */
 #define SHARE 8 /* blocks of 32 in one of ggml's super-blocks of 256, which share its scale and minimum */
 
 /* Loads LANES numbers in bfloat16. */
@@ -98,14 +98,23 @@ INLINE Minimums minimums(const Form form, const char *at, const vf shared[2])
     return m;
 }
 
+/* One block of some strips, unpacked. */
+typedef struct {
+    Codes codes[STRIPS];
+    Worth worths[STRIPS];
+    Minimums lows[STRIPS];
+} Unpacked;
+
 /* Multiplies one block of `rows` rows with the same block of `strips` strips, and adds the results to sums[row][strip]. */
-INLINE void add_blocks(const Form form, const int strips, const int rows, const Codes *codes, const Worth *worths,
-                       const Minimums *lows, const InputBlock *x, vf (*sums)[STRIPS])
+INLINE void add_blocks(const Form form, const int strips, const int rows, const Unpacked *now, const InputBlock *x,
+                       vf (*sums)[STRIPS])
 {
+    const Worth *worths = now->worths;
+    const Minimums *lows = now->lows;
     vf dots[ROWS_AT_ONCE][STRIPS], parts[ROWS_AT_ONCE][STRIPS];
     const int halves = has_halves(form) ? 2 : 1;
     UNROLL for (int half = 0; half < halves; half++) {
-        dot_codes(form, strips, rows, codes, x, half * GROUPS / 2, halves == 1 ? GROUPS : (half + 1) * GROUPS / 2, dots);
+        dot_codes(form, strips, rows, now->codes, x, half * GROUPS / 2, halves == 1 ? GROUPS : (half + 1) * GROUPS / 2, dots);
         UNROLL for (int i = 0; i < rows; i++)
             UNROLL for (int s = 0; s < strips; s++) {
                 if (form.scales == NO_SCALE) parts[i][s] = dots[i][s];
@@ -126,26 +135,6 @@ INLINE void add_blocks(const Form form, const int strips, const int rows, const 
         }
 }
 
-/* The same for any number of rows, ROWS_AT_ONCE of them at a time. AVX2 keeps the sums of more rows in memory, so it takes
- * them in a loop, and fetches the inputs of the next block: of many rows they lie where the processor does not expect them. */
-INLINE void add_rows(const Form form, const int strips, const int rows, const Codes *codes, const Worth *worths,
-                     const Minimums *lows, const InputBlock *x, int64_t stride, vf (*sums)[STRIPS])
-{
-    const int together = rows < ROWS_AT_ONCE ? rows : ROWS_AT_ONCE, rest = rows % together;
-    if (LANES != 8 || rows == together) {
-        UNROLL for (int i = 0; i < rows; i += together)
-            add_blocks(form, strips, rows - i < together ? rows - i : together, codes, worths, lows, x + i, sums + i);
-        return;
-    }
-    _Pragma("GCC unroll 1") for (int i = 0; i < rows - rest; i += together) {
-        const char *next = (const char *)(x + stride + i);
-        UNROLL for (int byte = 0; byte < together * (int)sizeof *x; byte += 64) __builtin_prefetch(next + byte);
-        add_blocks(form, strips, together, codes, worths, lows, x + i, sums + i);
-        __asm__("" : : : "memory"); /* the sums stay there */
-    }
-    if (rest) add_blocks(form, strips, rest, codes, worths, lows, x + rows - rest, sums + rows - rest);
-}
-
 /* Reads the numbers that the next blocks share. Returns where the first of these blocks begins. */
 INLINE const char *load_shared(const Form form, const char *at, vf shared[2])
 {
@@ -156,46 +145,113 @@ INLINE const char *load_shared(const Form form, const char *at, vf shared[2])
     return at + shared_bytes(form);
 }
 
-/* Multiplies `strips` strips, which lie `apart` bytes from each other, with `rows` rows; x is [blocks][stride]. Codes
- * are unpacked once for all rows; where there are several, AVX2 keeps them in memory (in the first-level cache), so that
- * registers are free for sums. */
-INLINE void multiply_strips(const Form form, const int strips, const int rows, const char *at, int64_t apart,
-                            const InputBlock *x, int64_t stride, int64_t blocks, vf (*total)[STRIPS])
+/* Strips that are read block by block; each lies `apart` bytes behind the one before. */
+typedef struct {
+    const char *begin, *at; /* of the first strip: where it begins, where its next block is */
+    int64_t apart;
+    vf shared[STRIPS][2];   /* the numbers that blocks share, of each strip */
+} Reader;
+
+/* Prefetches what strip `s` needs soon. Of two strips that are read side by side each is its own stream, so what comes
+ * behind its end is the next panel's, which lies another strip further on. */
+INLINE void prefetch_block(const Form form, const int strips, const int s, const Reader *from, const char *block)
 {
-    vf sums[STRIP_ROWS][STRIPS], shared[STRIPS][2] = {{{0}}};
+    const char *ahead = block + AHEAD / strips;
+    if (strips > 1 && ahead >= from->begin + (s + 1) * from->apart) ahead += from->apart;
+    UNROLL for (int byte = 0; byte < block_bytes(form); byte += 64) __builtin_prefetch(ahead + byte);
+}
+
+/* Unpacks block number `b` of `strips` strips. `rows`: how many rows it will be multiplied with, or 0: many. */
+INLINE void unpack_next(const Form form, const int strips, const int rows, int64_t b, Reader *from, Unpacked *to)
+{
+    const char *next = from->at;
+    UNROLL for (int s = 0; s < strips; s++) {
+        const char *block = from->at + s * from->apart;
+        if (shares(form) && b % share_of(form) == 0) block = load_shared(form, block, from->shared[s]);
+        prefetch_block(form, strips, s, from, block);
+        unpack(form, block, &to->codes[s]);
+        to->worths[s] = worth(form, block + code_bytes(form.bits), from->shared[s]);
+        to->lows[s] = minimums(form, block + code_bytes(form.bits), from->shared[s]);
+        if (s == 0) next = block + block_bytes(form);
+        if (rows != 1 && strips > 1) {
+            CODES_TO_MEMORY(to->codes[s]);
+            SCALES_TO_MEMORY(to->worths[s]);
+            if (form.scales == K_MINIMUMS) SCALES_TO_MEMORY(to->lows[s]);
+        }
+    }
+    from->at = next;
+}
+
+/* Multiplies `strips` strips with `rows` rows, at most FEW_ROWS; x is [blocks][stride]. All sums stay in registers;
+ * `total` gets those of the first `wanted` rows. */
+INLINE void multiply_few(const Form form, const int strips, const int rows, const char *at, int64_t apart,
+                         const InputBlock *x, int64_t stride, int64_t blocks, int64_t wanted, vf (*total)[STRIPS])
+{
+    const int together = rows < ROWS_AT_ONCE ? rows : ROWS_AT_ONCE;
+    vf sums[FEW_ROWS][STRIPS];
+    Reader from = {at, at, apart, {{{0}}}};
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int s = 0; s < strips; s++) sums[i][s] = (vf){0};
     for (int64_t b = 0; b < blocks; b++, x += stride) {
-        Codes codes[STRIPS];
-        Worth worths[STRIPS];
-        Minimums lows[STRIPS];
-        const char *next = at;
-        UNROLL for (int s = 0; s < strips; s++) {
-            const char *block = at + s * apart;
-            if (shares(form) && b % share_of(form) == 0) block = load_shared(form, block, shared[s]);
-            UNROLL for (int byte = 0; byte < block_bytes(form); byte += 64) __builtin_prefetch(block + strips * AHEAD + byte);
-            unpack(form, block, &codes[s]);
-            worths[s] = worth(form, block + code_bytes(form.bits), shared[s]);
-            lows[s] = minimums(form, block + code_bytes(form.bits), shared[s]);
-            if (s == 0) next = block + block_bytes(form);
-            if (rows > 1) KEEP_IN_MEMORY(codes[s]);
-            if (rows > 1) KEEP_IN_MEMORY(worths[s]);
-            if (rows > 1 && form.scales == K_MINIMUMS) KEEP_IN_MEMORY(lows[s]);
-        }
-        add_rows(form, strips, rows, codes, worths, lows, x, stride, sums);
-        at = next;
+        Unpacked now;
+        unpack_next(form, strips, rows, b, &from, &now);
+        UNROLL for (int i = 0; i < rows; i += together)
+            add_blocks(form, strips, rows - i < together ? rows - i : together, &now, x + i, sums + i);
     }
     UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int s = 0; s < strips; s++) total[i][s] = sums[i][s];
+        UNROLL for (int s = 0; s < strips && i < wanted; s++) total[i][s] = sums[i][s];
 }
 
-/* Multiplies a panel, whose strips lie `apart` bytes from each other, with up to STRIP_ROWS rows. A single row goes
- * strip by strip: it has nothing to share between them but its own few inputs. */
-INLINE void multiply_panel(const Form form, const int rows, const char *panel, int64_t apart, const InputBlock *x,
-                           int64_t stride, int64_t blocks, vf (*sums)[STRIPS])
+/* Adds one block's results to the sums of any number of rows, which stay in memory (the first-level cache). Inputs of the
+ * next block are fetched: of many rows they lie where the processor does not expect them. */
+INLINE void add_many(const Form form, const int strips, const Unpacked *now, const InputBlock *x, int64_t stride,
+                     int64_t rows, vf (*restrict sums)[STRIPS])
 {
-    const int strips = rows > 1 ? STRIPS_AT_ONCE : 1;
+    int64_t i = 0;
+    _Pragma("GCC unroll 1") for (; i + ROWS_AT_ONCE <= rows; i += ROWS_AT_ONCE) {
+        const char *next = (const char *)(x + stride + i);
+        UNROLL for (int byte = 0; byte < ROWS_AT_ONCE * (int)sizeof *x; byte += 64) __builtin_prefetch(next + byte);
+        add_blocks(form, strips, ROWS_AT_ONCE, now, x + i, sums + i);
+        __asm__("" : : : "memory"); /* the sums stay there */
+    }
+#if ROWS_AT_ONCE == 4
+    switch (rows - i) {
+    case 1: add_blocks(form, strips, 1, now, x + i, sums + i); break;
+    case 2: add_blocks(form, strips, 2, now, x + i, sums + i); break;
+    case 3: add_blocks(form, strips, 3, now, x + i, sums + i); break;
+    }
+#endif
+}
+
+/* Multiplies `strips` strips with any number of rows. Codes are unpacked once for all of them. */
+INLINE void multiply_many(const Form form, const int strips, const char *at, int64_t apart, const InputBlock *x,
+                          int64_t stride, int64_t blocks, int64_t rows, vf (*restrict sums)[STRIPS])
+{
+    Reader from = {at, at, apart, {{{0}}}};
+    for (int64_t i = 0; i < rows; i++)
+        UNROLL for (int s = 0; s < strips; s++) sums[i][s] = (vf){0};
+    for (int64_t b = 0; b < blocks; b++, x += stride) {
+        Unpacked now;
+        unpack_next(form, strips, 0, b, &from, &now);
+        add_many(form, strips, &now, x, stride, rows, sums);
+    }
+}
+
+/* Multiplies a panel, whose strips lie `apart` bytes from each other, with `rows` rows, at most FEW_ROWS, of which the
+ * first `wanted` count. A single row goes strip by strip: it has nothing to share between them but its own few inputs. */
+INLINE void multiply_few_of_panel(const Form form, const int rows, const char *panel, int64_t apart, const InputBlock *x,
+                                  int64_t stride, int64_t blocks, int64_t wanted, vf (*sums)[STRIPS])
+{
+    const int strips = rows > 1 ? STRIPS_OF_FEW : 1;
     for (int s = 0; s < STRIPS; s += strips)
-        multiply_strips(form, strips, rows, panel + s * apart, apart, x, stride, blocks, (vf(*)[STRIPS])&sums[0][s]);
+        multiply_few(form, strips, rows, panel + s * apart, apart, x, stride, blocks, wanted, (vf(*)[STRIPS])&sums[0][s]);
+}
+
+/* The same with any number of rows. */
+INLINE void multiply_many_of_panel(const Form form, const char *panel, int64_t apart, const InputBlock *x, int64_t stride,
+                                   int64_t blocks, int64_t rows, vf (*restrict sums)[STRIPS])
+{
+    for (int s = 0; s < STRIPS; s += STRIPS_OF_MANY)
+        multiply_many(form, STRIPS_OF_MANY, panel + s * apart, apart, x, stride, blocks, rows, (vf(*)[STRIPS])&sums[0][s]);
 }
 #endif

@@ -9,29 +9,39 @@
 #include "codes.h"
 
 /* How many rows and strips are multiplied at once, so that each loaded code serves all these rows and each loaded input
- * all these strips. With 16 registers (AVX2) not all codes of a block fit beside the sums, so they stay in memory, and
- * every load must serve several products. */
+ * all these strips: STRIPS_OF_FEW for up to FEW_ROWS rows (formats.h), STRIPS_OF_MANY for more. One strip is read from
+ * memory in order, which is what few rows wait for. With 16 registers (AVX2) not all codes of a block fit beside the sums,
+ * so they stay in memory, and every load must serve several products. With 32 (AVX-512) codes of two strips fit, but no
+ * scales beside them. */
 #if LANES == 8
 #define ROWS_AT_ONCE 4
-#define STRIPS_AT_ONCE 2
+#define STRIPS_OF_FEW 2
+#define STRIPS_OF_MANY 2
 /* Pins X to a register here: else a compiler makes all products first, and runs out of registers for them. */
 #define SETTLE(X) __asm__("" : "+x"(X))
-#define KEEP_IN_MEMORY(X) __asm__("" : "+m"(X)) /* pins X to memory: else codes take the registers that sums need */
+/* Pins codes or scales to memory: else they take the registers that sums need. */
+#define CODES_TO_MEMORY(X) __asm__("" : "+m"(X))
+#define SCALES_TO_MEMORY(X) __asm__("" : "+m"(X))
 #elif LANES == 16
 #define ROWS_AT_ONCE 4 /* with fewer, each product waits for the one before; other rows' fill these gaps */
-#define STRIPS_AT_ONCE 1
+#define STRIPS_OF_FEW 1
+#define STRIPS_OF_MANY 2
 #define SETTLE(X) __asm__("" : "+v"(X))
-#define KEEP_IN_MEMORY(X) ((void)0)
-#elif defined(__aarch64__)
+#define CODES_TO_MEMORY(X) ((void)0)
+#define SCALES_TO_MEMORY(X) __asm__("" : "+m"(X))
+#else
+#if defined(__aarch64__)
 #define ROWS_AT_ONCE 4
-#define STRIPS_AT_ONCE 2
-#define SETTLE(X) ((void)0)
-#define KEEP_IN_MEMORY(X) ((void)0)
+#define STRIPS_OF_FEW 2
+#define STRIPS_OF_MANY 2
 #else
 #define ROWS_AT_ONCE 1
-#define STRIPS_AT_ONCE 1
+#define STRIPS_OF_FEW 1
+#define STRIPS_OF_MANY 1
+#endif
 #define SETTLE(X) ((void)0)
-#define KEEP_IN_MEMORY(X) ((void)0)
+#define CODES_TO_MEMORY(X) ((void)0)
+#define SCALES_TO_MEMORY(X) ((void)0)
 #endif
 
 /* Each instruction set defines these, on vectors of 32-bit sums (Whole), one sum for each output:

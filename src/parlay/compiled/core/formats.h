@@ -16,23 +16,23 @@ enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K 
  * weights that share their inputs may read different forms. */
 enum { FLOATS = 1, BFLOATS = 2 /* bfloat16 */, CODES = 4 /* InputBlock: 32 codes of eight bits */ };
 
-#if LANES >= 8
-/* Rows of blocks that go over a panel together, so that codes are unpacked once for all of them. Their sums fill half of
- * AVX-512's registers; AVX2 keeps them in memory (in the first-level cache). */
-#define STRIP_ROWS 16
+/* Up to FEW_ROWS rows of blocks have code of their own, whose sums are in registers: for each number up to eight, and for
+ * multiples of four, to which other numbers are rounded up. */
+#if LANES == 16
+#define FEW_ROWS 16
 #else
-#define STRIP_ROWS 4
+#define FEW_ROWS 4
 #endif
-/* Up to EXACT_ROWS rows, and multiples of four, have code for their exact number; other numbers are rounded up. */
-#define EXACT_ROWS 8
+/* Rows of blocks that go over a panel together at most, so that codes are unpacked once for all of them: their sums and
+ * inputs of one block stay in the first-level cache. */
+#define STRIP_ROWS 64
 
 /* Multiplies up to DENSE_ROWS rows of plain numbers with one panel, or up to half as many with two that lie `apart` bytes
  * from each other. x is [rows][stride] words of 32 bits, see lanes.h; `words` of each row count. */
 typedef void MultiplyWords(int64_t rows, int panels, const char *panel, int64_t apart, const uint32_t *x,
                            int64_t stride, int64_t words, vf (*sums)[DENSE_ROWS][STRIPS]);
 
-/* Multiplies up to STRIP_ROWS rows of blocks, x [blocks][stride], with a panel. If `rows` is rounded up, sums has
- * results for some rows more, made of what lies behind x. */
+/* Multiplies up to STRIP_ROWS rows of blocks, x [blocks][stride], with a panel. It may read up to three rows more. */
 typedef void MultiplyBlocks(const char *panel, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows,
                             vf (*sums)[STRIPS]);
 
@@ -53,14 +53,13 @@ typedef struct {
 extern const Format *const BLOCK_FORMATS[MOST_FORMATS] __attribute__((visibility("hidden")));
 /* Bytes of one block of LANES keys in a Q8_0 cache, which are stored like a strip of Q8_0 weights. */
 #define KEY_BYTES (LANES * (BLOCK + 2))
-/* Scores of up to STRIP_ROWS queries x [blocks][stride] with two strips of keys, `apart` bytes from each other; rows
- * are rounded up as in MultiplyBlocks. */
+/* Scores of up to STRIP_ROWS queries x [blocks][stride] with two strips of keys, `apart` bytes from each other. */
 void SCORE(const char *keys, int64_t apart, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows,
            vf (*sums)[STRIPS]) __attribute__((visibility("hidden")));
 /* Quantises x [count] to blocks, of which each lies `stride` blocks behind the one before; see quantise.h. */
 void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride) __attribute__((visibility("hidden")));
 /* The first half of an adapter in eight bits, down(x): up to four rows x [blocks][stride] times one strip, stored like
- * Q8_0 weights; rows are rounded up as in MultiplyBlocks. */
+ * Q8_0 weights. */
 void LOWER(const char *strip, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows, vf (*sums)[STRIPS])
     __attribute__((visibility("hidden")));
 #define RANKS 16                       /* ranks of an adapter's matrix `up` that share one scale for each output */

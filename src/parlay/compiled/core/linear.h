@@ -100,13 +100,12 @@ INLINE const char *weights_of(const Panel *panel)
     return (const char *)panel->linear->panels + panel->index * format_of(panel->linear)->panel_bytes(panel->linear->in);
 }
 
-/* How many rows one pass over a panel of blocks takes: STRIP_ROWS at most, and about the same number in each pass.
- * formats.c has code for some numbers of rows only, and rounds others up. Where it would round up, twice as many passes
- * take half as many rows each, so that no sums are computed in vain. */
+/* How many rows one pass over a panel of blocks takes: STRIP_ROWS at most, and about the same number in each pass, in
+ * fours, which go together. */
 INLINE int64_t rows_of_pass(int64_t rows)
 {
-    int64_t passes = (rows + STRIP_ROWS - 1) / STRIP_ROWS, each = passes ? (rows + passes - 1) / passes : 1;
-    return each > EXACT_ROWS && each % 4 ? (rows + 2 * passes - 1) / (2 * passes) : each;
+    int64_t passes = (rows + STRIP_ROWS - 1) / STRIP_ROWS;
+    return passes > 1 ? (rows + 4 * passes - 1) / (4 * passes) * 4 : rows;
 }
 
 /* Multiplies one panel of a block format with all rows, to out [rows][PANEL]. */
@@ -117,9 +116,7 @@ static void multiply_blocks(const Panel *panel, const Inputs *x, int64_t rows, f
     const int64_t each = rows_of_pass(rows);
     for (int64_t row = 0; row < rows; row += each) {
         int64_t count = rows - row < each ? rows - row : each;
-        vf sums[STRIP_ROWS][STRIPS];
-        format->blocks(weights_of(panel), x->blocks + row, x->rows, blocks, count, sums);
-        memcpy(out + row * PANEL, sums, (size_t)(count * PANEL) * 4);
+        format->blocks(weights_of(panel), x->blocks + row, x->rows, blocks, count, (vf(*)[STRIPS])(out + row * PANEL));
     }
 }
 
