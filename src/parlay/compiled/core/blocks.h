@@ -1,5 +1,5 @@
 /* Multiplies quantised weights, in strips as in codes.h, with quantised rows (quantise.h): the counterpart of ggml's
- * vec_dot functions. formats.c compiles `multiply_panel` for each format and number of rows, and linear.h calls the result
+ * vec_dot functions. formats.c compiles its functions for each format and some numbers of rows, and linear.h calls the result
  * through the table of formats. For each block and output, with q the codes of the row's block:
  *
  *     part = step * sum((code - zero) * q) + minimum * sum(q)        the first sum is in whole numbers: dots.h
