@@ -284,23 +284,33 @@ INLINE vf gate_up(int64_t activation, vf gate, vf up)
     return x / (1.0f + exponential(choose(inner < -87.0f, splat(87.0f), -inner))) * (up + 1.0f);
 }
 
-/* Finishes pairs of gate and up panels: writes activation(gate) * up as inputs of the next product, then quantises
- * these. `count` panels are whole units (see `unit_of`), so they fill whole blocks. */
+/* Computes activation(gate) * up of one row, of pair number `pair` of a piece's gate and up panels. */
+INLINE void gate_pair(const Product *to, int64_t rows, int64_t first, int64_t pair, int64_t row, const float *sums, float *at)
+{
+    const Panel gate = panel_at(to, first + 2 * pair), up = panel_at(to, first + 2 * pair + 1);
+    vf gates[STRIPS], ups[STRIPS];
+    load_outputs(to, &gate, row, sums + (2 * pair * rows + row) * PANEL, gates);
+    load_outputs(to, &up, row, sums + ((2 * pair + 1) * rows + row) * PANEL, ups);
+    UNROLL for (int b = 0; b < STRIPS; b++) store(at + b * LANES, gate_up(to->activation, gates[b], ups[b]));
+}
+
+/* Finishes pairs of gate and up panels: writes activation(gate) * up as inputs of the next product. `count` panels are
+ * whole units (see `unit_of`), so they fill whole blocks. Where only codes are wanted, nothing else is written: a prompt's
+ * floats would go to memory and back. */
 static void finish_gates(const Product *to, int64_t rows, int64_t first, int64_t count, const float *sums)
 {
-    for (int64_t i = 0; i < count; i += 2) {
-        Panel gate = panel_at(to, first + i), up = panel_at(to, first + i + 1);
+    enum { PAIRS = PANEL < BLOCK ? BLOCK / PANEL : 1, NUMBERS = PAIRS * PANEL };
+    for (int64_t pair = 0; pair < count / 2; pair += PAIRS) {
+        const int64_t column = panel_at(to, first + 2 * pair).column;
         for (int64_t row = 0; row < rows; row++) {
-            vf gates[STRIPS], ups[STRIPS];
-            load_outputs(to, &gate, row, sums + (i * rows + row) * PANEL, gates);
-            load_outputs(to, &up, row, sums + ((i + 1) * rows + row) * PANEL, ups);
-            UNROLL for (int b = 0; b < STRIPS; b++)
-                put_input(to->gated, to->wanted, row, gate.column + b * LANES,
-                          gate_up(to->activation, gates[b], ups[b]));
+            float values[NUMBERS];
+            UNROLL for (int p = 0; p < PAIRS; p++) gate_pair(to, rows, first, pair + p, row, sums, values + p * PANEL);
+            UNROLL for (int i = 0; i < NUMBERS; i += LANES)
+                put_input(to->gated, to->wanted & ~CODES, row, column + i, load(values + i));
+            if (to->wanted & CODES)
+                QUANTISE(values, NUMBERS, to->gated->blocks + column / BLOCK * to->gated->rows + row, to->gated->rows);
         }
     }
-    for (int64_t row = 0; row < rows; row++)
-        put_codes(to->gated, to->wanted, row, panel_at(to, first).column, count / 2 * PANEL);
 }
 
 /* Finishes what `multiply_panels` left in `sums`, and writes it to where the product's outputs go. */
