@@ -179,7 +179,7 @@ def test_the_decoder_s_last_place_ends_a_text(marian: tuple[PreTrainedModel, Pat
         ([0, 5], GREEDY, "none", "must be a source and then its start token, 0"),
         ([5, 0, *[6] * 39], GREEDY, "none", "40 tokens from the start token on, but the decoder of .* has 40 places"),
         ([5], SamplingParams(prompt_logprobs=1), "none", "encoder-decoder and has no prompt_logprobs"),
-        ([5], GREEDY, "denoise", "writes its text in order: choose another strategy"),
+        ([5], GREEDY, "denoise", "writes its text in order: choose another"),
         ([5], GREEDY, "layer-skip", "can't skip any: choose another strategy"),
     ],
     ids=["long source", "no source", "long target", "prompt logprobs", "canvases", "own layers"],

@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from parlay.serve.protocol.sampling_from_body import FieldNames, refused
+from parlay.types import ParlayError
+
 USER = {"role": "user", "content": "Hi"}
 BAD: dict[str, Any] = {"type": "nonsense"}
 FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"a": BAD}}}
@@ -157,3 +160,13 @@ def test_of_ollama(limited: TestClient, fields: dict[str, Any], path: str) -> No
     reply = limited.post("/api/chat", json={"messages": [USER], **fields})
     assert reply.status_code == 400
     assert reply.json()["error"].startswith(path), reply.text
+
+
+def test_the_field_is_the_one_that_an_error_declares_not_a_word_that_its_message_begins_with() -> None:
+    """A message may begin with a field's name by chance, and name the field at fault later, or none."""
+    names = FieldNames("messages", {"stop": "stop_sequences", "seed": "seed", "max_tokens": "max_tokens"})
+    undeclared = refused(ValueError("seed corn is no model: choose another"), names)
+    assert (undeclared.message, undeclared.param) == ("seed corn is no model: choose another", None)
+    declared = refused(ParlayError("seed corn takes stop and no max_tokens: remove it", "stop"), names)
+    assert declared.message == "seed corn takes stop_sequences and no max_tokens: remove it"
+    assert declared.param == "stop_sequences"

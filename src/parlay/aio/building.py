@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from parlay.aio.stream import Closed, PendingJob
 from parlay.llm.llm import LLM
 from parlay.strategies.built import UnbuiltStrategy
 from parlay.strategies.spelling import StrategySpec
+from parlay.types import ParlayError
+
+
+@contextmanager
+def _field_declared() -> Iterator[None]:
+    """Declare that errors are about the request's strategy: what builds one does not know who named it."""
+    try:
+        yield
+    except ParlayError as error:
+        error.fields = ("strategy", *error.fields)
+        raise
 
 
 @dataclass(slots=True)
@@ -38,10 +50,11 @@ class StrategyBuilds:
     def hold(self, job: PendingJob) -> bool:
         """Hold a job until its strategy is built. Returns False if the strategy is built already.
 
-        Raises UsageError if the strategy can't be built, and Closed after `refuse`.
+        Raises UsageError if there is no such strategy, and Closed after `refuse`.
         """
         for strategy in {sample.strategy for sample in job.job.samples}:
-            unbuilt = self._llm.strategies.unbuilt(strategy)
+            with _field_declared():
+                unbuilt = self._llm.strategies.unbuilt(strategy)
             if unbuilt is not None:
                 if self._refusal is not None:
                     raise self._refusal()
@@ -74,7 +87,9 @@ class StrategyBuilds:
         build, error = self._builds.pop(next(iter(self._builds))), self._building.exception()
         self._building = None
         try:
-            if error is None:
+            with _field_declared():
+                if error is not None:
+                    raise error
                 self._llm.strategies.take(build.strategy)
         except BaseException as failure:
             error = failure

@@ -16,6 +16,7 @@ from parlay.engine.target_layers import TargetLayers
 from parlay.sampling.processors import validate
 from parlay.types import (
     Canvas,
+    CanvasLayout,
     CanvasSpec,
     Ends,
     EngineStats,
@@ -115,9 +116,10 @@ class RequestTable:
             )
         left = encoder.max_target - (len(prompt) - source)
         if left < 1:
-            raise ValueError(
+            raise UsageError(
                 f"the prompt has {len(prompt) - source} tokens from the start token on, but the decoder of {spec.name} "
-                f"has {encoder.max_target} places and must write at least one more: shorten it"
+                f"has {encoder.max_target} places and must write at least one more: shorten it",
+                "prompt",
             )
         assert most is not None
         return replace(request, params=replace(request.params, max_tokens=min(most, left)))
@@ -126,41 +128,34 @@ class RequestTable:
         """Raises ValueError if the runner can't give a strategy's drafter what it needs."""
         spec = self._runner.spec
         if needs.layers and not spec.layer_skip:
-            raise ValueError(
-                f"strategy {strategy} drafts with the target's own layers, but the runner of {spec.name} can't skip "
-                "any: choose another strategy"
+            raise FieldError(
+                "strategy",
+                f"{strategy} drafts with the target's own layers, but the runner of {spec.name} can't skip "
+                "any: choose another",
             )
         if any(not 0 <= layer <= spec.num_layers for layer in needs.taps):
-            raise ValueError(
-                f"strategy {strategy} reads the hidden states of layers {', '.join(map(str, needs.taps))}, but those "
-                f"of {spec.name} are 0 to {spec.num_layers}: choose another strategy"
+            raise FieldError(
+                "strategy",
+                f"{strategy} reads the hidden states of layers {', '.join(map(str, needs.taps))}, but those "
+                f"of {spec.name} are 0 to {spec.num_layers}: choose another",
             )
 
     def _canvas(self, sequence: Sequence) -> Canvas:
         """Make the sequence's first canvas. Raises ValueError if the model fills none, or a step can't hold it."""
         spec, strategy, layout = self._runner.spec, sequence.strategy.name, sequence.strategy.layout
         if spec.canvas is None:
-            raise ValueError(
-                f"strategy {strategy} fills canvases, but {spec.name} writes its text in order: choose another strategy"
+            raise FieldError(
+                "strategy",
+                f"{strategy} fills canvases, but {spec.name} writes its text in order: choose another",
             )
-        if spec.canvas.text == "block" and layout.group and spec.canvas.block % layout.group:
-            raise ValueError(
-                f"strategy {strategy}: block={layout.group} does not divide the blocks of {spec.canvas.block} tokens "
-                f"that {spec.name} writes: choose a divisor"
-            )
-        if layout.stale and spec.canvas.text != "full":
-            raise ValueError(f"strategy {strategy}: cache=stale is for models whose rows all see each other: remove it")
-        ends = spec.canvas.ends
-        reads = "noise" if spec.canvas.noise else "" if ends is None or ends.guesses else ends.kind
-        if reads != layout.reads:
-            raise ValueError(
-                f"strategy {strategy}: its selector reads {layout.reads or 'places'}, but a canvas of {spec.name} is "
-                f"read as {reads or 'places'}: choose {answers.SELECTORS[reads]}"
-            )
+        self._check_layout(strategy, layout, spec.canvas)
         if spec.canvas.ends is not None:
             return self._answer(sequence, spec.canvas, spec.canvas.ends)
         if spec.canvas.noise and sequence.request.constraint is not None:
-            raise ValueError(f"{spec.name} fills canvases of noise, so structured output is not supported: remove it")
+            raise UsageError(
+                f"{spec.name} fills canvases of noise, so structured output is not supported: remove it",
+                "structured_outputs",
+            )
         room = self._max_context - len(sequence.tokens) if spec.canvas.noise else sequence.room(self._max_context)
         canvas = blank(spec.canvas, layout, len(sequence.tokens), room)
         if canvas.size > self._max_canvas:
@@ -173,6 +168,28 @@ class RequestTable:
             )
         return canvas
 
+    def _check_layout(self, strategy: str, layout: CanvasLayout, canvas: CanvasSpec) -> None:
+        """Raises FieldError for a strategy whose canvases the model can't fill."""
+        name = self._runner.spec.name
+        if canvas.text == "block" and layout.group and canvas.block % layout.group:
+            raise FieldError(
+                "strategy",
+                f"{strategy}: block={layout.group} does not divide the blocks of {canvas.block} tokens "
+                f"that {name} writes: choose a divisor",
+            )
+        if layout.stale and canvas.text != "full":
+            raise FieldError(
+                "strategy", f"{strategy}: cache=stale is for models whose rows all see each other: remove it"
+            )
+        ends = canvas.ends
+        reads = "noise" if canvas.noise else "" if ends is None or ends.guesses else ends.kind
+        if reads != layout.reads:
+            raise FieldError(
+                "strategy",
+                f"{strategy}: its selector reads {layout.reads or 'places'}, but a canvas of {name} is "
+                f"read as {reads or 'places'}: choose {answers.SELECTORS[reads]}",
+            )
+
     def _answer(self, sequence: Sequence, spec: CanvasSpec, ends: Ends) -> Canvas:
         """Make a canvas for the whole answer.
 
@@ -182,7 +199,10 @@ class RequestTable:
         if layout.group:
             raise FieldError("block", f"={layout.group}: {name} fills a canvas as a whole: remove block")
         if request.constraint is not None:
-            raise ValueError(f"{name} writes an answer in one canvas, so structured output is not supported: remove it")
+            raise UsageError(
+                f"{name} writes an answer in one canvas, so structured output is not supported: remove it",
+                "structured_outputs",
+            )
         canvas = answers.begin(spec, ends, request.prompt)
         most = min(self._max_canvas, self._max_context - len(request.prompt))
         if len(canvas.places) > most:
@@ -265,24 +285,30 @@ class RequestTable:
     def _check(self, request: Request, strategy: Strategy) -> None:
         spec, prompt, most = self._runner.spec, len(request.prompt), request.params.max_tokens
         if strategy.selector is None and spec.fills_only:
-            raise ValueError(
-                f"strategy {strategy.name} writes token by token, but {spec.name} is a diffusion model: choose denoise"
+            raise FieldError(
+                "strategy",
+                f"{strategy.name} writes token by token, but {spec.name} is a diffusion model: choose denoise",
             )
         if request.params.prompt_logprobs is not None and spec.fills_only:
-            raise ValueError(f"{spec.name} is a diffusion model and has no prompt_logprobs: remove them")
+            raise UsageError(
+                f"{spec.name} is a diffusion model and has no prompt_logprobs: remove them", "prompt_logprobs"
+            )
         if request.params.prompt_logprobs is not None and spec.encoder is not None:
-            raise ValueError(f"{spec.name} is an encoder-decoder and has no prompt_logprobs: remove them")
+            raise UsageError(
+                f"{spec.name} is an encoder-decoder and has no prompt_logprobs: remove them", "prompt_logprobs"
+            )
         if request.id in self._sequences:
             raise ValueError(f"request id {request.id!r} is in use: choose another")
         if not prompt:
-            raise ValueError("the prompt is empty: give it at least one token")
+            raise UsageError("the prompt is empty: give it at least one token", "prompt")
         if prompt >= self._max_context:
-            raise ValueError(
+            raise UsageError(
                 f"the prompt has {prompt} tokens, but the context of {spec.name} is {self._max_context} "
-                "and must hold at least one more: shorten it"
+                "and must hold at least one more: shorten it",
+                "prompt",
             )
         if min(request.prompt) < 0 or max(request.prompt) >= spec.vocab_size:
-            raise ValueError(f"the prompt has a token id that is not from 0 to {spec.vocab_size - 1}")
+            raise UsageError(f"the prompt has a token id that is not from 0 to {spec.vocab_size - 1}", "prompt")
         if most is None:
             raise UsageError("a request to the engine needs max_tokens as a number", "max_tokens")
         text = max(prompt + 1, min(prompt + most, self._max_context))
@@ -334,7 +360,7 @@ class RequestTable:
             return
         spec, written = self._runner.spec, len(request.written)
         if strategy.selector is not None:
-            raise ValueError(f"strategy {strategy.name} fills canvases, which can't be resumed: remove resume")
+            raise FieldError("strategy", f"{strategy.name} fills canvases, which can't be resumed: remove resume")
         if min(request.written) < 0 or max(request.written) >= spec.vocab_size:
             raise ValueError(f"the tokens written so far have an id that is not from 0 to {spec.vocab_size - 1}")
         if written >= min(most, self._max_context - len(request.prompt)):

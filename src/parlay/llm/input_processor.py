@@ -64,6 +64,7 @@ from parlay.types import (
     Request,
     RunnerSpec,
     SamplingParams,
+    UsageError,
 )
 
 PerPrompt = SamplingParams | Sequence[SamplingParams] | None
@@ -321,10 +322,9 @@ class InputProcessor:
 
     def _settled(self, params: SamplingParams, prompt_length: int, room: int) -> SamplingParams:
         """Fill in a limit on the output and numbers of log-probabilities; turn bad words into a logits processor."""
-        limit = max(room, 1)  # the engine refuses a prompt that is too long
         params = replace(
             params,
-            max_tokens=limit if params.max_tokens is None else params.max_tokens,
+            max_tokens=max(room, 1) if params.max_tokens is None else params.max_tokens,  # the engine checks the room
             logprobs=self._vocab_size if params.logprobs == -1 else params.logprobs,
             prompt_logprobs=self._vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs,
             allowed_token_ids=packed(params.allowed_token_ids),
@@ -335,7 +335,7 @@ class InputProcessor:
 
     def _bad_words(self, params: SamplingParams, prompt_length: int) -> BadWords:
         if self._tokenizer is None:
-            raise ValueError("bad_words need a tokenizer, and this model came without one: use logit_bias")
+            raise FieldError("bad_words", "need a tokenizer, and this model came without one: use logit_bias")
         for word in params.bad_words or ():
             check_unicode(word, "bad_words are")
         return BadWords(params.bad_words or (), self._tokenizer, prompt_length)
@@ -364,7 +364,7 @@ class InputProcessor:
         if self._encoder is None:
             raise ValueError("this model came without a tokenizer: give the prompt as {'prompt_token_ids': [...]}")
         if not text:  # some tokenizers add a token, so that ids would not be empty
-            raise ValueError("the prompt is empty: give some text, or token ids")
+            raise UsageError("the prompt is empty: give some text, or token ids", "prompt")
         return self._encoder.encode(text, self._max_context, cut=cut)
 
     def chat(self, messages: Messages, options: ChatOptions, *, cut: bool = False) -> TokensPrompt:

@@ -268,7 +268,7 @@ def check_sampling(asked: SamplingParams) -> None:
         ("guidance_scale", asked.guidance_scale != 1),
     ):
         if given:
-            raise ValueError(f"{name} can't be used with steps that are drafted ahead: remove it")
+            raise FieldError(name, "can't be used with steps that are drafted ahead: remove it")
 
 
 def check_drafter(llm: LLM, drafter: LLM) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from parlay.sampling import truncation
-from parlay.types import Constraint, LogitsProcessor, ParlayError, SamplingParams, SequenceView, Tokenizer
+from parlay.types import Constraint, FieldError, LogitsProcessor, ParlayError, SamplingParams, SequenceView, Tokenizer
 
 ALL_MASKED = "every token is masked"
 """The beginning of the error if a request's own parameters leave no token."""
@@ -63,10 +63,12 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
     for name, ids in named.items():
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             token = next(token for token in ids if not 0 <= token < vocab_size)
-            raise ValueError(f"{name} names token {token}, but this model's ids are 0 to {vocab_size - 1}")
+            raise FieldError(name, f"names token {token}, but this model's ids are 0 to {vocab_size - 1}")
     for token, bias in (params.logit_bias or {}).items():
         if not isinstance(bias, Real) or not bias < math.inf:  # -inf is allowed: it bars the token
-            raise ValueError(f"logit_bias of token {token} is {bias!r:.40}: give a number, 100 to have it in any case")
+            raise FieldError(
+                "logit_bias", f"of token {token} is {bias!r:.40}: give a number, 100 to have it in any case"
+            )
 
 
 def packed(ids: Sequence[int] | None) -> Sequence[int] | None:

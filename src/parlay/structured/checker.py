@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from parlay.structured.definition import definition, matcher
 from parlay.structured.limits import limit_reached
 from parlay.system.bounded_process import Answer, serve
-from parlay.types import StructuredOutputsParams
+from parlay.types import FieldError, StructuredOutputsParams
 
 STACK = 64 << 20
 """Bytes of stack. The server compiles the same definition later with four times as much."""
@@ -30,6 +30,7 @@ CALL_SECONDS = 0.025
 """Seconds of CPU time for one call of the compiled grammar. The call holds the GIL, so all threads wait."""
 _SLOW_CALLS = 3
 """A grammar is refused after this many slow calls. A busy machine may cause fewer."""
+_FORM = "structured_outputs"
 _WALKS = 4
 _STEPS = 12
 
@@ -57,10 +58,12 @@ def _answer(vocabulary: LLTokenizer, wanted: StructuredOutputsParams) -> dict[st
         pace = _CallTimer()
         for seed in range(_WALKS):
             _walk(compiled.deep_copy(), vocabulary, random.Random(seed), pace)
+    except FieldError as error:
+        return {"error": str(error), "field": error.fields[0]}
     except ValueError as error:
-        return {"error": str(error)}
+        return {"error": str(error), "field": _FORM}
     except (MemoryError, RecursionError):
-        return {"error": "structured_outputs is more than its compiler can hold: make it simpler"}
+        return {"error": f"{_FORM} is more than its compiler can hold: make it simpler", "field": _FORM}
     return {"definition": text}
 
 
@@ -70,8 +73,8 @@ def _check_beginning(compiled: LLMatcher, vocabulary: LLTokenizer) -> None:
     if len(_following(compiled.deep_copy(), vocabulary)):
         return
     if may_end:
-        raise ValueError("structured_outputs allows only the empty text: change it to allow others")
-    raise ValueError("structured_outputs allows no text that this model's tokens can write: change it")
+        raise FieldError("structured_outputs", "allows only the empty text: change it to allow others")
+    raise FieldError("structured_outputs", "allows no text that this model's tokens can write: change it")
 
 
 class _CallTimer:
@@ -87,7 +90,7 @@ class _CallTimer:
         self._slow += time.thread_time() - began > CALL_SECONDS
         if self._slow >= _SLOW_CALLS:
             limit = f"{1000 * CALL_SECONDS:.0f} ms of CPU time for one token, which is the limit"
-            raise ValueError(f"structured_outputs takes more than {limit}: make it simpler")
+            raise FieldError("structured_outputs", f"takes more than {limit}: make it simpler")
         return result
 
 
@@ -104,7 +107,7 @@ def _walk(at: LLMatcher, vocabulary: LLTokenizer, choose: random.Random, pace: _
             pace.timed(partial(at.try_consume_tokens, [int(choose.choice(following))]))
         limit = limit_reached(at)
         if limit is not None:
-            raise ValueError(f"structured_outputs is too complex ({limit}): make it simpler")
+            raise FieldError("structured_outputs", f"is too complex ({limit}): make it simpler")
         if not len(following) or at.is_stopped():
             return
 

@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from parlay.structured.limits import in_one_line, schema_of
 from parlay.structured.schemas import SPACE, in_plain_words, restated
-from parlay.types import StructuredOutputsParams
+from parlay.types import FieldError, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -35,7 +35,7 @@ def definition(wanted: StructuredOutputsParams) -> str:
     try:
         return grammar_from("grammar", wanted.grammar)
     except ValueError as error:
-        raise ValueError(f"structured_outputs.grammar is not valid: {in_one_line(str(error))}") from None
+        raise FieldError("structured_outputs.grammar", f"is not valid: {in_one_line(str(error))}") from None
 
 
 def _json(schema: dict[str, object], between: JsonCompileOptions) -> str:
@@ -43,7 +43,7 @@ def _json(schema: dict[str, object], between: JsonCompileOptions) -> str:
     try:
         return LLMatcher.grammar_from_json_schema(json.dumps(restated(schema)), defaults=between)
     except ValueError as error:
-        raise ValueError(f"structured_outputs.json is not valid: {in_one_line(str(error))}") from None
+        raise FieldError("structured_outputs.json", f"is not valid: {in_one_line(str(error))}") from None
 
 
 def matcher(vocabulary: LLTokenizer, text: str) -> LLMatcher:
@@ -55,5 +55,5 @@ def matcher(vocabulary: LLTokenizer, text: str) -> LLMatcher:
     if compiled.is_error():
         reason = compiled.get_error()
         message = in_plain_words(reason) or f"is not valid: {in_one_line(reason)}"
-        raise ValueError(f"structured_outputs {message}")
+        raise FieldError("structured_outputs", message)
     return compiled

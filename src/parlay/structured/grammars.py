@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from parlay.structured.constraint import GrammarConstraint
 from parlay.structured.limits import check_size, schema_of
 from parlay.system.bounded_process import BoundedProcess, LimitMet, NoAnswer
-from parlay.types import MachineBusy, ParlayError, StructuredOutputsParams, Tokenizer
+from parlay.types import FieldError, MachineBusy, ParlayError, StructuredOutputsParams, Tokenizer, UsageError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -83,11 +83,11 @@ class Checker:
             answer = json.loads(self._process.ask(question, CPU_SECONDS))
         except NoAnswer as error:
             message = f"structured_outputs took more than {error} to compile, on a busy machine: try again"
-            raise MachineBusy(message) from None
+            raise MachineBusy(message, "structured_outputs") from None
         except LimitMet as error:
-            raise ValueError(f"structured_outputs took more than {error} to compile: make it simpler") from None
+            raise FieldError("structured_outputs", f"took more than {error} to compile: make it simpler") from None
         if "error" in answer:
-            raise ValueError(answer["error"])
+            raise UsageError(answer["error"], answer["field"])
         return str(answer["definition"])
 
 
@@ -118,8 +118,8 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos_ids = list(eos_ids)
         self._compiler: _Compiler | None = None
-        self._kept: OrderedDict[_Key, Grammar | str] = OrderedDict()
-        self._under_way: dict[_Key, Future[Grammar | str]] = {}
+        self._kept: OrderedDict[_Key, Grammar | UsageError] = OrderedDict()
+        self._under_way: dict[_Key, Future[Grammar | UsageError]] = {}
         self._lock = threading.Lock()
 
     def compile(self, wanted: StructuredOutputsParams, owner: str = "") -> Grammar:
@@ -146,8 +146,8 @@ class Grammars:
             if first:
                 self._settle(key, question, work)
             found = work.result()
-        if isinstance(found, str):
-            raise ValueError(found)
+        if isinstance(found, UsageError):
+            raise UsageError(str(found), *found.fields)
         return found
 
     def prepare(self) -> None:
@@ -167,7 +167,7 @@ class Grammars:
         if compiler is not None:
             compiler.checker.end()
 
-    def _settle(self, key: _Key, question: bytes, work: Future[Grammar | str]) -> None:
+    def _settle(self, key: _Key, question: bytes, work: Future[Grammar | UsageError]) -> None:
         """Compile once for this request and all requests of the same owner that ask for the same grammar meanwhile."""
         try:
             found = self._compiled_or_refused(question)
@@ -179,11 +179,11 @@ class Grammars:
         self._keep(key, found)
         work.set_result(found)
 
-    def _compiled_or_refused(self, question: bytes) -> Grammar | str:
+    def _compiled_or_refused(self, question: bytes) -> Grammar | UsageError:
         try:
             return self._compile(question)
-        except ValueError as error:
-            return str(error)
+        except UsageError as error:
+            return error
 
     def _compile(self, question: bytes) -> Grammar:
         from parlay.structured.definition import matcher
@@ -193,7 +193,7 @@ class Grammars:
         compiled = _with_large_stack(lambda: matcher(compiler.tokenizer, text))
         return Grammar(compiler.tokenizer, compiled, self._vocab_size, threading.Lock())
 
-    def _keep(self, key: _Key, found: Grammar | str) -> None:
+    def _keep(self, key: _Key, found: Grammar | UsageError) -> None:
         with self._lock:
             del self._under_way[key]
             self._kept[key] = found
@@ -208,10 +208,11 @@ class Grammars:
 
     def _read(self) -> _Compiler:
         if self._tokenizer is None:
-            raise ValueError("structured_outputs needs a tokenizer, and this model came without one: name one")
+            raise FieldError("structured_outputs", "needs a tokenizer, and this model came without one: name one")
         if not self._tokenizer.is_fast:
-            raise ValueError(
-                "structured_outputs can't be used with this model's tokenizer, which is written in Python: name another"
+            raise FieldError(
+                "structured_outputs",
+                "can't be used with this model's tokenizer, which is written in Python: name another",
             )
         backend = self._tokenizer.backend_tokenizer
         if backend.padding is not None or backend.truncation is not None:
@@ -229,7 +230,7 @@ class Grammars:
             return _Compiler(LLTokenizer(**parts), Checker(parts))  # type: ignore[arg-type]
         except ValueError as error:
             reason = " ".join(str(error).split())
-            raise ValueError(f"structured_outputs can't be used with this model's tokenizer: {reason}") from None
+            raise FieldError("structured_outputs", f"can't be used with this model's tokenizer: {reason}") from None
 
 
 def _with_large_stack(function: Callable[[], T]) -> T:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from parlay.types import StructuredOutputsParams
+from parlay.types import FieldError, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -45,9 +45,9 @@ def schema_of(given: str | Mapping[str, Any]) -> dict[str, Any]:
     try:
         schema = json.loads(given) if isinstance(given, str) else dict(given)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"structured_outputs.json is not JSON: {error}") from None
+        raise FieldError("structured_outputs.json", f"is not JSON: {error}") from None
     if not isinstance(schema, dict):
-        raise ValueError("structured_outputs.json must be a JSON schema, which is an object")
+        raise FieldError("structured_outputs.json", "must be a JSON schema, which is an object")
     return schema
 
 
@@ -69,7 +69,7 @@ def _check_schema(schema: dict[str, Any]) -> None:
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"structured_outputs.json is not JSON: {error}") from None
+        raise FieldError("structured_outputs.json", f"is not JSON: {error}") from None
     _check_bytes("json", text)
 
 
@@ -83,7 +83,7 @@ def _check_bytes(field: str, text: str) -> None:
 
 def _check(field: str, count: int, most: int, what: str) -> None:
     if count > most:
-        raise ValueError(f"structured_outputs.{field} has {count} {what}, and the limit is {most}: make it smaller")
+        raise FieldError(f"structured_outputs.{field}", f"has {count} {what}, and the limit is {most}: make it smaller")
 
 
 def in_one_line(reason: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from parlay.text import template_sandbox
 from parlay.text.control_tokens import cut, cut_messages, pieces
-from parlay.types import Tokenizer
+from parlay.types import FieldError, Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: messages {"role": ..., "content": ...}. Content is a text, or a list of {"type": "text", "text":
@@ -240,7 +240,7 @@ def check_variables(variables: Mapping[str, Any]) -> None:
     """Raises ValueError for a variable that can't be passed to a template."""
     for name in variables:
         if name in SET_HERE:
-            raise ValueError(f"chat_template_kwargs can't hold {name}, which has a value already: remove it")
+            raise FieldError("chat_template_kwargs", f"can't hold {name}, which has a value already: remove it")
 
 
 def with_system(messages: Messages, text: str) -> Messages:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, SupportsIndex, TypedDict, Ty
 from parlay.text.chat_template import Messages
 from parlay.text.reasoning import Thoughts
 from parlay.text.tokenize import check_unicode, encode
-from parlay.types import Tokenizer
+from parlay.types import FieldError, Tokenizer, UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -85,7 +85,7 @@ def one_each(value: T | Sequence[T] | None, default: T, count: int, name: str) -
     if isinstance(value, str) or not isinstance(value, Sequence):
         return [value] * count
     if len(value) != count:
-        raise ValueError(f"{name} has length {len(value)} for {count} prompts: give one for all or one for each")
+        raise FieldError(name, f"has length {len(value)} for {count} prompts: give one for all or one for each")
     return list(value)
 
 
@@ -125,7 +125,7 @@ def _ids(tokens: Iterable[SupportsIndex]) -> tuple[int, ...]:
 def check_known(ids: Ids, vocab_size: int) -> None:
     """Raises ValueError for a prompt with an id outside a vocabulary of this size."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-        raise ValueError(f"the prompt has a token id that is not from 0 to {vocab_size - 1}")
+        raise UsageError(f"the prompt has a token id that is not from 0 to {vocab_size - 1}", "prompt")
 
 
 def references(
@@ -140,9 +140,9 @@ def references(
 
     def ids_of(document: Document) -> Ids:
         if not isinstance(document, str):
-            return _checked(document, vocab_size, "document")
+            return _checked(document, vocab_size, "documents")
         if document not in known:
-            known[document] = _encode(document, tokenizer, "document")
+            known[document] = _encode(document, tokenizer, "documents")
         return known[document]
 
     lists = per_prompt(documents, prompts)
@@ -162,7 +162,9 @@ def predictions(given: Predictions | None, prompts: int, tokenizer: Tokenizer | 
     else:
         each = list(given)  # type: ignore[arg-type]
     if len(each) != prompts:
-        raise ValueError(f"prediction has length {len(each)} for {prompts} prompts: give one for all or one for each")
+        raise FieldError(
+            "prediction", f"has length {len(each)} for {prompts} prompts: give one for all or one for each"
+        )
     if all(one is each[0] for one in each):
         return [prediction_ids(one, tokenizer, vocab_size) for one in each[:1]] * prompts
     return [prediction_ids(one, tokenizer, vocab_size) for one in each]
@@ -187,12 +189,12 @@ def per_prompt(documents: Documents | None, prompts: int) -> list[Sequence[Docum
     if documents is None:
         return [()] * prompts
     if isinstance(documents, str | bytes) or not isinstance(documents, Sequence):
-        raise ValueError("documents must be a list: put a single document in brackets")
+        raise FieldError("documents", "must be a list: put a single document in brackets")
     if not documents or any(map(_is_document, documents)):
         return [documents] * prompts  # type: ignore[list-item]
     if len(documents) != prompts:
-        raise ValueError(
-            f"documents has length {len(documents)} for {prompts} prompts: give one list for all or one for each"
+        raise FieldError(
+            "documents", f"has length {len(documents)} for {prompts} prompts: give one list for all or one for each"
         )
     return list(documents)  # type: ignore[arg-type]
 
@@ -204,20 +206,22 @@ def _is_document(value: object) -> bool:
     return len(value) > 0 and not isinstance(value[0], str | Sequence)
 
 
-def _checked(ids: object, vocab_size: int, name: str) -> Ids:
+def _checked(ids: object, vocab_size: int, field: str) -> Ids:
+    name = field.removesuffix("s")
     if isinstance(ids, bytes) or not isinstance(ids, Sequence):
-        raise ValueError(f"a {name} must be text or a list of token ids, not {type(ids).__name__}")
+        raise UsageError(f"a {name} must be text or a list of token ids, not {type(ids).__name__}", field)
     try:
         result = tuple(map(operator.index, ids))
     except TypeError:
-        raise ValueError(f"a {name} must be text or a list of token ids: one holds something else") from None
+        raise UsageError(f"a {name} must be text or a list of token ids: one holds something else", field) from None
     if result and not 0 <= min(result) <= max(result) < vocab_size:
-        raise ValueError(f"a {name} has a token id that is not from 0 to {vocab_size - 1}")
+        raise UsageError(f"a {name} has a token id that is not from 0 to {vocab_size - 1}", field)
     return result
 
 
-def _encode(text: str, tokenizer: Tokenizer | None, name: str) -> Ids:
+def _encode(text: str, tokenizer: Tokenizer | None, field: str) -> Ids:
+    name = field.removesuffix("s")
     if tokenizer is None:
-        raise ValueError(f"this model came without a tokenizer: give a {name} as token ids")
+        raise UsageError(f"this model came without a tokenizer: give a {name} as token ids", field)
     check_unicode(text, f"a {name} is")
     return tuple(encode(tokenizer, text, special=False))

@@ -62,7 +62,7 @@ def test_a_stream_has_the_whole_text_when_the_vote_is_over(post: Post, stream: P
         ({"vote": {"n": 1}}, "vote.n", "vote.n must be at least 2, got 1"),
         ({"vote": [3]}, "vote", "vote must be an object"),
         ({"vote": {"n": 4096}}, "vote.n", "vote.n"),
-        ({"vote": {"answer": "("}}, "vote", "vote.answer is not a regular expression"),
+        ({"vote": {"answer": "("}}, "vote.answer", "vote.answer is not a regular expression"),
         ({"vote": {"confidence": 2}}, "vote.confidence", "vote.confidence must be"),
         ({"vote": {}, "n": 2}, "n", "remove n"),
         ({"vote": {}, "best_of": 2}, "best_of", "remove one of them"),

@@ -131,6 +131,15 @@ class FieldNames:
         """The names of ``body``'s fields, which are the engine's except for ``renamed``."""
         return cls(prompt, {**{name: name for name in body.model_fields}, **renamed})
 
+    def of_field(self, field: str) -> str | None:
+        """The name of an engine's field, or of a part ``FIELD.PART``; None if the body has no such field.
+
+        Where the form of the answer is in a field of another name, this is the name of all its parts, too.
+        """
+        whole, dot, part = field.partition(".")
+        name = self.others.get(whole)
+        return name if name is None or (whole == FORM != name) else name + dot + part
+
     def with_form(self, field: str) -> FieldNames:
         """The same names for a body that specifies the form of its answer in ``field``."""
         return replace(self, others={**self.others, FORM: field})
@@ -288,7 +297,7 @@ def _for_a_client(error: NotNamed, served: Served) -> str:
 
 
 def refused(error: Exception, names: FieldNames, served: Served | None = None) -> ApiError:
-    """The error of a request that can't run. Its field is the message's first word, if that is a field's name.
+    """The error of a request that can't run. Its field is the first that the error declares, if the client can set it.
 
     Local paths of models are replaced by their names, as they are not the client's business.
     """
@@ -298,14 +307,9 @@ def refused(error: Exception, names: FieldNames, served: Served | None = None) -
         message = message.replace(served.spec.name, served.name)
         for draft in served.draft_models:
             message = message.replace(draft, Path(draft).name)
-    word = re.match(r"(?:the )?(\w*)((?:\.(?:json|regex|choice|grammar)\b)?)", message)
-    assert word is not None
-    field = names.others.get(word[1])
-    if field is None:
-        return ApiError(400, message)
-    if field == word[1] == FORM:
-        field += word[2]
-    return ApiError(400, message.replace(word[1] + word[2], field, 1), field, _CODES.get(word[1]))
+    fields = error.fields if isinstance(error, ParlayError) else ()
+    first = next(iter(fields), "")
+    return ApiError(400, ParlayError(message, *fields).named(names.of_field), names.of_field(first), _CODES.get(first))
 
 
 def limit_params(params: SamplingParams, settings: Settings) -> SamplingParams:
