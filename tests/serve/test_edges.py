@@ -111,7 +111,10 @@ def test_values_are_refused_in_words(client: TestClient) -> None:
     assert picture == {"error": "images: can't be read: this server reads text only"}
     tool = {"type": "function", "function": {"name": "a.b"}}
     error = client.post(CHAT, json={"messages": [USER], "tools": [tool]}).json()["error"]
-    assert error["message"] == "tools[0].function.name must match the pattern ^[a-zA-Z0-9_-]{1,64}$"
+    assert error["message"] == "tools[0].function.name must have 1 to 64 letters, digits, _ or -"
+    error = client.post(CHAT, json={"messages": [USER], "logit_bias": {"the": 1}}).json()["error"]
+    wanted = 'a key must be a token id in digits, as "50256"'
+    assert (error["message"], error["param"]) == (f"logit_bias.the: {wanted}", "logit_bias.the")
 
 
 def test_no_message_tells_where_a_model_lies(client: TestClient, engine: AsyncLLM, monkeypatch: Any) -> None:

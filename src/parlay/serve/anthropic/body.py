@@ -20,10 +20,10 @@ from parlay.serve.protocol.body import (
     only_text,
     shape_of,
 )
-from parlay.serve.protocol.json_values import WHOLE
+from parlay.serve.protocol.json_values import WHOLE, in_words
 from parlay.serve.protocol.resuming import Resume
 
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$"), in_words("must have 1 to 128 letters, digits, _ or -")]
 Texts = Annotated[
     Annotated[str, Tag("text")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("parts")],
     Discriminator(shape_of),

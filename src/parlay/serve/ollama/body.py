@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from parlay.serve.openai.completions.body import Text
 from parlay.serve.protocol.body import INT_LIMIT, OURS, Body, CacheSalt, JsonObject, Penalty, Probability, StopTexts
-from parlay.serve.protocol.json_values import WHOLE
+from parlay.serve.protocol.json_values import WHOLE, in_words
 from parlay.serve.protocol.resuming import Resume
 from parlay.serve.routes.embeddings import PoolingBody, Texts
 
@@ -36,7 +36,11 @@ def seconds(value: float | str) -> float:
     return math.inf if value.startswith("-") else found
 
 
-Time = Annotated[str, Field(pattern=r"^-?([0-9]+([.][0-9]+)?|([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+)$", max_length=64)]
+Time = Annotated[
+    str,
+    Field(pattern=r"^-?([0-9]+([.][0-9]+)?|([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+)$", max_length=64),
+    in_words("must be seconds, or a time such as 5m or 1h30m"),
+]
 KeepAlive = float | Time | None
 Base64 = Annotated[list[str], Field(max_length=0, fail_fast=True)]
 """Always an empty list: this server reads text only."""
@@ -136,7 +140,9 @@ class OllamaMessage(Body):
 
 
 class ToolFunction(Body):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    name: Annotated[
+        str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$"), in_words("must have 1 to 128 letters, digits, _, . or -")
+    ]
     description: str | None = None
     parameters: JsonObject | None = None
 

@@ -22,7 +22,7 @@ from pydantic import (
 
 from parlay.serve.errors import ApiError
 from parlay.serve.field_spelling import MOST_FIELDS, Paths, respelled
-from parlay.serve.protocol.json_values import ALL_WHOLE, WHOLE, check_plain
+from parlay.serve.protocol.json_values import ALL_WHOLE, WHOLE, TokenKey, check_plain
 from parlay.serve.settings import Settings
 
 SEEDS = range(-(2**63), 2**64)  # checked here: OpenAPI documents show bounds as floats
@@ -194,7 +194,7 @@ def _check_biases(value: Any) -> Any:
 
 
 LogitBias = Annotated[
-    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+    dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]],
     Field(max_length=MOST_BIASES, json_schema_extra={"additionalProperties": False}),
     BeforeValidator(_check_biases),
 ]

@@ -1,11 +1,11 @@
-"""Integers and free-form JSON in bodies."""
+"""Integers, texts of a pattern, and free-form JSON in bodies."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import from_json
 
 _FEW = 64
@@ -20,6 +20,24 @@ def _all_whole(value: object) -> object:
     """Apply `_whole` to a list of ids. A long list is not looked through, as no client writes ids as floats there."""
     return list(map(_whole, value)) if isinstance(value, list) and len(value) <= _FEW else value
 
+
+def in_words(wanted: str) -> WrapValidator:
+    """Say what is ``wanted`` of a text whose pattern, which stands before this, does not match: a client should not
+    have to read a regular expression."""
+
+    def check(value: object, match: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return match(value)
+        except ValidationError as error:
+            if error.errors()[0]["type"] == "string_pattern_mismatch":
+                raise ValueError(wanted) from None
+            raise
+
+    return WrapValidator(check)
+
+
+TokenKey = Annotated[str, Field(pattern="^[0-9]{1,9}$"), in_words('a key must be a token id in digits, as "50256"')]
+"""A key of an object that stands for a token."""
 
 WHOLE = BeforeValidator(_whole)
 """Place it after the bounds of an integer; otherwise the OpenAPI document would lack them."""

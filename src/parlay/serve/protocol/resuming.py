@@ -22,7 +22,7 @@ from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Served
 from parlay.serve.protocol.answering import COMMENT, Chunk, Chunks, Frames, in_thread
 from parlay.serve.protocol.body import Body, TokenId, conflict
-from parlay.serve.protocol.json_values import ALL_WHOLE, WHOLE
+from parlay.serve.protocol.json_values import ALL_WHOLE, WHOLE, in_words
 from parlay.serve.protocol.resume_comments import DONE, END, FAILED, HEADER, NO, OPENED, TOKENS
 from parlay.serve.protocol.running import Run
 from parlay.strategies.catalogue import find
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _EXACT = (Exactness.BITS, Exactness.SEED)
 
-Name = Annotated[str, Field(pattern="^[!-~]{1,128}$")]
+Name = Annotated[str, Field(pattern="^[!-~]{1,128}$"), in_words("must have 1 to 128 ASCII characters and no spaces")]
 """A word without line breaks, as a header contains it."""
 WrittenTokens = Annotated[list[TokenId], Field(fail_fast=True), ALL_WHOLE]
 

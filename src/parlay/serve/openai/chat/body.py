@@ -8,13 +8,13 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from parlay.serve.protocol.body import Body, Content, Count, GenerationBody, JsonObject, conflict, tool_choice_shape
-from parlay.serve.protocol.json_values import WHOLE
+from parlay.serve.protocol.json_values import WHOLE, in_words
 from parlay.serve.protocol.outlining import Outline
 from parlay.serve.protocol.resuming import Resume
 from parlay.serve.protocol.steps_ahead import ReasonAhead, check_reason_ahead
 from parlay.serve.protocol.voting import Vote, check_vote
 
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$"), in_words("must have 1 to 64 letters, digits, _ or -")]
 
 
 class FunctionCall(Body):
