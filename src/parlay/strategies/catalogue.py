@@ -25,6 +25,8 @@ _ENTRIES = (
     *heads.ENTRIES,
     *canvases.ENTRIES,
 )
+COMMAND = "parlay strategies {}"
+"""What lists the strategies or, with a name, the parameters of one."""
 _BY_NAME = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 
 
@@ -43,11 +45,11 @@ def for_any_target(*, without: Collection[str]) -> list[str]:
     ]
 
 
-def find(name: str) -> StrategyEntry:
+def find(name: str, listed_by: str = COMMAND) -> StrategyEntry:
     """Find the entry of a name: a built-in one, an entry point of the group `plugins.GROUP`, or
     ``package.module:Class``.
 
-    Raises UsageError for an unknown name.
+    Raises UsageError for an unknown name; ``listed_by``, as `COMMAND`, says in it what lists the names.
     """
     if name in _BY_NAME:
         return _BY_NAME[name]
@@ -56,7 +58,9 @@ def find(name: str) -> StrategyEntry:
     installed = plugins.installed()
     if name in installed:
         return plugins.from_entry_point(installed[name])
-    raise UsageError(f"unknown strategy {name!r:.100}: {nearest(name, [*_BY_NAME, *installed], 'parlay strategies')}")
+    raise UsageError(
+        f"unknown strategy {name!r:.100}: {nearest(name, [*_BY_NAME, *installed], listed_by.format('').strip())}"
+    )
 
 
 def listing() -> list[dict[str, Any]]:

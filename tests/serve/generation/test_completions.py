@@ -147,6 +147,18 @@ def test_a_request_can_not_make_the_server_open_files_or_import_code(refusal: Po
     assert refusal("completions", prompt=PROMPT, strategy=strategy)["param"] == "strategy"
 
 
+@pytest.mark.parametrize("strategy", ["frobnicate", "frobnicate:k=2", "union:of=prompt-lookup+frobnicate"])
+def test_an_unknown_strategy_is_told_with_the_address_that_lists_them(
+    client: TestClient, refusal: Post, strategy: str
+) -> None:
+    """A client may have no command line; the address is there."""
+    error = refusal("completions", prompt=PROMPT, strategy=strategy)
+    assert error["message"] == "unknown strategy 'frobnicate': GET /strategies lists them"
+    assert "prompt-lookup" in [entry["name"] for entry in client.get("/strategies").json()]
+    near = refusal("completions", prompt=PROMPT, strategy="prompt-lokup")
+    assert near["message"] == "unknown strategy 'prompt-lokup': did you mean prompt-lookup?"
+
+
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -16,7 +16,7 @@ from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.voting import VoteParams
-from parlay.options import NotNamed, Option, UsageError, Value
+from parlay.options import NotNamed, Option, UsageError, Value, nearest
 from parlay.serve.errors import ApiError
 from parlay.serve.guard.auth import Limiter, tenant
 from parlay.serve.hosted import Served
@@ -35,15 +35,16 @@ def read_strategy(text: str) -> StrategySpec:
     for later requests. Only the server's owner may use such strategies.
     """
     name, colon, rest = text.partition(":")
-    if colon and name.strip() not in {*catalogue(), *plugins.installed()}:
-        raise _refused(f"{name.strip()[:100]!r} is not a strategy of the catalogue, from which a request must choose")
+    known = {*catalogue(), *plugins.installed()}
+    if colon and name.strip() not in known:
+        raise _refused(f"unknown strategy {name.strip()!r:.100}: {nearest(name.strip(), known, _LISTED_BY)}")
     if ":" in rest:
         raise _refused(
             f"strategy {name.strip()}: a class to import or a URL is set by the server's owner, not by a request: "
             "remove it"
         )
     try:
-        spec = parse(text)
+        spec = parse(text, _LISTED_BY)
     except ParlayError as error:
         raise _refused(str(error)) from None
     _check(spec)
@@ -83,6 +84,7 @@ def _refused(message: str) -> ApiError:
     return ApiError(400, message, "strategy", _CODES["strategy"])
 
 
+_LISTED_BY = "GET /strategies"
 _CODES = {"strategy": "invalid_strategy", "exactness": "invalid_exactness"}
 """Error codes for these fields."""
 
