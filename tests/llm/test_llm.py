@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -261,16 +262,67 @@ def test_what_is_no_conversation_is_refused(llm: LLM, messages: list[dict[str, s
         ({"stop": ["a", None]}, "stop must be a list of strings"),
         ({"stop_token_ids": [1.5]}, "stop_token_ids must be a list of token ids"),
         ({"allowed_token_ids": 5}, "allowed_token_ids must be a list of token ids, got 5"),
-        ({"logit_bias": {"5": 1.0}}, "logit_bias must be a list of token ids, each with a number"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias must map token ids to numbers, got {'5': 1.0}"),
         ({"logit_bias": [5]}, "logit_bias must map token ids to numbers"),
         ({"truncate_prompt_tokens": 1.5}, "truncate_prompt_tokens must be a whole number, got 1.5"),
         ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
         ({"logprobs": True}, "logprobs must be a whole number, got True"),
+        ({"ignore_eos": "no"}, "ignore_eos must be True or False, got 'no'"),
+        ({"logprobs_mode": "many"}, "logprobs_mode must be raw or processed, got 'many'"),
+        ({"logits_processors": [5]}, "logits_processors must be a list of functions"),
+        ({"structured_outputs": 5}, "structured_outputs must be StructuredOutputsParams or a dict, got 5"),
     ],
 )
 def test_parameters_out_of_range_are_refused_by_name(fields: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SamplingParams(**fields)  # type: ignore[arg-type]
+
+
+LEFT_OPEN = ["max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "seed"]
+NUMBERS = [each.name for each in fields(SamplingParams) if type(each.default) in (int, float)]
+
+
+@pytest.mark.parametrize("value", ["many", None, True, float("nan"), -3.5, [1]], ids=repr)
+@pytest.mark.parametrize("name", [*LEFT_OPEN, *(name for name in NUMBERS if name not in LEFT_OPEN)])
+def test_what_is_no_number_is_refused_by_the_name_of_its_parameter(name: str, value: object) -> None:
+    """None too, which stands for something only where the parameter may be left open."""
+    if value is None and name in LEFT_OPEN:
+        assert SamplingParams(**{name: None}) is not None  # type: ignore[arg-type]
+        return
+    with pytest.raises(ValueError, match=f"^{name} must be [^\n]+$") as caught:
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+    assert isinstance(caught.value, ParlayError)
+    assert caught.value.fields == (name,)
+
+
+@pytest.mark.parametrize("value", ["many", True, 2.5, float("nan"), -1, [1]], ids=repr)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "context_parallel_size",
+        "threads",
+        "memory",
+        "audit_share",
+        "seed",
+    ],
+)
+def test_a_wrong_number_is_refused_by_the_name_of_its_argument(name: str, value: object) -> None:
+    """Before a model is loaded or runs, in one line."""
+    if (name, value) == ("seed", -1):
+        return  # any whole number is a seed
+    with pytest.raises(ValueError, match=f"^{name} [^\n]+$") as caught, LLM("parlay-mini", **{name: value}):  # type: ignore[arg-type]
+        pass
+    assert isinstance(caught.value, UsageError)
+
+
+def test_a_step_has_room_for_each_sequence_that_may_run() -> None:
+    with pytest.raises(UsageError, match=r"^max_num_batched_tokens=8: must be at least max_num_seqs, 9$"):
+        LLM("parlay-mini", max_num_seqs=9, max_num_batched_tokens=8)
 
 
 def test_a_model_that_is_not_there_is_one_line_with_the_alternative() -> None:

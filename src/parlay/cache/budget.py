@@ -41,7 +41,7 @@ class MemoryBounds:
     @staticmethod
     def parse(memory: int | str | None) -> MemoryBounds:
         """Parse bytes, or a text such as ``2GiB``, ``weights=6GiB`` or ``2GiB,weights=6GiB``. Raises ValueError."""
-        parts = [] if memory is None else [memory] if isinstance(memory, int) else memory.split(",")
+        parts = [] if memory is None else memory.split(",") if isinstance(memory, str) else [memory]
         found: dict[str, int] = {}
         for part in parts:
             name, _, size = part.rpartition("=") if isinstance(part, str) else ("", "", part)
@@ -160,10 +160,10 @@ class Budget:
 def parse_bytes(size: int | str, field: str = "memory", part: str = "") -> int:
     """Parse bytes from a number, or from a text such as ``2GiB`` or ``500 MB``. Raises FieldError for another text;
     ``part`` begins what it says about the field."""
-    if isinstance(size, int):
+    if isinstance(size, int) and not isinstance(size, bool):
         count = size
     else:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B?)", size.strip())
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B?)", size.strip() if isinstance(size, str) else "")
         if match is None:
             raise FieldError(
                 field, f"{part}{size!r} is not understood: write bytes, or a size such as '2GiB' or '500MB'"

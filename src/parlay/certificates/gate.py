@@ -232,6 +232,8 @@ def open_gate(
     """
     target, draft_model = resources.target, resources.default_draft
     assert target is not None
+    if isinstance(share, bool) or not isinstance(share, int | float):
+        raise FieldError("audit_share", f"must be a number, got {share!r:.60}")
     if not 0 <= share <= 1:
         raise FieldError("audit_share", f"must be between 0 and 1, got {share:g}")
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from parlay import models
 from parlay.certificates.gate import CertificateGate, open_gate
 from parlay.certificates.requirement import AUDIT_SHARE, Allowed
-from parlay.engine import Limits
-from parlay.llm import embedding, steps_ahead, suggesting, vllm_arguments
+from parlay.llm import embedding, numbers, steps_ahead, suggesting, vllm_arguments
 from parlay.llm.adapters import Adapted, Adapters, PerPromptAdapted
 from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from parlay.llm.ensemble import Members, ensemble_of, open_budget, open_runner
@@ -102,6 +101,8 @@ class LLM:
         **of_vllm: object,
     ) -> None:
         vllm_arguments.accept(of_vllm, ["model", *inspect.getfullargspec(LLM.__init__).kwonlyargs])
+        numbers.check_seed(seed)
+        limits = numbers.limits_of(max_model_len, max_num_seqs, max_num_batched_tokens)
         strategy = vllm_arguments.one_strategy(strategy, speculative_config) or DEFAULT_STRATEGY
         self._closed, self.strategy, self._call_lock = False, str(strategy), CallLock()
         ensemble = ensemble_of(ensemble, {"certificates": certificates, "prefix_cache": prefix_cache})
@@ -109,8 +110,7 @@ class LLM:
         model = named(model, draft_model)
         load = override(load, dtype=dtype, device=device, quantize=quantize, kv_cache_dtype=kv_cache_dtype)
         load = override(load, threads=threads, compile=compile, runner=runner, enforce_eager=enforce_eager)
-        ranks = override(ranks, tensor_parallel=tensor_parallel_size, pipeline_parallel=pipeline_parallel_size)
-        ranks = override(ranks, context_parallel=context_parallel_size)
+        ranks = numbers.ranks_of(ranks, tensor_parallel_size, pipeline_parallel_size, context_parallel_size)
         check_prefix_cache(prefix_cache, ranks)
         self.runner = open_runner(
             model, load, ranks, budget, progress=use_tqdm_on_load, longest=max_model_len, ensemble=ensemble
@@ -120,7 +120,6 @@ class LLM:
             self.adapters, self.loss = Adapters(self.runner), loss_of(self.runner)
             self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec, load.end_tokens)
             self.tokenizer, self._usual_params = self.vocabulary.tokenizer, usual_params(model, generation_config)
-            limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
             self.engine, self._strategies, self._drafts = parts_of(
                 self.runner, model, load, limits, budget, ensemble=ensemble, tokenizer=self.tokenizer,
                 draft_model=draft_model, router_memory=router_memory,

@@ -10,13 +10,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import wraps
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from parlay.types.base import FieldError, LogitsProcessor, show_number
 
 P = TypeVar("P", bound="SamplingParams")
 LEAST_TEMPERATURE = 1e-6
 """Below this temperature, scaled logits overflow."""
+LogprobsMode = Literal["raw", "processed"]
 ScoreBy = Literal["cosine", "yes-no"]
 """How texts are compared: by the cosine of embeddings, or by a chat model's yes or no."""
 
@@ -123,7 +124,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    logprobs_mode: Literal["raw", "processed"] = "raw"
+    logprobs_mode: LogprobsMode = "raw"
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     guidance_scale: float = 1.0
     negative_prompt: str | Sequence[int] | None = None
@@ -131,6 +132,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_lists()
+        self._check_choices()
         if "" in self.stops:
             raise FieldError(
                 "stop", "contains an empty string, which would end the output before its first token: remove it"
@@ -153,10 +155,10 @@ class SamplingParams:
         _check_range("min_p", self.min_p, 0, 1)
         _check_range("presence_penalty", self.presence_penalty, -2, 2)
         _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
-        _check_whole("max_tokens", self.max_tokens, 0)
+        _check_optional("max_tokens", self.max_tokens, 0)
         _check_whole("min_tokens", self.min_tokens, 0)
-        _check_whole("logprobs", self.logprobs, -1)
-        _check_whole("prompt_logprobs", self.prompt_logprobs, -1)
+        _check_optional("logprobs", self.logprobs, -1)
+        _check_optional("prompt_logprobs", self.prompt_logprobs, -1)
         _check_range("guidance_scale", self.guidance_scale, 0, _MOST_GUIDANCE)
         for name, value in (("top_p", self.top_p), ("typical_p", self.typical_p)):
             _check_number(name, value)
@@ -166,7 +168,7 @@ class SamplingParams:
         _check_range("repetition_penalty", self.repetition_penalty, 0)
         if self.repetition_penalty == 0:
             raise FieldError("repetition_penalty", "must be above 0, got 0")
-        _check_whole("truncate_prompt_tokens", self.truncate_prompt_tokens, -1)
+        _check_optional("truncate_prompt_tokens", self.truncate_prompt_tokens, -1)
         if self.truncate_prompt_tokens == 0:
             raise FieldError("truncate_prompt_tokens", "must be at least 1, or -1, got 0")
         if self.seed is not None and not _is_whole(self.seed):
@@ -177,14 +179,28 @@ class SamplingParams:
         _check_list("stop", None if isinstance(self.stop, str) else self.stop, _is_string, "strings, or one string")
         _check_list("stop_token_ids", self.stop_token_ids, _is_whole, "token ids")
         _check_list("allowed_token_ids", self.allowed_token_ids, _is_whole, "token ids")
-        _check_list("logit_bias", self.logit_bias, _is_whole, "token ids, each with a number")
-        if not isinstance(self.logit_bias, Mapping | None):
+        _check_list("logits_processors", self.logits_processors, callable, "functions")
+        biases = {} if self.logit_bias is None else self.logit_bias
+        if not isinstance(biases, Mapping) or not all(map(_is_whole, biases)):
             raise FieldError("logit_bias", f"must map token ids to numbers, got {self.logit_bias!r:.60}")
+
+    def _check_choices(self) -> None:
+        for name, value in (
+            ("ignore_eos", self.ignore_eos),
+            ("include_stop_str_in_output", self.include_stop_str_in_output),
+            ("skip_special_tokens", self.skip_special_tokens),
+        ):
+            if value not in (True, False):  # a text such as "no" would count as true
+                raise FieldError(name, f"must be True or False, got {value!r:.60}")
+        if self.logprobs_mode not in get_args(LogprobsMode):
+            raise FieldError("logprobs_mode", f"must be raw or processed, got {self.logprobs_mode!r:.60}")
 
     @property
     def form(self) -> StructuredOutputsParams | None:
         """The form of the text, also if it was given as a dict. Raises ValueError for a dict that is not valid."""
         given = self.structured_outputs
+        if not isinstance(given, Mapping | StructuredOutputsParams | None):
+            raise FieldError("structured_outputs", f"must be StructuredOutputsParams or a dict, got {given!r:.60}")
         if not isinstance(given, Mapping):
             return given
         known = {field.name for field in fields(StructuredOutputsParams)}
@@ -243,21 +259,25 @@ def _check_list(name: str, values: object, fits: Callable[[object], bool], what:
 
 
 def _check_number(name: str, value: object) -> None:
-    if not isinstance(value, numbers.Real):
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise FieldError(name, f"must be a number, got {value!r:.60}")
 
 
-def _check_whole(name: str, value: int | None, low: int) -> None:
-    """Raises ValueError for a number below ``low``, not whole, or of more than 64 bits; None passes."""
+def _check_optional(name: str, value: int | None, low: int) -> None:
+    """Check as `_check_whole` does; None passes."""
+    if value is not None:
+        _check_whole(name, value, low)
+
+
+def _check_whole(name: str, value: int, low: int) -> None:
+    """Raises ValueError for a number below ``low``, not whole, or of more than 64 bits."""
+    if not _is_whole(value):
+        raise FieldError(name, f"must be a whole number, got {value!r:.60}")
     _check_range(name, value, low, _MOST)
-    if value is not None and not _is_whole(value):
-        raise FieldError(name, f"must be a whole number, got {value!r}")
 
 
-def _check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:
-    """Raises ValueError for a number outside [low, high], NaN and infinity included; None passes."""
-    if value is None:
-        return
+def _check_range(name: str, value: float, low: float, high: float = math.inf) -> None:
+    """Raises ValueError for a number outside [low, high], NaN and infinity included."""
     _check_number(name, value)
     is_finite = abs(value) <= sys.float_info.max if isinstance(value, int) else math.isfinite(value)
     if low <= value <= high and is_finite:
