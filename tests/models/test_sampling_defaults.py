@@ -18,7 +18,8 @@ from parlay.types import ParlayError
         ({"do_sample": True, "temperature": 0.7, "top_k": 20}, {"temperature": 0.7, "top_k": 20}),
         ({"do_sample": True, "top_k": 20.0}, {"top_k": 20}),
         ({"temperature": 0.7}, {}),
-        ({"do_sample": True, "top_p": "0.9", "min_p": None, "typical_p": True}, {}),
+        ({"do_sample": True, "min_p": None}, {}),
+        ({"top_p": "0.9", "typical_p": True}, {}),
         ({"do_sample": True, "temperature": 1e-9}, {"temperature": 0}),
     ],
 )
@@ -36,10 +37,16 @@ def test_numbers_are_taken(said: dict[str, Any], expected: dict[str, float], tmp
         ({"temperature": -5}, "temperature must be at least 0, got -5"),
         ({"top_k": 2.5}, "top_k must be a whole number, got 2.5"),
         ({"top_p": 7}, "top_p must be above 0 and at most 1, got 7"),
+        ({"temperature": "x"}, "temperature must be a number, got 'x'; correct it"),
+        ({"top_k": "20"}, "top_k must be a whole number, got '20'; correct it"),
+        ({"top_p": [0.9]}, r"top_p must be a number, got \[0.9\]; correct it"),
+        ({"min_p": "x"}, "min_p must be a number"),
+        ({"typical_p": True}, "typical_p must be a number, got True"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty must be at least 0, got nan"),
     ],
 )
 def test_what_nobody_can_sample_with_is_refused_by_the_files_name(
-    said: dict[str, float], reason: str, tmp_path: Path
+    said: dict[str, object], reason: str, tmp_path: Path
 ) -> None:
     """Every request without sampling parameters would fail otherwise, and none would say why."""
     (tmp_path / "config.json").write_text("{}")

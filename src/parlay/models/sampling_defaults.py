@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from parlay.models.fetch.resolving import resolve_config
 from parlay.models.gguf.file import read_parts
@@ -25,18 +25,18 @@ _GGUF_NAMES = {
 def sampling_defaults(model: str) -> dict[str, float]:
     """The fields of `SamplingParams` that the model's files set.
 
-    Values that are not numbers are left out, and a temperature so low that logits overflow becomes 0. Raises
-    ParlayError for an unknown model, and for values that nobody can sample with.
+    Values that are null are left out, and a temperature so low that logits overflow becomes 0. Raises ParlayError for
+    an unknown model, and for values that nobody can sample with.
     """
     path = resolve_config(model)
     defaults = _of_gguf(path) if path.is_file() else _of_folder(path)
-    if 0 < defaults.get("temperature", 1) < LEAST_TEMPERATURE:
-        defaults["temperature"] = 0.0
     try:
         SamplingParams(**defaults)  # type: ignore[arg-type]
     except ValueError as error:
         file = path if path.is_file() else path / _CONFIG
         raise ParlayError(f"{file} has a value that can't be used: {error}; correct it") from None
+    if 0 < defaults.get("temperature", 1) < LEAST_TEMPERATURE:
+        defaults["temperature"] = 0.0
     return defaults
 
 
@@ -61,17 +61,18 @@ def _of_folder(folder: Path) -> dict[str, float]:
         return {}
     if not isinstance(defaults, Mapping) or not defaults.get("do_sample"):
         return {}
-    return _numbers({name: defaults[name] for name in _CONFIG_NAMES if name in defaults})
+    return _given({name: defaults[name] for name in _CONFIG_NAMES if name in defaults})
 
 
 def _of_gguf(path: Path) -> dict[str, float]:
     keys = read_parts(path)[0].keys
-    return _numbers({name: keys[key] for key, name in _GGUF_NAMES.items() if key in keys})
+    return _given({name: keys[key] for key, name in _GGUF_NAMES.items() if key in keys})
 
 
-def _numbers(defaults: Mapping[str, object]) -> dict[str, float]:
+def _given(defaults: Mapping[str, Any]) -> dict[str, float]:
+    """The values that are not null; a whole float becomes the integer that it stands for where one is needed."""
     return {
-        name: int(value) if name == "top_k" and value == int(value) else value
+        name: int(value) if name == "top_k" and isinstance(value, float) and value.is_integer() else value
         for name, value in defaults.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if value is not None
     }
