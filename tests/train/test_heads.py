@@ -191,8 +191,14 @@ def test_folders_that_can_not_be_written_are_named_before_anything_is_computed(n
 
 
 def test_a_target_that_writes_nothing_needs_texts(tmp_path: Path) -> None:
-    for more in ({}, {"texts": tmp_path, "whole": False}):
-        with pytest.raises(UsageError, match="shards=0: the target writes nothing, so give texts"):
+    """The message asks only for what is missing."""
+    wishes = [
+        ({}, "give texts=PATH"),
+        ({"texts": tmp_path, "whole": False}, "remove whole=False"),
+        ({"whole": False}, "give texts=PATH, and remove whole=False"),
+    ]
+    for more, wish in wishes:
+        with pytest.raises(UsageError, match=f"shards=0: the target writes nothing, so {wish}$"):
             MedusaTrainOptions(shards=0, **more)
 
 

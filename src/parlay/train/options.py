@@ -59,12 +59,9 @@ class DrafterTrainOptions(LoopOptions):
     def __post_init__(self) -> None:
         LoopOptions.__post_init__(self)
         if self.shards == 0 and (self.texts is None or not self.whole):
-            raise FieldError(
-                "shards",
-                "=0: the target writes nothing, so give texts=PATH, and remove whole=False",
-                "texts",
-                "whole=False",
-            )
+            wishes = ["give texts=PATH"] * (self.texts is None) + ["remove whole=False"] * (not self.whole)
+            problem = f"=0: the target writes nothing, so {', and '.join(wishes)}"
+            raise FieldError("shards", problem, "texts", "whole=False")
         if self.shards == 0 and self.prompts is not None:
             raise FieldError(
                 "prompts",
