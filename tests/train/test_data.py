@@ -16,7 +16,7 @@ from parlay.models.loading import load_tokenizer
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.text.prompts import TokensPrompt
-from parlay.train.data import collecting, features
+from parlay.train.data import collecting, features, writing
 from parlay.train.data.collecting import write_featured
 from parlay.train.data.features import Featured, FeatureStore, Reading, complete, pack
 from parlay.train.data.preparing import prepare
@@ -34,7 +34,7 @@ from parlay.train.data.user_texts import (
     shard_path,
     shards,
 )
-from parlay.train.data.writing import short_prompts
+from parlay.train.data.writing import Writer, WritingPlan, short_prompts
 from parlay.train.options import MedusaTrainOptions
 from parlay.train.recipes.linear_start import states_ahead
 from parlay.types import ParlayError, Runner, SamplingParams
@@ -190,6 +190,25 @@ def test_states_kept_while_a_text_is_written_are_those_of_reading_it(monkeypatch
     assert [text.ids for text in texts] == [(*out.prompt_token_ids, *out.outputs[0].token_ids) for out in plain]
     assert max(missing) <= 2
     for one, other in zip(written, read, strict=True):
+        assert torch.equal(one.states_TF, other.states_TF)
+
+
+def test_states_that_no_file_keeps_are_held_from_writing_to_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them the target would read all that it has written once more."""
+    monkeypatch.setattr(writing, "_SHARD", 4)
+    plan = WritingPlan(["Hello", "Name a town.", "Why?"], own_share=0, answer_tokens=5)
+    with LLM("parlay-mini", router_memory="off") as llm:
+        layers = (1, llm.runner.spec.num_layers)
+        held, stored = (FeatureStore(tmp_path / str(disk), layers, on_disk=disk) for disk in (False, True))
+        for store, disk in ((held, False), (stored, True)):
+            Writer(llm, plan, store).write(tmp_path / str(disk), 2)
+    assert not held.missing()
+    assert not list((tmp_path / "False").glob("features-*"))
+    assert FeatureStore(tmp_path / "False", layers).missing() == shards(tmp_path / "False"), "another run reads them"
+    for one, other in zip(held.load(), stored.load(), strict=True):
+        assert torch.equal(one.ids_T, other.ids_T)
         assert torch.equal(one.states_TF, other.states_TF)
 
 

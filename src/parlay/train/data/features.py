@@ -1,4 +1,4 @@
-"""The features of texts: hidden states of some of the target's layers, stored in shards on disk.
+"""The features of texts: hidden states of some of the target's layers, kept in shards, usually on disk.
 
 Each shard of states is a file next to its shard of texts.
 """
@@ -72,28 +72,33 @@ class FeatureStore:
     them.
 
     The last of ``layers`` is the number of layers, which stands for the states that the LM head reads. From these,
-    recipes compute the target's own distribution.
+    recipes compute the target's own distribution. Without ``on_disk``, states are kept in memory only.
     """
 
-    def __init__(self, folder: Path, layers: Sequence[int]) -> None:
+    def __init__(self, folder: Path, layers: Sequence[int], *, on_disk: bool = True) -> None:
         self._folder = folder
         self.layers = tuple(layers)
+        self._on_disk = on_disk
+        self._held: dict[Path, Sequence[Featured]] = {}
 
     def missing(self) -> list[Path]:
-        """Return the shards of texts whose states are not on disk."""
-        return [texts for texts in shards(self._folder) if not self.path(texts).exists()]
+        """Return the shards of texts whose states are neither on disk nor in memory."""
+        return [texts for texts in shards(self._folder) if texts not in self._held and not self.path(texts).exists()]
 
     def compute(self, runner: Runner, done: Callable[[int], None] = lambda _: None) -> None:
-        """Compute and write the states of the missing shards; ``done`` is called after each."""
+        """Compute and keep the states of the missing shards; ``done`` is called after each."""
         for number, texts in enumerate(self.missing()):
             self.save(texts, _featured(runner, load_shard(texts), self.layers))
             done(number)
 
     def save(self, texts: Path, featured: Sequence[Featured]) -> None:
-        """Write the states of the shard ``texts``, in eight bits, whether or not that shard is written already.
+        """Keep the states of the shard ``texts``, in eight bits, whether or not that shard is written already.
 
-        The file is replaced atomically.
+        A file is replaced atomically.
         """
+        if not self._on_disk:
+            self._held[texts] = featured
+            return
         tensors = {
             "ids": torch.cat([text.ids_T for text in featured]).int(),
             "numbers": torch.cat([text.numbers_TF for text in featured]),
@@ -104,19 +109,14 @@ class FeatureStore:
         with saved_whole(self.path(texts)) as part:
             save_file(tensors, part)
 
-    def computed(self, runner: Runner, done: Callable[[int], None] = lambda _: None) -> list[Featured]:
-        """Return all texts with their states, read from disk or else computed; nothing is written."""
-        found: list[Featured] = []
-        for number, texts in enumerate(shards(self._folder)):
-            path = self.path(texts)
-            found += _load(path) if path.exists() else _featured(runner, load_shard(texts), self.layers)
-            done(number)
-        return found
-
     def load(self) -> list[Featured]:
-        """Return all texts whose states are on disk."""
-        found = [self.path(texts) for texts in shards(self._folder)]
-        return [text for path in found if path.exists() for text in _load(path)]
+        """Return all texts whose states are in memory or on disk."""
+        found = [self._held.get(texts) or self._read(texts) for texts in shards(self._folder)]
+        return [text for each in found for text in each]
+
+    def _read(self, texts: Path) -> Sequence[Featured]:
+        path = self.path(texts)
+        return _load(path) if path.exists() else ()
 
     def path(self, texts: Path) -> Path:
         """Return the path of the states of a shard of texts."""

@@ -58,7 +58,7 @@ def prepare(options: DrafterTrainOptions) -> list[Featured]:
     prompts = read_prompts(options.prompts, skip_broken=options.skip_broken) if options.prompts else []
     given = read_user_texts(options.texts, skip_broken=options.skip_broken) if options.texts else None
     check_filled(options.work, _filling(options, prompts))
-    store = _store(options, options.work) if options.keep_features else None
+    store = _store(options, options.work)
     with LLM(options.model, max_num_seqs=_AT_ONCE, device=options.device) as llm:
         own = 1.0 if not prompts else 0.5 if llm.get_tokenizer().chat_template else 0.0
         plan = WritingPlan(prompts, own, answer_tokens=options.answer_tokens, seed=options.seed)
@@ -71,7 +71,7 @@ def prepare(options: DrafterTrainOptions) -> list[Featured]:
         if options.written_shards:
             with counted("texts", options.written_shards) as done:
                 Writer(llm, plan, store).write(options.work, options.written_shards, done)
-    return _featured(options, options.work)
+    return _featured(options, store)
 
 
 def prepare_distill(options: DistillTrainOptions) -> list[Featured]:
@@ -89,7 +89,7 @@ def prepare_distill(options: DistillTrainOptions) -> list[Featured]:
     llm = LLM(options.student, max_num_seqs=_AT_ONCE, device=options.device)
     with llm as student, counted("the student's texts", texts) as done:
         answer_as(student, options.work, own, Answering(options.answer_tokens, options.seed), done)
-    return [*found, *_featured(options, own)]
+    return [*found, *_featured(options, _store(options, own))]
 
 
 def answer_as(
@@ -140,17 +140,13 @@ def _filling(options: DrafterTrainOptions, prompts: Sequence[str]) -> dict[str, 
 
 
 def _store(options: DrafterTrainOptions, folder: Path) -> FeatureStore:
-    return FeatureStore(folder, Target.named(options.model).stored_layers())
+    return FeatureStore(folder, Target.named(options.model).stored_layers(), on_disk=options.keep_features)
 
 
-def _featured(options: DrafterTrainOptions, folder: Path) -> list[Featured]:
-    """Return all texts in the folder with their states; compute those that are missing."""
-    store, where = _store(options, folder), LoadOptions(device=options.device)
+def _featured(options: DrafterTrainOptions, store: FeatureStore) -> list[Featured]:
+    """Return all texts of the store with their states; compute those that are missing."""
     missing = store.missing()
-    if missing and options.keep_features:
+    if missing:
         with counted("features", len(missing)) as done:
-            store.compute(models.load(options.model, where), done)
-    if options.keep_features or not missing:
-        return store.load()
-    with counted("features", len(shards(folder))) as done:
-        return store.computed(models.load(options.model, where), done)
+            store.compute(models.load(options.model, LoadOptions(device=options.device)), done)
+    return store.load()

@@ -64,9 +64,9 @@ def short_prompts(prompts: Sequence[str], tokenizer: Tokenizer, most: int) -> li
 
 
 class Writer:
-    """Writes shards of texts with a target and, with a ``store``, the states that the target computes for them."""
+    """Writes shards of texts with a target, and gives a ``store`` the states that the target computes for them."""
 
-    def __init__(self, llm: LLM, plan: WritingPlan, store: FeatureStore | None = None) -> None:
+    def __init__(self, llm: LLM, plan: WritingPlan, store: FeatureStore) -> None:
         self._llm = llm
         self._plan = plan
         self._store = store
@@ -101,14 +101,10 @@ class Writer:
     def _answered(
         self, path: Path, prompts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams]
     ) -> list[TrainingText]:
-        """Write the conversations of the shard ``path`` and, with a store, save their states."""
-        if self._store is not None:
-            featured = write_featured(self._llm, self._store.layers, prompts, params)
-            self._store.save(path, featured)
-            return [TrainingText(tuple(each.ids_T.tolist()), each.answer) for each in featured]
-        outputs = self._llm.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], params, strategy="none")
-        texts = [(out.prompt_token_ids, out.outputs[0].token_ids) for out in outputs]
-        return [TrainingText((*prompt, *answer), len(prompt)) for prompt, answer in texts]
+        """Write the conversations of the shard ``path``, and save their states."""
+        featured = write_featured(self._llm, self._store.layers, prompts, params)
+        self._store.save(path, featured)
+        return [TrainingText(tuple(each.ids_T.tolist()), each.answer) for each in featured]
 
     def _given(self, number: int) -> list[tuple[int, ...]]:
         """Return this shard's given prompts: all shards go through them in one random order, repeatedly."""
