@@ -65,6 +65,21 @@ def test_all_steps_of_a_drafter_that_is_the_model_itself_stand(llm: LLM) -> None
     assert output.rounds <= 3
 
 
+def test_a_drafted_step_is_drafted_from_at_once_whatever_comes_before_it(llm: LLM) -> None:
+    """The steps before it are output, too: a prediction without them would begin at the wrong place.
+
+    Each of the three parts verifies its step in one forward, and ends in the next.
+    """
+    params = SamplingParams(temperature=0, max_tokens=36)
+    steps = AheadParams(steps=3, until="sentence", step_tokens=12)
+    strategy = "prediction:fallback=,policy=fixed,k=16"
+    with LLM("parlay-mini", dtype="float32", router_memory="off") as twin:
+        before = sum(llm.engine.requests.stats().steps.values())
+        output = llm.reason_ahead(PROMPT, params, steps, drafter=twin, strategy=strategy)
+    assert (len(output.token_ids), output.rounds, output.accepted) == (36, 1, 3)
+    assert sum(llm.engine.requests.stats().steps.values()) - before == 2
+
+
 def test_a_text_that_is_not_to_be_stored_teaches_no_strategy(llm: LLM, small: LLM) -> None:
     strategy = "suffix-decoding:policy=fixed"
     prompt = "A song that nobody else asks for: "

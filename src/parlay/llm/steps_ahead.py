@@ -130,8 +130,8 @@ class AheadText:
         steps, ends = _steps(drafted)
         self.counts = replace(self.counts, rounds=self.counts.rounds + 1, drafted=self.counts.drafted + len(steps))
         parts, base = list[Part](), self.tokens
-        for step in steps:
-            parts.append(self._part(self.llm, base, 1, replace(self.options, prediction=list(step)), step))
+        for step in steps:  # a prediction begins where the output does
+            parts.append(self._part(self.llm, base, 1, replace(self.options, prediction=[*base, *step]), step))
             base += step
         if not ends or not parts:
             parts.append(self._part(self.llm, base, 1 if steps else _ALL_STEPS, self.options))
