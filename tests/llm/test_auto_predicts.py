@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -74,15 +75,43 @@ def test_a_useless_one_takes_hardly_more_steps_than_none(
     assert sample.prediction.accepted < 10
 
 
-def test_what_the_prompt_holds_too_came_from_the_prediction(llm: LLM, plain: CompletionOutput) -> None:
-    """Two drafters copy the same tokens, and the prediction is what the request gave for that."""
+@pytest.mark.parametrize(
+    "strategy", ["auto", "auto:of=prediction+prompt-lookup", "auto:of=suffix-decoding+prediction", "auto:of=prediction"]
+)
+def test_what_the_prompt_holds_too_came_from_the_prediction(llm: LLM, plain: CompletionOutput, strategy: str) -> None:
+    """Two drafters copy the same tokens, and the prediction is what the request gave for that.
+
+    Whether or not the drafters are named.
+    """
     prompt = [*llm.get_tokenizer().encode(PROMPT), *plain.token_ids]
     (expected,) = llm.generate(prompt, PARAMS, strategy="none")
     answer = expected.outputs[0].token_ids
-    sample = llm.generate(prompt, PARAMS, prediction=answer)[0].outputs[0]
+    sample = llm.generate(prompt, PARAMS, prediction=answer, strategy=strategy)[0].outputs[0]
     assert sample.token_ids == answer
     assert set(sample.sources) == {"prediction", "target"}
     assert sample.prediction == PredictionUse(80 - sample.metrics.steps, sample.metrics.steps)
+
+
+@pytest.mark.parametrize("given", ["right", "useless", "none"])
+@pytest.mark.parametrize("strategy", ["auto", "auto:of=prediction+prompt-lookup"])
+def test_the_report_has_what_was_asked_verified_and_accepted(
+    llm: LLM, plain: CompletionOutput, strategy: str, given: str
+) -> None:
+    """Of each drafter, as the steps and the sources of the tokens show it."""
+    predictions = {"right": plain.token_ids, "useless": plain.token_ids[::-1], "none": None}
+    sample = decoded(llm, strategy=strategy, prediction=predictions[given])
+    metrics = sample.metrics
+    assert metrics.router is not None
+    drafters = metrics.router.drafters
+    assert sum(each.accepted for each in drafters) == metrics.accepted_tokens == 80 - sample.sources.count("target")
+    assert sum(each.verified for each in drafters) <= metrics.steps
+    assert all(each.verified <= each.asked <= metrics.steps for each in drafters)
+    written = Counter(source for source in sample.sources if source != "target")
+    assert dict(metrics.accepted_by_source) == written
+    assert sum(metrics.drafted_by_source.values()) == metrics.draft_tokens >= metrics.accepted_tokens
+    if given != "none":
+        assert sample.prediction is not None
+        assert sample.prediction.accepted == written["prediction"]
 
 
 def test_requests_without_one_decode_as_before_beside_those_that_have_one(

@@ -36,7 +36,7 @@ class Arm:
     kinds. ``expected``: the share of first guesses that were right on held-out texts; 0: unknown. ``sees_first``: it
     can draft only if it observed the step before, because it reads the target's hidden states. ``layers``: it drafts
     with the target's own layers. So it finds the prompt cached, and a node may cost a forward. ``predicts``: it drafts
-    from predictions, so only requests with a prediction have this arm.
+    from predictions, so only requests with a prediction have this arm, or all if it was ``named``.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Arm:
     sees_first: bool = False
     layers: bool = False
     predicts: bool = False
+    named: bool = False
 
     def suits(self, kind: str) -> bool:
         """Whether the arm is meant for requests of this kind."""

@@ -322,7 +322,7 @@ class Router(Policy):
         trials, growth = self._aim.effort.trials, self._aim.effort.growth
         ledger = Ledger(self._prices.token, self._gains, trials=trials, growth=growth)
         kind, predicts = view.request.kind, view.request.predicts
-        own = [arm for arm in self._arms if predicts or not arm.arm.predicts]
+        own = [arm for arm in self._arms if predicts or arm.arm.named or not arm.arm.predicts]
         arms = {arm.number: ArmInSequence.of(arm, kind) for arm in own}
         suiting = [arm for arm in arms.values() if arm.whole.arm.most and arm.whole.arm.suits(kind)]
         priced = [arm for arm in suiting if not arm.whole.arm.replayable]

@@ -311,7 +311,8 @@ class SequenceState:
 
     def _credited(self, offer: Offer) -> Draft:
         """The offer's draft. Tokens that it copies, and that the prediction proposed too, come from the prediction."""
-        predicted = [each.draft for each in self.offers if each.arm.whole.arm.predicts]
+        offers = self.offers if self.view.request.predicts else []
+        predicted = [each.draft for each in offers if each.arm.whole.arm.predicts]
         copies = offer.arm.whole.arm.replayable and not offer.arm.whole.arm.predicts
         return trees.credited(offer.draft, predicted[0]) if predicted and copies else offer.draft
 

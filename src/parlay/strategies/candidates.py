@@ -70,7 +70,7 @@ def as_arms(
 ) -> tuple[Arm, ...]:
     """Return an arm for each strategy and its drafter; see `as_arm`. Arms that a spec ``named`` serve all requests."""
     each = [as_arm(spec, drafter.needs, size) for spec, drafter in zip(wanted, drafters, strict=True)]
-    return tuple([replace(arm, predicts=False) for arm in each] if named else each)
+    return tuple([replace(arm, named=named) for arm in each])
 
 
 def as_arm(spec: StrategySpec, needs: Needs, size: float = 1.0) -> Arm:
