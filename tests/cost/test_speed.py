@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from parlay.cost.roofline import ForwardShape, Machine, ModelShape, Overheads
-from parlay.cost.speed import DraftPlan, Setting, best_tree, choose, crossover, predict, tokens_beside
+from parlay.cost.speed import DraftPlan, Setting, best_tree, children, choose, crossover, predict, tokens_beside
 from tests.cost.test_roofline import MACHINE, SHAPE
 
 SMALL = replace(SHAPE, num_layers=1, hidden_size=64, intermediate_size=128)
@@ -29,6 +29,18 @@ def test_a_chain_commits_the_geometric_sum(chance: float, nodes: int) -> None:
 
 def test_a_sure_chain_commits_all_of_it() -> None:
     assert best_tree((1.0,), 8).tokens == 9
+
+
+def test_children_are_those_of_the_best_tree() -> None:
+    """The chances of all paths from the root add up to the tokens that the tree commits."""
+    ranks = (0.5, 0.25, 0.15)
+    for nodes in range(20):
+        tree, reach = children(ranks, nodes), {0: 1.0}
+        for node, places in enumerate(tree):
+            reach |= {place: reach[node] * chance for place, chance in zip(places, ranks, strict=False) if place}
+        assert len(reach) == nodes + 1
+        assert sum(reach.values()) == pytest.approx(best_tree(ranks, nodes).tokens)
+    assert children((0.9,), 2) == [[1, 0], [2, 0], [0, 0]]
 
 
 def test_the_best_tree_is_that_of_brute_force() -> None:

@@ -48,6 +48,18 @@ def best_tree(ranks: Sequence[float], nodes: int) -> TreeShape:
     return TreeShape(nodes, tokens, depth, max(1, leaves))
 
 
+def children(ranks: Sequence[float], nodes: int) -> list[list[int]]:
+    """Return the nodes of `best_tree`, the root first: for each the places of its children by rank, and 0 for none.
+
+    Each list has an entry for every rank and a 0 after these. ``ranks`` must be as `best_tree` takes them.
+    """
+    tree = [[0] * (len(ranks) + 1) for _ in range(nodes + 1)]
+    for place, (_, _, parent) in enumerate(itertools.islice(_by_reach(ranks), nodes), start=1):
+        siblings = tree[parent + 1]
+        siblings[siblings.index(0)] = place  # a node's children are found in the order of their ranks
+    return tree
+
+
 def _by_reach(ranks: Sequence[float]) -> Iterator[tuple[float, int, int]]:
     """Yield the nodes that a tree could have, likeliest first.
 
