@@ -19,7 +19,7 @@ from parlay.simulate.traffic import Arrival, Traffic
 LOADS = (0.33, 0.65, 0.9, 1.3)
 """Loads as shares of a server's capacity."""
 GOAL = 0.007
-"""The largest difference from the engine in virtual time that any figure of plain decoding may have."""
+"""The largest difference from the engine in virtual time that any figure may have."""
 SHOWN = ("tokens/s", "first p50", "first p90", "token p50", "token p90", "whole p50", "whole p90")
 
 QWEN_7B = ModelShape(

@@ -12,8 +12,8 @@ _TEXTS = {
     "virtual": (
         "## The engine in virtual time",
         "The real engine and scheduler with a runner that only counts; its clock is moved by what steps cost. "
-        f"Numbers are how far the simulator is from it. Goal for plain decoding: {GOAL:.1%}. With drafts both draw "
-        "which are right.",
+        f"Numbers are how far the simulator is from it. Goal: {GOAL:.1%}. Which drafted tokens are right is drawn at "
+        "random, but for each place of an answer only once: both have the same (common random numbers).",
     ),
     "process": (
         "## The engine in process",

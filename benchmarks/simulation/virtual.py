@@ -3,7 +3,6 @@ says."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +12,7 @@ from parlay.engine import Engine, Limits
 from parlay.router.policies import Fixed, Plain
 from parlay.sampling.rules import SharedNoise
 from parlay.simulate.costs import StepCost
-from parlay.simulate.drafting import Drafting
+from parlay.simulate.drafting import Drafting, uniforms
 from parlay.simulate.fleet import Outcome
 from parlay.simulate.jobs import ReplicaLimits
 from parlay.simulate.traffic import Arrival
@@ -99,21 +98,20 @@ class CountedRunner(CountingRunner):
 
 
 class _Chains:
-    """Drafts chains. Each token is right with a probability, until the first wrong one; all after it are wrong."""
+    """Drafts chains. Their tokens are right in the same places as the simulator's: both have the same `uniforms`."""
 
     needs = Needs(outcomes=False)
 
     def __init__(self, chance: float, seed: int) -> None:
-        self._chance, self._draw = chance, random.Random(seed)
+        self._chance, self._seed = chance, seed
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        return [trees.chain(self._tokens(budget), "chains") for budget in budgets]
+        return [trees.chain(self._tokens(view, budget), "chains") for view, budget in zip(views, budgets, strict=True)]
 
-    def _tokens(self, budget: int) -> list[int]:
-        right = 0
-        while right < budget and self._draw.random() < self._chance:
-            right += 1
-        return [_RIGHT] * right + [_WRONG] * (budget - right)
+    def _tokens(self, view: SequenceView, budget: int) -> list[int]:
+        written = len(view.tokens) - view.prompt_length
+        right = uniforms(self._seed, int(view.request.id), written + budget)[written:] < self._chance
+        return [_RIGHT if each else _WRONG for each in right]
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Ignore the observations."""

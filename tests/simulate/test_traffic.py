@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 
 from parlay.bench.plan.kinds import kinds
-from parlay.simulate.drafting import steps_of
 from parlay.simulate.mixtures import KINDS, mixture, read_mixture, timed
 from parlay.simulate.traces import read_trace
 from parlay.simulate.traffic import Arrival, Traffic, within
@@ -151,11 +148,3 @@ def test_a_mixture_of_nothing_known_is_one_line(text: str) -> None:
 
 def test_kinds_of_mixtures_are_those_that_acceptance_was_measured_on() -> None:
     assert {kind.name for kind in KINDS.values()} <= set(kinds())
-
-
-def test_steps_of_an_answer_are_as_many_one_by_one_as_by_mean_and_variance() -> None:
-    draw = random.Random(1)
-    one_by_one, drawn = (fmean(steps_of(output, 0.6, 4, draw) for _ in range(4000)) for output in (64, 65))
-    assert drawn - one_by_one == pytest.approx(65 / 64 * one_by_one - one_by_one, abs=0.3)
-    assert steps_of(7, 1.0, 6, draw) == 1
-    assert steps_of(7, 0.0, 6, draw) == steps_of(7, 0.5, 0, draw) == 7

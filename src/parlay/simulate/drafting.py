@@ -1,12 +1,19 @@
-"""Simulates drafting: how many tokens a step commits with drafts of each size, by kind of text."""
+"""Simulates drafting: which drafted tokens are right, and how many tokens each step commits.
+
+Whether a drafted token is right depends only on the seed, the request, and the token's place in the answer. It does not
+depend on the step that verifies the token, the server, or the strategy. Simulations of different fleets and strategies
+so have common random numbers (Law, Simulation Modeling and Analysis, chapter 11): their differences vary less.
+"""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from parlay.cost.speed import best_tree
+import numpy as np
+from numpy.typing import NDArray
+
+from parlay.cost.speed import best_tree, children
 
 DraftSeconds = Callable[[int, int, float], float]
 """Seconds of drafting in a step, by number of sequences, nodes of each sequence's draft, and mean context tokens."""
@@ -43,75 +50,47 @@ class Drafting:
 
 PLAIN = Drafting()
 
-_MAX_DRAWN = 64
-"""Answers of at most this many tokens draw the result of each step. Longer ones draw only their number of steps."""
 
+def uniforms(seed: int, request: int, tokens: int) -> NDArray[np.float64]:
+    """Return for each place of an answer of ``tokens`` tokens a number from 0 to 1, evenly distributed.
 
-def steps_of(output: int, chance: float, nodes: int, draw: random.Random) -> int:
-    """Draw the number of steps of an answer of ``output`` tokens. Drafts are chains of ``nodes`` nodes.
-
-    ``chance`` is the probability that a node is right if the nodes before it are. A step commits the accepted nodes and
-    one token more. Renewal theory gives the number of steps of a long answer with L tokens: its mean is L / E and its
-    variance L V / E^3, where E and V are the mean and variance of a step's tokens.
+    A drafted token that is right with probability p is right where the number is below p. The numbers of a longer
+    answer begin with those of a shorter one. The counter-based generator Philox (Salmon et al. 2011) draws them: its
+    key is the seed and the number of the request.
     """
-    if not nodes or not chance:
-        return output
-    if output > _MAX_DRAWN:
-        mean, variance = _moments(chance, nodes)
-        beyond = (variance + mean**2) / (2 * mean) - 0.5  # mean tokens by which the last step would pass the end
-        drawn = round(draw.gauss((output + beyond) / mean, (output * variance / mean**3) ** 0.5))
-        return min(output, max(-(-output // (nodes + 1)), drawn))
-    steps = done = 0
-    while done < output:
-        steps += 1
-        done += 1
-        left = nodes
-        while left and draw.random() < chance:
-            done, left = done + 1, left - 1
-    return steps
+    key = np.array([seed % (1 << 64), request], np.uint64)
+    drawn: NDArray[np.float64] = np.random.Generator(np.random.Philox(key=key)).random(tokens)
+    return drawn
 
 
-def _moments(chance: float, nodes: int) -> tuple[float, float]:
-    """Return the mean and variance of a step's tokens, 1 + min(G, nodes), where G is geometrically distributed."""
-    shares = [chance**count * (1 - chance) for count in range(nodes)] + [chance**nodes]
-    mean = sum((1 + count) * share for count, share in enumerate(shares))
-    return mean, sum((1 + count - mean) ** 2 * share for count, share in enumerate(shares))
+class Drafts:
+    """The drafts of one kind of text, of all sizes: which tokens are right, given the `uniforms` of a request."""
 
+    def __init__(self, chances: Sequence[float]) -> None:
+        self._chances = chances
+        self._bounds = np.cumsum(chances)
+        self._trees: dict[int, list[list[int]]] = {}
 
-class Lane:
-    """The sequences of one kind that decode on a server. All of them draft the same number of nodes.
+    def right(self, numbers: NDArray[np.float64]) -> list[int]:
+        """Return for each place the rank of the drafted token that is right there, or the number of ranks if none
+        is."""
+        ranks: list[int] = self._bounds.searchsorted(numbers, side="right").tolist()
+        return ranks
 
-    Each step adds to ``progress`` the mean number of tokens that a step commits, ``each``. So the progress at which a
-    sequence ends is known, and the lane need not visit its sequences in every step.
-    """
+    def path(self, right: Sequence[int], nodes: int, written: int) -> list[int]:
+        """Return ``written``, and after it the number of written tokens after each step to the end of the answer.
 
-    __slots__ = ("chance", "count", "each", "inverse_lengths", "nodes", "progress", "table")
-
-    def __init__(self, drafting: Drafting, kind: str) -> None:
-        self.table: Sequence[float] = drafting.tokens(kind)
-        self.chance = min(1.0, sum(drafting.chances(kind)))
-        self.nodes = 0 if drafting.adapts else drafting.nodes
-        self.each = self.table[self.nodes]
-        self.count = 0
-        self.progress = 0.0
-        self.inverse_lengths = 0.0
-        """Sum of 1 / length over the answers, with lengths in tokens; `cut_rows` needs it."""
-
-    @property
-    def uncut_rows(self) -> int:
-        """Rows of a step if every draft has all its nodes."""
-        return self.count * (1 + self.nodes)
-
-    @property
-    def cut_rows(self) -> float:
-        """Mean number of rows that a step saves because drafts do not go beyond the end of their answers.
-
-        A draft that may commit r more tokens has at most r - 1 nodes. Let a step commit E tokens on average, and let
-        drafts have k nodes. An answer passes each r with the probability 1 / E, so it saves k (k + 1) / 2E nodes in
-        all. An answer of n tokens takes n / E steps, so it saves k (k + 1) / 2n nodes per step.
+        Each step drafts ``nodes`` nodes, or less if the answer ends before. It commits the accepted ones and a token
+        more. ``right`` is the result of `right`, with an entry for each token of the answer.
         """
-        return self.nodes * (self.nodes + 1) / 2 * self.inverse_lengths
-
-    def draft(self, nodes: int) -> None:
-        """Draft ``nodes`` nodes from now on."""
-        self.nodes, self.each = nodes, self.table[nodes]
+        tree = self._trees.get(nodes)
+        if tree is None:
+            tree = self._trees[nodes] = children(self._chances, nodes)
+        found, last = [written], len(right) - 1
+        while written <= last:
+            node = 0
+            while written < last and (node := tree[node][right[written]]):
+                written += 1
+            written += 1
+            found.append(written)
+        return found

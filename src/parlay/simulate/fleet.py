@@ -116,10 +116,10 @@ class _Simulation:
         stop = end + (setup.drain if setup.drain is not None else max(_LEAST_DRAIN, end - begin))
         self._start(begin)
         now = begin
-        for request in arrivals:
+        for number, request in enumerate(arrivals):
             self._until(request.seconds)
             self._unfinished += 1
-            self._route(Job(request), request.seconds)
+            self._route(Job(request, number), request.seconds)
         self._until(end)
         at_end = self._unfinished
         while self._unfinished and self._events and self._events[0][0] <= stop:

@@ -8,21 +8,18 @@ and its whole text fits into memory. If memory runs out, the sequence that came 
 from __future__ import annotations
 
 import bisect
-import heapq
 import math
-import random
 from collections import deque
 from collections.abc import Sequence
 
 from parlay.simulate.costs import StepCost
-from parlay.simulate.drafting import Drafting, Lane, steps_of
-from parlay.simulate.jobs import Job, ReplicaLimits
+from parlay.simulate.drafting import Drafting
+from parlay.simulate.jobs import Job, Lane, ReplicaLimits
 from parlay.simulate.prefixes import Prefixes
 
 _MOST_STEPS = 256
 """Limit on the steps that are simulated as one event. Over them, the seconds of a step are assumed to grow linearly."""
 _MOST_CHOICES = 1 << 14
-_TOLERANCE = 1e-7  # tolerance for rounding errors of a lane's progress, which is a sum of many numbers
 _HEADROOM, _PAGE = 16, 16
 """As in the engine: tokens that must be free for each running sequence before another one starts; tokens of a page."""
 
@@ -42,8 +39,7 @@ class Replica:
         self.busy = 0.0
         self.rows = 0.0
         self.steps = self.preemptions = self.asked = self.found = 0
-        self._cost, self._drafting = cost, drafting
-        self._draw = random.Random(f"{seed} replica {number}")
+        self._cost, self._drafting, self._seed = cost, drafting, seed
         self._choices: dict[tuple[object, ...], list[int]] = {}
         """Best numbers of nodes for each kind, by the numbers of sequences and the mean context; a cache."""
         self._ranks = 0
@@ -53,9 +49,8 @@ class Replica:
         self.waiting: deque[Job] = deque()
         self._feeding: deque[Job] = deque()
         self._lanes: dict[str, Lane] = {}
-        self._ends: dict[str, list[tuple[float, int, Job]]] = {}
         self._decoding = 0
-        self._context = 0.0
+        self._context = 0
         """Number of cached tokens of all sequences that decode."""
         self._fed = 0
         """Number of tokens of all sequences in prefill."""
@@ -112,7 +107,7 @@ class Replica:
         jobs = [*self.waiting, *self._feeding, *self._running()]
         for job in jobs:
             if job.lane is not None:
-                job.written = self._written(job)
+                job.written = min(job.request.output - 1, job.lane.written(job))
         self._clear()
         self.wake = math.inf
         self.version += 1
@@ -130,18 +125,17 @@ class Replica:
         if not sequences:
             self.wake, self._planned = math.inf, 0
             return
-        self._planned = 1 if self._chunks else self._steps_to_change()
-        growth = sum(lane.count * lane.each for lane in self._lanes.values())
-        first, self._step_rows = self._seconds(self._context)
-        last = self._seconds(self._context + growth * (self._planned - 1))[0] if self._planned > 1 else first
-        self._first, self._growth = first, (last - first) / max(1, self._planned - 1)
-        taken = self._seconds_of(self._planned)
-        self.wake = now + taken
-        self.busy += taken
+        self._plan(1 if self._chunks else self._steps_to_change())
 
-    def _seconds_of(self, steps: int) -> float:
-        """Return the seconds of the first ``steps`` planned steps, each ``_growth`` longer than the one before."""
-        return steps * self._first + self._growth * steps * (steps - 1) / 2
+    def _plan(self, steps: int) -> None:
+        """Plan ``steps`` steps from the time ``_start`` on."""
+        self._planned = steps
+        longer, rows, pairs = self._ahead(steps)
+        mean, self._step_rows = self._seconds(longer, rows, pairs)
+        self._first = self._seconds(0.0, rows, pairs)[0] if steps > 1 else mean
+        self._growth = 2 * (mean - self._first) / max(1, steps - 1)
+        self.busy += steps * mean
+        self.wake = self._start + steps * mean
 
     def _steps_before(self, now: float, *, whole: bool = False) -> int:
         """Return how many planned steps, at least 1, begin before a time or, if ``whole``, how many end by then."""
@@ -150,48 +144,65 @@ class Replica:
         steps = seconds / slope if half <= 0 else (math.sqrt(slope * slope + 4 * half * seconds) - slope) / (2 * half)
         if whole:
             return min(self._planned, max(0, math.floor(steps + 1e-9)))
-        return min(self._planned, max(1, math.ceil(steps - 1e-9)))
+        found = min(self._planned, max(1, math.ceil(steps - 1e-9)))
+        if self._drafting.nodes:  # then steps don't grow evenly, so that the estimate may be of a step beside
+            while found > 1 and self._total(found - 1) >= seconds:
+                found -= 1
+            while found < self._planned and self._total(found) < seconds:
+                found += 1
+        return found
+
+    def _total(self, steps: int) -> float:
+        return steps * self._seconds(*self._ahead(steps))[0]
 
     def _cut(self, steps: int) -> None:
         """Plan only ``steps`` steps, so that a new request can start in the first step after its arrival."""
         if steps < self._planned:
-            self.busy -= self._seconds_of(self._planned) - self._seconds_of(steps)
-            self._planned = steps
-            self.wake = self._start + self._seconds_of(steps)
+            self.busy -= self.wake - self._start
+            self._plan(steps)
             self.version += 1
 
     def _advance(self, steps: int) -> None:
         for lane in self._lanes.values():
             if lane.count:
-                lane.progress += steps * lane.each
-                self._context += steps * lane.each * lane.count
+                self._context += lane.grown(steps)
+                lane.steps += steps
         self.steps += steps
         self.rows += steps * self._step_rows
 
     def _steps_to_change(self) -> int:
         """Return the number of equal steps until the first sequence ends or memory runs out."""
         steps = _MOST_STEPS
-        for kind, ends in self._ends.items():
-            lane = self._lanes[kind]
+        for lane in self._lanes.values():
             if lane.count:
-                steps = min(steps, math.ceil((ends[0][0] - lane.progress - _TOLERANCE) / lane.each))
+                steps = min(steps, lane.ends[0][0] - lane.steps)
         if self._fits(0, steps - 1):
             return max(1, steps)
         return max(1, bisect.bisect_left(range(1, steps), True, key=lambda more: not self._fits(0, more)) + 1)
 
-    def _seconds(self, context: float) -> tuple[float, float]:
-        """Return the seconds and rows of a step whose decoding sequences have ``context`` tokens together."""
-        count, nodes, pairs = self._decoding, 0, 0.0
-        rows: float = 0
+    def _ahead(self, steps: int) -> tuple[float, float, float]:
+        """Return the sums over the lanes of `Lane.ahead`."""
+        longer = rows = pairs = 0.0
+        for lane in self._lanes.values():
+            if lane.count:
+                own = lane.ahead(steps)
+                longer, rows, pairs = longer + own[0], rows + own[1], pairs + own[2]
+        return longer, rows, pairs
+
+    def _seconds(self, longer: float, saved_rows: float, saved_pairs: float) -> tuple[float, float]:
+        """Return the seconds and rows of a step whose decoding sequences are ``longer`` tokens longer than now, and
+        whose drafts save rows and pairs by being shorter."""
+        count, nodes = self._decoding, 0
+        context, rows, pairs = self._context + longer, -saved_rows, -saved_pairs
         mean = context / count if count else 0.0
         for lane in self._lanes.values():
-            own = lane.uncut_rows - lane.cut_rows if lane.nodes else lane.count
+            own = lane.rows
             rows += own
             pairs += own * (mean + lane.nodes)
             nodes = max(nodes, lane.nodes if lane.count else 0)
         keys, heads = context + rows - count, rows
         for job, chunk in self._chunks:
-            own = chunk + (self._lane(job).nodes if job.fed + chunk == job.text else 0)
+            own = chunk + (min(self._lane(job).nodes, job.left - 1) if job.fed + chunk == job.text else 0)
             rows += own
             keys += job.fed + own
             pairs += own * (job.fed + own)
@@ -246,50 +257,29 @@ class Replica:
     def _begin_decoding(self, job: Job, now: float) -> list[Job]:
         """Begin to decode a request whose prompt is read. The step that read it committed its first tokens."""
         self._prefixes.read(job.request)
-        lane, job.lane = self._lane(job), None
         if job.first < 0:
             job.first = now
-        steps = steps_of(job.left, lane.chance, lane.nodes, self._draw) - 1
-        if not steps:
+        lane = self._lane(job)
+        if not lane.enter(job):
             return [self._end(job, now)]
-        job.lane, job.span = lane, steps * lane.each
-        job.began, job.entered = lane.progress, job.text + 1.0
-        lane.count += 1
-        lane.inverse_lengths += self._inverse_length(job)
         self._decoding += 1
-        self._context += job.entered
-        heapq.heappush(self._ends[job.request.kind], (job.began + job.span, job.rank, job))
+        self._context += job.request.prompt + lane.written(job)
         return []
 
     def _end_finished(self, now: float) -> list[Job]:
         """End the sequences that have written all their tokens."""
         done = []
-        for kind, ends in self._ends.items():
-            lane = self._lanes[kind]
-            while ends and ends[0][0] <= lane.progress + _TOLERANCE:
-                job = heapq.heappop(ends)[2]
-                self._leave(job)
+        for lane in self._lanes.values():
+            while (job := lane.pop_ended()) is not None:
+                self._context -= job.request.prompt + job.request.output
+                self._decoding -= 1
                 done.append(self._end(job, now))
         return sorted(done, key=lambda job: job.rank)
 
     def _end(self, job: Job, now: float) -> Job:
         job.last, job.written = now, job.request.output
-        self._prefixes.write(job.request, self.limits.cache_tokens - int(self._context) - self._fed)
+        self._prefixes.write(job.request, self.limits.cache_tokens - self._context - self._fed)
         return job
-
-    def _leave(self, job: Job) -> None:
-        lane = job.lane
-        assert lane is not None
-        lane.count -= 1
-        lane.inverse_lengths = lane.inverse_lengths - self._inverse_length(job) if lane.count else 0.0
-        self._decoding -= 1
-        self._context -= job.entered + lane.progress - job.began
-        job.lane = None
-        if not self._decoding:
-            self._context = 0.0
-
-    def _inverse_length(self, job: Job) -> float:
-        return 1 / max(job.left, self._drafting.nodes + 1)
 
     def _make_room(self) -> bool:
         """Preempt the latest sequences until the next step's tokens fit. Returns whether any was preempted."""
@@ -303,11 +293,10 @@ class Replica:
                 self._feeding.remove(victim)
                 self._fed -= victim.text
             else:
-                written, kind = self._written(victim), victim.request.kind
-                self._leave(victim)
-                victim.written = written
-                self._ends[kind] = [entry for entry in self._ends[kind] if entry[2] is not victim]
-                heapq.heapify(self._ends[kind])
+                victim.written = victim.lane.written(victim)
+                victim.lane.remove(victim)
+                self._decoding -= 1
+                self._context -= victim.request.prompt + victim.written
             self.preemptions += 1
             victim.text, victim.fed = victim.request.prompt + victim.written, 0
             self.waiting.appendleft(victim)
@@ -316,11 +305,14 @@ class Replica:
     def _fits(self, more: float, steps: int = 0) -> bool:
         """Whether the cache can hold all sequences after ``steps`` further steps, and ``more`` tokens.
 
-        Pages, which take longer to count, are counted only if tokens alone do not decide.
+        What takes longer to count is counted only if a bound does not decide: each sequence writes at most all its rows
+        in each step, and its last page is empty.
         """
-        grown = self._context + steps * sum(lane.count * lane.each for lane in self._lanes.values()) + self._fed + more
-        if grown + _PAGE * (self._decoding + len(self._feeding)) <= self.limits.cache_tokens:
+        fixed = self._context + self._fed + more
+        most = fixed + steps * sum(lane.rows for lane in self._lanes.values())
+        if most + _PAGE * (self._decoding + len(self._feeding)) <= self.limits.cache_tokens:
             return True
+        grown = fixed + sum(lane.grown(steps) for lane in self._lanes.values())
         return grown <= self.limits.cache_tokens and more <= self._free(steps)
 
     def _free(self, steps: int) -> int:
@@ -328,25 +320,18 @@ class Replica:
         used = sum(_paged(job.text) for job in self._feeding)
         for job in self._running():
             assert job.lane is not None
-            used += _paged(math.floor(job.entered + job.lane.progress - job.began + steps * job.lane.each + _TOLERANCE))
+            used += _paged(job.request.prompt + job.lane.written(job, steps))
         return self.limits.cache_tokens // _PAGE * _PAGE - used
 
     def _running(self) -> Sequence[Job]:
-        return [job for ends in self._ends.values() for _, _, job in ends]
-
-    def _written(self, job: Job) -> int:
-        lane = job.lane
-        assert lane is not None
-        share = (lane.progress - job.began) / job.span
-        return min(job.request.output - 1, job.written + 1 + int(share * (job.left - 1) + _TOLERANCE))
+        return [job for lane in self._lanes.values() for _, _, job in lane.ends]
 
     # --------------------------------------------------------------------------------------------------- drafting
 
     def _lane(self, job: Job) -> Lane:
         lane = self._lanes.get(job.request.kind)
         if lane is None:
-            lane = self._lanes[job.request.kind] = Lane(self._drafting, job.request.kind)
-            self._ends[job.request.kind] = []
+            lane = self._lanes[job.request.kind] = Lane(self._drafting, job.request.kind, self._seed)
         return lane
 
     def _choose_nodes(self) -> None:
@@ -356,19 +341,18 @@ class Replica:
         active = {kind: lane for kind, lane in self._lanes.items() if lane.count}
         lanes = list(active.values())
         most = min(self._drafting.nodes, self.limits.max_draft_rows // self._decoding)
-        if not self._drafting.adapts:
-            for lane in lanes:
-                lane.draft(most)
-            return
-        mean = self._context / self._decoding
-        key = (*((kind, lane.count) for kind, lane in active.items()), int(mean) >> 8)
-        chosen = self._choices.get(key)
-        if chosen is None:
-            if len(self._choices) >= _MOST_CHOICES:
-                self._choices.clear()
-            chosen = self._choices[key] = self._best_nodes(lanes, most)
+        chosen = [most] * len(lanes)
+        if self._drafting.adapts:
+            mean = self._context / self._decoding
+            key = (*((kind, lane.count) for kind, lane in active.items()), int(mean) >> 8)
+            if key not in self._choices:
+                if len(self._choices) >= _MOST_CHOICES:
+                    self._choices.clear()
+                self._choices[key] = self._best_nodes(lanes, most)
+            chosen = self._choices[key]
         for lane, nodes in zip(lanes, chosen, strict=True):
             lane.draft(nodes)
+            lane.settle()
 
     def _best_nodes(self, lanes: Sequence[Lane], most: int) -> list[int]:
         """Return the numbers of nodes with the most tokens per second, found by adding the likeliest node each time."""
@@ -383,7 +367,7 @@ class Replica:
             sizes[place] = max(sizes[place], -size)
             for lane, nodes in zip(lanes, sizes, strict=True):
                 lane.draft(nodes)
-            rate = sum(lane.count * lane.each for lane in lanes) / self._seconds(self._context)[0]
+            rate = sum(lane.count * lane.each for lane in lanes) / self._seconds(0.0, 0.0, 0.0)[0]
             if rate > highest:
                 best, highest = list(sizes), rate
         self._chunks = chunks
