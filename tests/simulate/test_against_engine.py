@@ -8,19 +8,29 @@ import pytest
 
 from benchmarks.simulation import cases
 from benchmarks.simulation.virtual import run as run_engine
-from parlay.simulate.drafting import Drafting
+from parlay.simulate.drafting import PLAIN, Drafting
 from parlay.simulate.jobs import ReplicaLimits
 
 PROCESSOR, GPU, *_ = cases.SERVERS
+CHAINS = Drafting("chains", 4, {"": (0.6,)}, adapts=False)
+EXACT = 2e-4
+"""Steps of one event have their mean number of rows, and the seconds of a GPU are not quite linear in rows."""
 
 
 @pytest.mark.parametrize("load", cases.LOADS)
-def test_throughput_and_latencies_of_plain_decoding_are_within_seven_thousandths(load: float) -> None:
-    sizes = cases.lengths(40, 5)
-    traffic = cases.arrivals(sizes, load * cases.capacity(PROCESSOR, sizes), 5)
-    real = run_engine(traffic.arrivals, PROCESSOR.cost, PROCESSOR.limits, PROCESSOR.drafting)
-    found = cases.differences(real, cases.simulated(PROCESSOR, traffic))
-    assert max(map(abs, found.values())) < cases.GOAL, found
+@pytest.mark.parametrize("drafting", [PLAIN, CHAINS], ids=["plain", "chains"])
+@pytest.mark.parametrize("server", [PROCESSOR, GPU], ids=["processor", "gpu"])
+def test_steps_rows_throughput_and_latencies_are_those_of_the_engine(
+    server: cases.Server, drafting: Drafting, load: float
+) -> None:
+    """Also with drafts, because both have the same ones right."""
+    server, sizes = replace(server, drafting=drafting), cases.lengths(40, 5)
+    traffic = cases.arrivals(sizes, load * cases.capacity(server, sizes), 5)
+    real = run_engine(traffic.arrivals, server.cost, server.limits, server.drafting)
+    predicted = cases.simulated(server, traffic)
+    found = cases.differences(real, predicted)
+    assert (predicted.steps, round(predicted.rows)) == (real.steps, real.rows)
+    assert max(map(abs, found.values())) < EXACT, found
 
 
 def test_requests_that_come_together_start_together() -> None:
@@ -40,19 +50,4 @@ def test_where_memory_is_short_sequences_wait_and_are_preempted_as_in_the_engine
     predicted = cases.simulated(server, traffic)
     found = cases.differences(real, predicted)
     assert predicted.preemptions == real.preemptions > 0
-    assert max(map(abs, found.values())) < cases.GOAL, found
-
-
-@pytest.mark.parametrize("load", cases.LOADS)
-@pytest.mark.parametrize("server", [PROCESSOR, GPU], ids=["processor", "gpu"])
-def test_figures_with_drafts_that_are_right_in_the_same_places_are_within_the_goal(
-    server: cases.Server, load: float
-) -> None:
-    server = replace(server, drafting=Drafting("chains", 4, {"": (0.6,)}, adapts=False))
-    sizes = cases.lengths(40, 8)
-    traffic = cases.arrivals(sizes, load * cases.capacity(server, sizes), 8)
-    real = run_engine(traffic.arrivals, server.cost, server.limits, server.drafting)
-    predicted = cases.simulated(server, traffic)
-    found = cases.differences(real, predicted)
-    assert (predicted.steps, round(predicted.rows)) == (real.steps, real.rows)
     assert max(map(abs, found.values())) < cases.GOAL, found

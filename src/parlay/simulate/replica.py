@@ -202,11 +202,13 @@ class Replica:
             nodes = max(nodes, lane.nodes if lane.count else 0)
         keys, heads = context + rows - count, rows
         for job, chunk in self._chunks:
-            own = chunk + (min(self._lane(job).nodes, job.left - 1) if job.fed + chunk == job.text else 0)
+            own = chunk
+            if job.fed + chunk == job.text:  # other chunks have no row through the LM head
+                own += min(self._lane(job).nodes, job.left - 1)
+                heads += 1 + own - chunk
             rows += own
             keys += job.fed + own
             pairs += own * (job.fed + own)
-            heads += 1 + own - chunk
         sequences = count + len(self._chunks)
         seconds = self._cost(sequences, rows, heads, keys, pairs)
         if nodes:
