@@ -40,7 +40,7 @@ def report(results: Results) -> str:
         if own:
             lines += [title, "", text, "", *_differences(own)]
             if part == "server" and all("http" in row.values for row in own):  # older rows lack it
-                lines += ["", *_causes(own)]
+                lines += _causes(own)
     return "\n".join(lines + _fleet([row for row in results.rows if row.cell.part == "fleet"]))
 
 
@@ -72,7 +72,7 @@ def _causes(rows: Sequence[Row]) -> list[str]:
         [row.cell.workload.removeprefix("load "), *(f"{100 * row.values[each]:+.1f} %" for each in names)]
         for row in rows
     ]
-    return [text, "", *table(("load", "decoding", "HTTP", "share of HTTP"), cells), ""]
+    return [text, "", *table(("load", "decoding", "HTTP", "share of HTTP"), cells)]
 
 
 def _fleet(rows: Sequence[Row]) -> list[str]:
