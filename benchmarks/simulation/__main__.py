@@ -1,7 +1,7 @@
 """Compares `parlay simulate` with the engine in virtual time, the engine in this process, and a server; simulates a
 fleet.
 
-`virtual`: the real scheduler with simulated steps, four servers at four loads. `process`: the engine with a model in
+`virtual`: the real scheduler with simulated steps, five servers at four loads. `process`: the engine with a model in
 one thread, with CPU time as the clock; the simulator gets the means of that run's own steps. `server`: `parlay serve`
 with CPU time as the clock; the simulator gets measurements of the machine and of HTTP made beforehand. `fleet`: a
 thousand replicas and a day of traffic.

@@ -49,15 +49,15 @@ class Server:
     drafting: Drafting = PLAIN
 
 
+_CHAINS = Drafting("chains", 4, {"": (0.6,)}, adapts=False)
+_LITTLE_MEMORY = ReplicaLimits(cache_tokens=12_000)
+
 SERVERS = (
     Server("small model on a processor", small_cpu),
     Server("Qwen2.5-7B on an H100 by its maker's figures", RooflineSteps(machine("h100", "bfloat16"), QWEN_7B)),
-    Server("the same processor, cache of 12,000 tokens", small_cpu, ReplicaLimits(cache_tokens=12_000)),
-    Server(
-        "the same processor, chains of 4, right at 0.6",
-        small_cpu,
-        drafting=Drafting("chains", 4, {"": (0.6,)}, adapts=False),
-    ),
+    Server("the same processor, cache of 12,000 tokens", small_cpu, _LITTLE_MEMORY),
+    Server("the same processor, chains of 4, right at 0.6", small_cpu, drafting=_CHAINS),
+    Server("these chains, cache of 12,000 tokens", small_cpu, _LITTLE_MEMORY, _CHAINS),
 )
 
 

@@ -42,12 +42,16 @@ def test_requests_that_come_together_start_together() -> None:
     assert max(map(abs, found.values())) < cases.GOAL, found
 
 
-def test_where_memory_is_short_sequences_wait_and_are_preempted_as_in_the_engine() -> None:
-    server = replace(PROCESSOR, limits=ReplicaLimits(cache_tokens=6000))
+@pytest.mark.parametrize("drafting", [PLAIN, CHAINS], ids=["plain", "chains"])
+def test_where_memory_is_short_sequences_wait_skip_drafts_and_are_preempted_as_in_the_engine(
+    drafting: Drafting,
+) -> None:
+    server = replace(PROCESSOR, limits=ReplicaLimits(cache_tokens=6000), drafting=drafting)
     sizes = cases.lengths(40, 7)
     traffic = cases.arrivals(sizes, 1.3 * cases.capacity(server, sizes), 7)
     real = run_engine(traffic.arrivals, server.cost, server.limits, server.drafting)
     predicted = cases.simulated(server, traffic)
     found = cases.differences(real, predicted)
     assert predicted.preemptions == real.preemptions > 0
-    assert max(map(abs, found.values())) < cases.GOAL, found
+    assert (predicted.steps, round(predicted.rows)) == (real.steps, real.rows)
+    assert max(map(abs, found.values())) < EXACT, found

@@ -7,7 +7,7 @@ import pytest
 from parlay.simulate.drafting import PLAIN, Drafting
 from parlay.simulate.fleet import Outcome
 from parlay.simulate.jobs import Job, ReplicaLimits
-from parlay.simulate.policies import Autoscaling, Failures, Fleet, read_range
+from parlay.simulate.policies import ONE_REPLICA, Autoscaling, Failures, Fleet, read_range
 from parlay.simulate.replica import Replica
 from parlay.simulate.report import Goals, Prices, figures, percentiles
 from parlay.simulate.routing import LeastLoaded
@@ -132,9 +132,15 @@ def test_money_and_energy_follow_from_paid_and_busy_time() -> None:
     assert found.tokens_per_dollar == pytest.approx(500 / (out.paid / 1000))
 
 
-def test_a_cache_that_holds_few_texts_still_answers_all() -> None:
-    out = run(at_random(100, 20.0), limits=ReplicaLimits(cache_tokens=1100))
-    assert out.finished == 100
+@pytest.mark.parametrize("adapts", [True, False])
+@pytest.mark.parametrize("nodes", [0, 3, 9])
+def test_a_cache_that_holds_few_texts_still_answers_all_with_and_without_drafts(nodes: int, adapts: bool) -> None:
+    drafting = Drafting("trees", nodes, {"": (0.5, 0.2)}, adapts=adapts)
+    dying = Fleet(failures=Failures(kill="5,20", on_failure="continue"))
+    for fleet in (ONE_REPLICA, dying):
+        out = run(at_random(100, 20.0), fleet, limits=ReplicaLimits(cache_tokens=1100), drafting=drafting)
+        assert out.finished == 100
+        assert out.preemptions > 0
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,10 @@ class Job:
     began: int = 0
     path: Sequence[int] = ()
     """The number of written tokens at the lane's step ``began`` and after each later one."""
+    held: int = 0
+    """Number of tokens for which it had memory before ``began``. It keeps memory that it reserved for drafts."""
+    skips: bool = False
+    """Whether the step under way leaves out its draft, for which there is no memory."""
 
     @property
     def left(self) -> int:
@@ -103,14 +107,28 @@ class Lane:
         """Let the sequences draft as many nodes as supposed from now on."""
         if self.nodes != self._followed:
             for _, _, job in self.ends:
-                job.path, job.began = self._path(job, self.written(job)), self.steps
+                self._follow(job, self._path(job, self.written(job)))
             self._followed = self.nodes
-            self.ends = [(_end(job), job.rank, job) for _, _, job in self.ends]
-            heapq.heapify(self.ends)
+            self._sort()
+
+    def skip(self, job: Job) -> None:
+        """Let a request commit one token in the next step, which leaves out its draft. After it, call `enter` if the
+        step read the prompt, else `skipped`."""
+        job.skips = True
+        if job.lane is not None:
+            written = self.written(job)
+            self._follow(job, [written, *self._path(job, written + 1)])
+            self._sort()
+
+    def skipped(self, job: Job) -> None:
+        """Forget the last step of a request, which reserved no memory for a draft."""
+        job.path, job.began, job.skips = job.path[1:], job.began + 1, False
 
     def enter(self, job: Job) -> bool:
         """Begin to decode a request whose prompt is read. False if the step that read it wrote the whole answer."""
-        path = self._path(job, job.written)[1:]
+        path, job.held = self._path(job, job.written)[1:], self.needed(job, job.written)
+        if job.skips:
+            path, job.held, job.skips = self._path(job, job.written + 1), job.text, False
         if len(path) == 1:
             return False
         job.lane, job.path, job.began = self, path, self.steps
@@ -136,6 +154,16 @@ class Lane:
         """Return how many tokens of the answer are written after ``steps`` further steps."""
         return job.path[self.steps - job.began + steps]
 
+    def needed(self, job: Job, written: int) -> int:
+        """Return for how many tokens a step with its draft needs memory, after ``written`` tokens of the answer."""
+        return job.request.prompt + max(written, min(written + self.nodes, job.request.output - 1))
+
+    def reserved(self, job: Job, steps: int = 0) -> int:
+        """Return for how many tokens a request has or needs memory after ``steps`` further steps, without a draft."""
+        at = self.steps - job.began + steps
+        before = self.needed(job, job.path[at - 1]) if at else job.held
+        return max(job.held, before, job.request.prompt + job.path[at])
+
     def grown(self, steps: int) -> int:
         """Return how many tokens all sequences write in the next ``steps`` steps."""
         if not self._followed:
@@ -148,7 +176,7 @@ class Lane:
 
         The first is by how many tokens all sequences together are longer than now. The others are the rows, and the
         pairs of a row and a key, that are saved because no draft goes beyond the end of its answer: a draft that may
-        commit r more tokens has at most r - 1 nodes.
+        commit r more tokens has at most r - 1 nodes. A request that skips its draft saves all of them.
         """
         if not self._followed:
             return self.count * (steps - 1) / 2, 0.0, 0.0
@@ -158,9 +186,9 @@ class Lane:
             written = job.path[first : first + steps]
             longer += sum(written) - steps * written[0]
             whole = job.request.output - 1 - self.nodes  # with more tokens written, a draft is cut
-            if written[-1] > whole:
+            if written[-1] > whole or job.skips:
                 for each in written:
-                    if (saved := each - whole) > 0:
+                    if (saved := self.nodes if job.skips else each - whole) > 0:
                         rows += saved
                         keys = job.request.prompt + each + self.nodes
                         pairs += (1 + self.nodes) * keys - (1 + self.nodes - saved) * (keys - saved)
@@ -173,6 +201,13 @@ class Lane:
         if not job.right:
             job.right = self._drafts.right(uniforms(self._seed, job.number, output))
         return self._drafts.path(job.right, self.nodes, written)
+
+    def _follow(self, job: Job, path: Sequence[int]) -> None:
+        job.held, job.path, job.began = self.reserved(job), path, self.steps
+
+    def _sort(self) -> None:
+        self.ends = [(_end(job), job.rank, job) for _, _, job in self.ends]
+        heapq.heapify(self.ends)
 
 
 def _end(job: Job) -> int:

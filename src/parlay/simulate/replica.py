@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from parlay.simulate.costs import StepCost
 from parlay.simulate.drafting import Drafting
 from parlay.simulate.jobs import Job, Lane, ReplicaLimits
+from parlay.simulate.memory import HEADROOM, Memory, paged
 from parlay.simulate.prefixes import Prefixes
 
 _MOST_STEPS = 256
 """Limit on the steps that are simulated as one event. Over them, the seconds of a step are assumed to grow linearly."""
 _MOST_CHOICES = 1 << 14
-_HEADROOM, _PAGE = 16, 16
-"""As in the engine: tokens that must be free for each running sequence before another one starts; tokens of a page."""
 
 
 class Replica:
@@ -54,8 +53,10 @@ class Replica:
         """Number of cached tokens of all sequences that decode."""
         self._fed = 0
         """Number of tokens of all sequences in prefill."""
+        self._memory = Memory(self.limits.cache_tokens, self._drafting.nodes, self._lanes, self._feeding)
         self._prefixes = Prefixes()
         self._chunks: list[tuple[Job, int]] = []
+        self._skipping: list[Job] = []
         self._start = 0.0
         self._planned, self._first, self._growth = 0, 0.0, 0.0
         self._refused: Job | None = None
@@ -73,7 +74,7 @@ class Replica:
     def submit(self, job: Job, now: float) -> None:
         """Take a request. It may start in the next step that begins at the time ``now`` or later."""
         self._ranks += 1
-        job.rank, job.lane = self._ranks, None
+        job.rank, job.lane, job.skips = self._ranks, None, False
         job.text, job.fed = job.request.prompt + job.written, 0
         self.waiting.append(job)
         if self.wake == math.inf:  # begins at once, but after other requests that come at the same time
@@ -88,6 +89,10 @@ class Replica:
         """End the planned steps at the time `wake`, and begin the next ones. Returns the requests that are done."""
         now = self.wake
         self._advance(self._planned)
+        for job in self._skipping:
+            if job.lane is not None:
+                job.lane.skipped(job)
+        self._skipping = []
         done = self._end_finished(now)
         for job, rows in self._chunks:
             job.fed += rows
@@ -125,7 +130,9 @@ class Replica:
         if not sequences:
             self.wake, self._planned = math.inf, 0
             return
-        self._plan(1 if self._chunks else self._steps_to_change())
+        drafts = self._drafting.nodes > 0
+        self._skipping = self._memory.skip_drafts(self._read()) if drafts and not self._fits_drafts() else []
+        self._plan(1 if self._chunks or self._skipping else self._steps_to_change())
 
     def _plan(self, steps: int) -> None:
         """Plan ``steps`` steps from the time ``_start`` on."""
@@ -171,14 +178,14 @@ class Replica:
         self.rows += steps * self._step_rows
 
     def _steps_to_change(self) -> int:
-        """Return the number of equal steps until the first sequence ends or memory runs out."""
+        """Return the number of equal steps until the first sequence ends or memory runs out, also that of drafts."""
         steps = _MOST_STEPS
         for lane in self._lanes.values():
             if lane.count:
                 steps = min(steps, lane.ends[0][0] - lane.steps)
-        if self._fits(0, steps - 1):
+        if self._fits_drafts(steps - 1):
             return max(1, steps)
-        return max(1, bisect.bisect_left(range(1, steps), True, key=lambda more: not self._fits(0, more)) + 1)
+        return max(1, bisect.bisect_left(range(1, steps), True, key=lambda more: not self._fits_drafts(more)) + 1)
 
     def _ahead(self, steps: int) -> tuple[float, float, float]:
         """Return the sums over the lanes of `Lane.ahead`."""
@@ -204,7 +211,7 @@ class Replica:
         for job, chunk in self._chunks:
             own = chunk
             if job.fed + chunk == job.text:  # other chunks have no row through the LM head
-                own += min(self._lane(job).nodes, job.left - 1)
+                own += 0 if job.skips else min(self._lane(job).nodes, job.left - 1)
                 heads += 1 + own - chunk
             rows += own
             keys += job.fed + own
@@ -237,11 +244,11 @@ class Replica:
             return False
         if not running:
             return True
-        if self._refused is job and self._free(steps) <= self._refused_free:
+        if self._refused is job and self._memory.free(steps) <= self._refused_free:
             return False
-        if self._fits(_paged(job.text) + _HEADROOM * running, steps):
+        if self._fits(paged(job.text) + HEADROOM * running, steps):
             return True
-        self._refused, self._refused_free = job, self._free(steps)
+        self._refused, self._refused_free = job, self._memory.free(steps)
         return False
 
     def _admit(self) -> Job:
@@ -305,25 +312,14 @@ class Replica:
         return self.preemptions > before
 
     def _fits(self, more: float, steps: int = 0) -> bool:
-        """Whether the cache can hold all sequences after ``steps`` further steps, and ``more`` tokens.
+        return self._memory.fits(self._context + self._fed, more, steps)
 
-        What takes longer to count is counted only if a bound does not decide: each sequence writes at most all its rows
-        in each step, and its last page is empty.
-        """
-        fixed = self._context + self._fed + more
-        most = fixed + steps * sum(lane.rows for lane in self._lanes.values())
-        if most + _PAGE * (self._decoding + len(self._feeding)) <= self.limits.cache_tokens:
-            return True
-        grown = fixed + sum(lane.grown(steps) for lane in self._lanes.values())
-        return grown <= self.limits.cache_tokens and more <= self._free(steps)
+    def _fits_drafts(self, steps: int = 0) -> bool:
+        return self._memory.fits_drafts(self._context + self._fed, self._read(), steps)
 
-    def _free(self, steps: int) -> int:
-        """Return the tokens that fit into the pages that are free after ``steps`` further steps."""
-        used = sum(_paged(job.text) for job in self._feeding)
-        for job in self._running():
-            assert job.lane is not None
-            used += _paged(job.request.prompt + job.lane.written(job, steps))
-        return self.limits.cache_tokens // _PAGE * _PAGE - used
+    def _read(self) -> list[tuple[Lane, Job]]:
+        """Return the requests whose prompts the next step reads to the end."""
+        return [(self._lane(job), job) for job, chunk in self._chunks if job.fed + chunk == job.text]
 
     def _running(self) -> Sequence[Job]:
         return [job for lane in self._lanes.values() for _, _, job in lane.ends]
@@ -374,7 +370,3 @@ class Replica:
                 best, highest = list(sizes), rate
         self._chunks = chunks
         return best
-
-
-def _paged(tokens: int) -> int:
-    return -(-tokens // _PAGE) * _PAGE
