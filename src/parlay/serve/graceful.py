@@ -22,7 +22,6 @@ from parlay.serve.guard.connection import Connection
 from parlay.serve.middleware import PROBES
 
 _LAST_WORDS = 5  # seconds for error answers to reach their clients
-_NEVER = 1 << 30  # seconds
 _QUERY_VALUE = re.compile(r"(?<==)[^&]+")
 
 
@@ -61,7 +60,6 @@ class GracefulServer(uvicorn.Server):
             access_log=access_log,
             lifespan="on",
             timeout_graceful_shutdown=_LAST_WORDS,
-            timeout_keep_alive=_NEVER,  # `Connection` itself ends the wait for the next request
             server_header=False,
             ws="none",
             http=Connection,

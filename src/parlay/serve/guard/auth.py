@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -39,7 +39,7 @@ class Quotas:
     own: Mapping[str, KeyLimits]
     """Limits by the key's hash."""
     retry_after: int
-    _active: Counter[str] = field(default_factory=Counter)
+    _active: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     _used: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Tokens used lately and when they were counted, by key; they decay by the limit each minute."""
 

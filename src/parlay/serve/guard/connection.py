@@ -68,6 +68,11 @@ class Parts:
         self._cycle = cycle
 
     @property
+    def asked(self) -> bool:
+        """Whether the whole body of the request has come."""
+        return not self._cycle.more_body
+
+    @property
     def begun(self) -> bool:
         """Whether the head has been sent."""
         return self._cycle.response_started
@@ -140,7 +145,6 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_unread()
-        self._unset_keepalive_if_required()
         super().connection_lost(exc)
         self._leaving.note()
 
@@ -204,14 +208,14 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        if self._dropping is not None:
-            self.server_state.total_requests += 1
+        """Begin the next request. uvicorn's own method would also start a timer of its own."""
+        self.server_state.total_requests += 1
+        if self._dropping is not None or self.transport.is_closing():
             return
-        waiting = bool(self.pipeline)
-        super().on_response_complete()
-        if self.transport.is_closing() or waiting:
-            return
-        if self._half_closed:
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._half_closed:
             self.close()
         else:
             self._expect_head()
@@ -266,7 +270,10 @@ class Connection(HttpToolsProtocol):
         return math.inf if self._reading_body else None
 
     def _expect_head(self) -> None:
-        self._start_timer(HEADER_SECONDS, self._refuse, ApiError(408, "the headers took too long to arrive"))
+        self._start_timer(HEADER_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        self._refuse(ApiError(408, "the headers took too long to arrive"))
 
     def _expect_reading(self) -> None:
         self._stop_unread()
@@ -308,7 +315,6 @@ class Connection(HttpToolsProtocol):
         if self._dropping is not None:
             return
         self._dropping = DROPPED_BYTES
-        self._unset_keepalive_if_required()
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
