@@ -22,6 +22,7 @@ from parlay.serve.protocol.resume_comments import EVENT_STREAM, HEADER, NO
 logger = logging.getLogger(__name__)
 
 REPLICA_HEADER = b"parlay-replica"
+_RESUME_HEADER = HEADER.encode()
 _ELSEWHERE = frozenset({500, 502, 503, 504, LOOP})
 """If a replica answers with one of these statuses, another replica is tried."""
 _STREAMS = (EVENT_STREAM.encode(), b"application/x-ndjson")
@@ -65,10 +66,9 @@ class Answer:
     async def give(self) -> None:
         """Try replicas until the answer is complete. Raises ApiError if none gives it."""
         tried: Tried = set()
-        failures = 0
-        while (replica := await self._next(tried)) is not None:
+        failures = count = 0
+        while (replica := self._fleet.choose(self._asked.key, tried) or await self._wait(tried)) is not None:
             tried.add((replica.number, replica.epoch))
-            before = self._delivered.count
             try:
                 with Exchange(replica) as exchange:
                     if await self._try(replica, exchange):
@@ -77,7 +77,8 @@ class Answer:
                 if self._delivered.done:
                     return await self._finish()
                 self._note_loss(replica, error)
-            failures = 1 if self._delivered.count > before else failures + 1
+            before, count = count, self._delivered.count
+            failures = 1 if count > before else failures + 1
             if failures > self._settings.retries or self._cut():
                 break
             self._counts.retries.labels("stream" if self._delivered.opened else "request").inc()
@@ -100,9 +101,9 @@ class Answer:
 
     # ------------------------------------------------------------------------------------------------------ one replica
 
-    async def _next(self, tried: Tried) -> Replica | None:
-        """Return the replica to try next. If a replica has answered already, even with an error, do not wait for
-        another to become ready."""
+    async def _wait(self, tried: Tried) -> Replica | None:
+        """Wait for a replica to try. If one has answered already, even with an error, do not wait for another to become
+        ready."""
         seconds = self._settings.wait_seconds if self._last is None and self._error_event is None else 0
         return await self._fleet.wait(self._asked.key, tried, seconds)
 
@@ -110,13 +111,13 @@ class Answer:
         """Try one replica; returns whether the client has its answer. Raises ReplicaLost, possibly in the middle of the
         answer."""
         head = await exchange.send(self._asked.message(replica.address.authority, self._body()))
-        header = head.get(HEADER.encode()).decode("latin-1")
+        header = head.get(_RESUME_HEADER).decode("latin-1")
         if self._asked.method == "HEAD":
             await self._reply(head, replica.number, b"")
         elif self._asked.resumable and head.status == 200 and header and not header.startswith(NO):
             return await self._relay(head, header, replica.number, exchange)
         elif self._delivered.opened:
-            return self._refused(head, await exchange.rest(self._settings.max_reply_bytes))
+            return self._refused(head, await exchange.reply().rest(self._settings.max_reply_bytes))
         elif head.status == 200 and head.get(b"content-type").startswith(_STREAMS):
             self._problem = header.removeprefix(NO).strip()
             await self._pass_on(head, replica.number, exchange)
@@ -140,7 +141,7 @@ class Answer:
         whole = False
         try:
             while not self._delivered.done and not whole:
-                whole = await exchange.pass_to(self._take)
+                whole = await exchange.reply().pass_to(self._take)
                 exchange.read_all = self._delivered.done
                 events, self._events = self._events, b""
                 if events:
@@ -176,7 +177,7 @@ class Answer:
         another replica."""
         end = b"\n\n" if head.get(b"content-type").startswith(_STREAMS[0]) else b"\n"
         kept = last = b""
-        while data := await exchange.read():
+        while data := await exchange.reply().read():
             events, found, kept = (kept + data).rpartition(end)
             if found:
                 last = events.rpartition(end)[2]
@@ -189,7 +190,7 @@ class Answer:
         await self._finish()
 
     async def _whole(self, head: Head, replica: Replica, exchange: Exchange) -> bool:
-        body = await exchange.rest(self._settings.max_reply_bytes)
+        body = await exchange.reply().rest(self._settings.max_reply_bytes)
         number = replica.number
         refused = head.status == 401 and bool(self._settings.keys)
         if refused:
@@ -280,7 +281,7 @@ class Answer:
     async def _start(self, head: Head, number: int, more: Headers) -> None:
         self.started = True
         self._counts.began(head.status)
-        headers = [*passed_on(head.headers, HEADER.encode(), b"date", b"server"), *more]
+        headers = [*passed_on(head.headers, _RESUME_HEADER, b"date", b"server"), *more]
         headers.append((REPLICA_HEADER, b"%d" % number))
         await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
 

@@ -78,7 +78,7 @@ class Gateway:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, own = scope["path"], self.settings.via.own
-        via = b", ".join(value for name, value in scope["headers"] if name == b"via")
+        via = b", ".join([value for name, value in scope["headers"] if name == b"via"])
         if path in _HEALTH:
             return await self._health(path, via)(scope, receive, send)
         if own in via:
@@ -112,7 +112,7 @@ class Gateway:
         try:
             with Exchange(replica) as exchange:
                 head = await exchange.send(asked.message(replica.address.authority))
-                body = await exchange.rest(self.settings.max_reply_bytes)
+                body = await exchange.reply().rest(self.settings.max_reply_bytes)
         except NoFiles as error:
             return error.response(scope["path"])
         except ReplicaLost as error:

@@ -30,6 +30,7 @@ _HOP = frozenset(
     | {b"transfer-encoding", b"content-length", b"proxy-connection"}
 )
 """Headers that concern one connection only, so they are not passed on."""
+_SIZES = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class ReplicaLost(Exception):
@@ -46,8 +47,9 @@ class NoFiles(ApiError):
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]], *others: bytes) -> Headers:
-    """Return the headers that are passed on: all but the connection's own and ``others``."""
-    return [(name, value) for name, value in headers if (lower := name.lower()) not in _HOP and lower not in others]
+    """Return the headers that are passed on: all but the connection's own and ``others``. All names must be in lower
+    case."""
+    return [header for header in headers if header[0] not in _HOP and header[0] not in others]
 
 
 @dataclass(slots=True)
@@ -56,15 +58,15 @@ class Head:
 
     status: int
     headers: Headers = field(default_factory=list)
+    sized: bool = False
+    """Whether the reply says where its body ends; otherwise that is where the replica closes the connection."""
 
     def get(self, name: bytes) -> bytes:
         """Return the first header of this name; empty if there is none."""
-        return next((value for own, value in self.headers if own == name), b"")
-
-    @property
-    def sized(self) -> bool:
-        """Whether the reply says where its body ends; otherwise that is where the replica closes the connection."""
-        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+        for own, value in self.headers:
+            if own == name:
+                return value
+        return b""
 
 
 class Connection(asyncio.Protocol):
@@ -77,8 +79,6 @@ class Connection(asyncio.Protocol):
         self._sink: Callable[[bytes], bool] | None = None
         self._error: ReplicaLost | None = None
         self._paused = False
-        self.used = False
-        """Whether the connection has carried an earlier request. If so, the replica may have closed it meanwhile."""
         self.age = 0
         """The age of the pool when it made the connection."""
         self.on_end: Callable[[Connection], None] | None = None
@@ -112,6 +112,20 @@ class Connection(asyncio.Protocol):
                 return b""
             await self._more()
         return self._take()
+
+    async def rest(self, most: int) -> bytes:
+        """Wait for the rest of the body. Raises ReplicaLost, also if it has more than ``most`` bytes."""
+        pieces, size = list[bytes](), 0
+        while True:
+            if self._pieces:
+                pieces.append(self._take())
+                size += len(pieces[-1])
+                if size > most:
+                    raise ReplicaLost(f"its answer has more than {most} bytes")
+            elif self._complete:
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            else:
+                await self._more()
 
     async def pass_to(self, sink: Callable[[bytes], bool]) -> bool:
         """Pass each part of the body to ``sink`` when it arrives, in the event loop's callback, so that no task must
@@ -219,7 +233,10 @@ class Connection(asyncio.Protocol):
             raise ReplicaLost("the parser is to read no more of it")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head.headers.append((name.lower(), value))
+        name = name.lower()
+        if name in _SIZES:
+            self._head.sized = True
+        self._head.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._head.status = self._parser.get_status_code()
@@ -252,14 +269,15 @@ class Pool:
         """Connections whose reply has only its end left, and since when."""
         self._tls = ssl.create_default_context() if address.tls else None
 
-    async def take(self, *, fresh: bool = False) -> Connection:
-        """Return a connection to the replica, a new one if ``fresh``. Raises NoFiles, or ReplicaLost if the replica
-        does not accept it."""
-        while self._idle and not fresh:
-            connection = self._idle.pop()
-            if not connection.closed:
-                connection.used = True
+    def kept(self) -> Connection | None:
+        """Return a connection that has carried an earlier request, if there is one. The replica may be closing it."""
+        while self._idle:
+            if not (connection := self._idle.pop()).closed:
                 return connection
+        return None
+
+    async def connect(self) -> Connection:
+        """Return a new connection to the replica. Raises NoFiles, or ReplicaLost if the replica does not accept it."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._seconds):

@@ -114,7 +114,7 @@ class Delivered:
         try:
             for block in blocks:
                 self._read(block, given)
-            if len(self._buffer) + sum(map(len, self._kept)) > BLOCK_BYTES:
+            if (self._buffer or self._kept) and len(self._buffer) + sum(map(len, self._kept)) > BLOCK_BYTES:
                 raise ReplicaLost(f"an event of its stream has more than {BLOCK_BYTES} bytes")
         except (ReplicaLost, ErrorEvent) as fault:
             self.fault = fault

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,7 +65,7 @@ class Question:
         """Return the request's bytes for a replica, with ``body`` in place of the request's own if given."""
         body = self.body if body is None else body
         target = self.path.encode("latin-1") + (b"?" + self.query if self.query else b"")
-        lines = [f"{self.method} ".encode() + target + b" HTTP/1.1", b"host: " + authority.encode()]
+        lines = [b"%s %s HTTP/1.1" % (self.method.encode(), target), b"host: " + authority.encode()]
         lines += [name + b": " + value for name, value in self.headers]
         if body or self.method not in ("GET", "HEAD"):
             lines.append(b"content-length: %d" % len(body))
@@ -86,16 +86,11 @@ _CHANGING = (
 async def read_question(scope: Scope, body: bytes) -> Question:
     """Parse a request; a large body is parsed in a thread. A body that is no JSON object is passed on, so that the
     replica refuses it."""
-    path: str = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+    path = (scope["raw_path"] if "raw_path" in scope else scope["path"].encode()).decode("latin-1")
     headers = passed_on(scope["headers"], b"host", b"expect")
-    read = from_json if len(body) <= LIGHT_BYTES else _in_thread
     fields: Any = None
     if scope["method"] == "POST" and body.lstrip()[:1] == b"{":
-        try:
-            value = read(body)
-            fields = await value if asyncio.iscoroutine(value) else value
-        except ValueError:
-            pass
+        fields = _parsed(body) if len(body) <= LIGHT_BYTES else await asyncio.to_thread(_parsed, body)
     if not isinstance(fields, dict):
         return Question(scope["method"], path, scope["query_string"], headers, body, key=_session(headers))
     streamed = fields.get("stream") is True or (path.startswith(OLLAMA) and fields.get("stream") is None)
@@ -110,17 +105,20 @@ async def read_question(scope: Scope, body: bytes) -> Question:
     return Question(scope["method"], path, scope["query_string"], headers, body, fields, key, resumable, resume)
 
 
-async def _in_thread(body: bytes) -> Any:
-    return await asyncio.to_thread(from_json, body)
+def _parsed(body: bytes) -> Any:
+    try:
+        return from_json(body)
+    except ValueError:
+        return None
 
 
 def _seed(path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return a field with a random seed, so that each retry gives the same text; empty if the body has a seed."""
     within = RESUMABLE[path]
     holder = fields.get(within) or {} if within else fields
-    if not isinstance(holder, Mapping) or _is_seed(holder.get("seed"), path):
+    if not isinstance(holder, dict) or _is_seed(holder.get("seed"), path):
         return {}
-    seed = {"seed": secrets.randbits(_SEED_BITS if path in _WIDE_SEEDS else 31)}
+    seed = {"seed": int.from_bytes(os.urandom(8)) >> (64 - (_SEED_BITS if path in _WIDE_SEEDS else 31))}
     return {within: {**holder, **seed}} if within else seed
 
 
@@ -149,7 +147,10 @@ def _with(body: bytes, fields: Mapping[str, Any], more: Mapping[str, object]) ->
 def _session(headers: Headers) -> bytes:
     """Return the session that the client names in a header, the same that Ray's routers read; empty if it names
     none."""
-    return next((b"session:" + value[:_KEY_CHARACTERS] for name, value in headers if name.lower() == SESSION), b"")
+    for name, value in headers:
+        if name == SESSION:
+            return b"session:" + value[:_KEY_CHARACTERS]
+    return b""
 
 
 def _place(fields: Mapping[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
@@ -79,39 +79,22 @@ class Exchange:
 
         If the replica has closed an idle connection meanwhile, the request is sent on a new one.
         """
-        connection = await self._take()
-        try:
-            return await connection.send(request)
-        except ReplicaLost:
-            if not connection.used or connection.heard or self._expired:
-                raise
-        return await (await self._take(fresh=True)).send(request)
-
-    async def _take(self, *, fresh: bool = False) -> Connection:
-        self._connection = await self._replica.pool.take(fresh=fresh)
+        connection = self._connection = self._replica.pool.kept()
+        if connection is not None:
+            try:
+                return await connection.send(request)
+            except ReplicaLost:
+                if connection.heard or self._expired:
+                    raise
+        self._connection = await self._replica.pool.connect()
         if self._expired:
             raise ReplicaLost(self._expired)
+        return await self._connection.send(request)
+
+    def reply(self) -> Connection:
+        """Return the connection, to read the reply's body from."""
+        assert self._connection is not None
         return self._connection
-
-    async def read(self) -> bytes:
-        """Return the next part of the reply's body; empty at its end. Raises ReplicaLost."""
-        assert self._connection is not None
-        return await self._connection.read()
-
-    async def pass_to(self, sink: Callable[[bytes], bool]) -> bool:
-        """Pass each part of the reply's body to ``sink``, as `Connection.pass_to` does. Raises ReplicaLost."""
-        assert self._connection is not None
-        return await self._connection.pass_to(sink)
-
-    async def rest(self, most: int) -> bytes:
-        """Return the whole body of the reply. Raises ReplicaLost, also if the body has more than ``most`` bytes."""
-        pieces, size = list[bytes](), 0
-        while data := await self.read():
-            pieces.append(data)
-            size += len(data)
-            if size > most:
-                raise ReplicaLost(f"its answer has more than {most} bytes")
-        return b"".join(pieces)
 
     def expire(self, reason: str) -> None:
         """End the exchange; the task that waits for the reply gets ReplicaLost."""
@@ -296,7 +279,7 @@ class Replica:
 
     async def _get(self, path: str) -> tuple[Head, bytes]:
         """GET a path on a new connection; returns status, headers and the beginning of the body."""
-        connection = await self.pool.take(fresh=True)
+        connection = await self.pool.connect()
         try:
             lines = [f"GET {path} HTTP/1.1", f"host: {self.address.authority}", "connection: close"]
             via = self._settings.via.of_check() if path == "/ready" else self._settings.via.own
@@ -371,7 +354,7 @@ class Fleet:
         than its share of requests (consistent hashing with bounded loads, Mirrokni et al. 2018). Without a key the
         replica with the fewest requests is chosen.
         """
-        free = [replica for replica in self.ready if (replica.number, replica.epoch) not in tried]
+        free = [one for one in self.replicas if one.state == "ready" and (one.number, one.epoch) not in tried]
         if len(free) < 2:
             return free[0] if free else None
         if not key:
