@@ -209,49 +209,48 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        taken: list[int] = []
-        owner = scope.setdefault("state", {}).get("tenant", "")
-
-        def take(size: int) -> None:
-            self._bytes.take(owner, size)
-            taken.append(size)
-
+        state = scope.setdefault("state", {})
+        owner, taken = state.get("tenant", ""), list[int]()
         try:
-            await self._answer(scope, receive, send, take)
+            try:
+                body = await self._timed(scope, receive, owner, taken)
+            except ApiError as error:
+                return await error.response(scope["path"])(scope, receive, send)
+            if body is None:
+                return  # the client is gone
+            if len(body) > LIGHT_BYTES:
+                async with self._large:
+                    await asyncio.sleep(_PAUSE)
+            if self._log_prompts and body:
+                prompt_log.info("%s %s", scope["path"], body.decode(errors="backslashreplace"))
+            state["body_bytes"] = len(body)
+            await self._app(scope, _replay(body, receive), send)
         finally:
             if taken:
                 self._bytes.give_back(owner, sum(taken))
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, take: Callable[[int], None]) -> None:
-        try:
-            self._check_announced(_first(scope, b"content-length"))
-            parts: Parts | None = scope["state"].get(PARTS)
-            if parts is not None and parts.asked:  # nothing to wait for
-                body = await self._read(receive, take)
-            else:
+    async def _timed(self, scope: Scope, receive: Receive, owner: str, taken: list[int]) -> bytes | None:
+        """Read the body within the time limit, which one that has come does not need; None if the client leaves first.
+        Adds to ``taken`` the bytes that it counts for the owner. Raises ApiError."""
+        self._check_announced(_first(scope, b"content-length"))
+        parts: Parts | None = scope["state"].get(PARTS)
+        if parts is not None and parts.asked:
+            body = await self._read(receive, owner, taken)
+        else:
+            try:
                 async with asyncio.timeout(self._timeout):
-                    body = await self._read(receive, take)
-            check_readable(body or b"")
-        except ApiError as error:
-            return await error.response(scope["path"])(scope, receive, send)
-        except TimeoutError:
-            late = ApiError(408, f"the body took more than {self._timeout:g} seconds to arrive", code="timeout")
-            return await late.response(scope["path"])(scope, receive, send)
-        if body is None:
-            return  # the client is gone
-        if len(body) > LIGHT_BYTES:
-            async with self._large:
-                await asyncio.sleep(_PAUSE)
-        if self._log_prompts and body:
-            prompt_log.info("%s %s", scope["path"], body.decode(errors="backslashreplace"))
-        scope["state"]["body_bytes"] = len(body)
-        await self._app(scope, _replay(body, receive), send)
+                    body = await self._read(receive, owner, taken)
+            except TimeoutError:
+                late = f"the body took more than {self._timeout:g} seconds to arrive"
+                raise ApiError(408, late, code="timeout") from None
+        check_readable(body or b"")
+        return body
 
     def _check_announced(self, length: bytes) -> None:
         if length.isdigit() and int(length[:20]) > self._limit:
             raise self._too_large()
 
-    async def _read(self, receive: Receive, take: Callable[[int], None]) -> bytes | None:
+    async def _read(self, receive: Receive, owner: str, taken: list[int]) -> bytes | None:
         """Read the body; None if the client leaves first. Raises ApiError as soon as it is too large."""
         body, counted = bytearray(), 0
         more = True
@@ -263,7 +262,8 @@ class BodyLimit:
             if len(body) > self._limit:
                 raise self._too_large()
             if len(body) > LIGHT_BYTES:
-                take(len(body) - counted)
+                self._bytes.take(owner, len(body) - counted)
+                taken.append(len(body) - counted)
                 counted = len(body)
             more = message.get("more_body", False)
         return bytes(body)
