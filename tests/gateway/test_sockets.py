@@ -157,6 +157,37 @@ def test_gateways_in_a_ring_say_so(count: int, caplog: pytest.LogCaptureFixture)
     assert caplog.text.count(COMES_BACK) == count
 
 
+def test_two_gateways_that_have_each_other_say_when_all_other_replicas_are_lost(server: int) -> None:
+    """Each would stay ready because the other one is, and every request would come back."""
+    own, ring = [Line(server), Line(server)], [Line(0), Line(0)]
+
+    async def told(pairs: list[tuple[httpx.AsyncClient, Gateway]], ready: list[int]) -> None:
+        for (client, gateway), count in zip(pairs, ready, strict=True):
+            while len(gateway.fleet.ready) != count:
+                await asyncio.sleep(0.01)
+            assert (await client.get("/ready")).status_code == (200 if count else 503)
+            answer = await client.post("/v1/completions", json=TEXT)
+            assert answer.status_code == (200 if count else 503)
+            if not count:
+                assert f"(replica 2 can't be used: {COMES_BACK})" in answer.json()["error"]["message"]
+
+    async def test() -> None:
+        async with AsyncExitStack() as stack:
+            each = [standing(list(two), ready=1, wait_seconds=0) for two in zip(own, ring, strict=True)]
+            pairs = [await stack.enter_async_context(one) for one in each]
+            for line, (_, gateway) in zip(ring, pairs[::-1], strict=True):
+                _, line.to = await stack.enter_async_context(listening(gateway))
+            await told(pairs, [2, 2])
+            own[0].dead = True
+            await told(pairs, [1, 1])
+            own[1].dead = True
+            await told(pairs, [0, 0])
+            own[0].dead = False
+            await told(pairs, [1, 1])
+
+    asyncio.run(test())
+
+
 def test_a_request_that_comes_back_names_the_replica(caplog: pytest.LogCaptureFixture) -> None:
     """As where two gateways call each other ready, and have lost their other replicas."""
 

@@ -124,16 +124,19 @@ class Gateway:
         """Return the replicas' states by number. Clients do not learn their addresses.
 
         A gateway learns that its requests would come back: always if it asks itself, and if it asks another one that
-        has it as a replica, only while that has no other replica that is ready.
+        has it as a replica, only while that has no other replica that is ready. So two gateways that have each other as
+        a replica do not go on calling each other ready when all others are lost.
         """
         self.settings.via.note_askers(via)
         states = {str(replica.number): replica.state for replica in self.fleet.replicas}
-        ready = bool(self.fleet.ready) and not self.limiter.shut
+        asker = via.partition(b",")[0]
+        ready = any(not asker or one.gateway != asker for one in self.fleet.ready) and not self.limiter.shut
         own = self.settings.via.own
         if via.startswith(own) or (own in via and not ready):
             return _LOOP.response(path)
         content = to_json({"status": "ok" if ready else "unavailable", "replicas": states})
-        return Response(content, 200 if ready else 503, media_type="application/json")
+        name = {"via": own.decode()} if asker else None
+        return Response(content, 200 if ready else 503, name, "application/json")
 
 
 class _ClientGone(Exception):

@@ -150,6 +150,8 @@ class Replica:
         """The requests under way."""
         self.loops = False
         """Whether requests come back from it to this gateway."""
+        self.gateway = b""
+        """Its line of the header Via if it is a gateway itself."""
         self._others = others
         self._settings = settings
         self._look_again = asyncio.Event()
@@ -200,6 +202,7 @@ class Replica:
             async with asyncio.timeout(self._settings.health_seconds):
                 ready, _ = await self._get("/ready")
                 objection = await self._objection()
+            self.gateway = ready.get(b"via")
             unknown = ready.status == 200 and self.state != "ready" and not self.address.socket
             if unknown and not await self._has_identified():
                 return  # the replica is still hashing its weights, and keeps its state
