@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay.drafters.heads.guessing_ahead import with_probes
+from parlay.router.arms import Arm
 from parlay.router.ledger import LENT
 from parlay.router.policies import Fixed, Plain, adaptive, make_policy
 from parlay.router.router import Router
@@ -315,6 +316,26 @@ def test_a_drafter_that_is_right_only_later_is_trusted_within_a_few_probes() -> 
     assert run.speed > 2
     early = simulate(adaptive(TableCost(steep), 16), Drafting(0.0, 0.7, right_at=late), steep, 100)
     assert early.speed > 0.985
+
+
+def test_a_long_copy_that_was_wrong_once_is_trusted_again_within_a_few_tokens() -> None:
+    """A step without a draft shows one token of a long proposal, so a right one earns credit, for short drafts first.
+
+    Charged for all its nodes, no long proposal could have gained, and the rest of the text was decoded plainly.
+    """
+
+    def dear(rows: int) -> float:
+        return 1 + 0.2 * (rows - 1)
+
+    policy = Router(TableCost(dear), [Arm("copy", 63, replayable=True)])
+    for number in range(12):
+        simulate(policy, Drafting(1.0, 0.7), dear, 400, view=SequenceView(number))
+        policy.release(number)
+    once_wrong = Drafting(0.0, 0.7, right_at=frozenset(range(1, 400)))
+    run = simulate(policy, once_wrong, dear, 200, view=SequenceView(12))
+    assert run.sizes[0] == 63
+    assert run.sizes[1:6] == sorted(run.sizes[1:6])
+    assert run.speed > 3
 
 
 def test_a_pause_looks_up_hardly_any_costs() -> None:

@@ -249,6 +249,13 @@ class ArmInSequence:
         limit = whole.arm.most if whole.calibration.drafts >= _KNOWN else min(max(first, whole.trial), whole.arm.most)
         return ArmInSequence(whole, known, limit, known.record.of_sequence(), known.gain, tested=tested)
 
+    def restart(self, nodes: int) -> None:
+        """Begin with short drafts again, of at most ``nodes`` or those of a trial.
+
+        A right token or two of a long proposal do not show that the rest is right.
+        """
+        self.limit = min(self.limit, max(nodes, self.whole.trial))
+
     def stake(self, token: float) -> float:
         """Seconds that a proposal longer than a trial may cost: what its drafts have gained, here or elsewhere.
 

@@ -11,6 +11,7 @@ from parlay.router.acceptance import checked
 from parlay.router.goals import USUAL, Aim
 from parlay.types import Cost, SequenceView
 
+_LONG = 64  # nodes of the longest drafts, about
 FREE = 0.01  # share of a forward: drafting that costs less counts as free
 _DECAY = 0.9  # per proposal
 _ORIGIN = 0.1  # weight, in proposals, of the assumption that a proposal of no nodes costs nothing
@@ -256,6 +257,14 @@ class StepPrices:
             more = self._forward(self.rows + nodes * self.sequences) - self.plain
             seconds = self._of_nodes[nodes] = self._factor * more / self.sequences
         return seconds
+
+    def within(self, seconds: float) -> int:
+        """The most nodes, of the powers of two up to `_LONG`, that add at most ``seconds`` to a step; 0 if one adds
+        more."""
+        nodes = 0
+        while nodes < _LONG and self.of_nodes(2 * nodes or 1) <= seconds:
+            nodes = 2 * nodes or 1
+        return nodes
 
     def is_free(self, seconds: float) -> bool:
         """Whether a proposal of ``seconds`` for each sequence costs next to nothing beside the forward."""

@@ -351,7 +351,7 @@ class SequenceState:
             if self.is_trial:
                 self.explored.debt = self.trials.debt = max(0.0, loss + self.forgone)
         elif self.offers and not self.ledger.is_funded:
-            self.ledger.trust(self._missed_gain(prices), prices.token)
+            self._trust(prices)
 
     def _count(self, history: ChoiceHistory, nodes: int, right: int) -> None:
         """Add the step to the history: who drafted, or why nothing was verified."""
@@ -378,11 +378,22 @@ class SequenceState:
         self.length, self.committed = length, ()
         return missed
 
+    def _trust(self, prices: StepPrices) -> None:
+        self.ledger.trust(self._missed_gain(prices), prices.token)
+        if self.ledger.is_funded:
+            nodes = prices.within(self.ledger.credit)
+            for offer in self.offers:
+                offer.arm.restart(nodes)
+
     def _missed_gain(self, prices: StepPrices) -> float:
-        """Seconds that a replayable arm's best proposal would have gained, had it been verified."""
+        """Seconds that a replayable arm's best proposal would have gained, had it been verified.
+
+        Without a draft a step commits one token, so no more of a proposal is compared, and no more of it is charged.
+        """
         offers = [offer for offer in self.offers if offer.arm.whole.arm.replayable]
         wanted = max([best_cut(offer, prices) for offer in offers], key=_worth, default=NOTHING)
         if wanted.offer is None:
             return 0.0
         _, path, _ = matched(wanted.offer.draft, self.committed)
-        return min(len(path), wanted.nodes) * prices.token - prices.of_nodes(wanted.nodes)
+        nodes = min(len(self.committed), wanted.nodes)
+        return min(len(path), nodes) * prices.token - prices.of_nodes(nodes)
