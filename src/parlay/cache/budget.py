@@ -88,9 +88,10 @@ class Budget:
         if not self._fixed:
             self.total += share
         if self.awaits_target and self.total < least:
-            raise ValueError(
-                f"memory of {format_bytes(self.total)} is too small for this model: give it more than "
-                f"{format_bytes(least)}, which is what it takes in one step for the shortest text"
+            raise FieldError(
+                "memory",
+                f"of {format_bytes(self.total)} is too small for this model: give it more than "
+                f"{format_bytes(least)}, which is what it takes in one step for the shortest text",
             )
         self._holders.append(holder)
 

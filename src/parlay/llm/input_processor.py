@@ -190,7 +190,7 @@ class InputProcessor:
         text, ids, thoughts = self._encode(prompt, params)
         params = params if options.vote is None else sampling_of(options.vote, params)
         if (params.stops or options.vote) and self._tokenizer is None:
-            raise ValueError("stop strings and votes need a tokenizer, and this model came without one: name one")
+            raise FieldError("stop", "strings and votes need a tokenizer, and this model came without one: name one")
         guidance = self._guidance(params, ids)
         room = self._max_context - max(len(ids), len(guidance.negative) if guidance is not None else 0)
         if params.max_tokens is None and options.default_max_tokens is not None:

@@ -44,6 +44,7 @@ from parlay.types import (
     Segment,
     Tokenizer,
     Tree,
+    UsageError,
 )
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class Suggestion:
         self._request, self._tokenizer = request, tokenizer
         known, context = len(request.prompt), runner.spec.max_context
         if known >= context:
-            raise ValueError(f"the prompt has {known} tokens, and the model reads {context}: shorten it")
+            raise UsageError(f"the prompt has {known} tokens, and the model reads {context}: shorten it", "prompt")
         self._most = min(request.params.max_tokens or 1, context - known)
         self._name, self._known, self._cached = next(_names), 0, 0
         self._nodes: list[int] = []

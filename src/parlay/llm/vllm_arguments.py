@@ -10,6 +10,7 @@ from parlay.options import nearest
 from parlay.options.vllm import ARGUMENTS
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.spelling import StrategySpec
+from parlay.types import FieldError
 
 _SPECULATIVE = {
     "method": "",
@@ -51,7 +52,7 @@ def one_strategy(strategy: str | StrategySpec | None, config: Mapping[str, Any] 
     if config is None:
         return strategy
     if strategy is not None:
-        raise ValueError("speculative_config and strategy both choose how to draft: remove one of them")
+        raise FieldError("speculative_config", "and strategy both choose how to draft: remove one of them", "strategy")
     return strategy_of(config)
 
 
@@ -59,11 +60,11 @@ def strategy_of(config: Mapping[str, Any]) -> str:
     """The strategy that vLLM's ``speculative_config`` describes. Raises ValueError if there is no such strategy."""
     unknown = [name for name in config if name not in _SPECULATIVE]
     if unknown:
-        raise ValueError(f"speculative_config: {unknown[0]} can't be honoured: name a strategy instead")
+        raise FieldError("speculative_config", f": {unknown[0]} can't be honoured: name a strategy instead")
     method = config.get("method") or ("draft_model" if config.get("model") else "ngram")
     drafters = {name: entry for entry in catalogue().values() for name in entry.vllm}
     if method not in drafters:
-        raise ValueError(f"speculative_config: no strategy for method {method}: {nearest(method, drafters)}")
+        raise FieldError("speculative_config", f": no strategy for method {method}: {nearest(method, drafters)}")
     entry = drafters[method]
     options = {_SPECULATIVE[name]: value for name, value in config.items() if _SPECULATIVE[name]}
     if config.get("model"):

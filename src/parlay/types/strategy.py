@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from parlay.types.base import DraftKind, Exactness
+from parlay.types.base import DraftKind, Exactness, FieldError
 from parlay.types.canvas import ONE_CANVAS, CanvasLayout, Selector
 from parlay.types.drafts import Draft, Fault, Verdict
 from parlay.types.requests import SequenceView
@@ -293,7 +293,7 @@ class Strategy:
 
     def __post_init__(self) -> None:
         if self.selector is not None and self.drafters:
-            raise ValueError(f"strategy {self.name} has a selector and drafters: give it one of the two")
+            raise FieldError("strategy", f"{self.name} has a selector and drafters: give it one of the two")
 
     @property
     def exactness(self) -> Exactness:
