@@ -145,7 +145,7 @@ def test_a_model_without_a_chat_template_is_refused_with_what_to_do(cli: Cli, tm
 
 def test_the_makers_sampling_is_the_default(cli: Cli, tmp_path: Path) -> None:
     shutil.copytree(resolve("parlay-mini"), tmp_path / "tuned")
-    said = {"do_sample": True, "temperature": 0.25, "top_k": 5, "top_p": "no number"}
+    said = {"do_sample": True, "temperature": 0.25, "top_k": 5, "top_p": None}
     (tmp_path / "tuned" / "generation_config.json").write_text(json.dumps(said), encoding="utf-8")
     result = cli("chat", "--model", str(tmp_path / "tuned"), "--top-k", "6", stdin=b"/set\n")
     assert result.code == 0, result.err

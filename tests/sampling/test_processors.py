@@ -222,7 +222,7 @@ def test_ids_outside_the_vocabulary_are_refused() -> None:
     [
         ({"stop_token_ids": [1.5]}, r"stop_token_ids must be a list of token ids, got \[1\.5\]"),
         ({"allowed_token_ids": [1, "2"]}, "allowed_token_ids must be a list of token ids"),
-        ({"logit_bias": {"5": 1.0}}, "logit_bias must be a list of token ids, each with a number"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias must map token ids to numbers, got"),
         ({"logit_bias": {5: math.nan}}, "logit_bias of token 5 is nan: give a number"),
         ({"logit_bias": {5: math.inf}}, "logit_bias of token 5 is inf: give a number"),
     ],
