@@ -14,7 +14,7 @@
 #include "dots.h"
 #include "formats.h"
 
-#define AHEAD 8192 /* how far ahead of their use weights are prefetched, in bytes: of all strips that are read at once */
+#define AHEAD 8192 /* how far ahead of their use weights are prefetched, in bytes; strips that are read at once share it */
 #define SHARE 8 /* blocks of 32 in one of ggml's super-blocks of 256, which share its scale and minimum */
 
 /* Loads LANES numbers in bfloat16. */
@@ -161,8 +161,8 @@ INLINE void prefetch_block(const Form form, const int strips, const int s, const
     UNROLL for (int byte = 0; byte < block_bytes(form); byte += 64) __builtin_prefetch(ahead + byte);
 }
 
-/* Unpacks block number `b` of `strips` strips. `rows`: how many rows it will be multiplied with, or 0: many. */
-INLINE void unpack_next(const Form form, const int strips, const int rows, int64_t b, Reader *from, Unpacked *to)
+/* Unpacks block number `b` of `strips` strips. */
+INLINE void unpack_next(const Form form, const int strips, int64_t b, Reader *from, Unpacked *to)
 {
     const char *next = from->at;
     UNROLL for (int s = 0; s < strips; s++) {
@@ -173,7 +173,7 @@ INLINE void unpack_next(const Form form, const int strips, const int rows, int64
         to->worths[s] = worth(form, block + code_bytes(form.bits), from->shared[s]);
         to->lows[s] = minimums(form, block + code_bytes(form.bits), from->shared[s]);
         if (s == 0) next = block + block_bytes(form);
-        if (rows != 1 && strips > 1) {
+        if (strips > 1) {
             CODES_TO_MEMORY(to->codes[s]);
             SCALES_TO_MEMORY(to->worths[s]);
             if (form.scales == K_MINIMUMS) SCALES_TO_MEMORY(to->lows[s]);
@@ -194,7 +194,7 @@ INLINE void multiply_few(const Form form, const int strips, const int rows, cons
         UNROLL for (int s = 0; s < strips; s++) sums[i][s] = (vf){0};
     for (int64_t b = 0; b < blocks; b++, x += stride) {
         Unpacked now;
-        unpack_next(form, strips, rows, b, &from, &now);
+        unpack_next(form, strips, b, &from, &now);
         UNROLL for (int i = 0; i < rows; i += together)
             add_blocks(form, strips, rows - i < together ? rows - i : together, &now, x + i, sums + i);
     }
@@ -232,7 +232,7 @@ INLINE void multiply_many(const Form form, const int strips, const char *at, int
         UNROLL for (int s = 0; s < strips; s++) sums[i][s] = (vf){0};
     for (int64_t b = 0; b < blocks; b++, x += stride) {
         Unpacked now;
-        unpack_next(form, strips, 0, b, &from, &now);
+        unpack_next(form, strips, b, &from, &now);
         add_many(form, strips, &now, x, stride, rows, sums);
     }
 }
