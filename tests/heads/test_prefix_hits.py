@@ -92,6 +92,34 @@ def test_what_was_cached_of_a_prompt_is_left_out(
     assert not asked
 
 
+def test_each_turn_of_a_conversation_finds_the_rows_of_the_turn_before(
+    model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch, asked: list[int]
+) -> None:
+    """No row is left out, and only the three tokens of the user and the last few of the answer run again."""
+    found: dict[int, tuple[int, int]] = {}  # by sequence: its rows at first, and its gaps
+    reserve = HeadSequences.reserve
+
+    def seen(self: HeadSequences, view: SequenceView, tokens: int, busy: set[int]) -> bool:
+        state = self.aligned(view)
+        found.setdefault(view.sequence, (state.ran, len(state.gaps)))
+        return reserve(self, view, tokens, busy)
+
+    with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
+        params, text = SamplingParams(temperature=0, max_tokens=20), list(_SHARED)
+        llm.generate([TokensPrompt(prompt_token_ids=text)], params, strategy=strategy)
+        monkeypatch.setattr(HeadSequences, "reserve", seen)
+        lengths = []
+        for turn in range(3):
+            output = llm.generate([TokensPrompt(prompt_token_ids=text)], params, strategy=strategy)[0].outputs[0]
+            lengths.append(len(text))
+            text += [*output.token_ids, 3 + turn, 5, 7]
+    rows, gaps = zip(*found.values(), strict=True)
+    assert gaps == (0, 0, 0)
+    added = [length - cached for length, cached in zip(lengths, rows, strict=True)]
+    assert max(added) <= 8
+    assert not asked
+
+
 def test_a_head_that_lacks_two_stretches_drafts_at_once(
     model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch, asked: list[int], drafts: list[int]
 ) -> None:

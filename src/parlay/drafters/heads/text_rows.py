@@ -1,8 +1,12 @@
 """A head's rows of the committed text: the target's features, the head's cache, and which rows run next.
 
 The row of token p reads the features of token p and the embedding of token p + 1. So all rows before the root's can run
-once the features of all tokens before the root are known. Tokens that were cached before, or committed while the
-drafter was not used, have no rows: the target would have to compute their features again.
+once the features of all tokens before the root are known. Tokens that the target had cached and the head had not, and
+tokens committed while the drafter was not used, have no rows: the target would have to compute their features again.
+
+After a prefix hit the head lacks a token or two more than the target does: the row of a text's last token never ran. So
+few tokens of a prompt get rows, with the features of the token after them. Without these rows no later one would be at
+the place of its token, and the next turn of a conversation would find none of them in the head's cache.
 """
 
 from __future__ import annotations
@@ -189,15 +193,18 @@ class HeadSequences:
             pass
 
     def _leave_out_next(self, view: SequenceView) -> bool:
-        """Make a gap of the first such span. False if there is none."""
+        """Make a gap of the first such span, or rows if it is a few tokens of the prompt. False if there is none."""
         state = self.aligned(view)
         known, (_, seen) = state.known, self.lacking(view)
         end = min(seen, len(view.tokens) - 2)
         if known >= end or (seen == len(view.tokens) - 1 and known < view.prompt_length):
             return False
-        if len(state.gaps) == GAPS:
-            self._forget(state, state.rows_before(state.gaps[GAPS // 2][0]))
-        state.gaps.append((state.known, end))
+        if state.ahead is not None and seen == end and end - known <= _FEW and known < view.prompt_length:
+            state.waiting.append(state.ahead.features[0][:1].expand(end - known, -1))
+        else:
+            if len(state.gaps) == GAPS:
+                self._forget(state, state.rows_before(state.gaps[GAPS // 2][0]))
+            state.gaps.append((state.known, end))
         state.text.tokens += view.tokens[len(state.text.tokens) : end]
         self._join(state, view)
         return True
