@@ -47,7 +47,9 @@ def runner_of(head: Eagle3Head, embedding_VH: Tensor, monkeypatch: pytest.Monkey
     if not compiled:
         monkeypatch.setenv(SWITCH, "0")
     normed = head.config.normed
-    config, weights = eagle3_decoder(head.config.layer, dict(head.state_dict()), embedding_VH, normed=normed)
+    config, weights = eagle3_decoder(
+        head.config.layer, dict(head.state_dict()), embedding_VH, head.draft_ids, normed=normed
+    )
     return NativeRunner(config, weights, dtype=torch.float32, device=torch.device("cpu"), max_tokens_cached=512)
 
 
@@ -85,5 +87,5 @@ def test_the_native_decoder_gives_the_numbers_of_the_trained_module(
 def test_without_an_lm_head_of_its_own_it_reads_the_embeddings_rows(head: Eagle3Head) -> None:
     embedding_VH = torch.randn(VOCAB, head.config.layer.hidden_size)
     tensors = {name: tensor for name, tensor in head.state_dict().items() if name != "lm_head.weight"}
-    _, weights = eagle3_decoder(head.config.layer, tensors, embedding_VH)
+    _, weights = eagle3_decoder(head.config.layer, tensors, embedding_VH, head.draft_ids)
     assert torch.equal(weights["lm_head.weight"], embedding_VH[head.draft_ids])  # type: ignore[arg-type]

@@ -153,13 +153,14 @@ def test_growth_that_would_be_read_beyond_an_end_is_refused(
     head: HeadArtefact, edit: Callable[[Growth], Growth], told: str
 ) -> None:
     opened = opened_artefact(head, torch.zeros(VOCAB_SIZE, head.layer.hidden_size))
-    runner = opened.runner(EAGLE3, partial(eagle3_decoder, head.layer, head.operands, opened.embedding))
+    ids_D = draft_ids(head.tensors["d2t"])
+    runner = opened.runner(EAGLE3, partial(eagle3_decoder, head.layer, head.operands, opened.embedding, ids_D))
     if not runner.grows:
         pytest.skip(runner.spec.kernels)
     runner.open(0, (1, 2))
     assert runner.reserve(0, 200)
     first = opened.fuse.linear
-    rows = HeadRows(draft_ids(head.tensors["d2t"]), first, torch.zeros(2, first.inputs))
+    rows = HeadRows(ids_D, first, torch.zeros(2, first.inputs))
     with pytest.raises(ValueError, match=told):
         runner.grow([Segment(0, (1, 2), logits_from=1)], edit(Growth(3, 2, 0.0, rows)), [TreeRequest(4)])
     with pytest.raises(ValueError, match="no nodes"):

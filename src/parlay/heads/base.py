@@ -14,6 +14,10 @@ from parlay.heads.artefact import HeadArtefact
 from parlay.heads.layer import Block, RmsNorm, Steps
 from parlay.models.config import DecoderConfig
 
+NEWEST = 512
+"""Outputs for the newest tokens of the texts, of heads that have the target's LM head."""
+_PANEL = 64  # a multiple of all kernels' panels
+
 
 class DraftVocab(nn.Module):
     """Base class of heads that draft from ``size`` of the target's ``vocab_size`` tokens."""
@@ -42,6 +46,21 @@ class DraftVocab(nn.Module):
 def draft_ids(d2t_D: Tensor) -> Tensor:
     """The target id of each draft id, int64; ``d2t_D`` are offsets."""
     return d2t_D + torch.arange(len(d2t_D), device=d2t_D.device)
+
+
+def with_newest(ids_D: Tensor, vocab_size: int) -> tuple[Tensor, int]:
+    """Add `NEWEST` slots to a draft vocabulary ``ids_D``; the second result is the first slot, which begins a panel.
+
+    At first they have the lowest other ids, which most tokenizers give to the most frequent tokens. Without room for
+    all slots below ``vocab_size``, there are none.
+    """
+    first = len(ids_D) + -len(ids_D) % _PANEL
+    count = first + NEWEST
+    if count > vocab_size:
+        return ids_D, len(ids_D)
+    others_V = torch.ones(vocab_size, dtype=torch.bool)
+    others_V[ids_D] = False
+    return torch.cat([ids_D, others_V.nonzero()[: count - len(ids_D), 0]]), first
 
 
 @dataclass(frozen=True, slots=True)

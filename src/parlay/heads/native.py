@@ -33,11 +33,11 @@ LayersOfHead: TypeAlias = tuple[DecoderConfig, dict[str, Operand]]
 
 
 def eagle3_decoder(
-    layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand, *, normed: bool = False
+    layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand, ids_D: Tensor, *, normed: bool = False
 ) -> LayersOfHead:
-    """Convert the layer of an `Eagle3Head`; see `_decoder`. With ``normed``, its rows read hidden states after
-    `input_norm`."""
-    return _decoder(layer, tensors, embedding, ("midlayer.",), beside=True, normed=normed)
+    """Convert the layer of an `Eagle3Head` with the outputs ``ids_D``; see `_decoder`. With ``normed``, its rows read
+    hidden states after `input_norm`."""
+    return _decoder(layer, tensors, embedding, ("midlayer.",), ids_D=ids_D, beside=True, normed=normed)
 
 
 def eagle_decoder(layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand) -> LayersOfHead:
@@ -102,6 +102,7 @@ def _decoder(
     embedding: Operand,
     prefixes: Sequence[str],
     *,
+    ids_D: Tensor | None = None,
     beside: bool = False,
     bare: bool = False,
     normed: bool = False,
@@ -110,9 +111,10 @@ def _decoder(
 
     With ``beside``, the first layer has a second norm (for hidden states, next to embeddings). With ``bare``, it has no
     norm before attention, and there is no final norm. ``embedding`` ``[V, H]`` is the target's. A head without its own
-    LM head uses the embedding's rows of its draft vocabulary.
+    LM head uses the embedding's rows of its outputs, which are the tokens ``ids_D``, or else its draft vocabulary.
     """
-    ids_D = draft_ids(as_tensor(tensors["d2t"], torch.int64))
+    if ids_D is None:
+        ids_D = draft_ids(as_tensor(tensors["d2t"], torch.int64))
     head_DH = tensors["lm_head.weight"] if "lm_head.weight" in tensors else chosen_rows(embedding, ids_D)
     form = HeadForm(draft_vocab_size=len(ids_D), beside=beside, bare=bare, normed=normed)
     decoder = replace(layer.plain, num_layers=len(prefixes), head=form, tie_embeddings=False)

@@ -32,6 +32,7 @@ from parlay.heads.layouts.files import fetched, is_artefact, read
 from parlay.heads.layouts.layout import EMBEDDING, LAYOUT, LM_HEAD, NEED_LM_HEAD, TargetShape
 from parlay.heads.proof import ProofMemory, target_states
 from parlay.heads.store import StoredDrafter
+from parlay.models.compiled.newest_tokens import RowsOfHead
 from parlay.models.compiled.product import Product
 from parlay.models.config import DecoderConfig
 from parlay.models.fetch.hub import without_address
@@ -40,7 +41,8 @@ from parlay.models.fetch.resolving import BUILT_IN, BUILT_IN_DRAFTS, resolve
 from parlay.models.loading import load_weights, read_config
 from parlay.models.native import NativeRunner
 from parlay.models.weights.formats import Format
-from parlay.models.weights.fused import Operand, as_tensor, rows_of
+from parlay.models.weights.fused import Operand, as_tensor, chosen_rows, rows_of
+from parlay.models.weights.grids import packable
 from parlay.models.weights.quantize import Int8Weight, fits_blocks, in_q4_1, in_q8_0
 from parlay.models.weights.stored import StoredTensor
 from parlay.options import UsageError, nearest, user_path
@@ -87,6 +89,17 @@ class OpenHead:
         if layers not in self._runners:
             self._runners[layers] = self.make_runner(*decoder())
         return self._runners[layers]
+
+    @property
+    def rows_of_lm_head(self) -> RowsOfHead | None:
+        """Reads rows of the target's LM head as a CPU packs them, if that is the head's own; None if they aren't in
+        blocks."""
+        embedding, shared = self.embedding, _LM_HEAD not in self.artefact.operands
+        if isinstance(embedding, StoredTensor):
+            blocks = embedding.format.plain is None
+        else:
+            blocks = isinstance(embedding, Tensor) and fits_blocks(embedding)
+        return partial(_rows_of_lm_head, embedding) if shared and blocks else None
 
     @cached_property
     def fuse(self) -> Product:
@@ -234,6 +247,12 @@ def _in_few_bits(name: str, weight: Operand) -> Operand:
     if not fits_blocks(weight_OI):
         return Int8Weight(weight_OI)
     return in_q4_1(weight_OI) if in_mlp(name) else in_q8_0(weight_OI)
+
+
+def _rows_of_lm_head(embedding: Operand, tokens: Sequence[int]) -> Tensor:
+    weight = _in_few_bits(_LM_HEAD, chosen_rows(embedding, torch.tensor(list(tokens))))
+    assert isinstance(weight, StoredTensor), "others have no rows in blocks"
+    return packable(weight)
 
 
 class TargetHeads:

@@ -206,8 +206,8 @@ class TreeRequest(NamedTuple):
     """A request for a draft of one text, of at most ``nodes`` nodes.
 
     For a sampled request it has the temperature, the truncation, and the noise stream of each level's tokens.
-    ``unread`` are tokens of the text that a draft model's short LM head should have. Nothing grows below ``ends``, the
-    tokens that end the text.
+    ``unread`` are tokens of the text that the LM head should have, if it has slots for the newest ones. Nothing grows
+    below ``ends``, the tokens that end the text.
     """
 
     nodes: int

@@ -17,6 +17,7 @@ from parlay.cache import BLOCK, Budget, Rows, Store
 from parlay.models.choosing import MakeForward, choose_forward, spec_of
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.growing import GrowthCall
+from parlay.models.compiled.newest_tokens import RowsOfHead
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.forward import (
@@ -277,6 +278,11 @@ class NativeRunner(Runner):
         """Make the rows of grown trees keepable."""
         for text, tree in zip(texts, grown, strict=True):
             self.store.restage(text._replace(tree=tree.rows))
+
+    def list_newest(self, tokens_D: torch.Tensor, slot: int, rows: RowsOfHead) -> torch.Tensor:
+        """Let a draft head's last outputs stand for the newest tokens; see `CompiledForward.list_newest`."""
+        assert isinstance(self._forward, CompiledForward), "`grows` was asked"
+        return self._forward.list_newest(tokens_D, slot, rows)
 
     def prepare(self, growth: Growth) -> None:
         """Prepare the LM head that the first `grow` of a draft model needs."""

@@ -13,7 +13,7 @@ from parlay.drafters.heads.level_trees import DynamicTree, Guessing
 from parlay.drafters.options import EAGLE3 as SOURCE
 from parlay.drafters.options import DynamicTreeOptions
 from parlay.drafters.resources import Resources
-from parlay.heads.base import draft_ids
+from parlay.heads.base import draft_ids, with_newest
 from parlay.heads.eagle3 import normed
 from parlay.heads.native import eagle3_decoder, input_norm
 from parlay.heads.opening import opened
@@ -31,9 +31,15 @@ class Eagle3(LayerHeadDrafter):
     def __init__(self, resources: Resources, options: DynamicTreeOptions) -> None:
         head = opened(SOURCE, resources.find_head, options.head)
         artefact = head.artefact
-        decoder = partial(eagle3_decoder, artefact.layer, artefact.operands, head.embedding, normed=normed(artefact))
+        ids_D, rows = draft_ids(artefact.tensors["d2t"]), head.rows_of_lm_head
+        ids_D, slot = (ids_D, len(ids_D)) if rows is None else with_newest(ids_D, artefact.layer.vocab_size)
+        decoder = partial(
+            eagle3_decoder, artefact.layer, artefact.operands, head.embedding, ids_D, normed=normed(artefact)
+        )
         runner = head.runner(SOURCE, decoder)
-        self._head, self._ids_D = runner, draft_ids(artefact.tensors["d2t"])
+        if rows is not None and runner.grows and slot < len(ids_D):
+            ids_D = runner.list_newest(ids_D, slot, rows)
+        self._head, self._ids_D = runner, ids_D
         guessing = Guessing(self._ids_D)
         limits = TreeLimits(options.depth, options.width, options.width * options.depth)
         fuse, norm, dtype = head.fuse, input_norm(artefact, "midlayer.hidden_norm.weight"), head.dtype
@@ -74,4 +80,4 @@ def _wish(job: TreeJob, levels: int) -> TreeRequest:
     view = job.text.view
     temperature, place = view.request.params.temperature, len(view.tokens)
     streams = [noise.stream(view.request.key, place + level) for level in range(levels)] if temperature else ()
-    return TreeRequest(job.budget, temperature, streams, ends=view.request.stop_ids)
+    return TreeRequest(job.budget, temperature, streams, unread=job.text.unread, ends=view.request.stop_ids)

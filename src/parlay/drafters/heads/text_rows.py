@@ -59,6 +59,8 @@ class HeadSequence:
     ahead: Ahead | None = None
     """Features that were observed although those of some tokens before them are missing."""
     gaps: list[tuple[int, int]] = field(default_factory=list)
+    shown: int = 0
+    """How many tokens, from the first, were `WaitingRows.unread` before."""
 
     @property
     def known(self) -> int:
@@ -280,13 +282,17 @@ Inputs = Callable[[Tensor, Sequence[int]], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class WaitingRows:
-    """One sequence's rows that must run first, the root's last: their tokens, and the target's features."""
+    """One sequence's rows that must run first, the root's last: their tokens, and the target's features.
+
+    ``unread`` are the tokens of the text that earlier calls did not have, for LM heads that list the newest ones.
+    """
 
     view: SequenceView
     name: int
     pending: tuple[int, ...]
     features_KF: Tensor
     make_inputs: Inputs
+    unread: Sequence[int]
 
     def inputs(self) -> Tensor:
         """The inputs of the rows, ``[K, H]``."""
@@ -362,5 +368,6 @@ class TextRows:
             inputs = Features(self._inputs(state.features()[:rows], tokens))
             self.runner.forward([Segment(state.name, tokens, logits_from=len(tokens), features=inputs)])
             self._sequences.keep(view, len(tokens))
-        pending = state.read(view.tokens, waiting)
-        return WaitingRows(view, state.name, pending, state.features(), self._inputs)
+        pending, unread = state.read(view.tokens, waiting), view.tokens[state.shown :]
+        state.shown = len(view.tokens)
+        return WaitingRows(view, state.name, pending, state.features(), self._inputs, unread)

@@ -16,6 +16,7 @@ from parlay.models.compiled.growing import GrowthCall
 from parlay.models.compiled.layout import BatchLayout, Prefixes, lay_out, set_places
 from parlay.models.compiled.limits import refusal
 from parlay.models.compiled.memory import Workspace
+from parlay.models.compiled.newest_tokens import NewestTokens, RowsOfHead
 from parlay.models.compiled.short_head import ShortHead
 from parlay.models.compiled.streaming import WeightRoom
 from parlay.models.compiled.weights import Packed, Weights, nobody
@@ -88,6 +89,7 @@ class CompiledForward(Forward):
         self._space, self._growing, self._lowered = (Workspace(self._core) for _ in range(3))
         self._adapters = PackedAdapters(self._core, config, dtype, self._model, orders_of_columns(weights))
         self._short, self._roomy = dict[int, ShortHead](), set[tuple[int, ...]]()
+        self._newest: NewestTokens | None = None
         self._ngrams: NgramTable | None = None
         self._start = 0  # offset of the workspace
         self._rotations: dict[tuple[RopeConfig | None, int], Tensor] = {}
@@ -230,6 +232,8 @@ class CompiledForward(Forward):
             model, tokens_D = short.model, short.tokens_D
         else:
             model, tokens_D = self._model, growth.head.tokens_D
+            if self._newest is not None:
+                self._newest.add([token for request in requests for token in request.unread])
         return GrowthCall.of(
             model,
             work,
@@ -270,6 +274,15 @@ class CompiledForward(Forward):
         if tokens not in self._short:
             self._short[tokens] = ShortHead(self._core, self._weights, tokens)
         return self._short[tokens]
+
+    def list_newest(self, tokens_D: Tensor, slot: int, rows: RowsOfHead) -> Tensor:
+        """Let a draft head's outputs from ``slot`` on stand for the newest tokens of its texts, from now on.
+
+        ``tokens_D`` are the target's tokens of all outputs. Returns those of the first call, which change in place.
+        """
+        if self._newest is None:
+            self._newest = NewestTokens(self._core, self._model.head, tokens_D, slot, rows)
+        return self._newest.tokens_D
 
     def _batch(
         self, work: ForwardBatch, laid: BatchLayout, logits: Tensor, pointed: list[object], own: range

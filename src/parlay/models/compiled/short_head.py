@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from parlay.compiled import structs
 from parlay.models.compiled.memory import WeightArena
+from parlay.models.compiled.newest_tokens import NewestTokens
 from parlay.models.compiled.weights import Weights
 from parlay.models.weights.formats import Format
 from parlay.models.weights.quantize import fits_blocks, in_q8_0
@@ -31,76 +33,44 @@ class ShortHead:
 
     def __init__(self, core: structs.Core, weights: Weights, frequent: int) -> None:
         self._core, self._weights, self._panel = core, weights, int(core.panel)
+        self._newest: NewestTokens | None = None
         self.model = structs.ModelStruct.from_buffer_copy(weights.model)
         vocab = int(self.model.vocab)
         source = _rows_of_head(weights)
         count = frequent - frequent % -self._panel + _NEWEST
         if not frequent or count >= vocab or source is None:
             self.tokens_D = torch.arange(vocab)
-            self._first = self._next = self._count = vocab
             return
-        self._source: structs.Linear = source
         self.tokens_D = torch.arange(count)
-        self._listed = bytearray(count * b"\1" + (vocab - count) * b"\0")
-        self._first = self._next = count - _NEWEST
-        self._count = count
-        self._lay_out(int(self.model.hidden))
+        self._lay_out(int(self.model.hidden), count)
+        rows = partial(_rows_of, core, source, self._format)
         if source.kind == self._format.number and source.panels and not source.scale:  # packed in the same way
             ctypes.memmove(self.model.head.panels, source.panels, count // self._panel * self._panel_bytes)
         else:
             for first in range(0, count, _PART):
-                self._pack(first, self._rows(range(first, min(first + _PART, count))))
-        self._newest_rows = self._rows(range(self._first, count))
+                self._pack(first, rows(range(first, min(first + _PART, count))))
+        self._newest = NewestTokens(core, self.model.head, self.tokens_D, count - _NEWEST, rows)
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Give these tokens slots; they replace the tokens that have had theirs for longest."""
-        if self._first == self._count:
-            return
-        fresh = [token for token in dict.fromkeys(tokens) if not self._listed[token]][-_NEWEST:]
-        while fresh:
-            some, fresh = fresh[: self._count - self._next], fresh[self._count - self._next :]
-            self._put(self._next, some)
-            self._next += len(some)
-            if self._next == self._count:
-                self._next = self._first
+        """Let it have these tokens; see `NewestTokens.add`."""
+        if self._newest is not None:
+            self._newest.add(tokens)
 
-    def _lay_out(self, hidden: int) -> None:
+    def _lay_out(self, hidden: int, count: int) -> None:
         """Allocate the packed rows, and point the model's head at them."""
         blocks = fits_blocks(torch.empty(0, hidden))
         self._format = Format.Q8_0 if blocks else Format.BF16
         self._panel_bytes = int(self._core.panel_bytes(self._format.number, hidden))
         self._memory = WeightArena()
-        panels = self._memory.take(self._count // self._panel * self._panel_bytes)
-        self.model.head = structs.Linear(panels=panels, inputs=hidden, outputs=self._count, kind=self._format.number)
-        self.model.vocab = self._count
-
-    def _put(self, first: int, tokens: Sequence[int]) -> None:
-        """Give ``tokens`` the slots from ``first`` on, which are slots of the newest tokens."""
-        for token in self.tokens_D[first : first + len(tokens)].tolist():
-            self._listed[token] = 0
-        for token in tokens:
-            self._listed[token] = 1
-        self.tokens_D[first : first + len(tokens)] = torch.tensor(list(tokens))
-        begin = first - self._first
-        self._newest_rows[begin : begin + len(tokens)] = self._rows(tokens)
-        begin -= begin % self._panel
-        end = -(-(first - self._first + len(tokens)) // self._panel) * self._panel
-        self._pack(self._first + begin, self._newest_rows[begin:end])
+        panels = self._memory.take(count // self._panel * self._panel_bytes)
+        self.model.head = structs.Linear(panels=panels, inputs=hidden, outputs=count, kind=self._format.number)
+        self.model.vocab = count
 
     def _pack(self, first: int, rows: Tensor) -> None:
         """Pack ``rows`` ``[K, bytes]`` into the slots from ``first`` on, in whole panels."""
         head = self.model.head
         panels = head.panels + first // self._panel * self._panel_bytes
         self._core.pack(head.kind, rows.data_ptr(), len(rows), head.inputs, panels)
-
-    def _rows(self, tokens: Sequence[int]) -> Tensor:
-        """The LM head's rows of these tokens, uint8, in the format in which they are packed."""
-        rows_KH = torch.empty(len(tokens), int(self.model.hidden))
-        for row, token in zip(rows_KH, tokens, strict=True):
-            self._core.read(ctypes.byref(self._source), token, row.data_ptr())
-        if self._format is Format.Q8_0:
-            return in_q8_0(rows_KH).data
-        return rows_KH.to(torch.bfloat16).view(torch.uint8)
 
     def __del__(self) -> None:
         self._core.rest()  # a late thread may still read the rows
@@ -111,3 +81,11 @@ def _rows_of_head(weights: Weights) -> structs.Linear | None:
     don't allow it."""
     head: structs.Linear = weights.model.embedding if weights.tied else weights.model.head
     return None if not weights.tied and (head.kind in _PLAIN or head.scale or head.order) else head
+
+
+def _rows_of(core: structs.Core, head: structs.Linear, form: Format, tokens: Sequence[int]) -> Tensor:
+    """The LM head's rows of these tokens, uint8, in the format ``form``."""
+    rows_KH = torch.empty(len(tokens), int(head.inputs))
+    for row, token in zip(rows_KH, tokens, strict=True):
+        core.read(ctypes.byref(head), token, row.data_ptr())
+    return in_q8_0(rows_KH).data if form is Format.Q8_0 else rows_KH.to(torch.bfloat16).view(torch.uint8)
