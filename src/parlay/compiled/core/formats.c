@@ -18,7 +18,8 @@ void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride)
     }
 #define EACH_ROWS(FORM)                                                                                              \
     ROWS(FORM, 1) ROWS(FORM, 2) ROWS(FORM, 3) ROWS(FORM, 4) ROWS(FORM, 5) ROWS(FORM, 6) ROWS(FORM, 7) ROWS(FORM, 8)  \
-    ROWS(FORM, 12) ROWS(FORM, 16) multiply_many_of_panel(FORM, panel, apart, x, stride, blocks, rows, sums);
+    ROWS(FORM, 9) ROWS(FORM, 10) ROWS(FORM, 12) ROWS(FORM, 16)                                                       \
+    multiply_many_of_panel(FORM, panel, apart, x, stride, blocks, rows, sums);
 
 /* Defines the table entry NAME: its functions are those of blocks.h and stored.h, compiled for the constant Form. */
 #define FORMAT(NAME, KIND, ...)                                                                                      \
