@@ -1,4 +1,5 @@
-"""A head that did not see all of a text: neither what was cached nor what was written in a pause is computed again."""
+"""A head that did not see all of a text: neither what was cached nor what was written in a pause is computed again, and
+still all tokens have rows in its cache."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from parlay.drafters.heads import text_rows
 from parlay.drafters.heads.eagle3 import Eagle3
 from parlay.drafters.heads.text_rows import HeadSequences
 from parlay.engine.target_layers import TargetLayers
@@ -66,7 +66,7 @@ def strategy(head: HeadArtefact, tmp_path: Path) -> str:
     return f"eagle3:head={tmp_path},policy=fixed,k=2,min_p=0.0"
 
 
-def test_what_was_cached_of_a_prompt_is_left_out(
+def test_what_was_cached_of_a_prompt_is_not_computed_again(
     model: Path, head: HeadArtefact, tmp_path: Path, asked: list[int]
 ) -> None:
     """The second prompt begins as the first does, and is fed in chunks: those before the last draft nothing."""
@@ -92,31 +92,28 @@ def test_what_was_cached_of_a_prompt_is_left_out(
     assert not asked
 
 
+@pytest.mark.parametrize("first", ["none", "eagle3"])
 def test_each_turn_of_a_conversation_finds_the_rows_of_the_turn_before(
-    model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch, asked: list[int]
+    first: str, *, model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch, asked: list[int]
 ) -> None:
-    """No row is left out, and only the three tokens of the user and the last few of the answer run again."""
-    found: dict[int, tuple[int, int]] = {}  # by sequence: its rows at first, and its gaps
+    """Only the user's three tokens and the answer's last few run again, whichever strategy cached the prompt."""
+    found: dict[int, int] = {}  # by sequence: its rows at first
     reserve = HeadSequences.reserve
 
     def seen(self: HeadSequences, view: SequenceView, tokens: int, busy: set[int]) -> bool:
-        state = self.aligned(view)
-        found.setdefault(view.sequence, (state.ran, len(state.gaps)))
+        found.setdefault(view.sequence, self.aligned(view).ran)
         return reserve(self, view, tokens, busy)
 
     with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
-        params, text = SamplingParams(temperature=0, max_tokens=20), list(_SHARED)
+        params, text, lengths = SamplingParams(temperature=0, max_tokens=20), list(_SHARED), []
+        llm.generate([TokensPrompt(prompt_token_ids=text)], params, strategy="none" if first == "none" else strategy)
         llm.generate([TokensPrompt(prompt_token_ids=text)], params, strategy=strategy)
         monkeypatch.setattr(HeadSequences, "reserve", seen)
-        lengths = []
         for turn in range(3):
             output = llm.generate([TokensPrompt(prompt_token_ids=text)], params, strategy=strategy)[0].outputs[0]
             lengths.append(len(text))
             text += [*output.token_ids, 3 + turn, 5, 7]
-    rows, gaps = zip(*found.values(), strict=True)
-    assert gaps == (0, 0, 0)
-    added = [length - cached for length, cached in zip(lengths, rows, strict=True)]
-    assert max(added) <= 8
+    assert max(length - rows for length, rows in zip(lengths, found.values(), strict=True)) <= 8
     assert not asked
 
 
@@ -162,7 +159,7 @@ def check_text(model: Path, strategy: str, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("sees", [False, True])
-def test_what_was_written_in_a_pause_is_left_out(
+def test_what_was_written_in_a_pause_is_not_computed_again(
     sees: bool, *, model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch, asked: list[int], drafts: list[int]
 ) -> None:
     """It drafts in every eighth step. If it does not see the step before that, one state is computed, never more."""
@@ -170,24 +167,4 @@ def test_what_was_written_in_a_pause_is_left_out(
     check_text(model, strategy, 40)
     assert len(drafts) > 3
     assert set(drafts) == {2}
-    assert asked == ([] if sees else [1] * len(drafts))
-
-
-@pytest.mark.parametrize("sees", [False, True])
-def test_no_number_of_pauses_makes_the_record_of_them_longer(
-    sees: bool, *, model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch, asked: list[int], drafts: list[int]
-) -> None:
-    """The head drafts on, and still nothing of the pauses is computed."""
-    reserve, lengths = HeadSequences.reserve, list[int]()
-
-    def counted(self: HeadSequences, view: SequenceView, tokens: int, busy: set[int]) -> bool:
-        lengths.append(len(self.aligned(view).gaps))
-        return reserve(self, view, tokens, busy)
-
-    monkeypatch.setattr(HeadSequences, "reserve", counted)
-    monkeypatch.setattr(text_rows, "GAPS", 4)
-    drafts_seldom(monkeypatch, 4, sees)
-    check_text(model, strategy, 60)
-    assert len(drafts) > 9
-    assert max(lengths) == 4
     assert asked == ([] if sees else [1] * len(drafts))

@@ -2,11 +2,9 @@
 
 The row of token p reads the features of token p and the embedding of token p + 1. So all rows before the root's can run
 once the features of all tokens before the root are known. Tokens that the target had cached and the head had not, and
-tokens committed while the drafter was not used, have no rows: the target would have to compute their features again.
-
-After a prefix hit the head lacks a token or two more than the target does: the row of a text's last token never ran. So
-few tokens of a prompt get rows, with the features of the token after them. Without these rows no later one would be at
-the place of its token, and the next turn of a conversation would find none of them in the head's cache.
+tokens committed while the drafter was not used, have features of zero, so that their rows know the tokens alone: the
+target would have to compute their features again. Without rows of these tokens no later row would be at the place of
+its token, and the next turn of a conversation would find none of them in the head's cache.
 """
 
 from __future__ import annotations
@@ -24,9 +22,6 @@ from parlay.types import Features, Observation, OutOfRoom, Runner, Segment, Sequ
 
 _CHUNK = 512  # the most rows of one sequence in one forward
 _FEW = 16  # at most this many rows run together with the last one, which is faster than a forward of their own
-GAPS = 64
-"""The most gaps of one text, because finding a row goes through all of them. If there are more, the later half of them
-become one gap, and the rows between them are lost."""
 
 
 @dataclass(slots=True)
@@ -47,8 +42,7 @@ class HeadSequence:
     """One sequence: its first ``ran`` rows are in the head's cache, and ``waiting`` has the features of later rows.
 
     ``text``: the tokens that these rows and features belong to. The root's row is never kept in the cache: the next
-    proposal runs it again, whether or not a token was committed in between. ``gaps``: the spans (first, end) of tokens
-    that have no rows.
+    proposal runs it again, whether or not a token was committed in between.
     """
 
     name: int
@@ -58,55 +52,38 @@ class HeadSequence:
     """Features in pieces ``[K, F]``."""
     ahead: Ahead | None = None
     """Features that were observed although those of some tokens before them are missing."""
-    gaps: list[tuple[int, int]] = field(default_factory=list)
     shown: int = 0
     """How many tokens, from the first, were `WaitingRows.unread` before."""
 
     @property
     def known(self) -> int:
-        """How many tokens, from the first, have features or belong to gaps."""
-        return self.place(self.ran + self.rows_waiting)
+        """How many tokens, from the first, have features."""
+        return self.ran + self.rows_waiting
 
     @property
     def rows_waiting(self) -> int:
         return sum(map(len, self.waiting))
 
-    def place(self, row: int) -> int:
-        """The place of the token whose features a row reads."""
-        for start, end in self.gaps:
-            row += end - start if row >= start else 0
-        return row
+    def features(self, rows: int) -> Tensor:
+        """The features of the next ``rows`` rows, as one tensor ``[K, F]``."""
+        pieces, left = [], rows
+        for piece in self.waiting:
+            pieces.append(piece[:left])
+            left -= len(pieces[-1])
+            if not left:
+                break
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def rows_before(self, place: int) -> int:
-        """The number of rows of tokens before a place."""
-        return place - sum([min(end, place) - start for start, end in self.gaps if start < place])
-
-    def standing_on(self, rows: int) -> int:
-        """How many tokens, from the first, the first ``rows`` rows depend on."""
-        return self.place(rows - 1) + 2 if rows else 0
-
-    def read(self, tokens: Sequence[int], rows: int) -> tuple[int, ...]:
-        """The tokens whose embeddings the next ``rows`` rows read."""
-        if not self.gaps:
-            return tuple(tokens[self.ran + 1 : self.ran + 1 + rows])
-        return tuple([tokens[self.place(row) + 1] for row in range(self.ran, self.ran + rows)])
-
-    def cut(self, length: int) -> None:
-        """Note that only the first ``length`` tokens are still the same."""
-        self.text.cut(length)
-        self.gaps = [(start, end) for start, end in self.gaps if end <= length]
-
-    def features(self) -> Tensor:
-        """All waiting features, as one tensor ``[K, F]``."""
-        if len(self.waiting) > 1:
-            self.waiting = [torch.cat(self.waiting)]
-        return self.waiting[0]
-
-    def wait_only(self, rows: slice) -> None:
-        """Keep only the waiting features of these rows. If they are few, copy them, to free the rest."""
-        features_KF = self.features()[rows]
-        few = 2 * features_KF.nbytes < features_KF.untyped_storage().nbytes()
-        self.waiting = [features_KF.clone() if few else features_KF]
+    def wait_only(self, first: int, end: int) -> None:
+        """Keep only the features of these waiting rows. Copy a piece of which few are left, to free the rest."""
+        kept, at = [], 0
+        for piece in self.waiting:
+            own = piece[max(first - at, 0) : max(end - at, 0)]
+            at += len(piece)
+            if len(own):
+                few = 2 * own.nbytes < own.untyped_storage().nbytes()
+                kept.append(own.clone() if few else own)
+        self.waiting = kept
 
     @property
     def nbytes(self) -> int:
@@ -125,7 +102,7 @@ class HeadSequences:
         self._runner, self._taps = runner, tuple(taps)
         self._states: dict[int, HeadSequence] = {}  # by the target's sequence, least recently used first
         self._bytes = StateBytes(room, self._states, lambda state: runner.release(state.name))
-        self._row_bytes = 0  # bytes of one token's features, once known
+        self._unseen_1F: Tensor | None = None  # zeros, for a token without features; made when some are seen
 
     def take(self, view: SequenceView, start: int, taps: Mapping[int, Tensor]) -> None:
         """Take in the features of the tokens from ``start`` on. Features after a gap wait until it is filled."""
@@ -150,7 +127,8 @@ class HeadSequences:
         """Make room for the features of a step, if need be by dropping waiting ones. False if there is none."""
         rows = len(taps[self._taps[0]])
         size = sum([taps[layer].nbytes for layer in self._taps])
-        self._row_bytes = size // max(1, rows)
+        if self._unseen_1F is None:
+            self._unseen_1F = torch.zeros_like(torch.cat([taps[layer][:1] for layer in self._taps], -1))
         if self._bytes.room.make(size):
             return True
         state.ahead = None
@@ -181,32 +159,27 @@ class HeadSequences:
         self._states[view.sequence] = state
         agreed = min(state.text.agree(view.tokens), len(view.tokens) - 1)
         if agreed < len(state.text.tokens):
-            sound = state.rows_before(max(agreed - 1, 0))  # the row of token p reads token p + 1
+            sound = max(agreed - 1, 0)  # the row of token p reads token p + 1
             if state.ran > sound:
                 self._forget(state, sound)
             elif state.waiting:
-                state.wait_only(slice(state.rows_before(agreed) - state.ran))
-            state.cut(agreed)
+                state.wait_only(0, agreed - state.ran)
+            state.text.cut(agreed)
         return state
 
-    def leave_out(self, view: SequenceView) -> None:
-        """Make gaps of tokens whose features were not seen: before seen ones, and in the answer, except the latest."""
-        while self.lacks(view) and self._leave_out_next(view):
+    def fill(self, view: SequenceView) -> None:
+        """Give tokens features of zero: those before seen ones, and those of the answer, except the latest."""
+        while self.lacks(view) and self._fill_next(view):
             pass
 
-    def _leave_out_next(self, view: SequenceView) -> bool:
-        """Make a gap of the first such span, or rows if it is a few tokens of the prompt. False if there is none."""
-        state = self.aligned(view)
+    def _fill_next(self, view: SequenceView) -> bool:
+        """Fill the first span of missing features. False if there is none."""
+        state, unseen_1F = self.aligned(view), self._unseen_1F
         known, (_, seen) = state.known, self.lacking(view)
         end = min(seen, len(view.tokens) - 2)
-        if known >= end or (seen == len(view.tokens) - 1 and known < view.prompt_length):
+        if unseen_1F is None or known >= end or (seen == len(view.tokens) - 1 and known < view.prompt_length):
             return False
-        if state.ahead is not None and seen == end and end - known <= _FEW and known < view.prompt_length:
-            state.waiting.append(state.ahead.features[0][:1].expand(end - known, -1))
-        else:
-            if len(state.gaps) == GAPS:
-                self._forget(state, state.rows_before(state.gaps[GAPS // 2][0]))
-            state.gaps.append((state.known, end))
+        state.waiting.append(unseen_1F.expand(end - known, -1))
         state.text.tokens += view.tokens[len(state.text.tokens) : end]
         self._join(state, view)
         return True
@@ -218,7 +191,8 @@ class HeadSequences:
     def has_room(self, view: SequenceView) -> bool:
         """Whether there is memory for the missing features."""
         start, end = self.lacking(view)
-        return end - start <= _FEW or (end - start) * self._row_bytes <= self._bytes.room.left
+        row_bytes = 0 if self._unseen_1F is None else self._unseen_1F.nbytes
+        return end - start <= _FEW or (end - start) * row_bytes <= self._bytes.room.left
 
     def reserve(self, view: SequenceView, tokens: int, busy: set[int]) -> bool:
         """Reserve cache for ``tokens`` tokens, if need be by evicting idle sequences (not ``busy``), oldest use first.
@@ -241,14 +215,14 @@ class HeadSequences:
     def keep(self, view: SequenceView, rows: int) -> None:
         """Keep the ``rows`` rows that the last forward ran in the cache, except the root's."""
         state = self._states[view.sequence]
-        before_root = state.rows_before(len(view.tokens) - 2)
-        left = self._runner.truncate(state.name, min(self._runner.keep(state.name, ()), state.ran + rows, before_root))
+        most = min(state.ran + rows, len(view.tokens) - 2)
+        left = self._runner.truncate(state.name, min(self._runner.keep(state.name, ()), most))
         if left >= state.ran:
-            state.wait_only(slice(left - state.ran, None))
+            state.wait_only(left - state.ran, state.rows_waiting)
         else:
             state.waiting = []
         state.ran = left
-        state.cut(max(state.known, state.standing_on(left)))
+        state.text.cut(max(state.known, _standing_on(left)))
         self._bytes.set(view.sequence, state.nbytes)
 
     def release(self, sequence: int) -> None:
@@ -273,7 +247,12 @@ class HeadSequences:
         """Keep at most ``rows`` rows. The features of the others are then missing."""
         state.ran = self._runner.truncate(state.name, rows)
         state.waiting = []
-        state.cut(state.standing_on(state.ran))
+        state.text.cut(_standing_on(state.ran))
+
+
+def _standing_on(rows: int) -> int:
+    """How many tokens, from the first, the first ``rows`` rows depend on."""
+    return rows + 1 if rows else 0
 
 
 Inputs = Callable[[Tensor, Sequence[int]], Tensor]
@@ -337,13 +316,13 @@ class TextRows:
         self._sequences.keep(waiting.view, len(waiting.pending))
 
     def _catch_up(self, views: Sequence[SequenceView]) -> None:
-        """Make gaps of features that were not seen, and let the target compute the last ones if they are missing.
+        """Fill in features that were not seen, and let the target compute the last ones if they are missing.
 
-        A prefix hit leaves a gap in the prompt, and a pause leaves one in the answer. Without these features a head's
-        drafts are right a little less often, but computing them would make all requests wait.
+        A prefix hit and a pause leave such tokens. Without their features a head is right a little less often, but
+        computing them would make all requests wait.
         """
         for view in views:
-            self._sequences.leave_out(view)
+            self._sequences.fill(view)
         while lacking := [view for view in views if self._sequences.lacks(view) and self._sequences.has_room(view)]:
             views = self._closed(lacking)
 
@@ -364,10 +343,11 @@ class TextRows:
         while (waiting := state.rows_waiting) > _FEW:
             # The outputs of these rows are not read, so the last layer computes only their keys and values.
             rows = min(waiting - 1, _CHUNK)
-            tokens = state.read(view.tokens, rows)
-            inputs = Features(self._inputs(state.features()[:rows], tokens))
+            tokens = tuple(view.tokens[state.ran + 1 : state.ran + 1 + rows])
+            inputs = Features(self._inputs(state.features(rows), tokens))
             self.runner.forward([Segment(state.name, tokens, logits_from=len(tokens), features=inputs)])
             self._sequences.keep(view, len(tokens))
-        pending, unread = state.read(view.tokens, waiting), view.tokens[state.shown :]
+        pending = tuple(view.tokens[state.ran + 1 : state.ran + 1 + waiting])
+        unread = view.tokens[state.shown :]
         state.shown = len(view.tokens)
-        return WaitingRows(view, state.name, pending, state.features(), self._inputs, unread)
+        return WaitingRows(view, state.name, pending, state.features(waiting), self._inputs, unread)
