@@ -14,6 +14,7 @@ from parlay.models.compiled.product import Product
 from parlay.models.weights.fused import as_tensor
 from parlay.models.weights.quantize import fits_blocks, in_q4_1, in_q5_0, in_q8_0
 from parlay.models.weights.stored import StoredTensor
+from parlay.system import threads
 
 ROUNDING = {in_q8_0: 1 / 254, in_q5_0: 1 / 32, in_q4_1: 1 / 30}
 """Half a step, as a share of the range of a block: of its largest number twice, and from its least to its largest.
@@ -53,6 +54,14 @@ def test_a_product_alone_is_near_the_exact_one(columns: int) -> None:
     assert fits_blocks(weight) == (columns == 96)
     found, exact = Product(weight)(inputs), inputs @ weight.T
     assert (found - exact).norm() < 0.02 * exact.norm()
+
+
+def test_a_product_of_many_rows_has_the_bits_of_its_rows_alone() -> None:
+    """They are divided among threads."""
+    product, inputs = Product(matrix(70, 96)), matrix(150, 96, seed=1)
+    with threads.using(2):
+        together = product(inputs)
+    assert torch.equal(together, torch.cat([product(inputs[row : row + 1]) for row in range(len(inputs))]))
 
 
 def test_a_product_alone_reads_no_rows_of_another_size() -> None:

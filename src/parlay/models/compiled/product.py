@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections import deque
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,9 @@ from parlay.models.weights.formats import Format
 from parlay.models.weights.fused import Operand, as_tensor, order_of_columns
 from parlay.models.weights.quantize import fits_blocks, in_q8_0
 from parlay.models.weights.stored import StoredTensor
+from parlay.system import threads
+
+_ROWS = 64  # fewer rows are not worth another thread
 
 
 def _in_blocks(weight: Operand) -> tuple[int, Tensor]:
@@ -30,7 +35,7 @@ def _in_blocks(weight: Operand) -> tuple[int, Tensor]:
 
 
 class Product:
-    """Computes ``x W^T`` on the caller's thread; ``W`` is kept in its file's blocks, in Q8_0, or in bfloat16.
+    """Computes ``x W^T``, few rows on the caller's thread; ``W`` is kept in its file's blocks, in Q8_0, or in bfloat16.
 
     Without the compiled kernels torch computes it in float32.
     """
@@ -66,9 +71,18 @@ class Product:
             return F.linear(x_NI, self._weight_OI)
         check_inputs(self._linear, x_NI)
         found_NO = torch.empty(len(x_NI), self._linear.outputs)
-        if not self._core.multiply(ctypes.byref(self._linear), x_NI.data_ptr(), len(x_NI), found_NO.data_ptr()):
-            raise MemoryError(f"no memory for a product of {len(x_NI)} rows")
+        rows = max(_ROWS, -(-len(x_NI) // threads.count()))
+        parts = zip(torch.split(x_NI, rows), torch.split(found_NO, rows), strict=True)
+        jobs = [partial(self._multiply, x_KI, found_KO) for x_KI, found_KO in parts]
+        if len(jobs) == 1:
+            jobs[0]()
+        else:
+            deque(threads.run(jobs), maxlen=0)
         return found_NO
+
+    def _multiply(self, x_KI: Tensor, found_KO: Tensor) -> None:
+        if not self._core.multiply(ctypes.byref(self._linear), x_KI.data_ptr(), len(x_KI), found_KO.data_ptr()):
+            raise MemoryError(f"no memory for a product of {len(x_KI)} rows")
 
 
 def check_inputs(linear: structs.Linear, x_NI: Tensor) -> None:
