@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
@@ -12,7 +13,7 @@ from parlay.drafters.resources import Resources
 from parlay.options import Options, UsageError, option
 from parlay.strategies import plugins
 from parlay.strategies.building import build, resolve
-from parlay.strategies.catalogue import catalogue, find, listing
+from parlay.strategies.catalogue import Unlisted, catalogue, find, listing
 from parlay.strategies.entry import StrategyEntry
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
@@ -165,6 +166,22 @@ def test_what_is_wrong_is_said_in_one_line(text: str, words: list[str]) -> None:
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "command"),
+    [
+        ("zzz", "unknown strategy 'zzz'", "parlay strategies"),
+        ("union:of=zzz", "unknown strategy 'zzz'", "parlay strategies"),
+        ("jacobi:zzz=1", "strategy jacobi has no parameter 'zzz'", "parlay strategies jacobi"),
+    ],
+)
+def test_an_error_can_name_another_place_that_lists_the_names(text: str, problem: str, command: str) -> None:
+    """A client of a server may have no command line."""
+    with pytest.raises(Unlisted) as caught:
+        parse(text)
+    assert str(caught.value) == str(pickle.loads(pickle.dumps(caught.value))) == f"{problem}: {command} lists them"
+    assert caught.value.listed_by("GET /strategies") == f"{problem}: GET /strategies lists them"
 
 
 def test_plain_decoding_has_no_drafter() -> None:

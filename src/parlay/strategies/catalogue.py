@@ -25,9 +25,28 @@ _ENTRIES = (
     *heads.ENTRIES,
     *canvases.ENTRIES,
 )
-COMMAND = "parlay strategies {}"
+COMMAND = "parlay strategies"
 """What lists the strategies or, with a name, the parameters of one."""
 _BY_NAME = MappingProxyType({entry.name: entry for entry in _ENTRIES})
+
+
+class Unlisted(UsageError):
+    """No strategy has the name ``word``, or no parameter of a strategy: ``known`` are those that there are.
+
+    The message is for users of the command ``command``, which lists the known names; `listed_by` is for others.
+    """
+
+    def __init__(self, problem: str, word: str, known: Collection[str], command: str = COMMAND) -> None:
+        super().__init__(f"{problem}: {nearest(word, known, command)}")
+        self._problem, self._word, self._known = problem, word, known
+
+    def __reduce__(self) -> tuple[type[UsageError], tuple[str, ...]]:
+        """Let another process show the error: exceptions are copied by calling their class with the message."""
+        return UsageError, (str(self),)
+
+    def listed_by(self, place: str) -> str:
+        """The message for a user to whom ``place`` lists the names."""
+        return f"{self._problem}: {nearest(self._word, self._known, place)}"
 
 
 def catalogue() -> Mapping[str, StrategyEntry]:
@@ -45,11 +64,11 @@ def for_any_target(*, without: Collection[str]) -> list[str]:
     ]
 
 
-def find(name: str, listed_by: str = COMMAND) -> StrategyEntry:
+def find(name: str) -> StrategyEntry:
     """Find the entry of a name: a built-in one, an entry point of the group `plugins.GROUP`, or
     ``package.module:Class``.
 
-    Raises UsageError for an unknown name; ``listed_by``, as `COMMAND`, says in it what lists the names.
+    Raises `Unlisted` for an unknown name, and UsageError for a class that is no drafter.
     """
     if name in _BY_NAME:
         return _BY_NAME[name]
@@ -58,9 +77,7 @@ def find(name: str, listed_by: str = COMMAND) -> StrategyEntry:
     installed = plugins.installed()
     if name in installed:
         return plugins.from_entry_point(installed[name])
-    raise UsageError(
-        f"unknown strategy {name!r:.100}: {nearest(name, [*_BY_NAME, *installed], listed_by.format('').strip())}"
-    )
+    raise Unlisted(f"unknown strategy {name!r:.100}", name, [*_BY_NAME, *installed])
 
 
 def listing() -> list[dict[str, Any]]:

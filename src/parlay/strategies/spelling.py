@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from parlay.options import Option, UsageError, Value, nearest, split
+from parlay.options import Option, UsageError, Value, split
 from parlay.strategies import accept_rules, catalogue
 from parlay.strategies.catalogue import find
 from parlay.strategies.entry import EFFORT, POLICY
@@ -64,15 +64,12 @@ def _spell(value: Value) -> str:
     return "+".join(value) if isinstance(value, tuple) else str(value)
 
 
-def parse(text: str, listed_by: str = catalogue.COMMAND) -> StrategySpec:
-    """Read ``NAME[:key=value,...]``. Raises UsageError, whose message names the correct form.
-
-    ``listed_by``, as `catalogue.COMMAND`, says in it what lists the strategies and their parameters.
-    """
+def parse(text: str) -> StrategySpec:
+    """Read ``NAME[:key=value,...]``. Raises UsageError, whose message names the correct form."""
     complaint = _complaint(text)
     if complaint:
         raise UsageError(f"strategy {' '.join(text.split()):.{_SHOWN}}: {complaint}")
-    return _read(text, listed_by)
+    return _read(text)
 
 
 def name_of(text: str) -> str:
@@ -80,25 +77,25 @@ def name_of(text: str) -> str:
     return _head(text.strip())[0]
 
 
-def _read(text: str, listed_by: str, depth: int = 1) -> StrategySpec:
+def _read(text: str, depth: int = 1) -> StrategySpec:
     """Read a strategy. ``depth``: 1 for the whole strategy, 2 for its members and so on."""
     name, rest = _head(text.strip())
     if depth > DEPTH:
         raise UsageError(f"strategy {name}: {_TOO_DEEP}")
-    parameters = catalogue.find(name, listed_by).parameters
-    given = _given(name, rest, parameters, listed_by, inside=depth > 1)
+    parameters = catalogue.find(name).parameters
+    given = _given(name, rest, parameters, inside=depth > 1)
     values = {key: parameters[key].read(f"strategy {name}: {key}", word) for key, word in given.items()}
     members: list[StrategySpec] = []
     for key, option in parameters.items():
         if option.strategies:
-            inside = [_read(one, listed_by, depth + 1) for one in values.get(key, option.default)]
+            inside = [_read(one, depth + 1) for one in values.get(key, option.default)]
             members += inside
             values[key] = tuple(one.nested for one in inside)
     unusual = {key: value for key, value in values.items() if value != parameters[key].default}
     return StrategySpec(name, tuple(sorted(unusual.items())), tuple(members))
 
 
-def _given(name: str, rest: str, parameters: Mapping[str, Option], listed_by: str, *, inside: bool) -> dict[str, str]:
+def _given(name: str, rest: str, parameters: Mapping[str, Option], *, inside: bool) -> dict[str, str]:
     """Return the settings as texts by key."""
     given: dict[str, str] = {}
     for part in split(rest, ","):
@@ -108,8 +105,8 @@ def _given(name: str, rest: str, parameters: Mapping[str, Option], listed_by: st
         if key in given:
             raise UsageError(f"strategy {name}: {key} is given twice: remove one of them")
         if key not in parameters:
-            known = nearest(key, parameters, listed_by.format(name))
-            raise UsageError(f"strategy {name} has no parameter {key!r:.{_SHOWN}}: {known}")
+            problem = f"strategy {name} has no parameter {key!r:.{_SHOWN}}"
+            raise catalogue.Unlisted(problem, key, parameters, f"{catalogue.COMMAND} {name}")
         if inside and key in _WHOLE:
             raise UsageError(
                 f"strategy {name}: {key} can be set only for the whole strategy, not for one inside it: move it"

@@ -157,6 +157,8 @@ def test_an_unknown_strategy_is_told_with_the_address_that_lists_them(
     assert "prompt-lookup" in [entry["name"] for entry in client.get("/strategies").json()]
     near = refusal("completions", prompt=PROMPT, strategy="prompt-lokup")
     assert near["message"] == "unknown strategy 'prompt-lokup': did you mean prompt-lookup?"
+    parameter = refusal("completions", prompt=PROMPT, strategy="jacobi:zzz=1")
+    assert parameter["message"] == "strategy jacobi has no parameter 'zzz': GET /strategies lists them"
 
 
 @pytest.mark.parametrize(

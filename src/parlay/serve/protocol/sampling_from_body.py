@@ -16,14 +16,14 @@ from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.voting import VoteParams
-from parlay.options import NotNamed, Option, UsageError, Value, nearest
+from parlay.options import NotNamed, Option, UsageError, Value
 from parlay.serve.errors import ApiError
 from parlay.serve.guard.auth import Limiter, tenant
 from parlay.serve.hosted import Served
 from parlay.serve.protocol.body import GenerationBody, StructuredOutputs, text_of
 from parlay.serve.settings import Settings
 from parlay.strategies import plugins
-from parlay.strategies.catalogue import catalogue, find
+from parlay.strategies.catalogue import Unlisted, catalogue, find
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import LEAST_TEMPERATURE, Exactness, ParlayError, SamplingParams, StructuredOutputsParams
 
@@ -37,14 +37,17 @@ def read_strategy(text: str) -> StrategySpec:
     name, colon, rest = text.partition(":")
     known = {*catalogue(), *plugins.installed()}
     if colon and name.strip() not in known:
-        raise _refused(f"unknown strategy {name.strip()!r:.100}: {nearest(name.strip(), known, _LISTED_BY)}")
+        unknown = Unlisted(f"unknown strategy {name.strip()!r:.100}", name.strip(), known)
+        raise _refused(unknown.listed_by(_LISTED_BY))
     if ":" in rest:
         raise _refused(
             f"strategy {name.strip()}: a class to import or a URL is set by the server's owner, not by a request: "
             "remove it"
         )
     try:
-        spec = parse(text, _LISTED_BY)
+        spec = parse(text)
+    except Unlisted as error:
+        raise _refused(error.listed_by(_LISTED_BY)) from None
     except ParlayError as error:
         raise _refused(str(error)) from None
     _check(spec)
