@@ -210,9 +210,13 @@ def parameters(names: Sequence[str]) -> dict[str, Option]:
 
 
 def check(strategy: str, given: Mapping[str, str], known: Mapping[str, Option]) -> None:
-    """Raise UsageError for a rule that can't judge the strategy's drafts, and for options of another rule."""
+    """Raise UsageError for a rule that can't judge the strategy's drafts, and for options of another rule.
+
+    No rule is imported where the parameter `RULE` does not allow it.
+    """
     rule = given.get(RULE, "")
-    if RULE in known and (rule in RULES or ":" in rule) and not _judges(rule, known[RULE].choices):
+    known_or_class = RULE in known and (rule in RULES or (known[RULE].imports and ":" in rule))
+    if known_or_class and not _judges(rule, known[RULE].choices):
         kind = find(rule).kind.replace("_", " ")
         raise UsageError(
             f"strategy {strategy}: rule={rule} judges drafts of kind {kind!r}, which {strategy} does not draw; "

@@ -70,10 +70,15 @@ def find(name: str) -> StrategyEntry:
 
     Raises `Unlisted` for an unknown name, and UsageError for a class that is no drafter.
     """
-    if name in _BY_NAME:
-        return _BY_NAME[name]
     if ":" in name:
         return plugins.from_path(name)
+    return find_known(name)
+
+
+def find_known(name: str) -> StrategyEntry:
+    """Find the entry of a name that is built in or an entry point; no class can be named. Raises `Unlisted`."""
+    if name in _BY_NAME:
+        return _BY_NAME[name]
     installed = plugins.installed()
     if name in installed:
         return plugins.from_entry_point(installed[name])

@@ -5,7 +5,7 @@ Only this module reads such texts. Lists are joined by ``+``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from parlay.options import Option, UsageError, Value, split
@@ -64,12 +64,21 @@ def _spell(value: Value) -> str:
     return "+".join(value) if isinstance(value, tuple) else str(value)
 
 
-def parse(text: str) -> StrategySpec:
-    """Read ``NAME[:key=value,...]``. Raises UsageError, whose message names the correct form."""
+def _all_parameters(name: str) -> Mapping[str, Option]:
+    return find(name).parameters
+
+
+def parse(text: str, parameters_of: Callable[[str], Mapping[str, Option]] = _all_parameters) -> StrategySpec:
+    """Read ``NAME[:key=value,...]``.
+
+    ``parameters_of`` gives the parameters of each strategy in the text by name, or raises UsageError; by default these
+    are the parameters in the catalogue, and a name may be that of a class. Raises UsageError, whose message names the
+    correct form.
+    """
     complaint = _complaint(text)
     if complaint:
         raise UsageError(f"strategy {' '.join(text.split()):.{_SHOWN}}: {complaint}")
-    return _read(text)
+    return _read(text, parameters_of)
 
 
 def name_of(text: str) -> str:
@@ -77,18 +86,18 @@ def name_of(text: str) -> str:
     return _head(text.strip())[0]
 
 
-def _read(text: str, depth: int = 1) -> StrategySpec:
+def _read(text: str, parameters_of: Callable[[str], Mapping[str, Option]], depth: int = 1) -> StrategySpec:
     """Read a strategy. ``depth``: 1 for the whole strategy, 2 for its members and so on."""
     name, rest = _head(text.strip())
     if depth > DEPTH:
         raise UsageError(f"strategy {name}: {_TOO_DEEP}")
-    parameters = catalogue.find(name).parameters
+    parameters = parameters_of(name)
     given = _given(name, rest, parameters, inside=depth > 1)
     values = {key: parameters[key].read(f"strategy {name}: {key}", word) for key, word in given.items()}
     members: list[StrategySpec] = []
     for key, option in parameters.items():
         if option.strategies:
-            inside = [_read(one, depth + 1) for one in values.get(key, option.default)]
+            inside = [_read(one, parameters_of, depth + 1) for one in values.get(key, option.default)]
             members += inside
             values[key] = tuple(one.nested for one in inside)
     unusual = {key: value for key, value in values.items() if value != parameters[key].default}

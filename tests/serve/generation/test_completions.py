@@ -162,6 +162,34 @@ def test_an_unknown_strategy_is_told_with_the_address_that_lists_them(
 
 
 @pytest.mark.parametrize(
+    ("strategy", "meant"),
+    [
+        ("union:of=suffix-decoding+prompt-lookup:k=2", "union:of=suffix-decoding+prompt-lookup(k=2)"),
+        ("union(of=suffix-decoding+prompt-lookup(k=2))", "union:of=suffix-decoding+prompt-lookup(k=2)"),
+        ("prompt-lookup(k=2)", "prompt-lookup:k=2"),
+    ],
+)
+def test_a_strategy_is_understood_as_on_the_command_line(post: Post, strategy: str, meant: str) -> None:
+    """A colon inside a strategy may stand before the parameters of another one."""
+    assert post("completions", prompt=PROMPT, max_tokens=2, strategy=strategy)["parlay"]["strategy"] == meant
+
+
+@pytest.mark.parametrize(
+    ("strategy", "told"),
+    [
+        ("union:of=eagle3:head=x+prompt-lookup", "strategy eagle3: head is set by the server's owner"),
+        ("union:of=remote(url=http://127.0.0.1:9)", "strategy remote: url is set by the server's owner"),
+        ("prompt-lookup:k=2:3", "strategy prompt-lookup: k must be a whole number, got 2:3"),
+        ("union:of=prompt-lokup:k=2", "unknown strategy 'prompt-lokup': did you mean prompt-lookup?"),
+    ],
+)
+def test_a_refusal_names_what_is_at_fault_inside_a_strategy(refusal: Post, strategy: str, told: str) -> None:
+    error = refusal("completions", prompt=PROMPT, strategy=strategy)
+    assert error["message"].startswith(told)
+    assert (error["param"], error["code"]) == ("strategy", "invalid_strategy")
+
+
+@pytest.mark.parametrize(
     "strategy",
     [
         "suffix-decoding:max_tokens=250001",

@@ -22,8 +22,7 @@ from parlay.serve.guard.auth import Limiter, tenant
 from parlay.serve.hosted import Served
 from parlay.serve.protocol.body import GenerationBody, StructuredOutputs, text_of
 from parlay.serve.settings import Settings
-from parlay.strategies import plugins
-from parlay.strategies.catalogue import Unlisted, catalogue, find
+from parlay.strategies.catalogue import Unlisted, find, find_known
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import LEAST_TEMPERATURE, Exactness, ParlayError, SamplingParams, StructuredOutputsParams
 
@@ -34,24 +33,19 @@ def read_strategy(text: str) -> StrategySpec:
     Raises ApiError for an unknown strategy, and for one that would import code, open a file or model, or keep too much
     for later requests. Only the server's owner may use such strategies.
     """
-    name, colon, rest = text.partition(":")
-    known = {*catalogue(), *plugins.installed()}
-    if colon and name.strip() not in known:
-        unknown = Unlisted(f"unknown strategy {name.strip()!r:.100}", name.strip(), known)
-        raise _refused(unknown.listed_by(_LISTED_BY))
-    if ":" in rest:
-        raise _refused(
-            f"strategy {name.strip()}: a class to import or a URL is set by the server's owner, not by a request: "
-            "remove it"
-        )
     try:
-        spec = parse(text)
+        spec = parse(text, _without_classes)
     except Unlisted as error:
         raise _refused(error.listed_by(_LISTED_BY)) from None
     except ParlayError as error:
         raise _refused(str(error)) from None
     _check(spec)
     return spec
+
+
+def _without_classes(name: str) -> Mapping[str, Option]:
+    """The parameters of a strategy that is known, none of which can name a class to import. Raises `Unlisted`."""
+    return {key: replace(option, imports=False) for key, option in find_known(name).parameters.items()}
 
 
 def read_exactness(text: str) -> Allowed:
@@ -63,7 +57,7 @@ def read_exactness(text: str) -> Allowed:
 
 
 def _check(spec: StrategySpec) -> None:
-    options = find(spec.name).parameters
+    options = find_known(spec.name).parameters
     for key, value in spec.parameters:
         if options[key].opens or _is_free(options[key]):
             raise _refused(f"strategy {spec.name}: {key} is set by the server's owner, not by a request: remove it")
