@@ -188,6 +188,39 @@ def test_two_gateways_that_have_each_other_say_when_all_other_replicas_are_lost(
     asyncio.run(test())
 
 
+@pytest.mark.parametrize("links", [{0: [1], 1: [2], 2: [0]}, {0: [1, 2], 1: [2, 0], 2: [0, 1]}], ids=["ring", "mesh"])
+def test_three_gateways_say_when_all_other_replicas_are_lost(server: int, links: dict[int, list[int]]) -> None:
+    """Each would stay ready because the next one is, and a request would go round them."""
+    own = {each: Line(server) for each in links}
+    others = {(each, other): Line(0) for each in links for other in links[each]}
+
+    async def told(pairs: list[tuple[httpx.AsyncClient, Gateway]], status: int) -> None:
+        for client, _ in pairs:
+            while (await client.get("/ready")).status_code != status:
+                await asyncio.sleep(0.01)
+        for client, _ in pairs:
+            answer = await client.post("/v1/completions", json=TEXT)
+            assert answer.status_code == status
+            if status == 503:
+                assert f"(replica 2 can't be used: {COMES_BACK})" in answer.json()["error"]["message"]
+
+    async def test() -> None:
+        async with AsyncExitStack() as stack:
+            lines = {each: [own[each], *(others[each, other] for other in links[each])] for each in links}
+            pairs = [await stack.enter_async_context(standing(lines[one], ready=1, wait_seconds=0)) for one in links]
+            for (_, other), line in others.items():
+                _, line.to = await stack.enter_async_context(listening(pairs[other][1]))
+            await told(pairs, 200)
+            own[0].dead = own[1].dead = True
+            await told(pairs, 200)
+            own[2].dead = True
+            await told(pairs, 503)
+            own[1].dead = False
+            await told(pairs, 200)
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
 def test_a_request_that_comes_back_names_the_replica(caplog: pytest.LogCaptureFixture) -> None:
     """As where two gateways call each other ready, and have lost their other replicas."""
 

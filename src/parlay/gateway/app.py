@@ -123,19 +123,21 @@ class Gateway:
     def _health(self, path: str, via: bytes) -> Response:
         """Return the replicas' states by number. Clients do not learn their addresses.
 
-        A gateway learns that its requests would come back: always if it asks itself, and if it asks another one that
-        has it as a replica, only while that has no other replica that is ready. So two gateways that have each other as
-        a replica do not go on calling each other ready when all others are lost.
+        A gateway learns that its requests would come back: always if it asks itself; if it asks another one, only
+        while that reaches a server through it alone. For this, a ready gateway names in the header Via the gateways
+        through which it reaches a server, itself first (a path vector, as in BGP, RFC 4271). So gateways that have
+        each other as replicas do not go on calling each other ready when all others are lost.
         """
         self.settings.via.note_askers(via)
         states = {str(replica.number): replica.state for replica in self.fleet.replicas}
-        asker = via.partition(b",")[0]
-        ready = any(not asker or one.gateway != asker for one in self.fleet.ready) and not self.limiter.shut
-        own = self.settings.via.own
+        asker, own = via.partition(b",")[0], self.settings.via.own
+        paths = [one.through for one in self.fleet.ready if not {asker, own} & {*one.through}]
+        ready = bool(paths) and not self.limiter.shut
         if via.startswith(own) or (own in via and not ready):
             return _LOOP.response(path)
         content = to_json({"status": "ok" if ready else "unavailable", "replicas": states})
-        name = {"via": own.decode()} if asker else None
+        path_of = b", ".join([own, *min(paths, key=len, default=())])
+        name = {"via": path_of.decode()} if asker else None
         return Response(content, 200 if ready else 503, name, "application/json")
 
 

@@ -15,7 +15,7 @@ from typing import Literal, Self
 from pydantic_core import from_json
 
 from parlay.gateway.client import Connection, Head, NoFiles, Pool, ReplicaLost
-from parlay.gateway.settings import Address, GatewaySettings
+from parlay.gateway.settings import Address, GatewaySettings, gateways_in
 
 logger = logging.getLogger(__name__)
 
@@ -150,8 +150,9 @@ class Replica:
         """The requests under way."""
         self.loops = False
         """Whether requests come back from it to this gateway."""
-        self.gateway = b""
-        """Its line of the header Via if it is a gateway itself."""
+        self.through: tuple[bytes, ...] = ()
+        """If it is a gateway: its line of the header Via, and those of the gateways through which it reaches a
+        server."""
         self._others = others
         self._settings = settings
         self._look_again = asyncio.Event()
@@ -202,7 +203,7 @@ class Replica:
             async with asyncio.timeout(self._settings.health_seconds):
                 ready, _ = await self._get("/ready")
                 objection = await self._objection()
-            self.gateway = ready.get(b"via")
+            self.through = gateways_in(ready.get(b"via"))
             unknown = ready.status == 200 and self.state != "ready" and not self.address.socket
             if unknown and not await self._has_identified():
                 return  # the replica is still hashing its weights, and keeps its state

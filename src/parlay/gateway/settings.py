@@ -54,6 +54,11 @@ def read_address(url: str) -> Address:
     return Address(parts.hostname, port or (443 if tls else 80), tls)
 
 
+def gateways_in(header: bytes) -> tuple[bytes, ...]:
+    """The lines of gateways in a header Via, in order."""
+    return tuple(_GATEWAY.findall(header))
+
+
 class Via:
     """The header Via of a gateway, by which it knows what comes back to it: ``own`` is its line of that header."""
 
@@ -64,7 +69,7 @@ class Via:
 
     def note_askers(self, header: bytes) -> None:
         """Remember the gateways through which a health check came."""
-        for line in _GATEWAY.findall(header):
+        for line in gateways_in(header):
             self._askers.pop(line, None)
             self._askers[line] = None
         for line in list(self._askers)[:-_MOST_ASKERS]:
