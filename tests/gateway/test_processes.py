@@ -161,6 +161,38 @@ def test_replicas_outlive_the_process_that_forks_them_and_leave_nothing_when_the
             time.sleep(0.05)
 
 
+DEAF = """
+import signal
+set_handler = signal.signal
+set_handler(signal.SIGTERM, signal.SIG_IGN)
+signal.signal = lambda number, handler: None if number == signal.SIGTERM else set_handler(number, handler)
+"""
+"""Python's start-up file by which a process ignores SIGTERM."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGKILL], ids=["stopped", "killed"])
+def test_replicas_that_hang_are_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: signal.Signals
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(DEAF)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    words = ("serve", "parlay-mini", "--replicas", "2", "--router-memory", "off", "--drain-seconds", "0")
+    with started(*words) as (process, url, log):
+        ready(url)
+        numbers = [int(found[1]) for line in log if (found := re.search(r"replica \d is process (\d+)", line))]
+        try:
+            process.send_signal(told)
+            end = time.monotonic() + 60
+            while any(Path(f"/proc/{number}").exists() for number in numbers):
+                assert time.monotonic() < end, "a replica was left behind"
+                time.sleep(0.05)
+        finally:
+            for number in numbers:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+
+
 class Beginning(Processes):
     """Replicas whose processes the test begins."""
 

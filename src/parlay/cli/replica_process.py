@@ -21,6 +21,8 @@ from pathlib import Path
 
 from parlay.cli import guarded
 
+KILL_SECONDS = 10.0
+"""Seconds until a replica without requests is killed."""
 _LETTING_GO = 0.5
 """Seconds in which the system frees what an ended process held."""
 
@@ -99,7 +101,8 @@ def run_replica(options: argparse.Namespace, path: str, says: Connection) -> Non
     tqdm.set_lock(threading.RLock())  # tqdm's own lock is shared by processes, and outlives one that is killed
     os.setpgid(0, 0)  # Ctrl-C is for the parent, which ends the replicas
     set_up_logging(options)
-    threading.Thread(target=_end_with_parent, args=(Path(path).parent,), daemon=True).start()
+    parting = (Path(path).parent, options.drain_seconds + KILL_SECONDS)
+    threading.Thread(target=_end_with_parent, args=parting, daemon=True).start()
     sys.exit(guarded(lambda: _serve_at(options, path, says)))
 
 
@@ -120,8 +123,12 @@ def _serve_at(options: argparse.Namespace, path: str, says: Connection) -> int:
     return 0
 
 
-def _end_with_parent(folder: Path) -> None:
-    """End when the parent does, and remove the socket folder of a parent that was killed."""
+def _end_with_parent(folder: Path, patience: float) -> None:
+    """End when the parent does, and remove the socket folder of a parent that was killed.
+
+    Requests under way may finish within ``patience`` seconds. Then the process is killed, as nobody else would end one
+    that hangs. The system's own signal for a parent's death can't be used: the system's parent is the fork server.
+    """
     parent = parent_process()
     assert parent is not None
     parent.join()
@@ -129,6 +136,8 @@ def _end_with_parent(folder: Path) -> None:
     with suppress(OSError), locked(folder):  # a living parent holds it, as when only the fork server has ended
         shutil.rmtree(folder, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(patience)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from parlay.cli import FAILURE
 from parlay.cli.flags import whole
 from parlay.cli.listening import announce
 from parlay.cli.parser import USAGE
-from parlay.cli.replica_process import ReplicaProcess, end_process, fits_twice, locked, run_replica
+from parlay.cli.replica_process import KILL_SECONDS, ReplicaProcess, end_process, fits_twice, locked, run_replica
 from parlay.serve.settings import Settings
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ _PRELOADED = ["parlay.serve.app", "parlay.serve.server", "parlay.llm.llm", "parl
 _LOADING_SECONDS = 1800.0
 _WAIT_SECONDS = 60.0
 """Seconds that a request waits while no replica is ready and one is being restarted."""
-_KILL_SECONDS = 10.0
-"""Seconds until a replica without requests is killed."""
 _NEVER = 3600.0
 
 
@@ -166,7 +164,7 @@ class Processes:
         self._fleet = fleet
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
-        self._patience = drain_seconds + _KILL_SECONDS
+        self._patience = drain_seconds + KILL_SECONDS
         self._welcome = welcome
         self._running: dict[int, ReplicaProcess] = {}
         self._falls = dict.fromkeys(range(len(sockets)), 0)
@@ -205,7 +203,7 @@ class Processes:
         left = [*self._running.values(), *self._leaving, *([self._next] if self._next is not None else [])]
         for one in left:
             one.process.terminate()
-        end = time.monotonic() + _KILL_SECONDS  # the gateway is closed, so no request is left to drain
+        end = time.monotonic() + KILL_SECONDS  # the gateway is closed, so no request is left to drain
         for one in left:
             end_process(one.process, max(0.0, end - time.monotonic()))
 
