@@ -48,13 +48,15 @@ class StrategyBuilds:
         self._refusal: Callable[[], Closed] | None = None
 
     def hold(self, job: PendingJob) -> bool:
-        """Hold a job until its strategy is built. Returns False if the strategy is built already.
+        """Hold a job until its strategy is built. Returns False if the strategy is built already, or now.
 
-        Raises UsageError if there is no such strategy, and Closed after `refuse`.
+        Raises UsageError if the strategy can't be used, and Closed after `refuse`.
         """
         for strategy in {sample.strategy for sample in job.job.samples}:
             with _field_declared():
                 unbuilt = self._llm.strategies.unbuilt(strategy)
+                if unbuilt is None:
+                    self._llm.strategies.get(strategy)  # builds one without drafters, which takes no time
             if unbuilt is not None:
                 if self._refusal is not None:
                     raise self._refusal()

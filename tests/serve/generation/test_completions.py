@@ -181,9 +181,15 @@ def test_a_strategy_is_understood_as_on_the_command_line(post: Post, strategy: s
         ("union:of=remote(url=http://127.0.0.1:9)", "strategy remote: url is set by the server's owner"),
         ("prompt-lookup:k=2:3", "strategy prompt-lookup: k must be a whole number, got 2:3"),
         ("union:of=prompt-lokup:k=2", "unknown strategy 'prompt-lokup': did you mean prompt-lookup?"),
+        ("prompt-lookup:min_ngram=9,max_ngram=3", "strategy prompt-lookup: min_ngram 9 is more than max_ngram 3"),
+        ("union:of=prompt-lookup", "strategy union: of=prompt-lookup must name two or more different drafters"),
+        ("datastore", "strategy datastore needs file=PATH"),
+        ("denoise:steps=3", "strategy denoise:steps=3: steps is not an option of selector=threshold"),
     ],
 )
-def test_a_refusal_names_what_is_at_fault_inside_a_strategy(refusal: Post, strategy: str, told: str) -> None:
+def test_a_refusal_names_the_field_and_what_is_at_fault_inside_a_strategy(
+    refusal: Post, strategy: str, told: str
+) -> None:
     error = refusal("completions", prompt=PROMPT, strategy=strategy)
     assert error["message"].startswith(told)
     assert (error["param"], error["code"]) == ("strategy", "invalid_strategy")
