@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import logging
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
@@ -52,7 +55,8 @@ def start(make_app: Callable[..., FastAPI]) -> Iterator[Start]:
 
 
 def _add_waiting(app: FastAPI, gone: threading.Event) -> None:
-    """An operation that answers after ``x-seconds``, and sets ``gone`` where its client leaves meanwhile."""
+    """An operation that answers after ``x-seconds``, and sets ``gone`` where its client leaves meanwhile, and one that
+    writes parts of its answer for so long."""
 
     @app.post("/late")
     async def late(request: Request) -> str:
@@ -64,6 +68,19 @@ def _add_waiting(app: FastAPI, gone: threading.Event) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(leaving(), float(request.headers["x-seconds"]))
         return "done"
+
+    @app.post("/parts")
+    async def parts(request: Request) -> StreamingResponse:
+        async def lines() -> AsyncIterator[bytes]:
+            for _ in range(int(float(request.headers["x-seconds"]) / 0.1)):
+                yield b"part\n"
+                await asyncio.sleep(0.1)
+
+        return StreamingResponse(lines())
+
+
+def _asking(path: str, seconds: float) -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Seconds: {seconds}\r\nContent-Length: 0\r\n\r\n".encode()
 
 
 def _connect(address: Address) -> socket.socket:
@@ -192,12 +209,42 @@ def test_a_client_that_half_closes_gets_its_answer(start: Start, version: bytes)
     assert b'"done"' in reply
 
 
-def test_a_client_that_leaves_is_noticed(start: Start) -> None:
-    """Its socket says the same as one that has half-closed; a reset tells them apart."""
+@pytest.mark.parametrize("requests", [1, 2])
+def test_a_client_that_leaves_is_noticed(start: Start, requests: int) -> None:
+    """Its socket says the same as one that has half-closed; a reset tells them apart. Nor does it matter that another
+    request waits behind the one being answered."""
     gone = threading.Event()
     with _connect(start(gone)) as client:
-        client.sendall(b"POST /late HTTP/1.1\r\nHost: x\r\nX-Seconds: 60\r\nContent-Length: 0\r\n\r\n")
+        client.sendall(_asking("/late", 60) * requests)
     assert gone.wait(DEADLINE)
+
+
+def test_a_client_that_leaves_while_another_request_waits_is_no_error(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer under way is not written to its closed connection."""
+    with _connect(start()) as client:
+        client.sendall(_asking("/parts", 2) * 2)
+        assert b"part" in client.recv(65536) + client.recv(65536)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+    time.sleep(0.5)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_nothing_is_written_into_an_answer_under_way(start: Start) -> None:
+    """Neither a test whether the client is still there, nor an error of the request behind it."""
+    address = start()
+    with _connect(address) as client:
+        client.sendall(_asking("/parts", 1.5) + _asking("/late", 0.1))
+        client.shutdown(socket.SHUT_WR)
+        first, second = _reply(client).split(b"\r\n0\r\n\r\n")
+    assert first.count(b"part") == 15
+    assert b" 100 " not in first[first.index(b" 200 OK") :]
+    assert second.endswith(b'"done"')
+    with _connect(address) as client, suppress(ConnectionResetError):
+        client.sendall(_asking("/parts", 1.5) + CHUNKED + b"\r\nno size\r\n")
+        for piece in iter(lambda: client.recv(65536), b""):
+            assert b" 400 " not in piece
 
 
 def test_requests_behind_each_other_are_answered_in_order_and_bounded(start: Start) -> None:

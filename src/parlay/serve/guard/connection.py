@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from parlay.serve.errors import ApiError, unavailable
@@ -133,6 +134,8 @@ class Connection(HttpToolsProtocol):
         self._unread: asyncio.TimerHandle | None = None
         """Timer of the wait for the client to read."""
         self._leaving = Leaving()
+        self._answered: RequestResponseCycle | None = None
+        """The request being answered; `cycle` is the one read last, which may wait behind it."""
 
     # ------------------------------------------------------------------------------------------------ asyncio's calls
 
@@ -146,6 +149,9 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         self._stop_unread()
         super().connection_lost(exc)
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         self._leaving.note()
 
     def data_received(self, data: bytes) -> None:
@@ -220,6 +226,12 @@ class Connection(HttpToolsProtocol):
         else:
             self._expect_head()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+        if self._half_closed:
+            self._probe()
+
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, "this is not an HTTP request that the server can read"))
 
@@ -248,7 +260,7 @@ class Connection(HttpToolsProtocol):
         """Answer with an error and close. There is no answer if no request has begun, or if another one is being
         answered."""
         if self.cycle is not None and not self.cycle.response_complete:
-            if self.cycle.response_started or not self._reading_body:
+            if self.cycle.response_started or not self._reading_body or self.cycle is not self._answered:
                 return self.transport.abort()
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -296,7 +308,7 @@ class Connection(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Close after the answer under way. A request whose body is incomplete and whose answer has not begun is
         refused."""
-        if self._reading_body and not self.cycle.response_started:
+        if self._reading_body and self.cycle is self._answered and not self.cycle.response_started:
             self._refuse(unavailable(1))
         else:
             super().shutdown()
@@ -331,8 +343,8 @@ class Connection(HttpToolsProtocol):
 
         HTTP/1.1 clients skip an interim response; older ones are not tested.
         """
-        cycle = self.cycle
-        if self.transport.is_closing() or cycle.response_started or self.scope["http_version"] == "1.0":
+        assert self._answered is not None
+        if self.transport.is_closing() or self._answered.response_started or self.scope["http_version"] == "1.0":
             return
         self.transport.write(_CONTINUE)
         self._start_timer(_PROBE_SECONDS, self._probe)
