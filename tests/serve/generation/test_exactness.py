@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 from starlette.testclient import TestClient
 
@@ -31,6 +34,22 @@ def test_a_lossy_strategy_beside_another_wish_is_refused(client: TestClient, rou
 def test_wishes_that_can_be_had_are_granted(client: TestClient, route: str) -> None:
     for wishes in ({"exactness": "bits"}, {"exactness": "lossy", "strategy": LOSSY}, {"exactness": "lossy:floor=0.9"}):
         assert client.post(route, json={"model": "parlay-mini", **ROUTES[route], **wishes}).status_code == 200
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_api_takes_the_seed_that_its_reply_tells(client: TestClient, route: str) -> None:
+    """A request without a seed draws one, and with it the text can be had again."""
+    body: dict[str, Any] = {"model": "parlay-mini", **copy.deepcopy(ROUTES[route])}
+    sampling = body["options"] if route.startswith("/api/") else body
+    sampling["temperature"] = 1.5
+    drawn = client.post(route, json=body).json()["parlay"]["seed"]
+    for seed in (drawn, 2**53 - 1):
+        sampling["seed"] = seed
+        reply = client.post(route, json=body)
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["parlay"]["seed"] == seed
+    sampling["seed"] = 2**64
+    assert "seed must be a whole number from -9223372036854775808" in client.post(route, json=body).text
 
 
 def test_the_reply_names_field_and_level(client: TestClient) -> None:

@@ -20,7 +20,7 @@ from parlay.serve.protocol.body import (
     only_text,
     shape_of,
 )
-from parlay.serve.protocol.json_values import WHOLE, in_words
+from parlay.serve.protocol.json_values import WHOLE, Seed, in_words
 from parlay.serve.protocol.resuming import Resume
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$"), in_words("must have 1 to 128 letters, digits, _ or -")]
@@ -188,7 +188,7 @@ class MessagesBody(CountBody):
     top_k: Annotated[int, Field(ge=0, le=INT_LIMIT), WHOLE] | None = None
     stop_sequences: StopList | None = None
     stream: bool | None = None
-    seed: Annotated[int, Field(ge=0, le=INT_LIMIT), WHOLE] | None = None
+    seed: Seed | None = None
     strategy: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     exactness: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     store: bool | None = None

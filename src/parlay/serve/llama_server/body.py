@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from parlay.serve.llama_server import RANDOM_SEEDS
 from parlay.serve.openai.completions.body import PromptField, prompts_of
 from parlay.serve.protocol.body import Body, Count, GenerationBody, LogitBias, conflict
-from parlay.serve.protocol.json_values import WHOLE
+from parlay.serve.protocol.json_values import Seed
 from parlay.serve.protocol.resuming import Resume
 
 LIKELIEST = "infill"
@@ -57,7 +57,7 @@ class LlamaBody(GenerationBody):
     temperature: Annotated[float, Field(ge=0, le=1e6)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     max_tokens: Count | None = None
-    seed: Annotated[int, WHOLE, AfterValidator(_drawn)] | None = None
+    seed: Annotated[Seed, AfterValidator(_drawn)] | None = None
     logit_bias: Annotated[LogitBias | None, BeforeValidator(_pairs)] = None
     samplers: Annotated[list[str], Field(max_length=64, fail_fast=True)] | None = None
     t_max_predict_ms: Annotated[float, Field(ge=0)] | None = None

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from parlay.serve.openai.completions.body import Text
 from parlay.serve.protocol.body import INT_LIMIT, OURS, Body, CacheSalt, JsonObject, Penalty, Probability, StopTexts
-from parlay.serve.protocol.json_values import WHOLE, in_words
+from parlay.serve.protocol.json_values import WHOLE, Seed, in_words
 from parlay.serve.protocol.resuming import Resume
 from parlay.serve.routes.embeddings import PoolingBody, Texts
 
@@ -65,7 +65,7 @@ class OllamaOptions(Body):
     repeat_last_n: Annotated[int, Field(ge=-1, le=INT_LIMIT), WHOLE] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    seed: Annotated[int, Field(ge=-1, le=INT_LIMIT), WHOLE] | None = None
+    seed: Seed | None = None
     stop: StopTexts | None = None
 
 

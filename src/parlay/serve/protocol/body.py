@@ -22,10 +22,9 @@ from pydantic import (
 
 from parlay.serve.errors import ApiError
 from parlay.serve.field_spelling import MOST_FIELDS, Paths, respelled
-from parlay.serve.protocol.json_values import ALL_WHOLE, WHOLE, TokenKey, check_plain
+from parlay.serve.protocol.json_values import ALL_WHOLE, WHOLE, Seed, TokenKey, check_plain
 from parlay.serve.settings import Settings
 
-SEEDS = range(-(2**63), 2**64)  # checked here: OpenAPI documents show bounds as floats
 INT_LIMIT = 2**31 - 1
 PRIORITY_LIMIT = 16
 """Higher priorities overtake others; without a limit one client could hold up all."""
@@ -242,7 +241,7 @@ class GenerationBody(Body):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
-    seed: Annotated[int, WHOLE] | None = None
+    seed: Seed | None = None
     stop: StopTexts | None = None
     bad_words: Annotated[list[StopText], Field(max_length=1024, fail_fast=True)] | None = None
     allowed_token_ids: TokenIds | None = None
@@ -284,8 +283,6 @@ class GenerationBody(Body):
     def check(self) -> None:
         """Check rules that the schema can't express, once the model is known. Raises ApiError for fields that
         contradict each other."""
-        if self.seed is not None and self.seed not in SEEDS:
-            raise conflict(f"seed must be a whole number from {SEEDS[0]} to {SEEDS[-1]}, got {self.seed!s:.60}", "seed")
         if self.truncate_prompt_tokens == 0:
             raise conflict(
                 "truncate_prompt_tokens must be at least 1, or -1 for the model's context, got 0",

@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import from_json
 
 _FEW = 64
@@ -44,6 +51,18 @@ WHOLE = BeforeValidator(_whole)
 
 ALL_WHOLE = BeforeValidator(_all_whole)
 """`WHOLE` for a list of integers."""
+
+_SEEDS = range(-(2**63), 2**64)
+
+
+def _check_seed(seed: int) -> int:
+    if seed not in _SEEDS:
+        raise ValueError(f"must be a whole number from {_SEEDS[0]} to {_SEEDS[-1]}, got {seed!s:.60}")
+    return seed
+
+
+Seed = Annotated[int, AfterValidator(_check_seed), WHOLE]
+"""A seed of any API: each takes the seeds that replies tell. OpenAPI documents would show its bounds as floats."""
 
 
 MOST_LEVELS = 100
