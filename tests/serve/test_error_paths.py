@@ -95,7 +95,7 @@ def test_of_completions(limited: TestClient, fields: dict[str, Any], path: str) 
 
 def test_null_is_named(limited: TestClient) -> None:
     reply = limited.post("/v1/completions", json={"prompt": None})
-    assert reply.json()["error"]["message"] == "prompt must be a list, got null"
+    assert reply.json()["error"]["message"] == "prompt must be a string, got null"
 
 
 @pytest.mark.parametrize(("fields", "path"), RESPONSES)

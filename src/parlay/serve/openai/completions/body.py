@@ -18,9 +18,9 @@ PROMPTS_LIMIT = 1024
 
 def _shape(value: Any) -> str:
     """The kind of a prompt, of four; an invalid prompt gets the kind whose error is clearest."""
-    if isinstance(value, str):
+    if not isinstance(value, list):
         return "text"
-    first = value[0] if isinstance(value, list) and value else ""
+    first = value[0] if value else ""
     if isinstance(first, list):
         return "token_lists"
     return "tokens" if isinstance(first, int | float) and not isinstance(first, bool) else "texts"
