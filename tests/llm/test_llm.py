@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -265,6 +266,7 @@ def test_what_is_no_conversation_is_refused(llm: LLM, messages: list[dict[str, s
         ({"logit_bias": {"5": 1.0}}, "logit_bias must map token ids to numbers, got {'5': 1.0}"),
         ({"logit_bias": [5]}, "logit_bias must map token ids to numbers"),
         ({"truncate_prompt_tokens": 1.5}, "truncate_prompt_tokens must be a whole number, got 1.5"),
+        ({"temperature": math.inf}, "temperature must be a finite number of at least 0, got inf"),
         ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
         ({"logprobs": True}, "logprobs must be a whole number, got True"),
         ({"ignore_eos": "no"}, "ignore_eos must be True or False, got 'no'"),

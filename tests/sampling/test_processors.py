@@ -197,9 +197,9 @@ def raises(ids: list[int], logits_V: torch.Tensor) -> torch.Tensor:
             r"must return shape \(5,\), got shape",
         ),
         (SamplingParams(logits_processors=[lambda ids, logits_V: None]), "got NoneType"),  # type: ignore[list-item,return-value]
-        (SamplingParams(allowed_token_ids=[]), "every token is masked"),
+        (SamplingParams(allowed_token_ids=[]), "every token is masked: allowed_token_ids, bad_words, .* leave none"),
         (SamplingParams(logit_bias={1: math.nan}), "NaN"),
-        (SamplingParams(temperature=1e-44), "infinite"),
+        (SamplingParams(temperature=1e-44), "infinite: .* or temperature is too near 0: give 0"),
     ],
 )
 def test_rows_that_can_not_be_drawn_from_say_why(params: SamplingParams, message: str, view: MakeView) -> None:

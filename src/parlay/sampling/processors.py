@@ -146,9 +146,12 @@ def unusable(top: float) -> str | None:
     if math.isnan(top):
         return "logits are NaN: the model's weights or dtype are broken for this text"
     if top == torch.inf:
-        return "logits are infinite: the model overflowed its dtype, or a logits processor set +inf"
+        return (
+            "logits are infinite: the model overflowed its dtype, a logits processor set +inf, or temperature is too "
+            "near 0: give 0 for the likeliest token"
+        )
     if top == -torch.inf:
-        masks = "allowed_token_ids, logit_bias, min_tokens, logits_processors and structured_outputs"
+        masks = "allowed_token_ids, bad_words, logit_bias, min_tokens, logits_processors and structured_outputs"
         return f"{ALL_MASKED}: {masks} leave none"
     return None
 

@@ -285,4 +285,6 @@ def _check_range(name: str, value: float, low: float, high: float = math.inf) ->
     limit = f"between {low:g} and {high:g}"
     if high in (math.inf, _MOST):
         limit = f"at least {low:g}" if value < low or high == math.inf else f"at most {_MOST}"
+    if value > low and high == math.inf:
+        limit = f"a finite number of {limit}"
     raise FieldError(name, f"must be {limit}, got {show_number(value)}")
