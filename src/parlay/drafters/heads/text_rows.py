@@ -128,7 +128,7 @@ class HeadSequences:
         rows = len(taps[self._taps[0]])
         size = sum([taps[layer].nbytes for layer in self._taps])
         if self._unseen_1F is None:
-            self._unseen_1F = torch.zeros_like(torch.cat([taps[layer][:1] for layer in self._taps], -1))
+            self._unseen_1F = torch.cat([taps[layer].new_zeros(1, taps[layer].shape[1]) for layer in self._taps], -1)
         if self._bytes.room.make(size):
             return True
         state.ahead = None
