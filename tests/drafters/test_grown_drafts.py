@@ -165,6 +165,15 @@ def test_a_short_list_has_frequent_tokens_and_the_newest_of_the_texts(monkeypatc
     assert draft.tree.tokens[:agreed] == common[:agreed]
 
 
+def test_a_tenants_tokens_join_no_short_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests can draft what is listed, so other tenants would see by speed that these tokens were used."""
+    monkeypatch.setattr(short_head, "_NEWEST", 32)
+    runner, prompt = tiny(), [80, 81, 90]
+    drafter = drafter_on(runner, "min_p=0,tokens=32")
+    propose(drafter, Sight(0, prompt, replace(GREEDY, salt="alice")), 8)
+    assert not {*prompt} & {*runner._forward.short_head(32).tokens_D.tolist()}  # type: ignore[union-attr]
+
+
 def test_old_tokens_leave_a_short_list_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(short_head, "_NEWEST", 32)
     head = tiny()._forward.short_head(32)  # type: ignore[union-attr]

@@ -20,6 +20,7 @@ from parlay.heads.base import NEWEST, draft_ids, with_newest
 from parlay.heads.native import eagle3_decoder
 from parlay.heads.opening import OpenHead, opened_artefact
 from parlay.llm import LLM
+from parlay.llm.input_processor import InputProcessor
 from parlay.models.forward import Growth, HeadRows, TreeRequest
 from parlay.models.gguf.blocks import encoded
 from parlay.models.native import NativeRunner
@@ -99,8 +100,11 @@ def test_a_head_with_an_lm_head_of_its_own_has_no_slots(whole: HeadArtefact) -> 
     assert opened_artefact(whole, torch.zeros(4096, 256)).rows_of_lm_head is None
 
 
-def test_tokens_of_the_text_are_drafted(shared: HeadArtefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer is that of plain decoding."""
+@pytest.mark.parametrize("salt", ["", "a tenant"])
+def test_tokens_of_a_text_without_a_tenant_are_drafted(
+    salt: str, shared: HeadArtefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is that of plain decoding. A tenant's tokens would show other tenants by speed that they were used."""
     witness_WH = Target.named(_MODEL).embedding_VH[artefact.witness_ids(4096)]
     artefact.save(tmp_path, replace(shared, witness_WH=witness_WH, origin=Origin(_MODEL, "ab" * 32, "code", "mit")), "")
     drafted: set[int] = set()
@@ -112,6 +116,8 @@ def test_tokens_of_the_text_are_drafted(shared: HeadArtefact, tmp_path: Path, mo
         return drafts
 
     monkeypatch.setattr(Eagle3, "propose", recorded)
+    made = InputProcessor._request
+    monkeypatch.setattr(InputProcessor, "_request", lambda *given: replace(made(*given), salt=salt))
     ids = list(_LATE[:300])
     params = SamplingParams(temperature=0, max_tokens=20)
     with LLM(_MODEL, dtype="float32", device="cpu") as llm:
@@ -119,4 +125,4 @@ def test_tokens_of_the_text_are_drafted(shared: HeadArtefact, tmp_path: Path, mo
         output = llm.generate([TokensPrompt(prompt_token_ids=ids)], params, strategy=strategy)[0].outputs[0]
         plain = llm.generate([TokensPrompt(prompt_token_ids=ids)], params, strategy="none")[0].outputs[0]
     assert output.token_ids == plain.token_ids
-    assert drafted & {*ids}
+    assert bool(drafted & {*ids}) == (not salt)

@@ -20,7 +20,7 @@ from parlay.models.config import DecoderConfig, KeyHeads, UnsupportedModel
 from parlay.models.lookup import NgramTable
 from parlay.models.lora import LowRankAdapter
 from parlay.models.weights.fused import Operand
-from parlay.types import NO_SKIP, Exactness, Features, Output, Segment, Skip, Tree
+from parlay.types import NO_SKIP, Exactness, Features, Output, Request, Segment, Skip, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +218,14 @@ class TreeRequest(NamedTuple):
     min_p: float = 0.0
     unread: Sequence[int] = ()
     ends: Collection[int] = ()
+
+
+def listable(request: Request, tokens: Sequence[int]) -> Sequence[int]:
+    """Return those of a request's ``tokens`` that an LM head may list as newest ones.
+
+    It lists none of a tenant's, because every request can draft what is listed, and its speed would tell.
+    """
+    return () if request.salt else tokens
 
 
 class HeadRows(NamedTuple):

@@ -17,7 +17,7 @@ from parlay.heads.base import draft_ids, with_newest
 from parlay.heads.eagle3 import normed
 from parlay.heads.native import eagle3_decoder, input_norm
 from parlay.heads.opening import opened
-from parlay.models.forward import Growth, HeadRows, TreeRequest
+from parlay.models.forward import Growth, HeadRows, TreeRequest, listable
 from parlay.sampling import noise
 from parlay.types import NO_TREE, Draft, Segment, Tree
 
@@ -80,4 +80,5 @@ def _wish(job: TreeJob, levels: int) -> TreeRequest:
     view = job.text.view
     temperature, place = view.request.params.temperature, len(view.tokens)
     streams = [noise.stream(view.request.key, place + level) for level in range(levels)] if temperature else ()
-    return TreeRequest(job.budget, temperature, streams, unread=job.text.unread, ends=view.request.stop_ids)
+    unread = listable(view.request, job.text.unread)
+    return TreeRequest(job.budget, temperature, streams, unread=unread, ends=view.request.stop_ids)
