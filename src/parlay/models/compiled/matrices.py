@@ -155,14 +155,8 @@ class Matrices:
             part.give_back()
 
     def _pack(self, linear: structs.Linear, rows: Tensor, first: int = 0) -> bool:
-        """Pack ``rows`` ``[O, I]`` (numbers) or ``[O, bytes]`` (blocks) as the outputs from ``first`` on, which begins
-        a panel.
-
-        Returns whether all numbers, or the blocks' scales, are finite.
-        """
-        rows = rows.contiguous()
-        panels = linear.panels + first // self._panel * self._core.panel_bytes(linear.kind, linear.inputs)
-        return bool(self._core.pack(linear.kind, rows.data_ptr(), len(rows), linear.inputs, panels))
+        """Pack ``rows`` ``[O, I]`` or ``[O, bytes]``; see `pack_rows`."""
+        return pack_rows(self._core, linear, rows, first)
 
     def _padded(self, numbers_O: Tensor) -> Tensor:
         """Pad with zeros to a whole panel, in float32."""
@@ -183,6 +177,17 @@ class Matrices:
     def hold_any(self, tensor: Tensor | None) -> int | None:
         """The address of ``tensor``, of any shape, or None; see `hold`."""
         return None if tensor is None else self.hold(tensor)
+
+
+def pack_rows(core: structs.Core, linear: structs.Linear, rows: Tensor, first: int = 0) -> bool:
+    """Pack ``rows`` ``[O, I]`` (numbers) or ``[O, bytes]`` (blocks) as the outputs from ``first`` on, which begins a
+    panel.
+
+    Returns whether all numbers, or the blocks' scales, are finite.
+    """
+    rows = rows.contiguous()
+    panels = linear.panels + first // int(core.panel) * core.panel_bytes(linear.kind, linear.inputs)
+    return bool(core.pack(linear.kind, rows.data_ptr(), len(rows), linear.inputs, panels))
 
 
 def _rounded(weight: Int8Weight, steps_O: int, scale: float) -> Tensor:

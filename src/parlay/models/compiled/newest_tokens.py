@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from parlay.compiled import structs
+from parlay.models.compiled.matrices import pack_rows
 
 RowsOfHead = Callable[[Sequence[int]], Tensor]
 """The LM head's rows of some tokens, uint8 ``[K, bytes]``, in the format in which it is packed."""
@@ -42,14 +43,11 @@ class NewestTokens:
 
     def _put(self, slot: int, tokens: Sequence[int]) -> None:
         """Give ``tokens`` the slots from ``slot`` on, and pack the panels that have them."""
-        own, core, head = slice(slot, slot + len(tokens)), self._core, self._head
+        own, panel = slice(slot, slot + len(tokens)), int(self._core.panel)
         held_D = self.tokens_D[self._first :][own]
         self._listed.difference_update(held_D.tolist())
         self._listed.update(tokens)
         held_D.copy_(torch.tensor(list(tokens)))
         self._in_slots[own] = self._rows(tokens)
-        panel = int(core.panel)
         begin, end = slot - slot % panel, own.stop + -own.stop % panel
-        rows = self._in_slots[begin:end]
-        panels = head.panels + (self._first + begin) // panel * core.panel_bytes(head.kind, head.inputs)
-        core.pack(head.kind, rows.data_ptr(), len(rows), head.inputs, panels)
+        pack_rows(self._core, self._head, self._in_slots[begin:end], self._first + begin)

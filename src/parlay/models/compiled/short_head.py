@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from parlay.compiled import structs
+from parlay.models.compiled.matrices import pack_rows
 from parlay.models.compiled.memory import WeightArena
 from parlay.models.compiled.newest_tokens import NewestTokens
 from parlay.models.compiled.weights import Weights
@@ -48,7 +49,7 @@ class ShortHead:
             ctypes.memmove(self.model.head.panels, source.panels, count // self._panel * self._panel_bytes)
         else:
             for first in range(0, count, _PART):
-                self._pack(first, rows(range(first, min(first + _PART, count))))
+                pack_rows(core, self.model.head, rows(range(first, min(first + _PART, count))), first)
         self._newest = NewestTokens(core, self.model.head, self.tokens_D, count - _NEWEST, rows)
 
     def add(self, tokens: Sequence[int]) -> None:
@@ -65,12 +66,6 @@ class ShortHead:
         panels = self._memory.take(count // self._panel * self._panel_bytes)
         self.model.head = structs.Linear(panels=panels, inputs=hidden, outputs=count, kind=self._format.number)
         self.model.vocab = count
-
-    def _pack(self, first: int, rows: Tensor) -> None:
-        """Pack ``rows`` ``[K, bytes]`` into the slots from ``first`` on, in whole panels."""
-        head = self.model.head
-        panels = head.panels + first // self._panel * self._panel_bytes
-        self._core.pack(head.kind, rows.data_ptr(), len(rows), head.inputs, panels)
 
     def __del__(self) -> None:
         self._core.rest()  # a late thread may still read the rows
