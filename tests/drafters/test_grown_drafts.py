@@ -165,19 +165,21 @@ def test_a_short_list_has_frequent_tokens_and_the_newest_of_the_texts(monkeypatc
     assert draft.tree.tokens[:agreed] == common[:agreed]
 
 
-def test_a_tenants_tokens_join_no_short_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All requests can draft what is listed, so other tenants would see by speed that these tokens were used."""
+def test_a_short_list_has_no_tokens_of_another_tenants_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else their speed would tell one tenant what the other's texts contain."""
     monkeypatch.setattr(short_head, "_NEWEST", 32)
-    runner, prompt = tiny(), [80, 81, 90]
-    drafter = drafter_on(runner, "min_p=0,tokens=32")
-    propose(drafter, Sight(0, prompt, replace(GREEDY, salt="alice")), 8)
-    assert not {*prompt} & {*runner._forward.short_head(32).tokens_D.tolist()}  # type: ignore[union-attr]
+    drafter, prompt = drafter_on(tiny(), "min_p=0,tokens=32,shape=tree,width=16"), [80, 81, 90]
+    propose(drafter, Sight(0, [*range(64, 96)]), 48)
+    draft = propose(drafter, Sight(1, prompt, replace(GREEDY, salt="alice")), 48)
+    assert draft.tree.tokens
+    assert set(draft.tree.tokens) <= {*range(32), *prompt}
 
 
 def test_old_tokens_leave_a_short_list_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(short_head, "_NEWEST", 32)
     head = tiny()._forward.short_head(32)  # type: ignore[union-attr]
-    head.add(range(64, 96))
+    assert head.newest is not None
+    head.newest.add(range(64, 96), "")
     assert set(head.tokens_D.tolist()) == {*range(32), *range(64, 96)}
-    head.add([50, 70])
+    head.newest.add([50, 70], "")
     assert set(head.tokens_D.tolist()) == {*range(32), *range(65, 96), 50}

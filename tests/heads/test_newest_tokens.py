@@ -58,7 +58,9 @@ def runner_of(opened: OpenHead, ids_D: Tensor, name: str) -> NativeRunner:
     return runner
 
 
-def grown(runner: NativeRunner, opened: OpenHead, ids_D: Tensor, unread: Sequence[int]) -> set[tuple[int, float]]:
+def grown(
+    runner: NativeRunner, opened: OpenHead, ids_D: Tensor, unread: Sequence[int], salt: str = ""
+) -> set[tuple[int, float]]:
     """The 64 likeliest tokens that the head drafts next, with their chances."""
     text = (1, 2, 3)
     runner.open(0, text)
@@ -66,7 +68,7 @@ def grown(runner: NativeRunner, opened: OpenHead, ids_D: Tensor, unread: Sequenc
     first = opened.fuse.linear
     torch.manual_seed(3)
     rows = HeadRows(ids_D, first, torch.randn(len(text), first.inputs))
-    growth, request = Growth(1, 64, 0.0, rows), TreeRequest(64, unread=unread)
+    growth, request = Growth(1, 64, 0.0, rows), TreeRequest(64, unread=unread, salt=salt)
     [tree] = runner.grow([Segment(0, text, logits_from=len(text) - 1)], growth, [request])
     runner.release(0)
     return set(zip(tree.tokens, tree.chances, strict=True))
@@ -100,11 +102,26 @@ def test_a_head_with_an_lm_head_of_its_own_has_no_slots(whole: HeadArtefact) -> 
     assert opened_artefact(whole, torch.zeros(4096, 256)).rows_of_lm_head is None
 
 
+def test_tokens_of_a_tenant_are_drafted_for_that_tenant_alone(shared: HeadArtefact) -> None:
+    """Two tenants who list the same token have a slot each, and no text's draft tells what another tenant's had."""
+    opened = opened_artefact(shared, embeddings()[0])
+    assert opened.rows_of_lm_head is not None
+    ids_D, slot = with_newest(draft_ids(shared.tensors["d2t"]), 4096)
+    runner = runner_of(opened, ids_D, "of two tenants")
+    tokens_D = runner.list_newest(ids_D, slot, opened.rows_of_lm_head)
+    everybodys = {*tokens_D.tolist()}
+    for salt, unread in (("one", _LATE[:300]), ("other", _LATE[200:400]), ("third", ())):
+        drafted = {token for token, _ in grown(runner, opened, tokens_D, unread, salt)}
+        assert drafted & {*unread} or not unread
+        assert drafted <= everybodys | {*unread}
+    assert tokens_D.tolist().count(_LATE[250]) == 2
+
+
 @pytest.mark.parametrize("salt", ["", "a tenant"])
-def test_tokens_of_a_text_without_a_tenant_are_drafted(
+def test_tokens_of_a_text_are_drafted(
     salt: str, shared: HeadArtefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer is that of plain decoding. A tenant's tokens would show other tenants by speed that they were used."""
+    """With a tenant and without one. The answer is that of plain decoding."""
     witness_WH = Target.named(_MODEL).embedding_VH[artefact.witness_ids(4096)]
     artefact.save(tmp_path, replace(shared, witness_WH=witness_WH, origin=Origin(_MODEL, "ab" * 32, "code", "mit")), "")
     drafted: set[int] = set()
@@ -125,4 +142,4 @@ def test_tokens_of_a_text_without_a_tenant_are_drafted(
         output = llm.generate([TokensPrompt(prompt_token_ids=ids)], params, strategy=strategy)[0].outputs[0]
         plain = llm.generate([TokensPrompt(prompt_token_ids=ids)], params, strategy="none")[0].outputs[0]
     assert output.token_ids == plain.token_ids
-    assert bool(drafted & {*ids}) == (not salt)
+    assert drafted & {*ids}

@@ -163,7 +163,10 @@ class GrowthStruct(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("levels", "width", "most", "embedded")),
         ("least", c_double),
-        *((name, c_void_p) for name in ("tokens", "budgets", "first", "features", "streams", "samplings")),
+        ("tokens", c_void_p),
+        ("slots", c_int64),
+        *((name, c_void_p) for name in ("tenants", "asking")),
+        *((name, c_void_p) for name in ("budgets", "first", "features", "streams", "samplings")),
         *((name, c_void_p) for name in ("ends", "ends_from")),
         *((name, c_void_p) for name in ("drafted", "parents", "chances", "ran", "counts", "memory", "stop")),
     ]

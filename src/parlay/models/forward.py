@@ -20,7 +20,7 @@ from parlay.models.config import DecoderConfig, KeyHeads, UnsupportedModel
 from parlay.models.lookup import NgramTable
 from parlay.models.lora import LowRankAdapter
 from parlay.models.weights.fused import Operand
-from parlay.types import NO_SKIP, Exactness, Features, Output, Request, Segment, Skip, Tree
+from parlay.types import NO_SKIP, Exactness, Features, Output, Segment, Skip, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +206,8 @@ class TreeRequest(NamedTuple):
     """A request for a draft of one text, of at most ``nodes`` nodes.
 
     For a sampled request it has the temperature, the truncation, and the noise stream of each level's tokens.
-    ``unread`` are tokens of the text that the LM head should have, if it has slots for the newest ones. Nothing grows
-    below ``ends``, the tokens that end the text.
+    ``unread`` are tokens of the text that the LM head should have, if it has slots for the newest ones; only requests
+    with the same ``salt`` draft them. Nothing grows below ``ends``, the tokens that end the text.
     """
 
     nodes: int
@@ -217,15 +217,8 @@ class TreeRequest(NamedTuple):
     top_p: float = 1.0
     min_p: float = 0.0
     unread: Sequence[int] = ()
+    salt: str = ""
     ends: Collection[int] = ()
-
-
-def listable(request: Request, tokens: Sequence[int]) -> Sequence[int]:
-    """Return those of a request's ``tokens`` that an LM head may list as newest ones.
-
-    It lists none of a tenant's, because every request can draft what is listed, and its speed would tell.
-    """
-    return () if request.salt else tokens
 
 
 class HeadRows(NamedTuple):

@@ -287,6 +287,10 @@ typedef struct {
     int64_t embedded;
     double least;                /* tokens whose path is less likely are not offered */
     const int64_t *tokens;       /* [vocab]: the target's token for each output of the head */
+    /* The head's last outputs are slots for tokens of single tenants: a text drafts none of another tenant's. */
+    int64_t slots;
+    const int64_t *tenants;      /* [slots]: whose token a slot has; 0: everybody's */
+    const int64_t *asking;       /* [segments]: the tenant of each text */
     const int64_t *budgets;      /* [segments]: the most nodes of each draft; `most` and MOST_DRAFT at most */
     const Linear *first;         /* computes the first rows' inputs from `features`; or null: the batch has the inputs */
     const float *features;       /* [rows][in of first] */

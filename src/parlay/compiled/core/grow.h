@@ -193,6 +193,15 @@ static Guesses guesses_of(const Levels *levels, int64_t segment, int64_t level, 
     return own;
 }
 
+/* Hides the tokens of other tenants than the segment's own. */
+static void hide_others(const Levels *levels, int64_t segment, float *logits)
+{
+    const Growth *growth = levels->growth;
+    float *slots = logits + levels->model->vocab - growth->slots;
+    for (int64_t i = 0; i < growth->slots; i++)
+        if (growth->tenants[i] && growth->tenants[i] != growth->asking[segment]) slots[i] = -INFINITY;
+}
+
 /* Takes the candidates below all rows of the latest level. */
 static void offer_all(const Levels *levels, const Level *latest)
 {
@@ -200,7 +209,8 @@ static void offer_all(const Levels *levels, const Level *latest)
         Grown *tree = latest->growing[s];
         tree->latest = tree->offered;
         for (int64_t i = 0; i < (tree->newest ? tree->newest : 1); i++) {
-            const float *logits = levels->logits + (tree->logits + i) * levels->model->vocab;
+            float *logits = levels->logits + (tree->logits + i) * levels->model->vocab;
+            hide_others(levels, tree - levels->trees, logits);
             Guesses own = guesses_of(levels, tree - levels->trees, latest - levels->level, logits);
             offer(levels->growth, tree, tree->newest ? tree->ran[tree->count - tree->newest + i] : -1, &own);
         }

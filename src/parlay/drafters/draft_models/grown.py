@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from parlay.drafters.draft_models.draft_sequences import DraftJob, DraftSequences
 from parlay.drafters.draft_models.opening import DraftWriter
-from parlay.models.forward import GrownTree, Growth, TreeRequest, listable
+from parlay.models.forward import GrownTree, Growth, TreeRequest
 from parlay.models.native import NativeRunner
 from parlay.sampling import noise
 from parlay.sampling.processors import edits
@@ -57,11 +57,11 @@ def is_plain(view: SequenceView) -> bool:
 def tree_request(job: DraftJob) -> TreeRequest:
     """The arguments of a job's draft for the compiled decoder."""
     view, params, sequence = job.view, job.view.request.params, job.sequence
-    unread = listable(view.request, view.tokens[sequence.listed :])
+    unread, salt = view.tokens[sequence.listed :], view.request.salt
     sequence.listed = len(view.tokens)
     if params.greedy:
-        return TreeRequest(job.budget, unread=unread, ends=view.request.stop_ids)
+        return TreeRequest(job.budget, unread=unread, salt=salt, ends=view.request.stop_ids)
     place = len(view.tokens)
     streams = [noise.stream(view.request.key, place + level) for level in range(job.budget)]
     cuts = params.temperature, streams, params.top_k, params.top_p, params.min_p
-    return TreeRequest(job.budget, *cuts, unread, view.request.stop_ids)
+    return TreeRequest(job.budget, *cuts, unread, salt, view.request.stop_ids)

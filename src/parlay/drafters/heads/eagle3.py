@@ -17,7 +17,7 @@ from parlay.heads.base import draft_ids, with_newest
 from parlay.heads.eagle3 import normed
 from parlay.heads.native import eagle3_decoder, input_norm
 from parlay.heads.opening import opened
-from parlay.models.forward import Growth, HeadRows, TreeRequest, listable
+from parlay.models.forward import Growth, HeadRows, TreeRequest
 from parlay.sampling import noise
 from parlay.types import NO_TREE, Draft, Segment, Tree
 
@@ -80,5 +80,5 @@ def _wish(job: TreeJob, levels: int) -> TreeRequest:
     view = job.text.view
     temperature, place = view.request.params.temperature, len(view.tokens)
     streams = [noise.stream(view.request.key, place + level) for level in range(levels)] if temperature else ()
-    unread = listable(view.request, job.text.unread)
-    return TreeRequest(job.budget, temperature, streams, unread=unread, ends=view.request.stop_ids)
+    own = view.request
+    return TreeRequest(job.budget, temperature, streams, unread=job.text.unread, salt=own.salt, ends=own.stop_ids)

@@ -228,18 +228,19 @@ class CompiledForward(Forward):
         self._reach(max([place.start + place.end for place in work.places]) + growth.levels)
         if growth.head is None:
             short = self.short_head(growth.short)
-            short.add([token for request in requests for token in request.unread])
-            model, tokens_D = short.model, short.tokens_D
+            model, tokens_D, newest = short.model, short.tokens_D, short.newest
         else:
-            model, tokens_D = self._model, growth.head.tokens_D
-            if self._newest is not None:
-                self._newest.add([token for request in requests for token in request.unread])
+            model, tokens_D, newest = self._model, growth.head.tokens_D, self._newest
+        if newest is not None:
+            for request in requests:
+                newest.add(request.unread, request.salt)
         return GrowthCall.of(
             model,
             work,
             growth,
             requests,
             tokens_D=tokens_D,
+            newest=newest,
             core=self._core,
             space=self._growing,
             threads=beside or threads.count(),

@@ -13,6 +13,7 @@ from torch import Tensor
 from parlay.compiled import structs
 from parlay.models.compiled.layout import lay_out_texts
 from parlay.models.compiled.memory import Workspace
+from parlay.models.compiled.newest_tokens import NewestTokens, tenant
 from parlay.models.compiled.product import check_inputs
 from parlay.models.forward import ForwardBatch, GrownTree, Growth, TreeRequest
 
@@ -115,12 +116,14 @@ class GrowthCall:
         requests: Sequence[TreeRequest],
         *,
         tokens_D: Tensor,
+        newest: NewestTokens | None,
         core: structs.Core,
         space: Workspace,
         threads: int,
         beside: bool,
     ) -> GrowthCall:
-        """Lay out the call. ``tokens_D`` are the target's token ids of the draft head's or draft model's outputs.
+        """Lay out the call. ``tokens_D`` are the target's token ids of the draft head's or draft model's outputs, of
+        which the last ones may be ``newest``.
 
         Raises ValueError for more than the library has room for, and for sizes that don't match the model.
         """
@@ -134,6 +137,10 @@ class GrowthCall:
         call.least, call.embedded, call.tokens = growth.least, growth.head is None, tokens_D.data_ptr()
         if growth.head is not None:
             call.first, call.features = ctypes.addressof(growth.head.first), growth.head.features_NF.data_ptr()
+        tenants = (ctypes.c_int64 * segments)(*[tenant(request.salt) for request in requests])
+        if newest is not None:
+            call.slots, call.tenants = len(newest.tenants_S), newest.tenants_S.data_ptr()
+            call.asking = ctypes.addressof(tenants)
         grown = GrownTrees.of(segments, most)
         asked.fill(call)
         grown.receive(call)
@@ -141,7 +148,8 @@ class GrowthCall:
             call.stop = ctypes.addressof(stopped)
         pointers = ctypes.byref(model), ctypes.byref(batch), ctypes.byref(call)
         call.memory = space.at_least(core.growth_bytes(*pointers))
-        return GrowthCall(core, model, batch, call, grown, stopped, (laid, ids, wanted, asked, growth.head, tokens_D))
+        read = laid, ids, wanted, asked, growth.head, tokens_D, newest, tenants
+        return GrowthCall(core, model, batch, call, grown, stopped, read)
 
     def run(self) -> list[GrownTree]:
         """Grow the trees."""

@@ -13,41 +13,55 @@ from parlay.models.compiled.matrices import pack_rows
 RowsOfHead = Callable[[Sequence[int]], Tensor]
 """The LM head's rows of some tokens, uint8 ``[K, bytes]``, in the format in which it is packed."""
 
+_EVERYBODY = 0
+"""The tenant of tokens that all texts may draft."""
+
+
+def tenant(salt: str) -> int:
+    """The number of the tenant whose requests have this salt."""
+    return hash(salt) | 1  # never _EVERYBODY
+
 
 class NewestTokens:
     """The last outputs of a packed LM head, which stand for the newest tokens of the texts that it lacks otherwise.
 
-    ``tokens_D`` are the tokens of all its outputs. It changes in place, as do the packed rows, between calls of the
-    library.
+    ``tokens_D`` are the tokens of all its outputs, and ``tenants_S``, int64, has the tenant of each slot's token: no
+    other tenant's text may draft it, because its speed would tell what others wrote. Both change in place, as do the
+    packed rows, between calls of the library.
     """
 
     def __init__(
         self, core: structs.Core, head: structs.Linear, tokens_D: Tensor, first: int, rows: RowsOfHead
     ) -> None:
-        """The slots are the outputs from ``first`` on, which begins a panel."""
+        """The slots are the outputs from ``first`` on, which begins a panel. At first everybody may draft them."""
         self._core, self._head, self._rows, self.tokens_D = core, head, rows, tokens_D
-        self._first = self._next = first
-        self._listed = set(tokens_D.tolist())
+        self._first, self._next = first, 0
+        self._listed: dict[int, set[int]] = {_EVERYBODY: {*tokens_D.tolist()}}  # by tenant
         self._in_slots = rows(tokens_D[first:].tolist())
+        self.tenants_S = torch.full((len(tokens_D) - first,), _EVERYBODY, dtype=torch.int64)
 
-    def add(self, tokens: Sequence[int]) -> None:
-        """Give these tokens slots; they replace the tokens that have had theirs for longest."""
-        fresh = [token for token in dict.fromkeys(tokens) if token not in self._listed][-len(self._in_slots) :]
+    def add(self, tokens: Sequence[int], salt: str) -> None:
+        """Give tokens of a text with this salt slots; they replace the tokens that have had theirs for longest."""
+        own, slots = tenant(salt), len(self.tenants_S)
+        everybodys, owns = (self._listed.get(whose, ()) for whose in (_EVERYBODY, own))
+        fresh = [token for token in dict.fromkeys(tokens) if token not in everybodys and token not in owns][-slots:]
         while fresh:
-            room = len(self.tokens_D) - self._next
-            self._put(self._next - self._first, fresh[:room])
-            self._next += len(fresh[:room])
-            fresh = fresh[room:]
-            if self._next == len(self.tokens_D):
-                self._next = self._first
+            placed = fresh[: slots - self._next]
+            self._put(self._next, placed, own)
+            self._next = (self._next + len(placed)) % slots
+            fresh = fresh[len(placed) :]
 
-    def _put(self, slot: int, tokens: Sequence[int]) -> None:
+    def _put(self, slot: int, tokens: Sequence[int], own: int) -> None:
         """Give ``tokens`` the slots from ``slot`` on, and pack the panels that have them."""
-        own, panel = slice(slot, slot + len(tokens)), int(self._core.panel)
-        held_D = self.tokens_D[self._first :][own]
-        self._listed.difference_update(held_D.tolist())
-        self._listed.update(tokens)
-        held_D.copy_(torch.tensor(list(tokens)))
-        self._in_slots[own] = self._rows(tokens)
-        begin, end = slot - slot % panel, own.stop + -own.stop % panel
+        placed, panel = slice(slot, slot + len(tokens)), int(self._core.panel)
+        held_K, tenants_K = self.tokens_D[self._first :][placed], self.tenants_S[placed]
+        for whose, token in zip(tenants_K.tolist(), held_K.tolist(), strict=True):
+            self._listed[whose].discard(token)
+            if not self._listed[whose]:
+                del self._listed[whose]
+        self._listed.setdefault(own, set()).update(tokens)
+        held_K.copy_(torch.tensor(list(tokens)))
+        tenants_K.fill_(own)
+        self._in_slots[placed] = self._rows(tokens)
+        begin, end = slot - slot % panel, placed.stop + -placed.stop % panel
         pack_rows(self._core, self._head, self._in_slots[begin:end], self._first + begin)

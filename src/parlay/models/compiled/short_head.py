@@ -34,7 +34,7 @@ class ShortHead:
 
     def __init__(self, core: structs.Core, weights: Weights, frequent: int) -> None:
         self._core, self._weights, self._panel = core, weights, int(core.panel)
-        self._newest: NewestTokens | None = None
+        self.newest: NewestTokens | None = None
         self.model = structs.ModelStruct.from_buffer_copy(weights.model)
         vocab = int(self.model.vocab)
         source = _rows_of_head(weights)
@@ -50,12 +50,7 @@ class ShortHead:
         else:
             for first in range(0, count, _PART):
                 pack_rows(core, self.model.head, rows(range(first, min(first + _PART, count))), first)
-        self._newest = NewestTokens(core, self.model.head, self.tokens_D, count - _NEWEST, rows)
-
-    def add(self, tokens: Sequence[int]) -> None:
-        """Let it have these tokens; see `NewestTokens.add`."""
-        if self._newest is not None:
-            self._newest.add(tokens)
+        self.newest = NewestTokens(core, self.model.head, self.tokens_D, count - _NEWEST, rows)
 
     def _lay_out(self, hidden: int, count: int) -> None:
         """Allocate the packed rows, and point the model's head at them."""
