@@ -41,24 +41,18 @@ typedef struct {
 
 INLINE vf quotients(const Row *row, int64_t at) { return load(row->logits + at) / row->temperature; }
 
-/* The largest quotient of a row. */
-static float top_of(const Row *row)
+/* The largest of the quotients from..to: that of the largest logit, for division keeps the order. */
+static float largest_quotient(const Row *row, int64_t from, int64_t to)
 {
-    int64_t whole = row->size / LANES * LANES;
     vf top = splat(-INFINITY);
-    for (int64_t i = 0; i < whole; i += LANES) {
-        vf own = quotients(row, i);
-        top = choose(own > top, own, top);
-    }
+    for (; from + LANES <= to; from += LANES) top = larger(load(row->logits + from), top);
     float most = largest(top);
-    for (int64_t i = whole; i < row->size; i++) {
-        float own = row->logits[i] / row->temperature;
-        if (own > most) most = own;
-    }
-    return most;
+    for (; from < to; from++)
+        if (row->logits[from] > most) most = row->logits[from];
+    return most / row->temperature;
 }
 
-/* The first token that has it. */
+/* The first token that has the largest quotient. */
 static int64_t first_of_top(const Row *row)
 {
     int64_t i = 0;
@@ -77,11 +71,13 @@ INLINE void weigh_some(const Row *row, int64_t at, int64_t count, float than, in
     *weights += choose(before, exponential(own - row->top), (vf){0});
 }
 
-/* The same for quotients from..to. */
+/* The same for quotients from..to. Few strips have any that count, and only these are weighed. */
 static void weigh(const Row *row, int64_t from, int64_t to, float than, int equal, Before *before)
 {
     for (int64_t strip = from; strip < to; strip += SUMMED) {
         int64_t end = strip + SUMMED < to ? strip + SUMMED : to;
+        float most = largest_quotient(row, strip, end);
+        if (equal ? most < than : most <= than) continue;
         vi counts = {0};
         vf weights = {0};
         for (int64_t i = strip; i < end; i += LANES)
@@ -149,16 +145,18 @@ static int64_t draw(const float *logits, int64_t size, float temperature, int64_
     int truncates = top_k || top_p < 1 || log_min_p > -INFINITY;
     if (top_k >= size) top_k = 0;
     if (top_k > MOST_K) return UNDECIDED;
-    int64_t found = noisy_best(logits, size, temperature, state, truncates ? TRIES : 1, ids);
-    if (found <= 0) return UNDECIDED;
-    if (!truncates) return ids[0];
+    if (!truncates) return noisy_best(logits, size, temperature, state, 1, ids) > 0 ? ids[0] : UNDECIDED;
     Row row = {logits, size, temperature, .top_k = top_k, .top_p = top_p};
-    row.top = top_of(&row);
+    row.top = largest_quotient(&row, 0, size);
     row.least = (double)row.top + log_min_p;
-    if (top_k == 1) return first_of_top(&row);
-    for (int64_t i = 0; i < found; i++) {
-        int stay = stays(&row, ids[i]);
-        if (stay) return stay > 0 ? ids[i] : UNDECIDED;
+    for (int64_t tries = 1; tries <= TRIES; tries *= TRIES) { /* the best one is found sooner alone, and mostly stays */
+        int64_t found = noisy_best(logits, size, temperature, state, tries, ids);
+        if (found <= 0) return UNDECIDED;
+        if (top_k == 1) return first_of_top(&row);
+        for (int64_t i = 0; i < found; i++) {
+            int stay = stays(&row, ids[i]);
+            if (stay) return stay > 0 ? ids[i] : UNDECIDED;
+        }
     }
     return UNDECIDED;
 }
@@ -183,7 +181,7 @@ static int64_t best_places(const float *numbers, int64_t count, int64_t most, in
         int64_t end = from + LOOKED_AT < count ? from + LOOKED_AT : count;
         if (kept == most && end - from == LOOKED_AT) {
             vf top = load(numbers + from);
-            for (int64_t i = from + LANES; i < end; i += LANES) top = choose(load(numbers + i) > top, load(numbers + i), top);
+            for (int64_t i = from + LANES; i < end; i += LANES) top = larger(load(numbers + i), top);
             if (largest(top) <= numbers[found[kept - 1]]) continue;
         }
         for (int64_t i = from; i < end; i++) {

@@ -76,7 +76,7 @@ static int64_t best_guesses(const Guesses *own, int64_t width, int32_t *best)
     if (!truncates) return found;
     Row row = {own->logits, own->vocab, sampling->temperature, .top_k = sampling->top_k, .top_p = sampling->top_p};
     if (row.top_k > MOST_K) row.top_k = MOST_K;
-    row.top = top_of(&row);
+    row.top = largest_quotient(&row, 0, row.size);
     row.least = (double)row.top + sampling->log_min_p;
     for (int64_t i = 0; i < found && kept < width; i++)
         if (stays(&row, best[i])) best[kept++] = best[i];

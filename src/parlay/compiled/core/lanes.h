@@ -45,6 +45,17 @@ INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vu splat_word(uint32_t x) { return x - (vu){0}; }
 INLINE vf as_floats(vu v) { return (vf)v; }
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+/* The larger of a and b, lane by lane; b where a is NaN. */
+INLINE vf larger(vf a, vf b)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return choose(a > b, a, b);
+#endif
+}
 INLINE vf load_halves(const char *at) /* loads numbers in half precision */
 {
 #if defined(__AVX512F__)
@@ -109,9 +120,13 @@ INLINE float sum(vf v)
 
 INLINE float largest(vf v)
 {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
     float most = v[0];
     for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
     return most;
+#endif
 }
 
 /* Rounds to bfloat16, to nearest, ties to even; a NaN stays one. */
