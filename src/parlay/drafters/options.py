@@ -329,7 +329,7 @@ class DynamicTreeOptions(HeadOptions):
     """Options of heads with dynamic trees: how large trees grow before they are cut to the budget."""
 
     width: int = option(4, "nodes per forward of the head, and children of each", low=1, high=64)
-    depth: int = option(4, "maximum levels of a tree", low=1, high=32)
+    depth: int = option(6, "maximum levels of a tree", low=1, high=32)
     min_p: float = option(0.02, "do not grow paths of lower probability", low=0, high=1)
 
 
