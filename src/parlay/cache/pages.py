@@ -216,6 +216,7 @@ class PageTable:
         self._pages: list[Page] = []
         self._addresses = array("Q")
         self.pitch = 0
+        """The pitch of all pages; 0 without pages."""
         """That of all pages; 0 without any."""
 
     def __len__(self) -> int:
@@ -237,7 +238,6 @@ class PageTable:
         self._pages.append(page)
         self._addresses.append(page.address)
         self.pitch = page.pitch
-        """The pitch of all pages; 0 without pages."""
 
     def pop(self) -> Page:
         """Remove the last page. If it has no users then, the caller keeps it or gives it back."""

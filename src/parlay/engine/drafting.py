@@ -66,7 +66,6 @@ class Drafting:
         sequences = [step.sequence for step in ready]
         inactive = self._inactive > 0 and len(ready) == len(steps) and sequences == self._planned
         self._planned = sequences
-        """The sequences that could draft in the last step."""
         self._inactive -= inactive
         return inactive
 
@@ -296,7 +295,6 @@ class DraftAdmission:
         copies = sum([step.sequence.request.copies for step in drafted])
         nodes = rows * len(drafted) // copies if drafted else rows
         self._share = min(nodes, max(1, nodes // (len(drafted) or 1)))
-        """Nodes per draft that the row budget allows, if as many sequences draft as in the last step."""
         if sum([len(step.draft.tree.tokens) for step in drafted]) > nodes:
             _share_nodes(drafted, nodes)
         for step in drafted:

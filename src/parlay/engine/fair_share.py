@@ -133,7 +133,6 @@ class Shares:
             return ordered
         self._step = step = _Step(_by_owner(ordered), self._max_rows)
         self._one_owners = ordered if len(step.owners) == 1 else []
-        """The sequences of the last step, if one owner had them all."""
         if len(step.owners) > 1:
             self._divide(step)
         if self._timed:
@@ -142,7 +141,6 @@ class Shares:
             self._served.clear()
             return ordered
         self._served = {sequence: self._served.get(sequence, 0) for sequence in ordered}
-        """The number of the last step that each sequence took part in; only kept with several owners."""
         step.alone = self._paces.first(step.watched)
         if step.alone is not None:
             return step.owners[step.alone]

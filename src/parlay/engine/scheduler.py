@@ -121,7 +121,6 @@ class Scheduler:
         failed: list[SequenceStep] = []
         self._start_new_owners(failed)
         room, preemptions, self._canvas_rows, most = self._limits.max_rows, self.preemptions, 0, self._max_sequences()
-        """How many rows of canvases the step has so far."""
         ordered = self._decoding_first()
         due = self.turns.due(ordered) if self._most_groups == 1 else ordered
         for sequence in self._shares.begin(due, self._clock()):

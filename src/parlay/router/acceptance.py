@@ -109,7 +109,6 @@ class ScoreCalibration:
         size = len(_EDGES) + 1
         self._accepted, self._rejected = counts[:size], counts[size : 2 * size]
         self._weights, self.drafts = [max(each, TINY) for each in counts[2 * size :]], int(drafts)
-        """How many drafts were tested."""
 
     def chance(self, score: float) -> float:
         """The share of nodes with about this score that were accepted when their parent was."""

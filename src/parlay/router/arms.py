@@ -123,7 +123,6 @@ class ArmState:
         Raises ValueError if the numbers are malformed.
         """
         self.gain, self.depth.share, self.row = checked((kept.gain, min(kept.depth, 1.0), kept.row), 3)
-        """Seconds that a forward of one row took when it was asked last; 0 before."""
         if 0 < self.row < TINY:
             raise ValueError("a forward that takes no time")
         for part, numbers in (

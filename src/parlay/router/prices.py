@@ -325,7 +325,6 @@ class StepPrices:
     def set_rate(self, rate: float) -> None:
         """Set what a second is worth, in tokens."""
         self.rate, self.known = rate, {}
-        """Known sizes by the arm's number, at the present rate."""
 
     def known_of(self, key: tuple[float, ...], drafts: Drafts) -> KnownSizes:
         """The known sizes of an arm at about the present rate. ``key``: the arm's `ArmState.price_key`."""
