@@ -19,12 +19,12 @@ from typing import TypeVar
 import torch
 
 from parlay.aio.building import StrategyBuilds
-from parlay.aio.stream import Busy, Closed, Lost, Message, OutputQueue, PendingJob, for_future, kind_and_message
+from parlay.aio.stream import Busy, Closed, Lost, Message, OutputQueue, PendingJob, for_future
 from parlay.llm.jobs import Sample
 from parlay.llm.llm import LLM
 from parlay.llm.outputs import StreamEvent
 from parlay.system import threads
-from parlay.types import EngineStats, Event, FinishReason, ParlayError, RunnerLost
+from parlay.types import EngineStats, Event, FinishReason, ParlayError, RunnerLost, kind_and_message
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import RequestOutput, StreamEvent, joined
-from parlay.types import ParlayError
+from parlay.types import ParlayError, kind_and_message
 
 BETWEEN_SECONDS = 0.01
 """Seconds between two deliveries of tokens if steps are quicker than this. Waking the loop and writing to a client
@@ -230,7 +230,3 @@ def for_future(error: BaseException) -> Exception:
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return ParlayError(kind_and_message(error))
-
-
-def kind_and_message(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -65,6 +65,7 @@ from parlay.types import (
     RunnerSpec,
     SamplingParams,
     UsageError,
+    one_line,
 )
 
 PerPrompt = SamplingParams | Sequence[SamplingParams] | None
@@ -393,8 +394,7 @@ class InputProcessor:
         except (ValueError, MachineBusy):
             raise
         except Exception as error:  # a template is a program, and may raise anything
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise ParlayError(f"this model's chat template refuses the conversation: {reason}") from error
+            raise ParlayError(f"this model's chat template refuses the conversation: {one_line(error)}") from error
         ids = self._encoder.encode(parts, self._max_context, special=False, cut=cut)
         begins = options.begin_answer and not options.continue_final
         return TokensPrompt(prompt_token_ids=ids, thoughts=expected_thoughts(self._tokenizer, ids), begins=begins)

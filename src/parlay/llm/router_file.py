@@ -25,7 +25,7 @@ from parlay.models.fetch.origin import weight_files
 from parlay.router.saved_state import KeptArm, Memory, NoMemory
 from parlay.system.machine import cpu_model
 from parlay.system.user_cache import one_writer, user_cache, written_whole
-from parlay.types import NO_COST, FieldError, KeptCost, Runner, RunnerSpec
+from parlay.types import NO_COST, FieldError, KeptCost, Runner, RunnerSpec, one_line
 
 RememberedBy = Literal["shared", "per-key", "off"]
 REMEMBERED_BY: tuple[RememberedBy, ...] = get_args(RememberedBy)
@@ -76,8 +76,7 @@ def entries(path: Path | None = None) -> list[RouterFileEntry]:
     except FileNotFoundError:
         return []
     except _UNUSABLE as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        _log.warning("can't read %s (%s): the drafting statistics start again from nothing", path, reason)
+        _log.warning("can't read %s (%s): the drafting statistics start again from nothing", path, one_line(error))
         return []
 
 

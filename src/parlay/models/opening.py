@@ -38,7 +38,7 @@ from parlay.models.weights.shapes import Weight
 from parlay.models.weights.stored import StoredTensor
 from parlay.options import LoadOptions, user_path
 from parlay.system import machine, threads
-from parlay.types import FieldError, ParlayError, Runner
+from parlay.types import FieldError, ParlayError, Runner, kind_and_message
 
 if TYPE_CHECKING:  # importing transformers' models takes seconds, and few models need it
     from transformers import PreTrainedModel
@@ -352,7 +352,7 @@ def _transformers_model(directory: Path, dtype: torch.dtype | None, device: torc
             directory, dtype=wanted, local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
     except Exception as error:  # a library may raise anything for invalid files
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = kind_and_message(error)
         if "ignore_mismatched_sizes" in reason:
             reason = "its tensors have other shapes than its config.json describes"
         raise ParlayError(f"transformers can't load {directory}: {reason:.300}") from error

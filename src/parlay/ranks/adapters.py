@@ -18,8 +18,8 @@ from typing import Protocol
 from parlay.models.lora_layout import BadAdapter
 from parlay.models.native import NativeRunner
 from parlay.ranks.layout import AdapterAnswer, AdapterOrder, decode_adapter_order, encode
-from parlay.ranks.wire import Connection, Kind, one_line
-from parlay.types import Adapter, Runner, RunnerLost
+from parlay.ranks.wire import Connection, Kind
+from parlay.types import Adapter, Runner, RunnerLost, one_line
 
 
 class Readers(Protocol):

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from parlay.models.part import Loss
-from parlay.ranks.wire import Connection, Kind, listen, one_line
-from parlay.types import ParlayError, RunnerLost
+from parlay.ranks.wire import Connection, Kind, listen
+from parlay.types import ParlayError, RunnerLost, one_line
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, ProcessGroup, Store

@@ -21,8 +21,8 @@ from parlay.ranks.calls import Replay
 from parlay.ranks.groups import shared_folder
 from parlay.ranks.layout import Hello, Plan, build_name, decode_plan, decode_wanted, encode
 from parlay.ranks.part import RankPart, join_group
-from parlay.ranks.wire import Connection, Door, Kind, Stopped, listen, one_line
-from parlay.types import ParlayError, Runner, RunnerLost
+from parlay.ranks.wire import Connection, Door, Kind, Stopped, listen
+from parlay.types import ParlayError, Runner, RunnerLost, one_line
 
 BEATS = 4
 """How many heartbeats a rank sends within the timeout. A rank that is silent for the whole timeout is lost."""

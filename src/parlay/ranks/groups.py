@@ -24,8 +24,8 @@ from torch import Tensor
 from parlay.compiled import structs
 from parlay.compiled.library import load
 from parlay.models.part import Loss
-from parlay.ranks.wire import Connection, Kind, one_line
-from parlay.types import ParlayError, RunnerLost
+from parlay.ranks.wire import Connection, Kind
+from parlay.types import ParlayError, RunnerLost, one_line
 
 _PART = 1 << 16
 """Numbers per part of shared memory; longer sums take several parts."""

@@ -23,8 +23,20 @@ from parlay.ranks.calls import Call, CallLog
 from parlay.ranks.follower import BEATS
 from parlay.ranks.layout import AdapterOrder, decode_adapter_answer, encode
 from parlay.ranks.part import RankPart
-from parlay.ranks.wire import Connection, Kind, one_line
-from parlay.types import NO_SKIP, Adapter, Exactness, Finish, Output, Runner, RunnerLost, RunnerSpec, Segment, Skip
+from parlay.ranks.wire import Connection, Kind
+from parlay.types import (
+    NO_SKIP,
+    Adapter,
+    Exactness,
+    Finish,
+    Output,
+    Runner,
+    RunnerLost,
+    RunnerSpec,
+    Segment,
+    Skip,
+    one_line,
+)
 
 _log = logging.getLogger(__name__)
 _LAST_SECONDS = 5.0

@@ -34,9 +34,9 @@ from parlay.ranks.groups import make_shared_file
 from parlay.ranks.layout import Hello, Layout, Plan, Wanted, build_name, core_name, decode_hello, encode
 from parlay.ranks.leader import Followers, Leader, ending_of
 from parlay.ranks.part import join_group
-from parlay.ranks.wire import LOOK_SECONDS, SECRET, Connection, Door, Kind, listen, one_line, read_address, read_secret
+from parlay.ranks.wire import LOOK_SECONDS, SECRET, Connection, Door, Kind, listen, read_address, read_secret
 from parlay.system import threads
-from parlay.types import FieldError, ParlayError, Runner
+from parlay.types import FieldError, ParlayError, Runner, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

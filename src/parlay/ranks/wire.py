@@ -337,8 +337,3 @@ def read_secret(file: Path | None) -> bytes:
     if (secret or file is not None) and len(secret) < LEAST_SECRET:
         raise ParlayError(f"the secret of the ranks has {len(secret)} bytes: give it at least {LEAST_SECRET}")
     return secret
-
-
-def one_line(error: BaseException) -> str:
-    """Write an error in one line."""
-    return " ".join(str(error).split()) or type(error).__name__

@@ -86,6 +86,21 @@ def show_number(value: float) -> str:
         return f"an integer of {int(value).bit_length()} bits"
 
 
+def one_line(error: BaseException) -> str:
+    """Write the message of any error in one line; the name of its class if it has no message."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a message; later ones repeat it or hint at code. Without a message, the class's name."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def kind_and_message(error: BaseException) -> str:
+    """Write the name of an error's class and its message in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 class MachineBusy(ParlayError):
     """The machine gave a request too little computing time. A retry may succeed, so the failure is not cached."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from parlay.types import ParlayError
+from parlay.types import ParlayError, first_line
 
 T = TypeVar("T")
 
@@ -114,5 +114,4 @@ def asked(repo: str, request: Callable[[], T]) -> T:
         known = isinstance(error, OSError | ValueError | huggingface_hub.errors.RevisionResolutionError)
         if not known and type(error).__module__.partition(".")[0] not in _TRANSPORTS:
             raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise NotOnHub(f"can't get {repo!r} from the Hugging Face Hub ({reason})") from error
+        raise NotOnHub(f"can't get {repo!r} from the Hugging Face Hub ({first_line(error)})") from error

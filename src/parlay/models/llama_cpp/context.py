@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from parlay.models.config import UnsupportedModel
-from parlay.types import ParlayError
+from parlay.types import ParlayError, first_line
 
 ROWS = 512
 """Most rows of one ``llama_decode`` call."""
@@ -112,7 +112,7 @@ def package() -> Any:
     except ImportError:
         raise ParlayError(_NO_PACKAGE) from None
     except (OSError, RuntimeError) as error:  # its shared library is missing or for another system
-        raise ParlayError(f"llama-cpp-python can't load llama.cpp ({_first_line(error)}): install it again") from None
+        raise ParlayError(f"llama-cpp-python can't load llama.cpp ({first_line(error)}): install it again") from None
     return llama_cpp
 
 
@@ -288,7 +288,3 @@ class _Heard:
 def _heard(lib: Any) -> _Heard:
     """The process's log receiver; llama.cpp has only one, which must live as long as it may be called."""
     return _Heard(lib)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

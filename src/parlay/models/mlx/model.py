@@ -23,6 +23,7 @@ from torch import Tensor
 
 from parlay.models.config import UnsupportedModel, read_json
 from parlay.models.slots import LEAST_SLOTS, SlotPool, SlotRows
+from parlay.types import first_line
 
 _log = logging.getLogger(__name__)
 _ROTATIONS = (
@@ -213,7 +214,7 @@ class MlxModel:
             logits_NV, _ = self.run(SlotRows([0, 0], [0, 1], list(slots), seen_NK), [0, 1], ())
         except Exception as error:  # a foreign model may raise anything for an unknown cache
             raise UnsupportedModel(
-                f"{self.name}: its model in mlx-lm runs over no cache of ours ({_line(error)})"
+                f"{self.name}: its model in mlx-lm runs over no cache of ours ({first_line(error)})"
             ) from error
         self.pool.drop(slots)
         arrays = self.pool.arrays()
@@ -248,7 +249,7 @@ def _loaded(folder: Path, name: str) -> tuple[nn.Module, dict[str, Any]]:
     try:
         model, config = load_model(folder, model_config=_as_before(config))
     except Exception as error:  # a library may raise anything for invalid files
-        raise UnsupportedModel(f"mlx-lm can't load {name}: {_line(error)}") from error
+        raise UnsupportedModel(f"mlx-lm can't load {name}: {first_line(error)}") from error
     return model, config
 
 
@@ -312,7 +313,3 @@ def _wrap_norms(model: nn.Module) -> dict[int, _Tap]:
 def _as_tensor(numbers: Any) -> Tensor:
     """Return the numbers as float32 in host memory."""
     return torch.from_numpy(np.array(numbers.astype(mx.float32)))
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

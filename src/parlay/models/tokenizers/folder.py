@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 from parlay.models.config import read_json
 from parlay.models.fetch.hub import hash_of
 from parlay.models.tokenizers.plain import PlainTokenizer, panics_as_errors
-from parlay.types import ParlayError, Tokenizer
+from parlay.types import ParlayError, Tokenizer, one_line
 
 _CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 """transformers' tokenizer classes that add nothing to tokenizer.json."""
@@ -155,7 +155,7 @@ def _longest_form(charsmap: str) -> int:
 
 
 def _unreadable(directory: Path, error: Exception) -> ParlayError:
-    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    reason = one_line(error)[:300]
     if reason.startswith("Couldn't instantiate the backend tokenizer"):
         reason = "there is no tokenizer.json; copy it there, or name another"
     elif type(error) is Exception:  # as the library tokenizers raises for a file that it can't parse

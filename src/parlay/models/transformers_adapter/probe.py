@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from parlay.models.config import UnsupportedModel
 from parlay.models.slots import CallRows
 from parlay.models.transformers_adapter.call import ModelCall, copied, rows_selectable
-from parlay.types import Tree
+from parlay.types import Tree, first_line
 
 _BRANCHED = Tree(tokens=(5, 7, 6, 7), parents=(-1, -1, 0, 1))
 """Two paths of two nodes whose rows alternate, so that wrong masks and positions show."""
@@ -54,8 +54,7 @@ def probe(call: ModelCall) -> Ability:
     except UnsupportedModel:
         raise
     except Exception as error:  # a foreign model may fail in any way, and its user needs one line about it
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UnsupportedModel(f"{call.name}: a forward with a cache fails ({reason})") from error
+        raise UnsupportedModel(f"{call.name}: a forward with a cache fails ({first_line(error)})") from error
 
 
 def _probe(call: ModelCall) -> Ability:
