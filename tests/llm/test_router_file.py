@@ -354,7 +354,7 @@ def taught(arms: Mapping[str, KeptArm]) -> dict[str, KeptArm]:
 
 def known_of(llm: LLM, owner: str) -> dict[str, KeptArm]:
     """What the router of an owner knows now."""
-    policy = llm._strategies.get(llm._strategies.own(llm.strategy), owner).policy
+    policy = llm._strategies.get(llm._strategies.build_default(llm.strategy), owner).policy
     assert isinstance(policy, Router)
     return policy.kept()
 

@@ -10,7 +10,7 @@ from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.router.goals import EFFORTS
 from parlay.strategies.built import StrategyCache
-from parlay.strategies.candidates import arms, as_arm
+from parlay.strategies.candidates import as_arm, candidates
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.spelling import all_with_effort, parse, with_effort
 from parlay.testing.conformance.stage import PLAIN, StageRequest, Steady, decode
@@ -24,7 +24,7 @@ BARE = Resources(vocab_size=STAGE.vocab_size, open_runner=STAGE.resources.open_r
 
 
 def names(spec: str, resources: Resources) -> list[str]:
-    return [arm.name for arm in arms(parse(spec), resources)]
+    return [arm.name for arm in candidates(parse(spec), resources)]
 
 
 def test_it_chooses_from_what_exists_for_the_target() -> None:
@@ -52,13 +52,13 @@ def test_heads_for_a_kind_of_requests_are_arms_beside_the_general_one() -> None:
     special = set(names_in_full("auto", with_domains)) - set(names_in_full("auto", STAGE.resources))
     (name,) = special
     assert name.endswith(":head=code"), "nothing tells that a request is about law"
-    (arm,) = [as_arm(each, NOTHING_NEEDED) for each in arms(parse("auto"), with_domains) if str(each) == name]
+    (arm,) = [as_arm(each, NOTHING_NEEDED) for each in candidates(parse("auto"), with_domains) if str(each) == name]
     assert arm.suits("code")
     assert not arm.suits("prose")
 
 
 def names_in_full(spec: str, resources: Resources) -> list[str]:
-    return [str(arm) for arm in arms(parse(spec), resources)]
+    return [str(arm) for arm in candidates(parse(spec), resources)]
 
 
 def test_it_chooses_from_what_is_named() -> None:
@@ -86,15 +86,15 @@ def test_a_goal_that_does_not_exist_is_refused() -> None:
 @pytest.mark.parametrize("inner", ["none", "auto"])
 def test_what_has_no_drafter_of_its_own_is_refused(inner: str) -> None:
     with pytest.raises(UsageError, match=f"auto: {inner} has no drafter of its own; remove it"):
-        arms(parse(f"auto:of=prompt-lookup+{inner}"), BARE)
+        candidates(parse(f"auto:of=prompt-lookup+{inner}"), BARE)
 
 
 def test_one_that_is_named_twice_is_refused() -> None:
     """It would be opened twice, and learned of by halves."""
     with pytest.raises(UsageError, match="names a drafter twice; remove one of them"):
-        arms(parse("auto:of=prompt-lookup+suffix-decoding+prompt-lookup"), BARE)
+        candidates(parse("auto:of=prompt-lookup+suffix-decoding+prompt-lookup"), BARE)
     settings = "auto:of=prompt-lookup+prompt-lookup(k=3)"
-    assert len(arms(parse(settings), BARE)) == 2, "another budget is another arm"
+    assert len(candidates(parse(settings), BARE)) == 2, "another budget is another arm"
 
 
 def test_one_that_is_named_and_can_not_be_had_is_refused() -> None:

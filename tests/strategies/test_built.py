@@ -78,7 +78,7 @@ def test_what_is_in_use_stays_however_many_come_and_goes_later() -> None:
 
 def test_the_owners_own_strategy_stays_whatever_clients_ask_for() -> None:
     strategies = make(set())
-    own = strategies.get(strategies.own(name(0)))
+    own = strategies.get(strategies.build_default(name(0)))
     for number in range(1, 9):
         strategies.get(name(number))
     assert strategies.get(name(0)) is own

@@ -124,7 +124,7 @@ class LLM:
                 self.runner, model, load, limits, budget, ensemble=ensemble, tokenizer=self.tokenizer,
                 draft_model=draft_model, router_memory=router_memory,
             )  # fmt: skip
-            strategy = self._strategies.own(strategy)  # a wrong name is an error now, not at the first request
+            strategy = self._strategies.build_default(strategy)  # a wrong name fails now, not at a request
             resources = self._strategies.resources
             gate = open_gate(certificates, model, ensemble, resources, self.engine, share=audit_share, load=load)
             spec, longest = self.runner.spec, self.engine.longest

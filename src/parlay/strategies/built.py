@@ -63,14 +63,14 @@ def unknown_power() -> PowerModel:
 class _Built:
     """A strategy, and the functions that its drafters registered to be called when it is dropped.
 
-    ``arms``: the drafters that the strategy chooses from, if it does. ``apart``: for each owner of requests, the same
-    strategy with a policy of the owner's own, least recently used first.
+    ``arms``: the drafters that the strategy chooses from, if it does. ``by_owner``: the same strategy with a policy for
+    each owner of requests, least recently used first.
     """
 
     strategy: Strategy
     closing: ExitStack
     arms: tuple[Arm, ...] = ()
-    apart: OrderedDict[str, Strategy] = field(default_factory=OrderedDict)
+    by_owner: OrderedDict[str, Strategy] = field(default_factory=OrderedDict)
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class StrategyCache:
 
     If there are more than ``kept``, the strategy without a request for longest is dropped. What it has learned is lost,
     except for what it keeps in files. Strategies whose names are ``in_use`` stay. So does the default strategy given to
-    `own`, because it has learned from all requests.
+    `build_default`, because it has learned from all requests.
 
     Routers give what they learn to ``memory`` after each request. If ``memory`` keeps owners apart, each owner has
     routers of its own. Owners share drafters, which keep owners' texts apart themselves.
@@ -135,14 +135,14 @@ class StrategyCache:
         self._power = lru_cache(maxsize=1)(power)
         self._read = lru_cache(maxsize=4 * kept)(parse)
         self._built: OrderedDict[StrategySpec, _Built] = OrderedDict()  # the least recently used first
-        self._owners: StrategySpec | None = None
+        self._default: StrategySpec | None = None
 
     @property
     def resources(self) -> Resources:
         """The resources that strategies are built from."""
         return self._resources
 
-    def own(self, asked: str | StrategySpec) -> StrategySpec:
+    def build_default(self, asked: str | StrategySpec) -> StrategySpec:
         """Build the default strategy, and return its spec.
 
         If the default strategy names an adapter for mask rows, each `set-block` that names none uses that adapter. So
@@ -151,7 +151,7 @@ class StrategyCache:
         spec = self._read_for_target(asked)
         self._resources = replace(self._resources, mask_adapter=_mask_adapter(spec))
         self.get(spec)
-        self._owners = spec
+        self._default = spec
         return spec
 
     def get(self, asked: str | StrategySpec, owner: str = "") -> Strategy:
@@ -169,19 +169,19 @@ class StrategyCache:
         if len(self._built) > self._kept:
             self._forget(self._in_use())
         built = self._built[spec]
-        return self._own(spec, built, owner) if owner and self._memory.apart and built.arms else built.strategy
+        return self._for_owner(spec, built, owner) if owner and self._memory.apart and built.arms else built.strategy
 
     def _read_for_target(self, asked: str | StrategySpec) -> StrategySpec:
         return for_target(asked if isinstance(asked, StrategySpec) else self._read(asked), self._resources.target)
 
-    def _own(self, spec: StrategySpec, built: _Built, owner: str) -> Strategy:
+    def _for_owner(self, spec: StrategySpec, built: _Built, owner: str) -> Strategy:
         """Return the strategy with the owner's own router."""
-        if owner not in built.apart:
-            built.apart[owner] = replace(built.strategy, policy=self._router(spec, built.arms, owner))
-        built.apart.move_to_end(owner)
-        if len(built.apart) > self._kept:
-            built.apart.popitem(last=False)
-        return built.apart[owner]
+        if owner not in built.by_owner:
+            built.by_owner[owner] = replace(built.strategy, policy=self._router(spec, built.arms, owner))
+        built.by_owner.move_to_end(owner)
+        if len(built.by_owner) > self._kept:
+            built.by_owner.popitem(last=False)
+        return built.by_owner[owner]
 
     def close(self) -> None:
         """Drop all strategies. Each writes what it keeps in files."""
@@ -238,7 +238,7 @@ class StrategyCache:
         """Drop the strategies used least recently until at most ``kept`` are left. The strategies in use, the default
         and the newest stay."""
         *older, _ = self._built
-        idle = [spec for spec in older if self._built[spec].strategy.name not in in_use and spec != self._owners]
+        idle = [spec for spec in older if self._built[spec].strategy.name not in in_use and spec != self._default]
         for spec in idle[: len(self._built) - self._kept]:
             self._built.pop(spec).closing.close()
 

@@ -22,7 +22,7 @@ HEAD = "head"
 
 def drafters_of(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
     """Return the strategies whose drafters this strategy uses: the ones that it chooses from, or itself."""
-    return arms(spec, resources) if find(spec.name).routes else (spec,)
+    return candidates(spec, resources) if find(spec.name).routes else (spec,)
 
 
 def build_all(wanted: Iterable[StrategySpec], resources: Resources) -> tuple[Drafter, ...]:
@@ -31,7 +31,7 @@ def build_all(wanted: Iterable[StrategySpec], resources: Resources) -> tuple[Dra
     return tuple([drafter for drafter in built if drafter is not None])
 
 
-def arms(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
+def candidates(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
     """Return the strategies to choose from: the ones that the spec names, or else the ones that the target can use.
 
     In the second case, each family of the catalogue gives its usable strategy with the highest ``arm``. Trained heads
