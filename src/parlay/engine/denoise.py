@@ -17,7 +17,7 @@ from torch import Tensor
 
 from parlay.engine import answers
 from parlay.engine.sequence import Sequence as Text
-from parlay.engine.sequence_step import SequenceStep, grouped, isolated, named
+from parlay.engine.sequence_step import SequenceStep, grouped, isolated
 from parlay.sampling.distributions import row_logprobs, soft_distribution
 from parlay.sampling.noise import Purpose, stream
 from parlay.sampling.sampler import sample
@@ -67,7 +67,7 @@ def lay(steps: list[SequenceStep]) -> None:
     """
     due = [step for step in steps if step.at_root]
     formed = [step for step in due if step.sequence.request.constraint is not None]
-    isolated(_decide_forced, formed, lambda step, error: step.fail(named(error), error))
+    isolated(_decide_forced, formed, SequenceStep.fail_by)
     for step in due:
         if step.fault is None and (canvas := step.sequence.canvas) is not None:
             if canvas.spec.noise:
@@ -119,8 +119,8 @@ def fill(steps: list[SequenceStep], max_context: int, max_canvas: int) -> None:
     new = [step for step in steps if step.sequence.canvas is not None and step.sequence.canvas.measures]
     measured = [step for step in steps if step.sequence.canvas is None or not step.sequence.canvas.measures]
     for group in grouped(measured, lambda step: (id(step.sequence.strategy.selector), id(step.out))):
-        isolated(partial(_fill, max_context), group, lambda step, error: step.fail(named(error), error))
-    isolated(partial(answers.measure, max_context, max_canvas), new, lambda step, error: step.fail(named(error), error))
+        isolated(partial(_fill, max_context), group, SequenceStep.fail_by)
+    isolated(partial(answers.measure, max_context, max_canvas), new, SequenceStep.fail_by)
 
 
 def _fill(max_context: int, steps: list[SequenceStep]) -> None:

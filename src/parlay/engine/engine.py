@@ -12,7 +12,7 @@ from parlay.engine.denoise import fill, lay
 from parlay.engine.drafting import DraftAdmission, Drafting
 from parlay.engine.request_table import RequestTable
 from parlay.engine.scheduler import Limits, Scheduler
-from parlay.engine.sequence_step import SequenceStep, charge, isolated, named
+from parlay.engine.sequence_step import SequenceStep, charge, isolated
 from parlay.engine.tally import Clock, plausible, since
 from parlay.engine.target_layers import TargetLayers
 from parlay.engine.verify import Begun, accept, begin, finish, is_spoilt, rank, verify
@@ -278,7 +278,7 @@ class Engine:
             try:
                 self._commit_one(step)
             except Exception as error:  # a stop checker, for example: only its own request ends
-                step.fail(named(error), error)
+                step.fail_by(error)
         self.requests.count(_without_fault(steps))
 
     def _commit_one(self, step: SequenceStep) -> None:

@@ -112,6 +112,10 @@ class SequenceStep:
         logger.warning("request %s ends: %s", self.sequence.request.id, reason, exc_info=unknown)
         self.fault = Fault(reason)
 
+    def fail_by(self, error: Exception) -> None:
+        """End the request because of this error."""
+        self.fail(message_of(error), error)
+
     def drop_drafter(self, number: int, error: Exception) -> None:
         """Go on without a drafter that has failed, and log why."""
         self.sequence.drop_drafter(number)
@@ -128,7 +132,7 @@ class SequenceStep:
         without = "without it" if self.sequence.drafting else "without drafts"
         logger.warning(
             "the %s of strategy %s failed%s (%s): request %s goes on %s, its text unchanged",
-            part, self.sequence.strategy.name, place, named(error), self.sequence.request.id, without,
+            part, self.sequence.strategy.name, place, message_of(error), self.sequence.request.id, without,
         )  # fmt: skip
 
     @property
@@ -243,10 +247,10 @@ def isolated(
             for member in members:
                 failed(member, error)
             return
-        logger.warning("a call for %d requests failed (%s): each is tried alone", len(members), named(error))
+        logger.warning("a call for %d requests failed (%s): each is tried alone", len(members), message_of(error))
         for member in members:
             isolated(call, [member], failed)
 
 
-def named(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     return str(error) if isinstance(error, ParlayError) else f"{type(error).__name__}: {error}"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from parlay.engine.sequence_step import SequenceStep, charge, grouped, isolated, named
+from parlay.engine.sequence_step import SequenceStep, charge, grouped, isolated, message_of
 from parlay.sampling.sampler import ranked
 from parlay.types import NO_DRAFT, Exactness, Fault, Finish, Output, Runner, RunnerLost, RunnerSpec, Segment, trees
 
@@ -50,7 +50,7 @@ def finish(runner: Runner, steps: list[SequenceStep], begun: Begun | None) -> fl
     except RunnerLost:
         raise
     except Exception as error:
-        logger.warning("a forward for %d requests failed (%s): it is run again", len(steps), named(error))
+        logger.warning("a forward for %d requests failed (%s): it is run again", len(steps), message_of(error))
         out = None
     if out is None or begun is None:
         return verify(runner, steps)
@@ -110,7 +110,7 @@ def _take(spec: RunnerSpec, steps: list[SequenceStep], segments: list[Segment], 
 
 
 def _failed_alone(step: SequenceStep, error: Exception) -> None:
-    step.fail(f"the model failed on this request: {named(error)}", error)
+    step.fail(f"the model failed on this request: {message_of(error)}", error)
 
 
 def _segment(step: SequenceStep) -> Segment:
@@ -154,7 +154,7 @@ def is_spoilt(step: SequenceStep) -> bool:
 
 def _decide(steps: list[SequenceStep]) -> None:
     for group in grouped(steps, lambda step: (id(step.sequence.rule), id(step.out))):
-        isolated(_judge, group, lambda step, error: step.fail(named(error), error))
+        isolated(_judge, group, SequenceStep.fail_by)
 
 
 def _escapes(step: SequenceStep) -> bool:

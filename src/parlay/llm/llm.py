@@ -24,7 +24,7 @@ from parlay.llm.outputs import RequestFailed, RequestOutputs, StreamEvent
 from parlay.llm.prefix_cache import DEFAULT_SIZE, check_prefix_cache, close_prefix_cache, open_prefix_cache
 from parlay.llm.resources import parts_of
 from parlay.llm.router_file import RememberedBy
-from parlay.llm.vocabulary import Vocabulary, named, vocabulary_of
+from parlay.llm.vocabulary import Vocabulary, model_or_default, vocabulary_of
 from parlay.llm.voting import VoteParams
 from parlay.models.sampling_defaults import usual_params
 from parlay.options import LoadOptions, RankOptions, override
@@ -107,7 +107,7 @@ class LLM:
         self._closed, self.strategy, self._call_lock = False, str(strategy), CallLock()
         ensemble = ensemble_of(ensemble, {"certificates": certificates, "prefix_cache": prefix_cache})
         budget = self._budget = open_budget(memory, ensemble)
-        model = named(model, draft_model)
+        model = model_or_default(model, draft_model)
         load = override(load, dtype=dtype, device=device, quantize=quantize, kv_cache_dtype=kv_cache_dtype)
         load = override(load, threads=threads, compile=compile, runner=runner, enforce_eager=enforce_eager)
         ranks = numbers.ranks_of(ranks, tensor_parallel_size, pipeline_parallel_size, context_parallel_size)
@@ -128,7 +128,7 @@ class LLM:
             resources = self._strategies.resources
             gate = open_gate(certificates, model, ensemble, resources, self.engine, share=audit_share, load=load)
             spec, longest = self.runner.spec, self.engine.longest
-            self._factory = InputProcessor(self.vocabulary, longest, spec, strategy=strategy, seed=seed, gate=gate)
+            self._inputs = InputProcessor(self.vocabulary, longest, spec, strategy=strategy, seed=seed, gate=gate)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer, with the methods of transformers' tokenizers. Raises ParlayError if there is none."""
@@ -173,7 +173,7 @@ class LLM:
         options = RequestOptions(store=store, exactness=exactness, vote=vote)
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         texts, adapters = (documents, prediction), self.adapters.of_all(lora_request)
-        jobs = self._factory.jobs(prompts, params, strategy, options, texts=texts, adapters=adapters)
+        jobs = self._inputs.jobs(prompts, params, strategy, options, texts=texts, adapters=adapters)
         use_tqdm = False if use_tqdm is None and len(jobs) < 2 else use_tqdm
         # Close here: notebooks keep an error's traceback, which would keep the events and, through them, the call lock.
         with closing(self._run(jobs)) as events, bar(len(jobs), "Prompts", "prompt", use_tqdm) as shown:
@@ -220,7 +220,7 @@ class LLM:
             parse_special=parse_special,
         )
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        chats = self._factory.chats(conversations(messages), options, params)
+        chats = self._inputs.chats(conversations(messages), options, params)
         return self.generate(
             [prompt for prompt, _ in chats],
             [own for _, own in chats],
@@ -236,7 +236,7 @@ class LLM:
 
     def token_ids(self, prompt: Prompt | Messages, chat: ChatOptions | None = None) -> tuple[int, ...]:
         """Token ids of a prompt or conversation. Any thread may call this. Raises ValueError if it is too long."""
-        return self._factory.ids(prompt if is_prompt(prompt) else self._factory.chat(prompt, chat or ChatOptions()))
+        return self._inputs.ids(prompt if is_prompt(prompt) else self._inputs.chat(prompt, chat or ChatOptions()))
 
     def embed(
         self,
@@ -318,8 +318,8 @@ class LLM:
         options = options or RequestOptions()
         params = sampling_params or self.get_default_sampling_params()
         if not is_prompt(prompt):
-            prompt, params = self._factory.read_chat(prompt, chat or ChatOptions(), params)
-        return self._factory.single(prompt, params, options)
+            prompt, params = self._inputs.read_chat(prompt, chat or ChatOptions(), params)
+        return self._inputs.single(prompt, params, options)
 
     def prepare(self) -> None:
         """Load everything that the first request would load, so that no request to a server has to wait."""
@@ -374,7 +374,7 @@ class LLM:
 
     @property
     def gate(self) -> CertificateGate:
-        return self._factory.gate
+        return self._inputs.gate
 
     def __repr__(self) -> str:
         return "LLM(closed)" if self._closed else f"LLM({self.runner.spec.name!r}, strategy={self.strategy!r})"

@@ -167,7 +167,7 @@ def _why_other(named: Tokenizer, own: Tokenizer | None, vocab_size: int) -> str:
     return f"token {token} is {named.decode([token])!r:.40} in it, and {own.decode([token])!r:.40} in the model's own"
 
 
-def named(model: str | PreTrainedModel | None, draft_model: str | None) -> str | PreTrainedModel:
+def model_or_default(model: str | PreTrainedModel | None, draft_model: str | None) -> str | PreTrainedModel:
     """The model, or the default model for None. Raises ParlayError now if the draft model does not exist."""
     if draft_model is not None:
         resolve(draft_model)
