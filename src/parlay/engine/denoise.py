@@ -7,7 +7,8 @@ text; there may be none. So the text of a canvas does not depend on what else ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from parlay.engine import answers
-from parlay.engine.sequence import Sequence as Text
+from parlay.engine.sequence import Sequence
 from parlay.engine.sequence_step import SequenceStep, grouped, isolated
 from parlay.sampling.distributions import row_logprobs, soft_distribution
 from parlay.sampling.noise import Purpose, stream
@@ -50,7 +51,7 @@ def blank(spec: CanvasSpec, layout: CanvasLayout, length: int, room: int) -> Can
     return Canvas(spec, (None,) * size, size)
 
 
-def room_of(sequence: Text, max_context: int) -> int:
+def room_of(sequence: Sequence, max_context: int) -> int:
     """How many places may follow a text.
 
     Canvases of noise are always whole: what exceeds the text's length is cut later.
@@ -75,7 +76,7 @@ def lay(steps: list[SequenceStep]) -> None:
             step.draft = _draft(canvas)
 
 
-def _noise(sequence: Text, canvas: Canvas) -> tuple[int, ...]:
+def _noise(sequence: Sequence, canvas: Canvas) -> tuple[int, ...]:
     """Random tokens for all places. They follow from the seed, the position and the number of the forward."""
     key, first = sequence.request.key, len(sequence.tokens)
     drawn = [stream(key, first + place, Purpose.NOISE, canvas.forwards) for place in range(len(canvas.places))]
@@ -146,9 +147,7 @@ def _fill(max_context: int, steps: list[SequenceStep]) -> None:
         _note(step, each.memory)
 
 
-def _waits(
-    step: SequenceStep, canvas: Canvas, guesses: Guesses, places: Sequence[Decided | None], *, revokes: bool
-) -> bool:
+def _waits(step: SequenceStep, canvas: Canvas, guesses: Guesses, places: Seq[Decided | None], *, revokes: bool) -> bool:
     """Whether decided places stay on the canvas because others are open, and might still change them.
 
     This holds for models that commit whole canvases and for selectors that reopen places. A constraint may allow no
@@ -189,7 +188,7 @@ def _guess(step: SequenceStep, canvas: Canvas, *, revokes: bool) -> Guesses:
     return Guesses(tuple([places[at] for at in drawn]), tuple(drawn.values()), probs_PV, numbers_PJ)
 
 
-def _group(sequence: Text, canvas: Canvas) -> tuple[int, ...]:
+def _group(sequence: Sequence, canvas: Canvas) -> tuple[int, ...]:
     """The places that may be decided now: those of the first group with an open place."""
     size, places = sequence.strategy.layout.group, range(len(canvas.places))
     if not size or not canvas.open:
@@ -198,13 +197,13 @@ def _group(sequence: Text, canvas: Canvas) -> tuple[int, ...]:
     return tuple([place for place in places if (first + place) // size == group])
 
 
-def _first_group(sequence: Text, canvas: Canvas) -> int:
+def _first_group(sequence: Sequence, canvas: Canvas) -> int:
     """The number of the first group with an open place."""
     size = sequence.strategy.layout.group
     return (_offset(sequence, canvas) + canvas.open[0]) // size if size and canvas.open else 0
 
 
-def _offset(sequence: Text, canvas: Canvas) -> int:
+def _offset(sequence: Sequence, canvas: Canvas) -> int:
     """The number of the canvas's first place, in the count that divides places into groups."""
     if canvas.spec.ordered:
         return sequence.output_length
@@ -236,7 +235,7 @@ def _filled(step: SequenceStep, canvas: Canvas, guesses: Guesses, fill: Fill) ->
     return places
 
 
-def _logprobs(step: SequenceStep, canvas: Canvas, fill: Fill) -> Sequence[TokenLogprobs | None]:
+def _logprobs(step: SequenceStep, canvas: Canvas, fill: Fill) -> Seq[TokenLogprobs | None]:
     """Log-probabilities from the rows that decided the tokens, if the request wants them."""
     top = step.sequence.request.params.logprobs
     if top is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from parlay.engine.owner_latency import Paces
@@ -53,7 +53,7 @@ def first_waiting(waiting: WaitingQueue, running: Iterable[Sequence]) -> Sequenc
     return min(first.values(), key=lambda sequence: there[_owner(sequence)])
 
 
-def victim(running: SequenceOf[Sequence]) -> Sequence:
+def victim(running: Seq[Sequence]) -> Sequence:
     """The sequence of ``running`` (by rank) to preempt: the last one of the owner with the most running."""
     there = Counter(_owner(sequence) for sequence in running)
     return max(enumerate(running), key=lambda entry: (there[_owner(entry[1])], entry[0]))[1]
@@ -241,7 +241,7 @@ def _streams(sequences: Iterable[Sequence]) -> list[Sequence]:
     return [sequence for sequence in sequences if sequence.decodes]
 
 
-def _context(sequences: SequenceOf[Sequence]) -> int:
+def _context(sequences: Seq[Sequence]) -> int:
     return sum(len(sequence.tokens) for sequence in sequences) // len(sequences)
 
 

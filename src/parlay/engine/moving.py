@@ -12,7 +12,7 @@ token is computed again, by .006 if 8 are, and by .003 if 64 are.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence as Items
+from collections.abc import Sequence as Seq
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +74,7 @@ class Moves:
             self._texts.append((sequence.request.salt, sequence.tokens[: sequence.cached]))
 
 
-def runs_of(tokens: Items[int], text: Items[int], least: int, start: int) -> list[Move]:
+def runs_of(tokens: Seq[int], text: Seq[int], least: int, start: int) -> list[Move]:
     """Runs of at least ``least`` tokens that ``tokens[start:]`` shares with ``text``, in the order of ``tokens``."""
     ours, theirs = np.array(tokens, np.int64), np.array(text, np.int64)
     windows = _window_hashes(theirs, least)
