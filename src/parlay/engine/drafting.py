@@ -167,7 +167,7 @@ class Drafting:
 
     def learn(self, steps: list[SequenceStep], spent: Spent) -> None:
         """Report drafts and accepted nodes to each policy, in one call for all its sequences."""
-        for group in _by_strategy([step for step in steps if step.done.committed and step.sequence.drafting]):
+        for group in _by_strategy([step for step in steps if step.commit.committed and step.sequence.drafting]):
             isolated(
                 partial(_learn, group[0].sequence.strategy.policy, spent), group, SequenceStep.drop_policy, again=False
             )
@@ -211,7 +211,7 @@ def _learn(policy: Policy, spent: Spent, steps: list[SequenceStep]) -> None:
         if draft is not None:
             views.append(step.sequence)
             drafts.append(draft)
-            accepted.append(step.done.accepted if draft is step.draft else 0)
+            accepted.append(step.commit.accepted if draft is step.draft else 0)
     if views:
         seeing = [step for step in steps if step.watching]
         seconds = sum([step.draft_seconds for step in seeing]) / len(seeing) if seeing else 0.0

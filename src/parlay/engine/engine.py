@@ -291,8 +291,8 @@ class Engine:
         path: tuple[int, ...] = ()
         collect_prompt_logprobs(step)
         if step.at_root:
-            step.done = commit(step, self.max_context)
-            path, committed = step.path, len(step.done.committed)
+            step.commit = commit(step, self.max_context)
+            path, committed = step.path, len(step.commit.committed)
             if committed or sequence.canvas is not None:  # max_tokens=0 commits nothing, which is no step
                 sequence.tally.count_step(step.draft, path, committed)
         sequence.cached = self.runner.keep(sequence.sequence, path)

@@ -224,7 +224,7 @@ class RequestTable:
     def count(self, steps: list[SequenceStep]) -> None:
         """Count the prompt tokens that a step computed and the tokens that it committed; both may be none."""
         if steps:
-            tokens = sum([len(step.done.committed.tokens) for step in steps])
+            tokens = sum([len(step.commit.committed.tokens) for step in steps])
             self._committed_tokens += tokens
             tokens += sum([len(step.pending) for step in steps if step.prefill])
             self._step_tokens += tokens
@@ -258,26 +258,26 @@ class RequestTable:
     def _event(self, step: SequenceStep) -> Event:
         if step.fault is not None:
             return self._end(step.sequence, Commit(finish_reason="error", error=step.fault.reason))
-        if step.done.finish_reason is not None:
-            return self._end(step.sequence, step.done)
-        return Event(step.sequence.request.id, step.done.committed)
+        if step.commit.finish_reason is not None:
+            return self._end(step.sequence, step.commit)
+        return Event(step.sequence.request.id, step.commit.committed)
 
-    def _end(self, sequence: Sequence, done: Commit) -> Event:
+    def _end(self, sequence: Sequence, commit: Commit) -> Event:
         request = sequence.request
         del self._sequences[request.id]
         self._drafter_faults += sequence.tally.drafter_faults
-        if done.finish_reason is not None:
-            self._finished[done.finish_reason] += 1
+        if commit.finish_reason is not None:
+            self._finished[commit.finish_reason] += 1
         self._scheduler.remove(sequence)
         router = sequence.strategy.policy.report(sequence.sequence)
         metrics = replace(sequence.metrics(), router=router, escaped_at=sequence.escaped_at)
         _release(sequence)
         return Event(
             request.id,
-            done.committed,
-            done.finish_reason,
-            done.stop_reason,
-            done.error,
+            commit.committed,
+            commit.finish_reason,
+            commit.stop_reason,
+            commit.error,
             metrics,
             tuple(sequence.prompt_logprobs) if request.params.prompt_logprobs is not None else None,
         )

@@ -103,7 +103,7 @@ class SequenceStep:
     """This step's share of the seconds spent for each drafter: proposing, tapping, ranking, observing. Empty without
     any."""
 
-    done: Commit = _NO_COMMIT
+    commit: Commit = _NO_COMMIT
     """Commit: the tokens that joined the sequence."""
 
     def fail(self, reason: str, error: Exception | None = None) -> None:
@@ -144,7 +144,7 @@ class SequenceStep:
     @property
     def path(self) -> tuple[int, ...]:
         """The accepted nodes whose tokens were committed: a stop may cut the verdict's path."""
-        return self.verdict.path[: self.done.accepted]
+        return self.verdict.path[: self.commit.accepted]
 
     def observation(self, drafter: int) -> Observation:
         """The part of this step that a drafter sees: only what its needs name."""
