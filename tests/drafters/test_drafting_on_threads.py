@@ -195,7 +195,7 @@ def test_requests_whose_logits_are_edited_are_drafted_for_before_the_forward() -
         drafter = on_threads(grown.tiny(), "", stack)
         view = Sight(0, [1, 2, 3], replace(GREEDY, params=params))
         assert propose(drafter, view, 4).tree.tokens == (42,) * 4
-        assert not drafter._flying
+        assert not drafter.is_drafting
 
 
 def test_another_decoder_drafts_before_the_forward_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

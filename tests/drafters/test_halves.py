@@ -150,7 +150,7 @@ def test_texts_are_those_of_plain_decoding_whoever_waits_for_a_turn(form: str, f
         for name, text in plain(asked).items():
             assert texts[name] == text[: len(texts[name])]
         assert not drafter._guesses
-        assert not drafter._flying
+        assert not drafter.is_drafting
         assert not drafter._waiting
     assert turns > 20
 

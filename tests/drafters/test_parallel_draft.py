@@ -192,7 +192,7 @@ def test_texts_are_those_of_plain_decoding_whenever_drafts_come(form: str, fails
         for name, text in plain(asked).items():
             assert texts[name] == text[: len(texts[name])]
         assert not drafter._guesses
-        assert not drafter._flying
+        assert not drafter.is_drafting
 
 
 def test_it_goes_on_plainly_after_an_error_of_the_drafter() -> None:

@@ -74,7 +74,7 @@ class Pace:
         self._drafted = 0.0  # tokens of a draft written before a forward
         self._slower = 1.0  # factor by which drafting during forwards slows them
         self._halves_may_pay = False
-        self._flies = not self._chooses
+        self._drafts_beside = not self._chooses
         self._trial = self._steps = 0
         self._again = _AGAIN
 
@@ -102,24 +102,24 @@ class Pace:
         rates = self._rates_during(budget, self._beside)
         return rates.index(max(rates))
 
-    def flies(self, budget: int) -> bool:
+    def drafts_beside(self, budget: int) -> bool:
         """Whether to draft during the text's own forward; with ``form=auto``, only if that is faster."""
         if not self._chooses or not self._alone.known:
-            return self._flies
+            return self._drafts_beside
         if self._trial:
             self._trial -= 1
             return True
         if not self._beside.known:
-            return self._flies_for_trial(budget)
+            return self._tries_beside(budget)
         first = self._rate_before(budget, self._alone.forward)
         during = max(self._rates_during(budget, self._beside))
-        self._flies = during > first * (1 / _BETTER if self._flies else _BETTER)
-        self._steps = 0 if self._flies else self._steps + 1
+        self._drafts_beside = during > first * (1 / _BETTER if self._drafts_beside else _BETTER)
+        self._steps = 0 if self._drafts_beside else self._steps + 1
         if self._steps >= self._again:  # the machine may have spare cores by now
             self._steps, self._again, self._beside = 0, min(2 * self._again, _RARELY), _Speeds()
-        return self._flies
+        return self._drafts_beside
 
-    def _flies_for_trial(self, budget: int) -> bool:
+    def _tries_beside(self, budget: int) -> bool:
         """Whether drafting during forwards would be faster if neither slowed the other. If so, it is measured."""
         first = self._rate_before(budget, self._alone.forward)
         best = max(self._rates_during(budget, self._alone))

@@ -50,14 +50,14 @@ class ParallelDraft(FromText):
         self._drafting: DraftResource = drafting or where(resources, options)
         self._pace, self._stops = Pace(options), options.form == "amusd"
         self._guesses: dict[int, _Guess] = {}
-        self._flying: list[_Guess] = []
+        self._under_way: list[_Guess] = []
         self._failed: dict[int, Exception] = {}
         self._waiting: Sequence[SequenceView] = ()
         self._last = _Last()
 
     @property
     def is_drafting(self) -> bool:
-        return bool(self._flying)
+        return bool(self._under_way)
 
     def halves_pay(self, views: Sequence[SequenceView], whole: float, half: float, *, now: bool) -> bool:
         guesses = [self._guesses.get(view.sequence) for view in views]
@@ -72,7 +72,7 @@ class ParallelDraft(FromText):
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         """Propose what was drafted during the last forward, and continue drafting."""
         took = self._drafting.seconds() - self._last.left
-        self._land(views)
+        self._end_drafting(views)
         asked = {place: views[place] for place, budget in enumerate(budgets) if budget > 0}
         for view in asked.values():
             if view.sequence in self._failed:
@@ -86,19 +86,19 @@ class ParallelDraft(FromText):
         drafts = [NO_DRAFT] * len(views)
         for place, guess in guesses.items():
             drafts[place] = guess.draft(budgets[place])
-        self._take_off(list(guesses.values()))
+        self._begin_drafting(list(guesses.values()))
         return drafts
 
-    def _land(self, views: Sequence[SequenceView]) -> None:
+    def _end_drafting(self, views: Sequence[SequenceView]) -> None:
         """Finish the drafting that began during the forward; at once if no text can use it."""
-        if not self._flying:
+        if not self._under_way:
             return
-        flying, self._flying = self._flying, []
+        guesses, self._under_way = self._under_way, []
         now = {view.sequence: view.tokens for view in views}
-        useful = any(guess.hopeful(now.get(guess.sight.sequence)) for guess in flying)
+        useful = any(guess.hopeful(now.get(guess.sight.sequence)) for guess in guesses)
         written = self._drafting.end(stop=self._stops or not useful)
         self._pace.learn_token(written.seconds, halves=self._last.halves)
-        for guess in flying:
+        for guess in guesses:
             if written.error is not None:
                 self._failed[guess.sight.sequence] = written.error
             guess.extend(written.chains.get(guess.sight.sequence, _NOTHING))
@@ -131,23 +131,23 @@ class ParallelDraft(FromText):
                 guess.is_read = True
                 guess.extend(chain)
 
-    def _take_off(self, guesses: Sequence[_Guess]) -> None:
+    def _begin_drafting(self, guesses: Sequence[_Guess]) -> None:
         """Begin to draft during the target's forward: from the ends of these guesses, or for texts that wait."""
         waiting, self._waiting = self._waiting, ()
         halves = [self._follow(view) for view in waiting if view.sequence in self._guesses]
         halves = [guess for guess in halves if guess.sight.sequence not in self._failed]
-        flying: list[tuple[_Guess, int]] = []
+        begun: list[tuple[_Guess, int]] = []
         if halves:
-            flying = [(guess, guess.room(guess.budget - len(guess.rest))) for guess in halves]
-        elif guesses and self._pace.flies(max(guess.budget for guess in guesses)):
-            flying = [(guess, self._length_beside(guess)) for guess in guesses]
-        flying = [(guess, length) for guess, length in flying if length > 0 and self._drafting.beside(guess.sight)]
-        if flying:
-            self._drafting.begin([guess.sight for guess, _ in flying], [length for _, length in flying])
-            self._flying = [guess for guess, _ in flying]
-            for guess in self._flying:
+            begun = [(guess, guess.room(guess.budget - len(guess.rest))) for guess in halves]
+        elif guesses and self._pace.drafts_beside(max(guess.budget for guess in guesses)):
+            begun = [(guess, self._length_beside(guess)) for guess in guesses]
+        begun = [(guess, length) for guess, length in begun if length > 0 and self._drafting.beside(guess.sight)]
+        if begun:
+            self._drafting.begin([guess.sight for guess, _ in begun], [length for _, length in begun])
+            self._under_way = [guess for guess, _ in begun]
+            for guess in self._under_way:
                 guess.was_ahead = True
-        self._last = _Last(self._drafting.seconds(), frozenset(map(id, guesses)), bool(flying), bool(halves))
+        self._last = _Last(self._drafting.seconds(), frozenset(map(id, guesses)), bool(begun), bool(halves))
 
     def _length_beside(self, guess: _Guess) -> int:
         """How many tokens to draft after the guess during its own forward."""
@@ -156,8 +156,8 @@ class ParallelDraft(FromText):
 
     def release(self, sequence: int) -> None:
         """Forget the sequence. If it is being drafted for, the drafting of all texts is finished first."""
-        if any(guess.sight.sequence == sequence for guess in self._flying):
-            self._land([guess.sight.view for guess in self._flying if guess.sight.sequence != sequence])
+        if any(guess.sight.sequence == sequence for guess in self._under_way):
+            self._end_drafting([guess.sight.view for guess in self._under_way if guess.sight.sequence != sequence])
         self._waiting = [view for view in self._waiting if view.sequence != sequence]
         self._guesses.pop(sequence, None)
         self._failed.pop(sequence, None)
