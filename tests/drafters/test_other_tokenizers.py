@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from parlay.drafters.other_vocabularies.vocabularies import Codec, Retold, codecs, continuation, intersection, scores
+from parlay.drafters.other_vocabularies.vocabularies import (
+    Codec,
+    RetokenizedText,
+    codecs,
+    continuation,
+    intersection,
+    scores,
+)
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.sampling.sampler import sample
@@ -163,19 +170,19 @@ def test_text_that_ends_inside_a_character_is_not_drafted_from(toy_runner: MakeR
 
 
 @pytest.mark.parametrize("theirs", [THEIRS, PIECES], ids=["byte level", "pieces"])
-def test_a_retold_sequence_is_the_text_however_it_grew(theirs: PreTrainedTokenizerFast) -> None:
+def test_a_retokenized_sequence_is_the_text_however_it_grew(theirs: PreTrainedTokenizerFast) -> None:
     """Whatever steps the tokens came in, the ids say the same text, and are those of the whole text encoded at once."""
     text = " ".join(LINES) * 2
     ids = Codec(OURS).encode(text).ids
     chance = random.Random(0)
     for _ in range(20):
-        retold = Retold(Codec(OURS), Codec(theirs), 10)
+        retokenized = RetokenizedText(Codec(OURS), Codec(theirs), 10)
         tokens: list[int] = []
         while len(tokens) < len(ids):
             tokens += ids[len(tokens) : len(tokens) + chance.randint(1, 7)]
-            if retold.follow(tokens):
-                assert Codec(theirs).decode(retold.ids) == Codec(OURS).decode(tokens).lstrip(" ")
-        assert retold.ids == Codec(theirs).encode(text).ids
+            if retokenized.follow(tokens):
+                assert Codec(theirs).decode(retokenized.ids) == Codec(OURS).decode(tokens).lstrip(" ")
+        assert retokenized.ids == Codec(theirs).encode(text).ids
 
 
 def test_ids_that_did_not_change_stay_in_the_draft_models_cache(toy_runner: MakeRunner) -> None:

@@ -12,31 +12,31 @@ from parlay.types import Request, Runner, SequenceView
 
 
 @dataclass(slots=True)
-class Sight:
-    """A `SequenceView` of a target's sequence in the draft model's own ids."""
+class DraftView:
+    """A target's sequence as its draft model reads it: in the model's own ids, or with guessed tokens at the end."""
 
-    view: SequenceView
+    origin: SequenceView
     tokens: list[int]
     layers: None = None
 
     @property
     def sequence(self) -> int:
-        return self.view.sequence
+        return self.origin.sequence
 
     @property
     def request(self) -> Request:
-        return self.view.request
+        return self.origin.request
 
     @property
     def prompt_length(self) -> int:
-        return self.view.prompt_length
+        return self.origin.prompt_length
 
 
 @dataclass(slots=True, eq=False)
 class Chain:
     """One continuation, in the draft model's ids, with the probability of each token."""
 
-    sight: Sight
+    view: DraftView
     sequence: DraftSequence
     budget: int
     ids: list[int] = field(default_factory=list)
@@ -56,13 +56,13 @@ class ChainWriter:
         self._min_p = min_p
         self._sequences = DraftSequences(runner)
 
-    def write(self, sights: Sequence[Sight], budgets: Sequence[int], choose: Choose) -> list[Chain | None]:
+    def write(self, views: Sequence[DraftView], budgets: Sequence[int], choose: Choose) -> list[Chain | None]:
         """Write one chain for each sequence. None if the draft model has no room, or no tokens to read."""
-        readable = [budget if sight.tokens else 0 for sight, budget in zip(sights, budgets, strict=True)]
-        jobs = self._sequences.jobs(sights, readable)
-        chains = {place: Chain(sights[place], job.sequence, job.budget) for place, job in jobs.items()}
+        readable = [budget if view.tokens else 0 for view, budget in zip(views, budgets, strict=True)]
+        jobs = self._sequences.jobs(views, readable)
+        chains = {place: Chain(views[place], job.sequence, job.budget) for place, job in jobs.items()}
         self._run(list(chains.values()), choose)
-        return [chains.get(place) for place in range(len(sights))]
+        return [chains.get(place) for place in range(len(views))]
 
     def _run(self, chains: Sequence[Chain], choose: Choose) -> None:
         """Write all chains together, token by token. Their ids join the draft model's cache as if committed."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from parlay.drafters.draft_models.beside import Chain, DraftResource, ModelBeside, ServiceBeside
-from parlay.drafters.draft_models.chains import Sight
+from parlay.drafters.draft_models.chains import DraftView
 from parlay.drafters.draft_models.pace import LEAST, Pace
 from parlay.drafters.options import PARALLEL_DRAFT as SOURCE
 from parlay.drafters.options import ParallelDraftOptions
@@ -61,7 +61,7 @@ class ParallelDraft(FromText):
 
     def halves_pay(self, views: Sequence[SequenceView], whole: float, half: float, *, now: bool) -> bool:
         guesses = [self._guesses.get(view.sequence) for view in views]
-        if not all(guess is not None and self._drafting.beside(guess.sight) for guess in guesses):
+        if not all(guess is not None and self._drafting.beside(guess.view) for guess in guesses):
             return False
         budgets = [guess.budget for guess in guesses if guess is not None]
         return self._pace.halves_pay(max(budgets), whole, half, now=now)
@@ -95,21 +95,21 @@ class ParallelDraft(FromText):
             return
         guesses, self._under_way = self._under_way, []
         now = {view.sequence: view.tokens for view in views}
-        useful = any(guess.hopeful(now.get(guess.sight.sequence)) for guess in guesses)
+        useful = any(guess.hopeful(now.get(guess.view.sequence)) for guess in guesses)
         written = self._drafting.end(stop=self._stops or not useful)
         self._pace.learn_token(written.seconds, halves=self._last.halves)
         for guess in guesses:
             if written.error is not None:
-                self._failed[guess.sight.sequence] = written.error
-            guess.extend(written.chains.get(guess.sight.sequence, _NOTHING))
+                self._failed[guess.view.sequence] = written.error
+            guess.extend(written.chains.get(guess.view.sequence, _NOTHING))
 
     def _follow(self, view: SequenceView) -> _Guess:
         """The guess of a text, brought up to date with its committed tokens."""
         guess = self._guesses.get(view.sequence)
         if guess is None:
-            guess = self._guesses[view.sequence] = _Guess(Sight(view, list(view.tokens)), len(view.tokens))
+            guess = self._guesses[view.sequence] = _Guess(DraftView(view, list(view.tokens)), len(view.tokens))
         self._pace.learn_outcome(*guess.follow(view))
-        guess.was_ahead &= self._drafting.beside(guess.sight)
+        guess.was_ahead &= self._drafting.beside(guess.view)
         return guess
 
     def _draft_first(self, guesses: Sequence[tuple[_Guess, int]]) -> None:
@@ -123,8 +123,8 @@ class ParallelDraft(FromText):
             if length > 0:
                 wanted.append((guess, length))
         if wanted:
-            written = self._drafting.write([guess.sight for guess, _ in wanted], [length for _, length in wanted])
-            chains = [written.chains.get(guess.sight.sequence, _NOTHING) for guess, _ in wanted]
+            written = self._drafting.write([guess.view for guess, _ in wanted], [length for _, length in wanted])
+            chains = [written.chains.get(guess.view.sequence, _NOTHING) for guess, _ in wanted]
             if all(guess.is_read for guess, _ in wanted):  # otherwise most of the time went to prompts
                 self._pace.learn_alone(written.seconds, sum(len(chain.tokens) for chain in chains) / len(chains))
             for (guess, _), chain in zip(wanted, chains, strict=True):
@@ -135,15 +135,15 @@ class ParallelDraft(FromText):
         """Begin to draft during the target's forward: from the ends of these guesses, or for texts that wait."""
         waiting, self._waiting = self._waiting, ()
         halves = [self._follow(view) for view in waiting if view.sequence in self._guesses]
-        halves = [guess for guess in halves if guess.sight.sequence not in self._failed]
+        halves = [guess for guess in halves if guess.view.sequence not in self._failed]
         begun: list[tuple[_Guess, int]] = []
         if halves:
             begun = [(guess, guess.room(guess.budget - len(guess.rest))) for guess in halves]
         elif guesses and self._pace.drafts_beside(max(guess.budget for guess in guesses)):
             begun = [(guess, self._length_beside(guess)) for guess in guesses]
-        begun = [(guess, length) for guess, length in begun if length > 0 and self._drafting.beside(guess.sight)]
+        begun = [(guess, length) for guess, length in begun if length > 0 and self._drafting.beside(guess.view)]
         if begun:
-            self._drafting.begin([guess.sight for guess, _ in begun], [length for _, length in begun])
+            self._drafting.begin([guess.view for guess, _ in begun], [length for _, length in begun])
             self._under_way = [guess for guess, _ in begun]
             for guess in self._under_way:
                 guess.was_ahead = True
@@ -156,8 +156,8 @@ class ParallelDraft(FromText):
 
     def release(self, sequence: int) -> None:
         """Forget the sequence. If it is being drafted for, the drafting of all texts is finished first."""
-        if any(guess.sight.sequence == sequence for guess in self._under_way):
-            self._end_drafting([guess.sight.view for guess in self._under_way if guess.sight.sequence != sequence])
+        if any(guess.view.sequence == sequence for guess in self._under_way):
+            self._end_drafting([guess.view.origin for guess in self._under_way if guess.view.sequence != sequence])
         self._waiting = [view for view in self._waiting if view.sequence != sequence]
         self._guesses.pop(sequence, None)
         self._failed.pop(sequence, None)
@@ -194,7 +194,7 @@ class _Guess:
     step since `follow` was last called. ``is_read``: the drafter has read its prompt.
     """
 
-    sight: Sight
+    view: DraftView
     start: int
     scores: list[float] = field(default_factory=list)
     drafted: int = 0
@@ -206,7 +206,7 @@ class _Guess:
     @property
     def rest(self) -> list[int]:
         """The guessed tokens."""
-        return self.sight.tokens[self.start :]
+        return self.view.tokens[self.start :]
 
     def hopeful(self, tokens: Sequence[int] | None) -> bool:
         """Whether tokens drafted after the guess may still be useful, now that ``tokens`` are committed."""
@@ -221,23 +221,23 @@ class _Guess:
 
         Returns how many guessed tokens were right, and how many were tested.
         """
-        tokens, self.sight.view = view.tokens, view
+        tokens, self.view.origin = view.tokens, view
         start = min(self.start, len(tokens))
-        new, rest = list(tokens[start:]), self.sight.tokens[start:]
+        new, rest = list(tokens[start:]), self.view.tokens[start:]
         right = next((place for place, (one, other) in enumerate(zip(new, rest, strict=False)) if one != other), -1)
         self.stepped = 0 < len(new) <= self.drafted + 1
         self.was_ahead &= len(new) <= self.drafted + 1  # a forward commits no more tokens: there was a pause
         if start == self.start and rest[: len(new)] == new:
             del self.scores[: len(new)]
         else:
-            self.sight.tokens[start:] = new
+            self.view.tokens[start:] = new
             self.scores.clear()
         self.start = len(tokens)
         return (min(len(new), len(rest)),) * 2 if right < 0 else (right, right + 1)
 
     def extend(self, chain: Chain) -> None:
         """Append guessed tokens."""
-        self.sight.tokens += chain.tokens
+        self.view.tokens += chain.tokens
         self.scores += chain.scores
 
     def draft(self, budget: int) -> Draft:
@@ -249,5 +249,5 @@ class _Guess:
 
     def room(self, length: int) -> int:
         """``length``, cut to the tokens that the request may still have after the guess."""
-        most, sight = self.sight.request.params.max_tokens, self.sight
-        return length if most is None else min(length, most - (len(sight.tokens) - sight.prompt_length))
+        most, view = self.view.request.params.max_tokens, self.view
+        return length if most is None else min(length, most - (len(view.tokens) - view.prompt_length))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from parlay.drafters.draft_models.chains import Chain, ChainWriter, Sight
+from parlay.drafters.draft_models.chains import Chain, ChainWriter, DraftView
 from parlay.drafters.draft_models.opening import draft_name, open_writer
 from parlay.drafters.options import INTERSECTION_DRAFT as SOURCE
 from parlay.drafters.options import UNIVERSAL_DRAFT, IntersectionDraftOptions
@@ -57,9 +57,9 @@ class IntersectionDraft(FromText):
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         places = [place for place, budget in enumerate(budgets) if budget > 0 and self._admit(views[place])]
-        sights = [Sight(views[place], self._translate(views[place])) for place in places]
+        draft_views = [DraftView(views[place], self._translate(views[place])) for place in places]
         drafts = [NO_DRAFT] * len(views)
-        chains = self._writer.write(sights, [budgets[place] for place in places], self._choose)
+        chains = self._writer.write(draft_views, [budgets[place] for place in places], self._choose)
         for place, chain in zip(places, chains, strict=True):
             if chain is not None:
                 drafts[place] = trees.chain(self._path(chain), SOURCE, chain.probabilities)
@@ -85,7 +85,7 @@ class IntersectionDraft(FromText):
     def _choose(self, logits_RV: Tensor, chains: Sequence[Chain]) -> list[tuple[int, float] | None]:
         """Draw with the request's sampler from the intersection; the result is in the draft model's ids."""
         mapped_RV = self.map(logits_RV)
-        views = [chain.sight.view for chain in chains]
+        views = [chain.view.origin for chain in chains]
         drawn = ranked(mapped_RV, views, [self._path(chain) for chain in chains], 1)
         choices: list[tuple[int, float] | None] = []
         for row_V, view, tokens in zip(mapped_RV, views, drawn, strict=True):

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from parlay.drafters.draft_models.chains import Chain, ChainWriter, Sight
+from parlay.drafters.draft_models.chains import Chain, ChainWriter, DraftView
 from parlay.drafters.draft_models.opening import draft_name, open_writer
 from parlay.drafters.options import UNIVERSAL_DRAFT as SOURCE
 from parlay.drafters.options import UniversalDraftOptions
 from parlay.drafters.other_vocabularies.vocabularies import (
     INCOMPLETE,
     TOKEN_BYTES,
-    Retold,
+    RetokenizedText,
     codecs,
     continuation,
     open_tokenizers,
@@ -45,31 +45,31 @@ class UniversalDraft(FromText):
         self._ends = frozenset(runner.spec.eos_ids)
         self._window = options.window
         self._writer = ChainWriter(runner, options.min_p)
-        self._retold: dict[int, Retold] = {}
-        self._bytes = StateBytes(resources.room, self._retold)
+        self._texts: dict[int, RetokenizedText] = {}
+        self._bytes = StateBytes(resources.room, self._texts)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         places = [place for place, view in enumerate(views) if budgets[place] > 0 and self._follow(view)]
-        sights = [Sight(views[place], self._retold[views[place].sequence].ids) for place in places]
+        draft_views = [DraftView(views[place], self._texts[views[place].sequence].ids) for place in places]
         drafts = [NO_DRAFT] * len(views)
-        chains = self._writer.write(sights, [budgets[place] for place in places], self._choose)
+        chains = self._writer.write(draft_views, [budgets[place] for place in places], self._choose)
         for place, chain in zip(places, chains, strict=True):
             if chain is not None:
                 drafts[place] = self._draft(views[place], chain, budgets[place])
         return drafts
 
     def release(self, sequence: int) -> None:
-        self._retold.pop(sequence, None)
+        self._texts.pop(sequence, None)
         self._bytes.release(sequence)
         self._writer.release(sequence)
 
     def _follow(self, view: SequenceView) -> bool:
         if not self._bytes.admit(view.sequence, len(view.tokens) * TOKEN_BYTES):
             return False
-        retold = self._retold.get(view.sequence)
-        if retold is None:
-            retold = self._retold[view.sequence] = Retold(self._target, self._drafter, self._window)
-        return retold.follow(view.tokens)
+        text = self._texts.get(view.sequence)
+        if text is None:
+            text = self._texts[view.sequence] = RetokenizedText(self._target, self._drafter, self._window)
+        return text.follow(view.tokens)
 
     def _choose(self, logits_RV: Tensor, chains: Sequence[Chain]) -> list[tuple[int, float] | None]:
         """The likeliest ids that have a text. An id that ends a text ends the chain."""
@@ -89,7 +89,7 @@ class UniversalDraft(FromText):
 
     def _text(self, chain: Chain) -> tuple[str, list[int]]:
         """The text that the chain adds, up to its last whole character, and where each of its ids begins in it."""
-        latest = chain.sight.tokens[-self._window :]
+        latest = chain.view.tokens[-self._window :]
         before = self._drafter.decode(latest)
         texts = [self._drafter.decode([*latest, *chain.ids[:count]]) for count in range(1, len(chain.ids) + 1)]
         if not texts or not texts[-1].startswith(before):

@@ -98,7 +98,7 @@ def _specials(tokenizer: Tokenizer) -> dict[int, str]:
     return {token: text for text, token in ids.items() if token is not None}
 
 
-class Retold:
+class RetokenizedText:
     """A sequence of the target in the draft model's ids, by way of its text; updated as it grows.
 
     After new tokens, the text is encoded again from ``window`` ids before its former end, and joined to the old ids at
