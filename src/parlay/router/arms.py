@@ -57,14 +57,14 @@ class Arm:
 class ArmState:
     """The knowledge about one drafter, over all sequences."""
 
-    def __init__(self, arm: Arm, number: int) -> None:
-        self.arm = arm
+    def __init__(self, spec: Arm, number: int) -> None:
+        self.spec = spec
         self.number = number
-        self.sizes = sizes(arm.most)
+        self.sizes = sizes(spec.most)
         self.calibration = ScoreCalibration()
-        self.record = Record(expected=arm.expected)
+        self.record = Record(expected=spec.expected)
         self.seconds = DraftSeconds()
-        self.gains = Gains(proved=arm.expected > 0)
+        self.gains = Gains(proved=spec.expected > 0)
         self.prompts = Account(TRIALS)
         """Pays for the first proposal in a sequence, for which the drafter must read the prompt."""
         self.reading = Reading()
@@ -86,7 +86,7 @@ class ArmState:
     @property
     def trial(self) -> int:
         """Nodes of a trial: at least as many as probes, whose rows then cost at most as much as the test."""
-        return min(self.arm.most, max(_TRIAL, self.probes))
+        return min(self.spec.most, max(_TRIAL, self.probes))
 
     @property
     def trial_rows(self) -> int:
@@ -154,7 +154,7 @@ class ArmState:
         in which each sequence of the batch gains one token.
         """
         free = not self.is_opening and self.prompts.tokens_left(token) <= 0
-        return free or (pays and (self.arm.expected > 0 or self.calibration.drafts >= _TESTED))
+        return free or (pays and (self.spec.expected > 0 or self.calibration.drafts >= _TESTED))
 
     def learn_seconds(
         self, nodes: float, seconds: float, slowdown: float, forward: float, *, read: int, target: float
@@ -177,7 +177,7 @@ class ArmState:
             self.reading.learn(read, min(seconds / slowdown - usual, most))
             self.prompts.debt = max(self.prompts.debt, min(seconds - usual, most))
             return
-        own = known.own_work(nodes, seconds, slowdown, forward, forward * max(1.0, nodes if self.arm.layers else 1.0))
+        own = known.own_work(nodes, seconds, slowdown, forward, forward * max(1.0, nodes if self.spec.layers else 1.0))
         self._slow = self._slow + 1 if usual and seconds / slowdown > 4 * usual + 0.25 * forward else 0
         if self._slow == _SLOWER:
             self._before, self.seconds = known, DraftSeconds(known.revision + 1)
@@ -219,7 +219,7 @@ class ArmCounts:
 class ArmInSequence:
     """The knowledge about one drafter in one sequence."""
 
-    whole: ArmState
+    state: ArmState
     kind: KindState
     limit: int
     """Most nodes of the next draft. It doubles with each draft of which a node was right."""
@@ -240,32 +240,32 @@ class ArmInSequence:
     counts: ArmCounts = field(default_factory=ArmCounts)
 
     @staticmethod
-    def of(whole: ArmState, kind: str) -> ArmInSequence:
+    def of(state: ArmState, kind: str) -> ArmInSequence:
         """The arm in a sequence of this kind; empty: of no kind."""
-        known = whole.of_kind(kind)
-        tested = _PRIOR if whole.arm.expected else min(_PRIOR, known.record.weight)
-        first = _FIRST_OWN if whole.arm.layers and not whole.seconds.is_known else _FIRST
-        limit = whole.arm.most if whole.calibration.drafts >= _KNOWN else min(max(first, whole.trial), whole.arm.most)
-        return ArmInSequence(whole, known, limit, known.record.of_sequence(), known.gain, tested=tested)
+        known = state.of_kind(kind)
+        tested = _PRIOR if state.spec.expected else min(_PRIOR, known.record.weight)
+        first = _FIRST_OWN if state.spec.layers and not state.seconds.is_known else _FIRST
+        limit = state.spec.most if state.calibration.drafts >= _KNOWN else min(max(first, state.trial), state.spec.most)
+        return ArmInSequence(state, known, limit, known.record.of_sequence(), known.gain, tested=tested)
 
     def restart(self, nodes: int) -> None:
         """Begin with short drafts again, of at most ``nodes`` or those of a trial.
 
         A right token or two of a long proposal do not show that the rest is right.
         """
-        self.limit = min(self.limit, max(nodes, self.whole.trial))
+        self.limit = min(self.limit, max(nodes, self.state.trial))
 
     def stake(self, token: float) -> float:
         """Seconds that a proposal longer than a trial may cost: what its drafts have gained, here or elsewhere.
 
         At least the credit with which a sequence begins.
         """
-        return max(self.won, token * max(START, self.whole.gains.tokens))
+        return max(self.won, token * max(START, self.state.gains.tokens))
 
     def book(self, loss: float, token: float) -> None:
         """Book a proposal's loss in seconds. Plain decoding takes ``token`` seconds per token."""
         self.won = max(0.0, self.won - loss)
-        self.whole.gains.book(loss, token)
+        self.state.gains.book(loss, token)
 
     def charge(self, seconds: float, length: int) -> int:
         """Add the seconds of a proposal. Returns how many of the sequence's tokens the drafter read for the first time.
@@ -274,7 +274,7 @@ class ArmInSequence:
         """
         self.counts.seconds += seconds
         was_open, self.is_open = self.is_open, True
-        return 0 if was_open or self.whole.arm.layers else length
+        return 0 if was_open or self.state.spec.layers else length
 
     def learn(self, outcome: Outcome, expected: float) -> None:
         """Learn from a proposal, compared with what its step committed."""
@@ -286,14 +286,14 @@ class ArmInSequence:
         last = len(tested) > len(path) and (chained or not path or draft.tree.parents[tested[-1]] == path[-1])
         self.record.learn(len(path), last, len(tested), expected)
         self.tested += len(path) + last
-        self.whole.depth.learn(nodes, nodes if chained else max(trees.depths(draft.tree)[:nodes]))
+        self.state.depth.learn(nodes, nodes if chained else max(trees.depths(draft.tree)[:nodes]))
         if path:
-            self.limit = min(2 * self.limit, self.whole.arm.most)
+            self.limit = min(2 * self.limit, self.state.spec.most)
 
     def learn_gain(self, tokens: float) -> None:
         """Learn that a proposal would gain ``tokens`` tokens beyond the next best choice."""
         self.gain += (1 - _GAIN_DECAY) * (tokens - self.gain)
-        for known in (self.whole, self.kind):
+        for known in (self.state, self.kind):
             known.gain += (1 - _WHOLE_DECAY) * (tokens - known.gain)
 
 
@@ -303,6 +303,6 @@ def restored(state: ArmState, kept: KeptArm | None, row: float) -> ArmState:
         try:
             state.restore(kept, row)
         except ValueError as error:
-            _log.warning("what was kept of %s can't be used (%s): it is learned anew", state.arm.name, error)
-            return ArmState(state.arm, state.number)
+            _log.warning("what was kept of %s can't be used (%s): it is learned anew", state.spec.name, error)
+            return ArmState(state.spec, state.number)
     return state

@@ -92,9 +92,9 @@ def offered(arm: ArmInSequence, draft: Draft, requested: int, prices: StepPrices
     """The draft as an offer, with the path probability of each node. Nodes that can never pay are left out."""
     goal = prices.goal
     if draft.kind != "point":
-        gain = expected_accepted(arm.record.share, arm.whole.depth.of(requested))
+        gain = expected_accepted(arm.record.share, arm.state.depth.of(requested))
         return Offer(arm, draft, requested, gains=[gain], worths=goal.worths([gain]))
-    nodes, path_probs, gains, worths = arm.whole.calibration.paths(draft, arm.record.shift, prices.floor, goal.shares)
+    nodes, path_probs, gains, worths = arm.state.calibration.paths(draft, arm.record.shift, prices.floor, goal.shares)
     if len(path_probs) > arm.limit:
         if isinstance(nodes, range):
             return Offer(arm, draft, requested, nodes[: arm.limit], path_probs[: arm.limit], gains, worths)
@@ -151,11 +151,11 @@ def best_size(
     If drafting is free, more nodes are asked for, because those that do not pay are cut later. The worth is at most
     ``most``. Drafts longer than a trial cost at most ``stake`` seconds.
     """
-    whole = arm.whole
-    known = prices.known.get(whole.number) or _known(whole, prices)
+    state = arm.state
+    known = prices.known.get(state.number) or _known(state, prices)
     drafts, limit = known.drafts, arm.limit
     if drafts.seconds and drafts.seconds[-1] > stake:
-        limit = min(limit, max(whole.trial, drafts.sizes[max(0, bisect_right(drafts.seconds, stake) - 1)]))
+        limit = min(limit, max(state.trial, drafts.sizes[max(0, bisect_right(drafts.seconds, stake) - 1)]))
     key = int(100 * share + 0.5), limit
     found = known.sizes.get(key)
     if found is None:
@@ -169,7 +169,7 @@ def best_size(
 
 def _sized(arm: ArmInSequence, limit: int, drafts: Drafts, prices: StepPrices, share: float) -> Size:
     found = _best_size(limit, drafts, prices, share, _MARGIN)
-    if arm.whole.seconds.is_known and prices.is_free(arm.whole.seconds.of(limit)):
+    if arm.state.seconds.is_known and prices.is_free(arm.state.seconds.of(limit)):
         return _best_size(limit, drafts, prices, max(share, _SURE), 0.0)[0], *found[1:]
     return found
 

@@ -63,7 +63,7 @@ class Router(Policy):
         self._is_named = all(arm.name for arm in arms)  # without names there is one arm, and no choice to report
         row = cost.forward(1, 1)
         self._arms = [restored(ArmState(arm, number), known.get(arm.name), row) for number, arm in enumerate(arms)]
-        self._replayable = [arm for arm in self._arms if arm.arm.replayable and arm.arm.most]
+        self._replayable = [arm for arm in self._arms if arm.spec.replayable and arm.spec.most]
         self._copying = self._replayable  # those that a sequence of this step has
         self._gains = Gains(proved=any(arm.expected for arm in arms))
         self._trials = Account(aim.effort.trials)
@@ -111,7 +111,7 @@ class Router(Policy):
         while self._next_copying < len(self._copying):
             arm = self._copying[self._next_copying]
             self._next_copying += 1
-            nodes = [arm.arm.most if wait <= 0 else 0 for wait in self._waits(states, arm)]
+            nodes = [arm.spec.most if wait <= 0 else 0 for wait in self._waits(states, arm)]
             if any(nodes):
                 for state, count in zip(states, nodes, strict=True):
                     if count:
@@ -125,7 +125,7 @@ class Router(Policy):
     def _waits(self, states: Sequence[SequenceState], arm: ArmState) -> list[int]:
         """For each sequence, the tokens to decode before a replayable arm is asked there."""
         prices, number = self._prices, arm.number
-        price = prices.of_drafting(arm.seconds.of(arm.arm.most) + self._own_seconds / len(self._copying))
+        price = prices.of_drafting(arm.seconds.of(arm.spec.most) + self._own_seconds / len(self._copying))
         allowed = TRIALS * _shared(prices.sequences) * prices.plain
         every, gain = math.ceil(price * prices.sequences / allowed), price / prices.token
         waits: list[int] = []
@@ -147,7 +147,7 @@ class Router(Policy):
                 state.learn_gains()
             chosen = state.decide(wanted, prices)
             if chosen.arm is not None and chosen.offer is None:
-                numbers[place], nodes[place] = chosen.arm.whole.number, chosen.nodes
+                numbers[place], nodes[place] = chosen.arm.state.number, chosen.nodes
                 state.note_request(numbers[place], nodes[place])
             watching.append(state.watch())
             idle = idle and state.is_idle
@@ -197,7 +197,7 @@ class Router(Policy):
             offer = state.to_verify(prices)
             if offer is not None and offer.draft.probes and not offer.is_drawn:
                 offer.bearing = bearing(offer, prices)
-            rows = 0 if offer is None else offer.fixed_rows + (offer.arm.whole.trial if state.is_trial else 0)
+            rows = 0 if offer is None else offer.fixed_rows + (offer.arm.state.trial if state.is_trial else 0)
             if offer is None or (
                 rows > room and not offer.is_drawn
             ):  # even the probes alone may exceed the power limit
@@ -247,12 +247,12 @@ class Router(Policy):
             state.book(len(draft.tree.tokens), draft.probes, right, self._prices)
             for offer in state.offers:
                 arm, outcome = offer.arm, matched(offer.draft, state.committed)
-                if arm.whole in tested:
-                    tested[arm.whole].append((arm, outcome))
+                if arm.state in tested:
+                    tested[arm.state].append((arm, outcome))
                 else:
-                    tested[arm.whole] = [(arm, outcome)]
-        for whole, pairs in tested.items():
-            expected = whole.calibration.learn([outcome for _, outcome in pairs])
+                    tested[arm.state] = [(arm, outcome)]
+        for arm_state, pairs in tested.items():
+            expected = arm_state.calibration.learn([outcome for _, outcome in pairs])
             for (arm, outcome), count in zip(pairs, expected, strict=True):
                 arm.learn(outcome, count)
 
@@ -280,7 +280,7 @@ class Router(Policy):
 
     def kept(self) -> dict[str, KeptArm]:
         """The state to keep of each arm that has drafted anything, by name."""
-        return {arm.arm.name: arm.kept() for arm in self._arms if arm.calibration.drafts}
+        return {arm.spec.name: arm.kept() for arm in self._arms if arm.calibration.drafts}
 
     def report(self, sequence: int) -> RouterRecord | None:
         """Report what the router did in a sequence: by drafter, by reason, and over time. None for an unnamed arm."""
@@ -290,7 +290,7 @@ class Router(Policy):
         if state is None or state.history is None:
             return RouterRecord()
         state.catch_up()
-        drafters = tuple([Routed(arm.whole.arm.name, *astuple(arm.counts)) for arm in state.arms.values()])
+        drafters = tuple([Routed(arm.state.spec.name, *astuple(arm.counts)) for arm in state.arms.values()])
         power = "" if self._aim.power is None else str(self._aim.power)
         return RouterRecord(drafters, dict(state.reasons), state.view.request.kind, state.history.stretches(), power)
 
@@ -322,10 +322,10 @@ class Router(Policy):
         trials, growth = self._aim.effort.trials, self._aim.effort.growth
         ledger = Ledger(self._prices.token, self._gains, trials=trials, growth=growth)
         kind, predicts = view.request.kind, view.request.predicts
-        own = [arm for arm in self._arms if predicts or arm.arm.named or not arm.arm.predicts]
+        own = [arm for arm in self._arms if predicts or arm.spec.named or not arm.spec.predicts]
         arms = {arm.number: ArmInSequence.of(arm, kind) for arm in own}
-        suiting = [arm for arm in arms.values() if arm.whole.arm.most and arm.whole.arm.suits(kind)]
-        priced = [arm for arm in suiting if not arm.whole.arm.replayable]
+        suiting = [arm for arm in arms.values() if arm.state.spec.most and arm.state.spec.suits(kind)]
+        priced = [arm for arm in suiting if not arm.state.spec.replayable]
         history = ChoiceHistory() if self._is_named else None
         state = SequenceState(view, ledger, Account(trials), self._trials, self._answers, arms, priced, history)
         self._states[view.sequence] = state

@@ -108,8 +108,8 @@ class SequenceState:
         if self.explored.debt:
             self.explored.earn(decoded * token)
         for arm in self.priced:
-            if arm.whole.arm.sees_first:  # all arms see the step that reads the prompt, which is the first
-                number = arm.whole.number
+            if arm.state.spec.sees_first:  # all arms see the step that reads the prompt, which is the first
+                number = arm.state.number
                 arm.is_ready = not missed and (self.steps == 1 or number in self.watching or number in self.requested)
         self.steps += 1
         self.offers, self.requested, self.seconds, self.tried_next, self.verifying = [], {}, 0.0, None, None
@@ -119,8 +119,8 @@ class SequenceState:
         """Note that the arm with this number is asked for ``nodes`` nodes."""
         self.requesting = arm = self.arms[number]
         self.requested[number] = nodes
-        arm.requested_at, arm.whole.unasked = self.length, 0
-        seconds = arm.whole.seconds.of(nodes)
+        arm.requested_at, arm.state.unasked = self.length, 0
+        seconds = arm.state.seconds.of(nodes)
         arm.counts.asked += 1
         arm.counts.expected_seconds += seconds
         self.seconds += seconds
@@ -133,13 +133,13 @@ class SequenceState:
         if draft is None:
             arm.is_lost = True
         elif draft.tree.tokens:
-            if draft.probes and (len(draft) > draft.probes or not arm.whole.probes):
-                arm.whole.probes = draft.probes  # a draft without probes, as at the end of a text, is no guide
-            self.offers.append(offered(arm, draft, self.requested[arm.whole.number], prices))
+            if draft.probes and (len(draft) > draft.probes or not arm.state.probes):
+                arm.state.probes = draft.probes  # a draft without probes, as at the end of a text, is no guide
+            self.offers.append(offered(arm, draft, self.requested[arm.state.number], prices))
 
     def has_run(self, number: int) -> bool:
         """Whether asking this arm took time. A drafter on the target's own layers that proposes nothing takes none."""
-        return not self.arms[number].whole.arm.layers or any(each.arm.whole.number == number for each in self.offers)
+        return not self.arms[number].state.spec.layers or any(each.arm.state.number == number for each in self.offers)
 
     # --------------------------------------------------------------------------------------------------------- choices
 
@@ -183,7 +183,7 @@ class SequenceState:
         if self.history is not None:
             self.reasons[self.reason] += 1
         if self.choice.arm is not None and not self.choice.arm.is_open:
-            self.choice.arm.whole.is_opening = True
+            self.choice.arm.state.is_opening = True
         return self.choice
 
     def _try(self, prices: StepPrices) -> None:
@@ -196,14 +196,14 @@ class SequenceState:
             self.tried_next = tried
         elif tried is not None:
             self.is_trial, self.forgone, self.reason = True, self.choice.worth * prices.token, TRIED
-            nodes = tried.whole.trial
+            nodes = tried.state.trial
             self.choice = Choice(arm=tried, nodes=nodes)
-            self.trials.debt = prices.of_drafting(tried.whole.seconds.of(nodes)) + prices.of_nodes(nodes)
+            self.trials.debt = prices.of_drafting(tried.state.seconds.of(nodes)) + prices.of_nodes(nodes)
 
     def _go_on(self, laid: Laid, prices: StepPrices) -> None:
         """Draft what probes prepared, if nothing else is chosen, or if they were a trial and a copy is chosen."""
         free = self.choice is NOTHING or (laid.is_trial and self.choice.offer is not None)
-        if free and prices.room >= laid.arm.whole.trial_rows * prices.sequences:
+        if free and prices.room >= laid.arm.state.trial_rows * prices.sequences:
             self.is_trial, self.forgone, self.reason = True, self.choice.worth * prices.token, TRIED
             self.choice = Choice(arm=laid.arm, nodes=laid.nodes)
 
@@ -211,7 +211,7 @@ class SequenceState:
         """Whether the arm may read the prompt: the rest of the answer should save more time than reading takes."""
         saved = self.answers.left(self.view) * wanted.worth * prices.token / (1 + wanted.gain)
         seconds = prices.token * prices.sequences
-        return saved >= prices.of_drafting(arm.whole.reading.of(self.length)) and arm.whole.may_open(seconds, pays=True)
+        return saved >= prices.of_drafting(arm.state.reading.of(self.length)) and arm.state.may_open(seconds, pays=True)
 
     def _why_nothing(self, wanted: Choice, may: bool, prices: StepPrices) -> str:
         if not prices.room:
@@ -229,19 +229,19 @@ class SequenceState:
         likeliest, chosen = None, self.choice
         worth = chosen.worth if chosen.arm else -1.0
         for arm in self.priced:
-            room = prices.room >= arm.whole.trial_rows * prices.sequences
-            ready = room and (arm.is_open or arm.whole.may_open(prices.token * prices.sequences, pays=False))
-            rival = arm is not chosen.arm and (chosen.offer is None or arm.whole.probes)
+            room = prices.room >= arm.state.trial_rows * prices.sequences
+            ready = room and (arm.is_open or arm.state.may_open(prices.token * prices.sequences, pays=False))
+            rival = arm is not chosen.arm and (chosen.offer is None or arm.state.probes)
             if ready and not arm.is_lost and rival:
                 share = min(1.0, arm.record.share + _BONUS * math.sqrt(math.log(1 + self.steps) / (1 + arm.tested)))
-                bound = math.inf if arm.whole.is_forgotten else best_size(arm, prices, share).worth
+                bound = math.inf if arm.state.is_forgotten else best_size(arm, prices, share).worth
                 if bound > worth:
                     likeliest, worth = arm, bound
         return likeliest
 
     def until_trial(self, token: float) -> int:
         """How many tokens to decode until the next trial, at ``token`` seconds for each."""
-        opening = [0 if arm.is_open else arm.whole.prompts.tokens_left(token) for arm in self.priced]
+        opening = [0 if arm.is_open else arm.state.prompts.tokens_left(token) for arm in self.priced]
         own, shared = self.ledger.trials.tokens_left(self.ledger.token), self.trials.tokens_left(token)
         return max(own, shared, min(opening, default=0))
 
@@ -255,11 +255,11 @@ class SequenceState:
         if self.ledger.is_funded:
             for choice in self.options:
                 arm = choice.arm
-                if arm is not None and choice.offer is None and arm.whole.number not in self.requested:
+                if arm is not None and choice.offer is None and arm.state.number not in self.requested:
                     watching.append(arm)
         if self.tried_next is not None and self.tried_next not in watching:
             watching.append(self.tried_next)
-        self.watching = tuple([arm.whole.number for arm in watching]) if watching else ()
+        self.watching = tuple([arm.state.number for arm in watching]) if watching else ()
         return self.watching
 
     @property
@@ -271,7 +271,7 @@ class SequenceState:
 
     def learn_gains(self) -> None:
         """Learn what each replayable arm's proposal adds to those of arms asked before it and of the others."""
-        worths = {choice.arm.whole.number: choice.worth for choice in self.options if choice.arm is not None}
+        worths = {choice.arm.state.number: choice.worth for choice in self.options if choice.arm is not None}
         known = max([worth for number, worth in worths.items() if number not in self.requested], default=0.0)
         for number in self.requested:
             worth = max(known, worths.get(number, 0.0))
@@ -300,8 +300,8 @@ class SequenceState:
 
     def verified(self, offer: Offer, nodes: Sequence[int]) -> Draft:
         """Cut the offer to ``nodes``. A trial keeps some nodes whatever they cost, and a drawn draft stays whole."""
-        if self.is_trial and len(nodes) < offer.arm.whole.trial:
-            nodes = best_of((offer.nodes, offer.path_probs), offer.arm.whole.trial)
+        if self.is_trial and len(nodes) < offer.arm.state.trial:
+            nodes = best_of((offer.nodes, offer.path_probs), offer.arm.state.trial)
         if offer.bearing:
             nodes = sorted({*nodes, *offer.bearing})
         self.verifying, self.expected = offer.arm, offer.gains[len(nodes)]
@@ -312,8 +312,8 @@ class SequenceState:
     def _credited(self, offer: Offer) -> Draft:
         """The offer's draft. Tokens that it copies, and that the prediction proposed too, come from the prediction."""
         offers = self.offers if self.view.request.predicts else []
-        predicted = [each.draft for each in offers if each.arm.whole.arm.predicts]
-        copies = offer.arm.whole.arm.replayable and not offer.arm.whole.arm.predicts
+        predicted = [each.draft for each in offers if each.arm.state.spec.predicts]
+        copies = offer.arm.state.spec.replayable and not offer.arm.state.spec.predicts
         return trees.credited(offer.draft, predicted[0]) if predicted and copies else offer.draft
 
     def book(self, nodes: int, probes: int, right: int, prices: StepPrices) -> None:
@@ -329,13 +329,13 @@ class SequenceState:
             self._count(self.history, nodes, right)
         drafting = copying = 0.0
         for number, requested in self.requested.items():
-            whole = self.arms[number].whole
-            seconds = whole.booked(requested) if self.has_run(number) else 0.0
-            if not whole.arm.replayable:
+            state = self.arms[number].state
+            seconds = state.booked(requested) if self.has_run(number) else 0.0
+            if not state.spec.replayable:
                 outcome = prices.of_nodes(nodes) - right * prices.token if self.verifying is self.arms[number] else 0.0
                 self.arms[number].book(prices.of_drafting(seconds) + outcome, prices.token)
             drafting += seconds
-            copying += seconds if whole.arm.replayable else 0.0
+            copying += seconds if state.spec.replayable else 0.0
         laid, self.laid = self.laid, None
         if nodes or laid is not None or self.is_trial or not prices.is_free(drafting - copying):
             token, arm = prices.token, self.verifying
@@ -344,9 +344,9 @@ class SequenceState:
                 loss, self.forgone = loss + laid.loss, self.forgone + laid.forgone
                 self.is_trial = laid.is_trial
             elif arm is not None and 0 < nodes == probes:
-                self.laid = Laid(arm, self.requested[arm.whole.number], loss, self.is_trial, self.forgone)
+                self.laid = Laid(arm, self.requested[arm.state.number], loss, self.is_trial, self.forgone)
                 return
-            tested = arm is not None and not arm.whole.arm.replayable and nodes > 0
+            tested = arm is not None and not arm.state.spec.replayable and nodes > 0
             self.ledger.settle(loss, token, trial=self.is_trial and not self.forgone, tested=tested)
             if self.is_trial:
                 self.explored.debt = self.trials.debt = max(0.0, loss + self.forgone)
@@ -365,7 +365,7 @@ class SequenceState:
         counts.trials += self.is_trial
         counts.expected += self.expected
         counts.accepted += right
-        history.add(arm.whole.arm.name, len(self.committed), 1 + self.expected)
+        history.add(arm.state.spec.name, len(self.committed), 1 + self.expected)
 
     def catch_up(self) -> int:
         """Count the steps since the router last learned: it was inactive in them."""
@@ -390,7 +390,7 @@ class SequenceState:
 
         Without a draft a step commits one token, so no more of a proposal is compared, and no more of it is charged.
         """
-        offers = [offer for offer in self.offers if offer.arm.whole.arm.replayable]
+        offers = [offer for offer in self.offers if offer.arm.state.spec.replayable]
         wanted = max([best_cut(offer, prices) for offer in offers], key=_worth, default=NOTHING)
         if wanted.offer is None:
             return 0.0
