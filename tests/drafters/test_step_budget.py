@@ -119,14 +119,14 @@ def test_an_output_that_was_long_before_it_is_followed_is_followed_from_near_its
 
 def test_what_a_sequence_leaves_is_there_for_those_after_it() -> None:
     step = StepBudget(StateRoom(), 100)
-    step.begin(4)
+    step.begin([1] * 4)
     assert [step.take(wanted) for wanted in (10, STEP_TOKENS, 10, STEP_TOKENS)] == [
         10,
         STEP_TOKENS - STEP_TOKENS // 2 - 10,
         10,
         STEP_TOKENS // 2 - 10,
     ]
-    step.begin(2)
+    step.begin([1] * 2)
     assert step.take_whole(10 * STEP_TOKENS)
     assert not step.take_whole(1)
 

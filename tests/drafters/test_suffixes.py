@@ -175,9 +175,9 @@ def test_a_long_text_is_not_taken_in_again_where_its_last_tokens_come_and_go() -
     """As those drafted by the other levels of a cascade do."""
     step, live, text = StepBudget(StateRoom(), 1), LiveText(6, ()), [place % 97 for place in range(2 * STEP_TOKENS)]
     for _ in range(3):
-        step.begin(1)
+        step.begin([1])
         taken_in = live.follow(text, step)
     assert taken_in is not None
     for drafted in ([1, 2, 3], [4], [1, 2, 5, 6]):
-        step.begin(1)
+        step.begin([1])
         assert live.follow([*text, *drafted], step) is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from parlay.drafters.state_room import StateRoom
 
 STEP_TOKENS = 2048
@@ -20,9 +22,10 @@ class StepBudget:
         self._room, self._token_bytes = room, token_bytes
         self._left = self._share = self._waiting = 0
 
-    def begin(self, sequences: int) -> None:
-        """Begin a step in which ``sequences`` sequences are asked for drafts."""
-        self._left, self._share, self._waiting = STEP_TOKENS, STEP_TOKENS // max(1, sequences), sequences
+    def begin(self, budgets: Sequence[int]) -> None:
+        """Begin a step in which the sequences with a budget draft."""
+        self._waiting = sum([budget > 0 for budget in budgets])
+        self._left, self._share = STEP_TOKENS, STEP_TOKENS // max(1, self._waiting)
 
     def take(self, wanted: int) -> int:
         """How many of the ``wanted`` tokens the next sequence may index now."""

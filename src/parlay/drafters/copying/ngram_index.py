@@ -193,7 +193,7 @@ class Indexes(Shared[SharedIndex]):
 
     def begin(self, budgets: Sequence[int]) -> None:
         """Begin a step in which the sequences with a budget draft."""
-        self._step.begin(sum([budget > 0 for budget in budgets]))
+        self._step.begin(budgets)
 
     def ready(self, sequence: int, texts: Texts) -> NgramIndex | None:
         """The index of a sequence's texts; None while it is being made. Raises what making it raised."""

@@ -60,7 +60,7 @@ class PredictedOutput:
         self._bytes = StateBytes(resources.room, self._copies)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        self._step.begin(len(views))
+        self._step.begin(budgets)
         own = [self._propose(view, budget) for view, budget in zip(views, budgets, strict=True)]
         if not self._fallback:
             return [draft for draft, _ in own]

@@ -61,7 +61,7 @@ class PromptLookup(OneByOne):
         self._bytes = StateBytes(resources.room, self._texts)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        self._step.begin(sum([budget > 0 for budget in budgets]))
+        self._step.begin(budgets)
         return super().propose(views, budgets)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:

@@ -53,7 +53,7 @@ class CountedTexts:
 
     def begin(self, budgets: Sequence[int]) -> None:
         """Begin a step in which the sequences with a budget draft."""
-        self._step.begin(sum([budget > 0 for budget in budgets]))
+        self._step.begin(budgets)
 
     def of(self, view: SequenceView) -> NgramCounts:
         """The counts of a sequence, as far as it has been counted."""

@@ -50,7 +50,7 @@ class Lookahead(OneByOne):
         self._step = StepBudget(resources.room, GRAM_BYTES)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        self._step.begin(sum([budget > 0 for budget in budgets]))
+        self._step.begin(budgets)
         return super().propose(views, budgets)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:

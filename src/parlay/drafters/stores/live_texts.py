@@ -101,7 +101,7 @@ class LiveTexts:
 
     def begin(self, budgets: Sequence[int]) -> None:
         """Begin a step in which the sequences with a budget draft."""
-        self._step.begin(sum([budget > 0 for budget in budgets]))
+        self._step.begin(budgets)
 
     def of(self, view: SequenceView) -> LiveText | None:
         """The text of a sequence, with all of its tokens; None while it is being indexed."""
