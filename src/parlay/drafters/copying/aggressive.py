@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parlay.drafters.copying.alignment import LOST, Alignment, chance
+from parlay.drafters.copying.alignment import LOST, Alignment, copied
 from parlay.drafters.copying.ngram_index import Indexes, NgramIndex, Texts
 from parlay.drafters.per_sequence import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import StateBytes
 from parlay.options import Options, option
-from parlay.types import NO_DRAFT, Draft, Request, SequenceView, trees
+from parlay.types import NO_DRAFT, Draft, Request, SequenceView
 
 SOURCE = "aggressive"
 
@@ -56,10 +56,7 @@ class Aggressive(OneByOne):
             copy.alignment = Alignment(index, _only_occurrence, view.prompt_length)
         place, run, _ = copy.alignment.follow(view.tokens)
         self._bytes.set(view.sequence, copy.alignment.nbytes)
-        if place == LOST:
-            return NO_DRAFT
-        tokens = index.copy(place, budget)
-        return trees.chain(tokens, SOURCE, [chance(run + depth) for depth in range(len(tokens))])
+        return copied(index, place, run, budget, SOURCE)
 
     def release(self, sequence: int) -> None:
         self._copies.pop(sequence, None)

@@ -7,6 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from parlay.drafters.copying.ngram_index import NgramIndex
 from parlay.drafters.per_sequence import History
+from parlay.types import NO_DRAFT, Draft, trees
 
 K = TypeVar("K")
 
@@ -98,3 +99,11 @@ class Alignment:
 def chance(run: int) -> float:
     """The probability that a copy continues after ``run`` matches: .3 to .95, from summaries, answers and edits."""
     return run / (run + 1) if run > 1 else 0.3
+
+
+def copied(source: NgramIndex, place: int, run: int, budget: int, name: str) -> Draft:
+    """The draft ``name`` of at most ``budget`` tokens from ``place`` on, where ``run`` tokens agree; none if lost."""
+    if place == LOST:
+        return NO_DRAFT
+    tokens = source.copy(place, budget)
+    return trees.chain(tokens, name, [chance(run + depth) for depth in range(len(tokens))])

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from parlay.drafters.copying.alignment import LOST, Alignment, chance
+from parlay.drafters.copying.alignment import LOST, Alignment, copied
 from parlay.drafters.copying.ngram_index import END, Indexes, NgramIndex
 from parlay.drafters.per_sequence import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import StateBytes
 from parlay.options import Options, UsageError, option
-from parlay.types import NO_DRAFT, Draft, SequenceView, trees
+from parlay.types import NO_DRAFT, Draft, SequenceView
 
 SOURCE = "reference-copy"
 
@@ -73,10 +73,7 @@ class ReferenceCopy(OneByOne):
         else:
             latest = view.tokens[max(view.prompt_length, len(view.tokens) - self._longest) :]
             place, length = _first(index, latest, self._shortest)
-        if place == LOST:
-            return NO_DRAFT
-        tokens = index.copy(place, budget)
-        return trees.chain(tokens, SOURCE, [chance(length + depth) for depth in range(len(tokens))])
+        return copied(index, place, length, budget, SOURCE)
 
     def _follow(self, view: SequenceView, index: NgramIndex) -> tuple[int, int]:
         """The output's place in the first reference, and how many tokens before it agree."""
