@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -47,8 +48,22 @@ def longest(inputs: RuleInput, good_enough: GoodEnough, last_token: Callable[[Ve
     return Verdict(path, (*(tree.tokens[node] for node in path), last_token(best_V, len(path))))
 
 
+def _next(inputs: RuleInput, probs_V: Vector, level: int) -> int:
+    """The token after a path: drawn, or the best one for a greedy request."""
+    return int(probs_V.argmax()) if inputs.greedy else inputs.rng.draw(probs_V, level)
+
+
 @dataclass(frozen=True, slots=True)
-class Threshold(DistributionRule):
+class _LossyRule(DistributionRule):
+    """A rule for fixed guesses that promises nothing about the text, and judges greedy requests like others."""
+
+    exactness: ClassVar[Exactness] = Exactness.LOSSY
+    kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
+    matches_greedy: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold(_LossyRule):
     """Relaxed verification of blockwise drafts, by rank and distance.
 
     GAD++ (Xia et al. 2022, arXiv:2203.16487; Stern et al. 2018, arXiv:1811.03115, section 5). A token passes if it is
@@ -58,17 +73,11 @@ class Threshold(DistributionRule):
     path is drawn from p, or is the best token for a greedy request.
     """
 
-    exactness: ClassVar[Exactness] = Exactness.LOSSY
-    kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
-    matches_greedy: ClassVar[bool] = False
     beta: int = 5
     tau: float = 3.0
 
     def verdict(self, inputs: RuleInput) -> Verdict:
-        def last_token(probs_V: Vector, level: int) -> int:
-            return int(probs_V.argmax()) if inputs.greedy else inputs.rng.draw(probs_V, level)
-
-        return longest(inputs, self._good_enough, last_token)
+        return longest(inputs, self._good_enough, partial(_next, inputs))
 
     def _good_enough(self, probs_V: Vector) -> Callable[[int], bool]:
         floor = probs_V.max() * math.exp(-self.tau)
@@ -81,7 +90,7 @@ class Threshold(DistributionRule):
 
 
 @dataclass(frozen=True, slots=True)
-class Rollback(DistributionRule):
+class Rollback(_LossyRule):
     """The rollback of big-little decoding (BiLD, Kim et al. 2023, arXiv:2302.07863).
 
     A token passes if its cross-entropy under the target, -log p(x), is at most ``nats``, or if it is the target's best
@@ -90,9 +99,6 @@ class Rollback(DistributionRule):
     requests.
     """
 
-    exactness: ClassVar[Exactness] = Exactness.LOSSY
-    kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
-    matches_greedy: ClassVar[bool] = False
     nats: float = 2.0
     by_kind: Mapping[str, float] = field(default_factory=dict)
 
@@ -104,18 +110,15 @@ class Rollback(DistributionRule):
         return self.by_kind.get(kind, self.nats)
 
     def verdict(self, inputs: RuleInput) -> Verdict:
-        def last_token(probs_V: Vector, level: int) -> int:
-            return int(probs_V.argmax()) if inputs.greedy else inputs.rng.draw(probs_V, level)
-
         def good_enough(probs_V: Vector) -> Callable[[int], bool]:
             least, best = math.exp(-self._nats_of(inputs.kind)), int(probs_V.argmax())
             return lambda token: bool(probs_V[token] >= least or token == best)
 
-        return longest(inputs, good_enough, last_token)
+        return longest(inputs, good_enough, partial(_next, inputs))
 
 
 @dataclass(frozen=True, slots=True)
-class Typical(DistributionRule):
+class Typical(_LossyRule):
     """Typical acceptance (Medusa, Cai et al. 2024, arXiv:2401.10774).
 
     A token passes if p(x) > min(eps, delta exp(-H(p))): the less certain the target is, the lower the threshold. The
@@ -123,8 +126,7 @@ class Typical(DistributionRule):
     get exact match.
     """
 
-    exactness: ClassVar[Exactness] = Exactness.LOSSY
-    kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
+    matches_greedy: ClassVar[bool] = True
     eps: float = 0.09
     delta: float = 0.3
 
@@ -143,7 +145,7 @@ def entropy(probs_V: Vector) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Step(DistributionRule):
+class Step(_LossyRule):
     """Accepts whole steps of reasoning (SpecReason, Pan et al. 2025, arXiv:2504.07891).
 
     The target's score of a step is the mean log-probability of its tokens, which the verifying forward computes. (In
@@ -153,9 +155,6 @@ class Step(DistributionRule):
     decoding.
     """
 
-    exactness: ClassVar[Exactness] = Exactness.LOSSY
-    kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
-    matches_greedy: ClassVar[bool] = False
     nats: float = 0.4
 
     def matches(self, view: SequenceView) -> bool:
@@ -204,21 +203,13 @@ def _whole(inputs: RuleInput, path: Sequence[int], laws: Sequence[Vector]) -> Ve
     return Verdict(tuple(path), (*tokens, _next(inputs, laws[-1], len(path))))
 
 
-def _next(inputs: RuleInput, probs_V: Vector, level: int) -> int:
-    return int(probs_V.argmax()) if inputs.greedy else inputs.rng.draw(probs_V, level)
-
-
 @dataclass(frozen=True, slots=True)
-class Unverified(DistributionRule):
+class Unverified(_LossyRule):
     """Accepts the drafter's text (DynaMo, Tuli et al. 2024, arXiv:2405.00888): the target draws only the next token.
 
     In a tree, the path of first children is accepted, up to a token that the request forbids by a mask, a schema or
     truncation.
     """
-
-    exactness: ClassVar[Exactness] = Exactness.LOSSY
-    kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
-    matches_greedy: ClassVar[bool] = False
 
     def verdict(self, inputs: RuleInput) -> Verdict:
         path, laws = _first_path(inputs)
