@@ -102,7 +102,7 @@ def load_adapters(options: argparse.Namespace, registry: Registry, base: str | N
             raise ValueError(f"--lora-modules: the name {name!r} is in use: choose another for the adapter")
         adapter, served = NamedAdapter(name, base, user_path(folder).resolve()), registry.get(base).served
         assert served is not None, "the first model is loaded at once"
-        served.llm.llm.adapters.load(name, adapter.folder)
+        served.llm.adapters.load(name, adapter.folder)
         registry.adapters.add(adapter)
 
 

@@ -29,7 +29,7 @@ class NamedAdapter:
         """The base model with the adapter; the model is loaded first if necessary. Raises ApiError if the adapter can't
         be loaded. This blocks."""
         try:
-            adapter = served.llm.llm.adapters.load(self.name, self.folder)
+            adapter = served.llm.adapters.load(self.name, self.folder)
         except (ParlayError, ValueError) as error:
             message = str(error).replace(str(self.folder), self.shown or str(self.folder))
             raise ApiError(400, message, "lora_path") from None

@@ -126,7 +126,7 @@ class Cascades:
     async def _answer(self, served: Served, question: Question) -> CompletionOutput:
         alone = question.but(replace(question.params, n=1), question.options)
         job = await asyncio.to_thread(alone.job, served)
-        return (await (await served.llm.submit(job, whole=True)).wait()).outputs[0]
+        return (await (await served.service.submit(job, whole=True)).wait()).outputs[0]
 
     async def _audit(self, cascade: CascadeFile, chosen: Served, large: Served, question: Question) -> None:
         """Compare the answer that was sent with the large model's own. Skipped if there is no room."""

@@ -12,6 +12,7 @@ from typing import Literal
 
 from parlay.aio import AsyncLLM
 from parlay.certificates.gate import CertificateGate
+from parlay.llm.llm import LLM
 from parlay.llm.vocabulary import Vocabulary
 from parlay.serve.errors import ApiError
 from parlay.types import Adapter, RunnerSpec, SamplingParams, Tokenizer
@@ -36,45 +37,49 @@ class Served:
     """A loaded model under its name."""
 
     name: str
-    llm: AsyncLLM
+    service: AsyncLLM
     adapter: Adapter | None = None
     """The adapter that this request uses; ``name`` is then the adapter's."""
 
     @property
+    def llm(self) -> LLM:
+        return self.service.llm
+
+    @property
     def tokenizer(self) -> Tokenizer | None:
-        return self.llm.llm.tokenizer
+        return self.llm.tokenizer
 
     @property
     def vocabulary(self) -> Vocabulary:
-        return self.llm.llm.vocabulary
+        return self.llm.vocabulary
 
     @property
     def spec(self) -> RunnerSpec:
-        return self.llm.llm.runner.spec
+        return self.llm.runner.spec
 
     @property
     def max_model_len(self) -> int:
         """The most tokens of prompt and output together."""
-        return self.llm.llm.engine.max_context
+        return self.llm.engine.max_context
 
     @property
     def usual(self) -> SamplingParams:
         """The sampling parameters that apply if neither the request nor its protocol sets them."""
-        return self.llm.llm.get_default_sampling_params()
+        return self.llm.get_default_sampling_params()
 
     @property
     def gate(self) -> CertificateGate:
-        return self.llm.llm.gate
+        return self.llm.gate
 
     @property
     def draft_models(self) -> tuple[str, ...]:
         """Names or paths of its draft models."""
-        return self.llm.llm.draft_models
+        return self.llm.draft_models
 
     @property
     def strategies(self) -> frozenset[str]:
         """Strategies that a request may name without parameters."""
-        return frozenset(self.llm.llm.offered())
+        return frozenset(self.llm.offered())
 
 
 class HostedModel:
@@ -125,13 +130,13 @@ class HostedModel:
     @property
     def dead(self) -> bool:
         """Whether its engine has stopped by itself."""
-        return self.served is not None and not self.leaving and not self.served.llm.alive
+        return self.served is not None and not self.leaving and not self.served.service.alive
 
     @property
     def loss(self) -> str:
         """Why a part of the model is lost; empty if none is, and after it has been loaded again."""
         if self.served is not None and not self.leaving:
-            self._loss = self.served.llm.llm.loss() or self._loss
+            self._loss = self.served.llm.loss() or self._loss
         return self._loss
 
     @property
@@ -150,7 +155,7 @@ class HostedModel:
         """Whether a request uses it or is under way in its engine."""
         if self.users or self.wanted:
             return True
-        stats = self.served.llm.stats() if self.served is not None else None
+        stats = self.served.service.stats() if self.served is not None else None
         return stats is not None and stats.waiting + stats.running > 0
 
     def arrive(self, llm: AsyncLLM) -> None:
@@ -208,7 +213,7 @@ class HostedModel:
                         await self._left.wait()
             if self.served is not None:
                 over = time.monotonic() - began
-                await self.served.llm.close(None if drain_seconds is None else max(0.0, drain_seconds - over))
+                await self.served.service.close(None if drain_seconds is None else max(0.0, drain_seconds - over))
         finally:
             if self.loader is not None:
                 self.served = None

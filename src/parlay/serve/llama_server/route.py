@@ -102,7 +102,7 @@ def _add_slots(routes: APIRouter, registry: Registry, settings: Settings) -> Non
 
 async def _saved(served: Served, slot: int, body: SlotBody) -> dict[str, Any]:
     """Write the cached prefixes of all requests, as prefixes belong to no slot. Other requests wait meanwhile."""
-    file, slots = served.llm.llm.prefix_cache, served.llm.capacity
+    file, slots = served.llm.prefix_cache, served.service.capacity
     if not 0 <= slot < slots:
         raise ApiError(400, f"Invalid slot ID {slot}: this server has slots 0 to {slots - 1}", "slot")
     if file is None:
@@ -111,7 +111,7 @@ async def _saved(served: Served, slot: int, body: SlotBody) -> dict[str, Any]:
         raise ApiError(400, f"filename must be {file.path.name}, the only file of this server, or missing", "filename")
     began = time.monotonic()
     try:
-        saved = await served.llm.between_steps(lambda llm: file.save())
+        saved = await served.service.between_steps(lambda llm: file.save())
     except OSError as error:
         logger.warning("the prefixes can't be written: %s", error)
         raise ApiError(500, f"the prefixes can't be written: {error.strerror}") from None
@@ -135,7 +135,7 @@ def _props(served: Served) -> dict[str, Any]:
     template = served.tokenizer.chat_template if served.tokenizer is not None else None
     return {
         "default_generation_settings": {"n_ctx": served.max_model_len, "params": LlamaBody().sampling()},
-        "total_slots": served.llm.capacity,
+        "total_slots": served.service.capacity,
         "model_path": served.name,
         "chat_template": template if isinstance(template, str) else "",
         "modalities": {"vision": False, "audio": False},

@@ -96,7 +96,7 @@ class ServerEnergy(Collector):
             if model.spec.device not in self._devices:
                 self._devices[model.spec.device] = _Device(self._choose(model.spec.device))
             if not self._devices[model.spec.device].meter.includes and (power := self._power(model)) is not None:
-                stats = model.llm.stats()
+                stats = model.service.stats()
                 joules = power.watts * stats.step_seconds + power.row_joules * stats.step_rows
                 yield _Used(model.name, "modelled", joules, stats.committed_tokens)
         if measured := [each for each in self._devices.values() if each.meter.includes]:
@@ -104,9 +104,9 @@ class ServerEnergy(Collector):
 
     def _power(self, model: Served) -> PowerModel | None:
         """The assumed power of the model's device; None if unknown."""
-        if model.llm not in self._powers:
+        if model.service not in self._powers:
             device = model.spec.device
-            power = self._powers[model.llm] = modelled_power(device, model.llm.llm.engine.cost)
+            power = self._powers[model.service] = modelled_power(device, model.llm.engine.cost)
             if power is not None:
                 _log.warning("energy of %s: %s, because %s", model.name, power, self._devices[device].meter.reason)
-        return self._powers[model.llm]
+        return self._powers[model.service]

@@ -263,7 +263,7 @@ class _Engines(Collector):
         return []  # no engine is read at registration
 
     def collect(self) -> Iterator[Metric]:
-        stats = {model.name: model.llm.stats() for model in self._models.loaded}
+        stats = {model.name: model.service.stats() for model in self._models.loaded}
         for family, name, text, read in _READINGS:
             own = name.startswith("parlay_")
             metric = family(name, text, labels=["model"] if own else _OF_VLLM)

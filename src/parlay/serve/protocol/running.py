@@ -73,8 +73,8 @@ class Run:
         Raises ApiError for a job that can't run, Busy and Closed; then no job is under way.
         """
         self._give_back = self.keep() if self.keep is not None else None
-        llm, drafter = self.served.llm, self.drafter
-        submit = llm.submit if drafter is None else partial(submit_ahead, llm, drafter=drafter)
+        service, drafter = self.served.service, self.drafter
+        submit = service.submit if drafter is None else partial(submit_ahead, service, drafter=drafter)
         try:
             for job in self.jobs:
                 submitted = submit(job, timeout=self.timeout, whole=whole, wake_event=self._wake_event)
@@ -206,7 +206,7 @@ def prepare(
     """
     own = options if served.adapter is None else replace(options, adapter=served.adapter)
     try:
-        job = served.llm.llm.job(prompt, params, own, chat)
+        job = served.llm.job(prompt, params, own, chat)
     except PromptTooLong as error:
         raise ApiError(400, str(error), names.prompt, "context_length_exceeded") from None
     except MachineBusy as error:

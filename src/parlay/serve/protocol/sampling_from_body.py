@@ -263,7 +263,7 @@ def structure(wanted: StructuredOutputs | None) -> StructuredOutputsParams | Non
 
 def check_count(prompts: int, n: int, served: Served) -> None:
     """Raises ApiError for more samples than the model can ever have under way, so that retrying would not help."""
-    most = served.llm.capacity
+    most = served.service.capacity
     if prompts > 1 and prompts * n > most:
         amount = f"{prompts} prompts with {n} samples each" if n > 1 else f"{prompts} prompts"
         raise ApiError(400, f"{amount} are more than the {most} samples that this server takes at once", "prompt")
@@ -285,7 +285,7 @@ def check_length(tokens: int, served: Served, settings: Settings, field: str) ->
 def _for_a_client(error: NotNamed, served: Served) -> str:
     """The error's message; if the server's owner has configured drafters for the same strategy, it says how a request
     gets them."""
-    own = parse(served.llm.llm.strategy)
+    own = parse(served.llm.strategy)
     owned = [key for key, _ in own.parameters if find(own.name).parameters[key].opens]
     if not owned or not re.match(rf"strategy {re.escape(own.name)}[: ]", str(error)):
         return str(error)

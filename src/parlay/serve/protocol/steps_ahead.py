@@ -97,7 +97,7 @@ async def drafted_ahead(
         return run
     params, (job,) = ahead_params(ahead), run.jobs
     served = await _drafter(run.served, ahead.drafter, registry, request)
-    run.drafter = StepsDrafter(served.llm, params, replace(options, adapter=run.served.adapter, vote=None))
+    run.drafter = StepsDrafter(served.service, params, replace(options, adapter=run.served.adapter, vote=None))
     run.keep = lambda: keep_in_use(request)
     await in_thread(request, lambda: _check(run.served, job, served, run.drafter), heavy=False)
     return run
@@ -119,7 +119,7 @@ async def _drafter(target: Served, name: str | None, registry: Registry, request
 def _check(target: Served, job: Job, served: Served, drafter: StepsDrafter | None) -> None:
     assert drafter is not None
     try:
-        check_ahead(target.llm, job, drafter)
+        check_ahead(target.service, job, drafter)
     except (ValueError, ParlayError) as error:
         judged = "judge" in str(error)
         message = str(error).replace(served.spec.name, served.name)

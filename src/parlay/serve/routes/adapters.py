@@ -69,8 +69,8 @@ def router(registry: Registry, folder: Path) -> APIRouter:
                 raise ApiError(404, f"there is no adapter {body.lora_name!r:.100} here", "lora_name", "model_not_found")
             registry.adapters.remove(adapter)
             served = registry.get(adapter.base).served
-            if served is not None and adapter.name in served.llm.llm.adapters:
-                served.llm.llm.adapters.unload(adapter.name)
+            if served is not None and adapter.name in served.llm.adapters:
+                served.llm.adapters.unload(adapter.name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return routes

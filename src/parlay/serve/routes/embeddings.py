@@ -231,12 +231,10 @@ async def _scored(
             "documents",
         )
     with _told(settings):
-        ids = await request.app.state.workers.call(
-            request, lambda: judge_prompts(served.llm.llm, asked, body.instruction)
-        )
+        ids = await request.app.state.workers.call(request, lambda: judge_prompts(served.llm, asked, body.instruction))
         _charge(ids, request, settings)
         turn = partial(request.app.state.workers.reading, request)
-        judged = await judge(served.llm, ids, served.adapter, turn=turn)
+        judged = await judge(served.service, ids, served.adapter, turn=turn)
     return judged, _usage(judged)
 
 
@@ -250,13 +248,13 @@ async def embedded(
     normalize: bool = True,
 ) -> list[EmbeddingRequestOutput]:
     """Embed the texts. Raises ApiError for texts that the model can't take."""
-    state, llm = request.app.state, served.llm.llm
+    state, llm = request.app.state, served.llm
     prompts: list[Prompt] = [TokensPrompt(prompt_token_ids=each) if isinstance(each, list) else each for each in texts]
     with _told(settings):
         ids = await state.workers.call(request, lambda: [llm.token_ids(prompt) for prompt in prompts])
         _charge(ids, request, settings)
         turn = partial(state.workers.reading, request)
-        return await embed(served.llm, ids, body.pooling, served.adapter, normalize=normalize, turn=turn)
+        return await embed(served.service, ids, body.pooling, served.adapter, normalize=normalize, turn=turn)
 
 
 @contextmanager

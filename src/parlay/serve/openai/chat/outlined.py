@@ -96,7 +96,7 @@ class Outlined:
             if builds_up(question):
                 return await self._plain(IN_ORDER, spent)
             try:
-                words = await in_thread(self.request, lambda: route_words(self.served.llm.llm), heavy=False)
+                words = await in_thread(self.request, lambda: route_words(self.served.llm), heavy=False)
             except ValueError as error:
                 raise ApiError(400, str(error).replace("route=False", "outline.route false"), "outline.route") from None
             spent.append(await self._ask(route_prompt(question), route_sampling(words), ROUTE_VARIABLES))

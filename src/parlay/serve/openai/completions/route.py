@@ -144,7 +144,7 @@ async def _superposed(
     request.app.state.limiter.quotas.charge(tenant(request), most)
     try:
         turn = partial(request.app.state.workers.reading, request)
-        work = suggest(served.llm, jobs, PAPER, model, turn=turn)
+        work = suggest(served.service, jobs, PAPER, model, turn=turn)
         return await answer_work(request, work, lambda outputs: JSONResponse(completion_reply(outputs, shape)))
     except MachineBusy as error:
         raise unavailable(settings.retry_after, str(error)) from None
@@ -158,7 +158,7 @@ def _fitting(served: Served, ngrams: NgramModel | None) -> NgramModel | None:
     """The n-gram model if it fits the model. Raises ApiError if its vocabulary differs, as may be in a server of
     several models."""
     try:
-        return fitting(served.llm.llm, ngrams)
+        return fitting(served.llm, ngrams)
     except UsageError as error:
         raise ApiError(400, str(error), "superposed") from None
 
