@@ -28,7 +28,7 @@ from parlay.serve.ollama.to_request import (
 )
 from parlay.serve.protocol.answering import BodyRoute, answer_streamed, answer_whole, described, in_thread
 from parlay.serve.protocol.body import check_extras, note_ignored
-from parlay.serve.protocol.fill_in_the_middle import Gap, infill_prompt
+from parlay.serve.protocol.fill_in_the_middle import gap_prompt
 from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.resuming import resumable
 from parlay.serve.protocol.running import make_run, prepare
@@ -36,7 +36,7 @@ from parlay.serve.protocol.sampling_from_body import FieldNames, filling
 from parlay.serve.registry import Registry
 from parlay.serve.routes.embeddings import answer, embedded
 from parlay.serve.settings import Settings
-from parlay.text.prompts import Prompt, TokensPrompt
+from parlay.text.prompts import Prompt
 from parlay.types import StructuredOutputsParams
 
 Kind = Literal["chat", "generate"]
@@ -154,11 +154,7 @@ def _plain(served: Served, body: GenerateBody, request: Request, settings: Setti
     if body.answer_schema is not None:
         params = replace(params, structured_outputs=StructuredOutputsParams(json=body.answer_schema))
     text = f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt or ""
-    prompt: Prompt = text
-    if body.suffix is not None:
-        gap = Gap(text, body.suffix).cut(settings.infill_order, settings.infill_suffix)
-        ids = infill_prompt(served.vocabulary, served.max_model_len, gap)
-        prompt = TokensPrompt(prompt_token_ids=ids)
+    prompt: Prompt = text if body.suffix is None else gap_prompt(served, settings, text, body.suffix)
     options = ollama_options(body, request)
     if body.suffix is not None:
         options = filling(options, settings)

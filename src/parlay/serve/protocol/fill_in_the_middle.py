@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 from parlay.llm.vocabulary import Vocabulary
 from parlay.serve.errors import ApiError
-from parlay.serve.settings import InfillOrder
+from parlay.serve.hosted import Served
+from parlay.serve.settings import InfillOrder, Settings
+from parlay.text.prompts import TokensPrompt
 from parlay.text.tokenize import Encoder, PromptTooLong
 from parlay.types import Tokenizer
 
@@ -112,6 +114,12 @@ def infill_prompt(vocabulary: Vocabulary, most: int, gap: Gap, fields: GapFields
         marks["middle"],
         *encode(fields.written, gap.written),
     ]
+
+
+def gap_prompt(served: Served, settings: Settings, prefix: str, suffix: str) -> TokensPrompt:
+    """The prompt for the gap between two texts, cut as the server's settings say; raises as `infill_prompt`."""
+    gap = Gap(prefix, suffix).cut(settings.infill_order, settings.infill_suffix)
+    return TokensPrompt(prompt_token_ids=infill_prompt(served.vocabulary, served.max_model_len, gap))
 
 
 def _others(gap: Gap, marks: dict[str, int], encode: _Encode, field: str) -> list[int]:

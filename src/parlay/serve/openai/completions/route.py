@@ -34,7 +34,7 @@ from parlay.serve.protocol.answering import (
     read,
 )
 from parlay.serve.protocol.body import check_extras
-from parlay.serve.protocol.fill_in_the_middle import Gap, infill_prompt
+from parlay.serve.protocol.fill_in_the_middle import gap_prompt
 from parlay.serve.protocol.resuming import Resume, renamed, resumable
 from parlay.serve.protocol.running import make_run, prepare
 from parlay.serve.protocol.sampling_from_body import (
@@ -218,9 +218,7 @@ def _prompts(served: Served, body: CompletionBody, settings: Settings) -> Iterab
             check_length(len(prompt), served, settings, names.prompt)
             yield names, TokensPrompt(prompt_token_ids=prompt)
         elif body.suffix is not None:
-            gap = Gap(prompt, body.suffix).cut(settings.infill_order, settings.infill_suffix)
-            ids = infill_prompt(served.vocabulary, served.max_model_len, gap)
-            yield names, TokensPrompt(prompt_token_ids=ids)
+            yield names, gap_prompt(served, settings, prompt, body.suffix)
         else:
             yield names, prompt
 
