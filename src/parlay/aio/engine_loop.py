@@ -108,7 +108,7 @@ class Worker:
         self._done: Future[None] = Future()
         self._builds = StrategyBuilds(llm, EngineThread.once, partial(self._inbox.put, _go_on))
         # Only the engine thread uses the attributes below.
-        self._owners: dict[str, tuple[PendingJob, Sample]] = {}
+        self._samples: dict[str, tuple[PendingJob, Sample]] = {}  # by request id
         self._deadlines: dict[PendingJob, float] = {}
         self._queues: dict[asyncio.AbstractEventLoop, OutputQueue] = {}
         self._voting: set[PendingJob] = set()
@@ -169,11 +169,11 @@ class Worker:
     def _run(self) -> None:
         failure: str | None = None
         try:
-            while self._until is None or ((self._owners or self._builds.holding) and time.monotonic() < self._until):
+            while self._until is None or ((self._samples or self._builds.holding) and time.monotonic() < self._until):
                 self._make_calls()
                 self._add_held()
                 self._expire()
-                if self._owners:
+                if self._samples:
                     self._step()
                 self._vote()
                 self._count()
@@ -192,10 +192,10 @@ class Worker:
         Calls that arrive meanwhile wait until after the next step. Otherwise a caller that queues one call after
         another would delay the step.
         """
-        if not self._owners and self._until is None:
+        if not self._samples and self._until is None:
             self._next_call()()
             self._stats_due = 0.0
-        elif not self._owners:
+        elif not self._samples:
             time.sleep(_WAITING_SECONDS)
         for _ in range(self._inbox.qsize()):
             self._inbox.get()()
@@ -228,7 +228,7 @@ class Worker:
             self._llm.add(pending.job)
         except BaseException as error:
             return self._refuse(pending, error)
-        self._owners.update({sample.request.id: (pending, sample) for sample in pending.job.samples})
+        self._samples.update({sample.request.id: (pending, sample) for sample in pending.job.samples})
         if pending.deadline is not None:
             self._deadlines[pending] = pending.deadline
         self._post(pending, None)
@@ -283,7 +283,7 @@ class Worker:
         while self._voting:
             pending = self._voting.pop()
             vote = pending.job.vote
-            if vote is None or not any(sample.request.id in self._owners for sample in pending.job.samples):
+            if vote is None or not any(sample.request.id in self._samples for sample in pending.job.samples):
                 continue
             if vote.over:
                 self._abort(pending)
@@ -297,16 +297,16 @@ class Worker:
         """End the running requests with an error. If none was running, end the waiting requests, because the next step
         would fail, too."""
         running = [sequence.request.id for sequence in self._engine.scheduler.running]
-        for name in running or list(self._owners):
+        for name in running or list(self._samples):
             self._stop(name, failure)
 
     def _stop(self, name: str, failure: str | None = None) -> None:
         """End one sample now, with ``failure`` as its error, or as aborted if there is none."""
-        if name not in self._owners:
+        if name not in self._samples:
             return
         reason: FinishReason = "abort" if failure is None else "error"
         event = self._withdraw(name, reason, failure)
-        self._send(event or self._owners[name][1].unknown(reason, failure))
+        self._send(event or self._samples[name][1].unknown(reason, failure))
 
     def _withdraw(self, name: str, reason: FinishReason, failure: str | None) -> Event | None:
         try:
@@ -317,11 +317,11 @@ class Worker:
 
     def _send(self, event: Event) -> None:
         """Turn an engine event into text for its job's consumer. An exception here ends this job alone."""
-        if event.request not in self._owners:
+        if event.request not in self._samples:
             return
-        pending, sample = self._owners[event.request]
+        pending, sample = self._samples[event.request]
         if event.finish_reason is not None:
-            del self._owners[event.request]
+            del self._samples[event.request]
             self._leave(1)
             self._stats_due = 0.0
             if pending.job.vote is not None:
@@ -342,7 +342,7 @@ class Worker:
         self._stats_due = 0.0
         self._deadlines.pop(pending, None)
         for sample in pending.job.samples:
-            if self._owners.pop(sample.request.id, None) is not None:
+            if self._samples.pop(sample.request.id, None) is not None:
                 self._leave(1)
                 self._withdraw(sample.request.id, "error", str(error))
         self._post(pending, error)
@@ -370,7 +370,7 @@ class Worker:
             except RuntimeError:  # the loop is closed, so nobody reads
                 for pending in outputs.waiting:
                     self._abort(pending)
-        if not self._owners:
+        if not self._samples:
             self._queues.clear()  # event loops come and go
 
     def _end(self, failure: str | None) -> None:
@@ -381,7 +381,7 @@ class Worker:
             self._refuse(pending, refusal())
         while not self._inbox.empty():
             self._inbox.get()()
-        for name in list(self._owners):
+        for name in list(self._samples):
             self._stop(name, failure)
         with _logged("the last statistics can't be read"):
             self._stats = self._engine.stats()

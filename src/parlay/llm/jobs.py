@@ -276,8 +276,8 @@ def follow(events: Iterable[StreamEvent], shown: tqdm[Any]) -> float:
 
 def decoded(add: Callable[[Job], None], engine: Engine, lock: CallLock, jobs: Sequence[Job]) -> Generator[StreamEvent]:
     """Add the jobs' samples to the engine, and yield events until all have ended. Closing early aborts the rest."""
-    owners = {sample.request.id: (job, sample) for job in jobs for sample in job.samples}
-    live = dict.fromkeys(owners)
+    by_id = {sample.request.id: (job, sample) for job in jobs for sample in job.samples}
+    live = dict.fromkeys(by_id)
     with lock.entered():
         if not engine.idle:
             raise ParlayError("this LLM belongs to an AsyncLLM: ask that one")
@@ -287,7 +287,7 @@ def decoded(add: Callable[[Job], None], engine: Engine, lock: CallLock, jobs: Se
             while live:
                 ended: list[Job] = []
                 for event in engine.step():
-                    job, sample = owners[event.request]
+                    job, sample = by_id[event.request]
                     if event.finish_reason is not None:
                         del live[event.request]
                         ended.append(job)
@@ -295,10 +295,10 @@ def decoded(add: Callable[[Job], None], engine: Engine, lock: CallLock, jobs: Se
                 for job in ended:
                     for event in _go_on(job, add, engine):
                         del live[event.request]
-                        yield job.event(owners[event.request][1], event)
+                        yield job.event(by_id[event.request][1], event)
         finally:
             for name in live:
-                sample = owners[name][1]
+                sample = by_id[name][1]
                 sample.take(engine.abort(name) or sample.unknown("abort"))
 
 
