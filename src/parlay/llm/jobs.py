@@ -278,9 +278,7 @@ def decoded(add: Callable[[Job], None], engine: Engine, lock: CallLock, jobs: Se
     """Add the jobs' samples to the engine, and yield events until all have ended. Closing early aborts the rest."""
     by_id = {sample.request.id: (job, sample) for job in jobs for sample in job.samples}
     live = dict.fromkeys(by_id)
-    with lock.entered():
-        if not engine.idle:
-            raise ParlayError("this LLM belongs to an AsyncLLM: ask that one")
+    with lock.decoding(engine):
         try:
             for job in jobs:
                 add(job)
@@ -359,3 +357,11 @@ class CallLock:
                 yield
             finally:
                 self._owner = None
+
+    @contextmanager
+    def decoding(self, engine: Engine) -> Iterator[None]:
+        """Like `entered`, for a call that steps the engine. Raises ParlayError also if an `AsyncLLM` steps it."""
+        with self.entered():
+            if not engine.idle:
+                raise ParlayError("this LLM belongs to an AsyncLLM: ask that one")
+            yield

@@ -104,7 +104,7 @@ class LLM:
         numbers.check_seed(seed)
         limits = numbers.limits_of(max_model_len, max_num_seqs, max_num_batched_tokens)
         strategy = vllm_arguments.one_strategy(strategy, speculative_config) or DEFAULT_STRATEGY
-        self._closed, self.strategy, self._call_lock = False, str(strategy), CallLock()
+        self._closed, self.strategy, self.call_lock = False, str(strategy), CallLock()
         ensemble = ensemble_of(ensemble, {"certificates": certificates, "prefix_cache": prefix_cache})
         budget = self._budget = open_budget(memory, ensemble)
         model = model_or_default(model, draft_model)
@@ -252,7 +252,7 @@ class LLM:
         """
         self._check_open()
         texts, adapter = [self.token_ids(prompt) for prompt in listed(prompts)], self.adapters.of(lora_request)
-        with self._call_lock.entered():
+        with self.call_lock.entered():
             return embedding.embed(self.runner, texts, pooling, adapter, normalize=normalize)
 
     def score(
@@ -270,7 +270,7 @@ class LLM:
         pairs = embedding.paired(len(one), len(many))
         self._check_open()
         if by_answer(score_by):
-            with self._call_lock.entered():
+            with self.call_lock.entered():
                 return judge(self, [(one[i], many[j]) for i, j in pairs], instruction, self.adapters.of(lora_request))
         outputs = self.embed([*one, *many], pooling=pooling, lora_request=lora_request)
         return embedding.scored(outputs, [(query, len(one) + document) for query, document in pairs])
@@ -392,7 +392,7 @@ class LLM:
     def _run(self, jobs: Sequence[Job]) -> Generator[StreamEvent]:
         """Decode the jobs, then run the audits that are due for them."""
         decode = partial(
-            decoded, self.add, self.engine, self._call_lock
+            decoded, self.add, self.engine, self.call_lock
         )  # binds no self: a stream may outlive the LLM's close
         yield from decode(jobs)
         audit(jobs, decode)

@@ -10,7 +10,7 @@ from parlay.drafters.draft_models.reasoning_steps import StepEnds
 from parlay.llm.jobs import Job, Sample
 from parlay.text.detokenizer import TextStream
 from parlay.text.prompts import Ids
-from parlay.types import Exactness, FinishReason, ParlayError
+from parlay.types import Exactness, FinishReason
 
 if TYPE_CHECKING:
     from parlay.llm.llm import LLM
@@ -90,30 +90,28 @@ class Part:
         return last.metrics.exactness if last is not None and last.metrics is not None else Exactness.BITS
 
 
-def decode_parts(self: LLM, parts: Sequence[Part], *, exact: bool) -> None:
+def decode_parts(llm: LLM, parts: Sequence[Part], *, exact: bool) -> None:
     """Decode parts together. The last begins first, because its prompt contains those of the others.
 
     ``exact``: as soon as one part differs from its drafted step, the later parts are ended.
     """
     waiting, live = list(parts[:-1]), dict[str, Part]()
-    with self._call_lock.entered():
-        if not self.engine.idle:
-            raise ParlayError("this LLM belongs to an AsyncLLM: ask that one")
+    with llm.call_lock.decoding(llm.engine):
         try:
-            _begin(self, parts[-1:], live)
+            _begin(llm, parts[-1:], live)
             while live:
-                for event in self.engine.step():
+                for event in llm.engine.step():
                     part = live[event.request]
                     part.job.event(part.sample, event)
                     if event.finish_reason is not None:
                         del live[event.request]
                 if waiting and (parts[-1].own or parts[-1].ended):
-                    _begin(self, waiting, live)
+                    _begin(llm, waiting, live)
                     waiting = []
                 if exact and not waiting:
-                    _end(self, needless(parts), live)
+                    _end(llm, needless(parts), live)
         finally:
-            _end(self, parts, live)
+            _end(llm, parts, live)
 
 
 def _begin(llm: LLM, parts: Sequence[Part], live: dict[str, Part]) -> None:

@@ -304,7 +304,7 @@ def suggest(
     model = fitting(self, ngrams)
     jobs = [self.job(prompt, asked, options) for prompt in listed(prompts)]
     began = time.perf_counter()
-    with self._call_lock.entered():
+    with self.call_lock.entered():
         for job in jobs:
             Suggestion(self.runner, job, self.tokenizer, params, model).run()
     return RequestOutputs([job.output() for job in jobs], time.perf_counter() - began)
