@@ -47,7 +47,7 @@ def _writers(step: SequenceStep, sources: tuple[str, ...]) -> tuple[str, ...]:
     lossy = bool(path) and rule.exactness is Exactness.LOSSY and not rule.matches(sequence)
     if not by_row:
         return sources if lossy else ()
-    own = tuple([by_row[row] for row in (step.root, *(step.root + 1 + node for node in path))])
+    own = tuple([by_row[row] for row in step.walk])
     return (*sources[: len(path)], *own[len(path) :]) if lossy else own
 
 
@@ -93,9 +93,8 @@ def _logprobs(step: SequenceStep) -> tuple[TokenLogprobs, ...]:
     if count is None:
         return ()
     sampled = step.verdict.sampled
-    rows = [step.root, *(step.root + 1 + node for node in step.verdict.path)]
-    paths = [sampled[:depth] for depth in range(len(rows))]
-    return tuple(row_logprobs(step.out.logits_RV[rows], step.sequence, paths, sampled, count))
+    paths = [sampled[:depth] for depth in range(len(step.verdict.path) + 1)]
+    return tuple(row_logprobs(step.out.logits_RV[step.walk], step.sequence, paths, sampled, count))
 
 
 def collect_prompt_logprobs(step: SequenceStep) -> None:

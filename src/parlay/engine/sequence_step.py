@@ -146,6 +146,11 @@ class SequenceStep:
         """The accepted nodes whose tokens were committed: a stop may cut the verdict's path."""
         return self.verdict.path[: self.commit.accepted]
 
+    @property
+    def walk(self) -> list[int]:
+        """The rows of ``out.logits_RV`` at the root and at each node of the verdict's path."""
+        return [self.root, *(self.root + 1 + node for node in self.verdict.path)]
+
     def observation(self, drafter: int) -> Observation:
         """The part of this step that a drafter sees: only what its needs name."""
         needs = self.sequence.needs[drafter]

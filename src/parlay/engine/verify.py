@@ -162,7 +162,7 @@ def _escapes(step: SequenceStep) -> bool:
     sequence, escape, tokens = step.sequence, step.sequence.strategy.escape, step.verdict.sampled
     if escape is None or step.fault is not None or sequence.escaped_at is not None:
         return False
-    logits_NV = step.out.logits_RV[[step.root, *(step.root + 1 + node for node in step.verdict.path)]]
+    logits_NV = step.out.logits_RV[step.walk]
     below_N = logits_NV[range(len(tokens)), list(tokens)] - logits_NV.max(dim=1).values
     confidence = sequence.confidence + float(below_N.double().exp().sum())
     if confidence >= escape.floor * (sequence.output_length + len(tokens)):
