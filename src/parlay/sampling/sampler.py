@@ -41,14 +41,14 @@ def sample(
             chosen[row] = _processed(on_float64_device(logits_RV[row]), view, path, state)
         elif (token := draw_in_one_pass(logits_RV[row], view.request.params, state)) is not None:
             chosen[row] = token
-        elif goes_together(view, path) or not truncation.truncates(view.request.params):
+        elif is_batchable(view, path) or not truncation.truncates(view.request.params):
             tempered[row] = state
         else:
             chosen[row] = _processed(on_float64_device(logits_RV[row]), view, path, state)
     if plain:
-        _put(chosen, plain, greedy(rows(logits_RV, plain)))
+        _put(chosen, plain, greedy(take_rows(logits_RV, plain)))
     if tempered:
-        logits = on_float64_device(rows(logits_RV, list(tempered)))
+        logits = on_float64_device(take_rows(logits_RV, list(tempered)))
         params = [views[row].request.params for row in tempered]
         _put(chosen, tempered, _tempered(logits, params, list(tempered.values())))
     return chosen
@@ -67,7 +67,7 @@ def ranked(
     best: list[list[int]] = [[] for _ in views]
     plain = [row for row, (view, path) in enumerate(zip(views, paths, strict=True)) if is_plain_greedy(view, path)]
     if plain:
-        for row, tokens in zip(plain, _leading(rows(logits_RV, plain), count), strict=True):
+        for row, tokens in zip(plain, _leading(take_rows(logits_RV, plain), count), strict=True):
             best[row] = tokens
     noisy = sorted(set(range(len(views))).difference(plain))
     at_once = [row for row in noisy if _in_one_order(views[row].request.params)]
@@ -154,7 +154,7 @@ def all_plain_greedy(views: Sequence[SequenceView], paths: Sequence[Sequence[int
     return True
 
 
-def goes_together(view: SequenceView, path: Sequence[int]) -> bool:
+def is_batchable(view: SequenceView, path: Sequence[int]) -> bool:
     """Whether the row can be truncated together with other rows, which is cheaper than alone."""
     return (
         truncation.goes_together(view.request.params) and view.request.params.temperature > 0 and not edits(view, path)
@@ -173,7 +173,7 @@ def greedy(logits_RV: Tensor) -> list[int | Fault]:
     return [_or_fault(top, token) for top, token in zip(values, ids, strict=True)]
 
 
-def rows(logits_RV: Tensor, wanted: Sequence[int]) -> Tensor:
+def take_rows(logits_RV: Tensor, wanted: Sequence[int]) -> Tensor:
     """The wanted rows in their order. Consecutive rows are not copied."""
     first, count = wanted[0], len(wanted)
     if count == 1 or list(wanted) == list(range(first, first + count)):
@@ -200,7 +200,7 @@ def _tempered(logits_RV: Tensor, params: Sequence[SamplingParams], streams: Sequ
     for row in good:
         groups.setdefault((params[row].top_k, params[row].top_p), []).append(row)
     for group in groups.values():
-        _put(tokens, group, _drawn(rows(scores_RV, group), params[group[0]], [streams[row] for row in group]))
+        _put(tokens, group, _drawn(take_rows(scores_RV, group), params[group[0]], [streams[row] for row in group]))
     return tokens
 
 

@@ -11,7 +11,7 @@ from parlay.drafters.combined.extended_view import ExtendedView, ExtendedViews
 from parlay.drafters.combined.level_rows import LevelRows
 from parlay.drafters.draft_models.guesses import Guess, paired, probabilities
 from parlay.sampling.rules import SharedNoise
-from parlay.sampling.sampler import ranked, rows
+from parlay.sampling.sampler import ranked, take_rows
 from parlay.types import NO_DRAFT, Draft, Drafter, Observation, SequenceView, Tree, Verdict, trees
 
 
@@ -84,7 +84,7 @@ class ModelLevel:
         if not views:
             return [[] for _ in texts]
         walked = [root + 1 + node for root, walk in zip(roots, walks, strict=True) for node in _visited(walk)]
-        visited_RV = rows(logits_RV, walked)
+        visited_RV = take_rows(logits_RV, walked)
         best: Sequence[Sequence[int]] = [(token,) for walk in walks for token in walk.sampled]
         if self._manner.width > 1:
             paths = [walk.sampled[:depth] for walk in walks for depth in range(len(walk.sampled))]

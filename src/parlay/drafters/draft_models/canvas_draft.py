@@ -13,7 +13,7 @@ from parlay.drafters.options import CanvasDraftOptions
 from parlay.drafters.per_sequence import FromText
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
-from parlay.sampling.sampler import rows
+from parlay.sampling.sampler import take_rows
 from parlay.types import NO_DRAFT, CanvasSpec, Draft, Segment, SequenceView, trees
 
 
@@ -83,7 +83,7 @@ class CanvasDraft(FromText):
                 self._sequences.keep(plan.job.sequence)
             logits_RV, wanted = out.logits_RV, [start + place for place in plan.open]
             if len(wanted) <= wanted[-1] - wanted[0]:
-                logits_RV, wanted = rows(logits_RV, wanted), list(range(len(wanted)))
+                logits_RV, wanted = take_rows(logits_RV, wanted), list(range(len(wanted)))
             views, paths = [plan.job.view] * len(wanted), plan.paths(self._canvas.mask_id)
             width, barred = self._options.width, self._barred
             plan.take(best_guesses(logits_RV, views, paths, width, wanted=wanted, barred=barred), steps_left)

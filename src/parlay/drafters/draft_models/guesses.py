@@ -9,7 +9,7 @@ from operator import mul
 import torch
 from torch import Tensor
 
-from parlay.sampling.sampler import all_plain_greedy, leading_in_one_pass, ranked, rows
+from parlay.sampling.sampler import all_plain_greedy, leading_in_one_pass, ranked, take_rows
 from parlay.types import NO_DRAFT, Draft, SequenceView, trees
 
 Guess = tuple[int, float]
@@ -31,7 +31,7 @@ def best_guesses(
     """
     if all_plain_greedy(views, paths) and (found := leading_in_one_pass(logits_RV, width, wanted, barred)) is not None:
         return found
-    own_RV = logits_RV if wanted is None else rows(logits_RV, wanted)
+    own_RV = logits_RV if wanted is None else take_rows(logits_RV, wanted)
     if barred:
         own_RV[:, list(barred)] = -torch.inf
     return paired(ranked(own_RV, views, paths, width), probabilities(own_RV, views))

@@ -11,7 +11,7 @@ from typing import ClassVar, cast
 from torch import Tensor
 
 from parlay.sampling import fused_walk
-from parlay.sampling.sampler import goes_together, greedy, is_plain_greedy, is_read_in_one_pass, rows, sample
+from parlay.sampling.sampler import greedy, is_batchable, is_plain_greedy, is_read_in_one_pass, sample, take_rows
 from parlay.types import AcceptRule, Draft, DraftKind, Exactness, Fault, SequenceView, Tree, Verdict, trees
 
 
@@ -152,7 +152,7 @@ class _Walk:
         drafter's scores make likely, and twice as many with each call.
         """
         path, first = list(self.sampled), self.root + 1 + self._node
-        below = self._chain[self._node + 1 :][: self._most - 1] if not alone and goes_together(self.view, path) else ()
+        below = self._chain[self._node + 1 :][: self._most - 1] if not alone and is_batchable(self.view, path) else ()
         self._most *= 2
         return [(first + depth, [*path, *below[:depth]]) for depth in range(len(below) + 1)]
 
@@ -189,7 +189,7 @@ def _walk_in_lockstep(walks: list[_Walk], logits_RV: Tensor) -> None:
         runs = [walk.ahead(alone=alone) for walk in walks]
         chosen = [row for run in runs for row, _ in run]
         views = [walk.view for walk, run in zip(walks, runs, strict=True) for _ in run]
-        tokens = iter(sample(rows(logits_RV, chosen), views, [path for run in runs for _, path in run]))
+        tokens = iter(sample(take_rows(logits_RV, chosen), views, [path for run in runs for _, path in run]))
         for walk, run in zip(walks, runs, strict=True):
             for token in islice(tokens, len(run)):
                 if walk.open:
