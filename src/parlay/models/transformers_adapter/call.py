@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, LinearAttent
 
 from parlay.models.config import UnsupportedModel
 from parlay.models.slots import CallRows
+from parlay.types import Output
 
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
 """Names of the forward's cache argument: since transformers 5.24, before that, and of recurrent models."""
@@ -25,7 +27,14 @@ class CallResult:
     """``logits_RV`` of the last rows asked for, and the hidden states ``[N, H]`` of all rows at each layer boundary."""
 
     logits_RV: Tensor
-    hidden: tuple[Tensor, ...]
+    hidden: tuple[Tensor, ...] = ()
+
+
+def output_of(results: Sequence[CallResult], taps: Sequence[int]) -> Output:
+    """The output of a forward whose segments have these results, with the hidden states of the tapped layers."""
+    starts = [0, *accumulate(len(result.logits_RV) for result in results)]
+    tapped = {layer: torch.cat([result.hidden[layer] for result in results]) for layer in taps}
+    return Output(torch.cat([result.logits_RV for result in results]), tuple(starts), tapped)
 
 
 class ModelCall:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from parlay.models.config import UnsupportedModel
 from parlay.models.reserving import UNBOUNDED, ReservingRunner
-from parlay.models.transformers_adapter.call import cache_argument, copied, join, select
+from parlay.models.transformers_adapter.call import CallResult, cache_argument, copied, join, output_of, select
 from parlay.system.threads import torch_on_all
 from parlay.types import NO_SKIP, EncoderSpec, Exactness, Output, Runner, RunnerSpec, Segment, Skip, trees
 
@@ -67,14 +67,6 @@ class _Step:
     after: DynamicCache | None
     pending: int
     index: int = 0
-
-
-@dataclass(slots=True)
-class _Rows:
-    """A segment's results: logits of the wanted rows, and hidden states of all rows, zeros for those of the source."""
-
-    logits_RV: Tensor
-    hidden: tuple[Tensor, ...] = field(default=())
 
 
 class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
@@ -129,21 +121,13 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
         groups = defaultdict[tuple[int, int], list[Segment]](list)
         for segment in segments:
             groups[self._sequences[segment.sequence].target, segment.end].append(segment)
-        found: dict[int, _Rows] = {}
+        found: dict[int, CallResult] = {}
         for (target, _), group in groups.items():
             together = [group] if target else [[segment] for segment in group]
             for some in together:
                 rows = self._run_batch(some, bool(taps)) if len(some) > 1 else [self._run(some[0], bool(taps))]
                 found |= {segment.sequence: each for segment, each in zip(some, rows, strict=True)}
-        results = [found[segment.sequence] for segment in segments]
-        starts = [0]
-        for result in results:
-            starts.append(starts[-1] + len(result.logits_RV))
-        return Output(
-            torch.cat([result.logits_RV for result in results]),
-            tuple(starts),
-            {layer: torch.cat([result.hidden[layer] for result in results]) for layer in taps},
-        )
+        return output_of([found[segment.sequence] for segment in segments], taps)
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         state = self._sequences[sequence]
@@ -192,7 +176,7 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
         if what := next((what for what, wanted in asked.items() if wanted), None):
             raise ValueError(f"{self._spec.name} is an encoder-decoder, which can't {what} here")
 
-    def _run(self, segment: Segment, hidden: bool) -> _Rows:
+    def _run(self, segment: Segment, hidden: bool) -> CallResult:
         """Run one segment: rows of the source are stored for the encoder, those from the start token on are decoded."""
         state, start, pending = self._sequences[segment.sequence], self._encoder.start, segment.pending
         read = 0
@@ -208,7 +192,7 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
         out = self._decode([tokens], EncoderDecoderCache(cache, encoded.cross), encoded.states_1SH, None, hidden)
         return self._with_source(segment, read, out, 0, hidden)
 
-    def _run_batch(self, segments: Sequence[Segment], hidden: bool) -> list[_Rows]:
+    def _run_batch(self, segments: Sequence[Segment], hidden: bool) -> list[CallResult]:
         """Run segments of decoder rows only, with equally long targets and equally many rows; sources are padded."""
         states = [self._sequences[segment.sequence] for segment in segments]
         caches = [state.cache for state in states if state.cache is not None]
@@ -262,7 +246,7 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
             **{self._cache_argument: cache},
         )
 
-    def _with_source(self, segment: Segment, read: int, out: Any, index: int, hidden: bool) -> _Rows:
+    def _with_source(self, segment: Segment, read: int, out: Any, index: int, hidden: bool) -> CallResult:
         """Put zeros for the first ``read`` rows, which belong to the source, and drop rows that were not asked for.
 
         ``index`` is the segment's place in the batch of ``out``.
@@ -277,7 +261,7 @@ class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
             blank_NH = torch.zeros(read, spec.hidden_size, device=device, dtype=dtype)
             layers = [blank_NH] * (spec.num_layers + 1) if out is None else out.decoder_hidden_states
             states = tuple([each if out is None else torch.cat((blank_NH, each[index])) for each in layers])
-        return _Rows(logits_NV[segment.logits_from :], tuple([each[segment.base :] for each in states]))
+        return CallResult(logits_NV[segment.logits_from :], tuple([each[segment.base :] for each in states]))
 
 
 def _said(model: PreTrainedModel, name: str) -> Any:

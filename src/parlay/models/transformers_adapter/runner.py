@@ -16,7 +16,15 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from parlay.models.reserving import UNBOUNDED, ReservingRunner, refuse
 from parlay.models.slots import CallRows
-from parlay.models.transformers_adapter.call import CallResult, ModelCall, copied, join, rows_selectable, select
+from parlay.models.transformers_adapter.call import (
+    CallResult,
+    ModelCall,
+    copied,
+    join,
+    output_of,
+    rows_selectable,
+    select,
+)
 from parlay.models.transformers_adapter.probe import Ability, ability
 from parlay.system.threads import torch_on_all
 from parlay.types import NO_SKIP, Exactness, Output, Runner, RunnerSpec, Segment, Skip, trees
@@ -85,15 +93,7 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
         for segment in segments:
             if segment.sequence not in results:
                 results[segment.sequence] = self._run_alone(segment, bool(taps))
-        ordered = [results[segment.sequence] for segment in segments]
-        starts = [0]
-        for result in ordered:
-            starts.append(starts[-1] + len(result.logits_RV))
-        return Output(
-            torch.cat([result.logits_RV for result in ordered]),
-            tuple(starts),
-            {layer: torch.cat([result.hidden[layer] for result in ordered]) for layer in taps},
-        )
+        return output_of([results[segment.sequence] for segment in segments], taps)
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         state = self._sequences[sequence]
