@@ -140,7 +140,7 @@ class HostedModel:
         return self._loss
 
     @property
-    def returns(self) -> bool:
+    def should_reload(self) -> bool:
         """Whether it should be loaded again now because it was lost. After a failed attempt this waits a while."""
         failed = self._failure is not None and time.monotonic() < self._failure[0]
         return bool(self.loss) and self.served is None and self.loader is not None and not failed

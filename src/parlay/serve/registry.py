@@ -126,7 +126,7 @@ class Registry:
         if (served := model.take()) is not None:
             return served
         arrival = model.arrival()
-        self._want(model)
+        self._begin_loading(model)
         try:
             return await arrival
         except asyncio.CancelledError:
@@ -162,8 +162,8 @@ class Registry:
                 if model.unloadable and (model.dead or model.loss or self._is_idle(model)):
                     logger.info("model %s was unloaded", model.name)
                     model.task = asyncio.create_task(self._retire(model))
-                elif model.returns:
-                    model.task = asyncio.create_task(self._bring(model))
+                elif model.should_reload:
+                    model.task = asyncio.create_task(self._load(model))
 
     def _is_idle(self, model: HostedModel) -> bool:
         if model.busy:
@@ -172,12 +172,12 @@ class Registry:
         keep = self._idle_seconds if model.keep_alive is None else model.keep_alive
         return keep is not None and time.monotonic() - model.used >= keep
 
-    def _want(self, model: HostedModel) -> None:
+    def _begin_loading(self, model: HostedModel) -> None:
         """Load a model for the requests that wait for it, after it has been unloaded if that is under way."""
         if model.task is None and model.wanted:
-            model.task = asyncio.create_task(self._bring(model))
+            model.task = asyncio.create_task(self._load(model))
 
-    async def _bring(self, model: HostedModel) -> None:
+    async def _load(self, model: HostedModel) -> None:
         """Load a model in a thread, one model at a time, so that room is made for each."""
         assert model.loader is not None
         try:
@@ -209,7 +209,7 @@ class Registry:
             await model.retire()
         finally:
             model.task = None
-            self._want(model)
+            self._begin_loading(model)
 
     async def unless_closing(self, task: asyncio.Future[T]) -> T:
         """Await a task, and return its result. Raises ApiError 503 as soon as the server closes."""
