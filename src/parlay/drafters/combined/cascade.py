@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from parlay.drafters.combined import members
 from parlay.drafters.combined.level_rows import FormRows, ModelRows
-from parlay.drafters.combined.model_level import Manner, ModelLevel
+from parlay.drafters.combined.model_level import LevelSettings, ModelLevel
 from parlay.drafters.draft_models.opening import open_draft
 from parlay.drafters.options import CASCADE as SOURCE
 from parlay.drafters.options import DRAFT_MODEL, SELF_DRAFT, CascadeOptions, DraftModelOptions, SelfDraftOptions
@@ -67,7 +67,8 @@ def level_above(
     if isinstance(options, SelfDraftOptions):
         drafter = level.build()
         assert isinstance(drafter, SelfDraft), "its options are these"
-        return members.Member(ModelLevel(FormRows(drafter), below, Manner(source, 1, options.min_p, enough)), level.k)
+        settings = LevelSettings(source, 1, options.min_p, enough)
+        return members.Member(ModelLevel(FormRows(drafter), below, settings), level.k)
     if not isinstance(options, DraftModelOptions):
         raise UsageError(
             f"strategy {SOURCE}: {level.name} can only be the first level; above it stand models: {DRAFT_MODEL} and "
@@ -80,9 +81,9 @@ def level_above(
     unread = ("tokens",) if options.shape == "tree" else ("tokens", "width")
     where = "above the first level: remove it (width: or set shape=tree)"
     refuse_unread(f"strategy {SOURCE}: {level.name}", options, unread, where)
-    manner = Manner(source, options.width if options.shape == "tree" else 1, options.min_p, enough)
+    settings = LevelSettings(source, options.width if options.shape == "tree" else 1, options.min_p, enough)
     rows = ModelRows(_runner(level.name, options.model, resources))
-    return members.Member(ModelLevel(rows, below, manner), level.k)
+    return members.Member(ModelLevel(rows, below, settings), level.k)
 
 
 def _runner(strategy: str, model: str, resources: Resources) -> Runner:

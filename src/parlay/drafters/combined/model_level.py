@@ -16,7 +16,7 @@ from parlay.types import NO_DRAFT, Draft, Drafter, Observation, SequenceView, Tr
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class LevelSettings:
     """How a level writes. ``source``: the source of the tokens it adds. ``min_p``: less likely paths end.
 
     Each verified row gives ``width`` guesses: the token drawn there, then the best others. With ``enough`` above 0, the
@@ -36,17 +36,17 @@ class ModelLevel:
     request's noise. So its draft is a fixed guess (kind ``point``), whatever the level below proposed.
     """
 
-    def __init__(self, rows: LevelRows, below: Drafter, manner: Manner) -> None:
+    def __init__(self, rows: LevelRows, below: Drafter, settings: LevelSettings) -> None:
         self._rows = rows
         self._below = below
         self.needs = replace(below.needs, layers=True) if rows.layers else below.needs
-        self._manner = manner
+        self._settings = settings
         self._rule = SharedNoise()
         self._views = ExtendedViews()
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         texts = {
-            place: _WrittenText(self._views.of(views[place]), budget, self._manner)
+            place: _WrittenText(self._views.of(views[place]), budget, self._settings)
             for place, budget in self._rows.begin(views, budgets).items()
         }
         unfinished = list(texts.values())
@@ -86,9 +86,9 @@ class ModelLevel:
         walked = [root + 1 + node for root, walk in zip(roots, walks, strict=True) for node in _visited(walk)]
         visited_RV = take_rows(logits_RV, walked)
         best: Sequence[Sequence[int]] = [(token,) for walk in walks for token in walk.sampled]
-        if self._manner.width > 1:
+        if self._settings.width > 1:
             paths = [walk.sampled[:depth] for walk in walks for depth in range(len(walk.sampled))]
-            best = ranked(visited_RV, views, paths, self._manner.width)
+            best = ranked(visited_RV, views, paths, self._settings.width)
         guesses = iter(paired(best, probabilities(visited_RV, views)))
         return [[next(guesses) for _ in walk.sampled] for walk in walks]
 
@@ -96,12 +96,12 @@ class ModelLevel:
 class _WrittenText:
     """A level's text after one sequence: a chain, and other guesses at each of its places."""
 
-    def __init__(self, view: ExtendedView, limit: int, manner: Manner) -> None:
+    def __init__(self, view: ExtendedView, limit: int, settings: LevelSettings) -> None:
         self.view = view
         self.left = limit  # how many more tokens the chain may get
         self.finished = False
         self._limit = limit
-        self._manner = manner
+        self._settings = settings
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._scores: list[float] = []
@@ -116,10 +116,10 @@ class _WrittenText:
         before = self.left
         goes_on = bool(guesses)
         for node, row in zip(_visited(walk), guesses, strict=True):
-            sources = [below.get((node, token), self._manner.source) for token, _ in row]
+            sources = [below.get((node, token), self._settings.source) for token, _ in row]
             goes_on = goes_on and self._grow(row, sources)
         written = before - self.left
-        enough = 0 < self._manner.enough <= self._limit - self.left
+        enough = 0 < self._settings.enough <= self._limit - self.left
         self.finished = not goes_on or self.left == 0 or enough
         return walk.path[:written]
 
@@ -128,7 +128,7 @@ class _WrittenText:
         tip = self._tip
         path_prob = self._path_probs[tip] if tip >= 0 else 1.0
         for place, ((token, probability), source) in enumerate(zip(row, sources, strict=True)):
-            if path_prob * probability < self._manner.min_p:
+            if path_prob * probability < self._settings.min_p:
                 continue
             if place == 0:
                 self._tip = len(self._tokens)
