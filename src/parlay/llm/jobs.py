@@ -97,7 +97,7 @@ class Sample:
         released = self.text.release(final=event.finish_reason is not None)
         known = len(self.tokens)  # a failed step may have read tokens that it never reported
         origins = self.origins if len(self.origins) == known else [None] * known
-        writers = [*self.writers, *[TARGET] * (known - len(self.writers))] if self.writers else []
+        writers = self._all_writers
         return tuple(
             Piece(text, self.sources[index], writers[index] if writers else "", origins[index])
             for index, text in released
@@ -113,6 +113,11 @@ class Sample:
     def mean_logprob(self) -> float:
         """The mean log-probability of its tokens; 0 if the request does not want log-probabilities."""
         return sum(one.logprob for one in self.logprobs) / max(1, len(self.logprobs))
+
+    @property
+    def _all_writers(self) -> tuple[str, ...]:
+        """The writer of each token; empty if the target wrote all."""
+        return (*self.writers, *[TARGET] * (len(self.tokens) - len(self.writers))) if self.writers else ()
 
     def unknown(self, reason: FinishReason, error: str | None = None) -> Event:
         """The last event of a sample that the engine does not know, as if it had never begun: any exactness holds."""
@@ -137,7 +142,7 @@ class Sample:
             exactness=event.metrics.exactness,
             seed=self.request.key.seed,
             sources=tuple(self.sources),
-            writers=(*self.writers, *[TARGET] * (len(self.tokens) - len(self.writers))) if self.writers else (),
+            writers=self._all_writers,
             origins=tuple(self.origins) if len(self.origins) == len(self.tokens) else (),
             text_ends=tuple(self.text.ends) if self.text else (),
             metrics=event.metrics,
