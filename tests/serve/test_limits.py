@@ -264,6 +264,27 @@ def test_a_long_prompt_has_openais_code() -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 5000}]}),
+        ("/v1/responses", {"input": "word " * 5000}),
+        ("/v1/completions", {"prompt": "word " * 5000}),
+        ("/v1/messages", {"max_tokens": 8, "messages": [{"role": "user", "content": "word " * 5000}]}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "word " * 5000}]}),
+    ],
+)
+def test_a_prompt_beyond_the_context_has_the_words_at_which_agents_shorten_it(
+    client: TestClient, path: str, body: dict[str, object]
+) -> None:
+    reply = client.post(path, json=body)
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    message = error if isinstance(error, str) else error["message"]
+    assert message.startswith("prompt is too long: ")
+    assert "tokens" in message
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         {"max_n": 0},

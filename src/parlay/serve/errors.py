@@ -80,15 +80,21 @@ class ApiError(Exception):
         return ApiError(self.status, message, param, self.code, type=self.type, headers=self.headers)
 
     @property
+    def told(self) -> str:
+        """The message for clients. Agents such as Claude Code, LangChain and LiteLLM shorten a conversation at these
+        first words, as they do not read the code."""
+        return f"prompt is too long: {self.message}" if self.code == TOO_LONG else self.message
+
+    @property
     def body(self) -> dict[str, Any]:
-        detail = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        detail = {"message": self.told, "type": self.type, "param": self.param, "code": self.code}
         return {ERROR: detail}
 
     def as_message(self) -> dict[str, Any]:
         """The error in Anthropic's shape."""
         kind = _MESSAGE_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         details = {"details": {"error_code": self.code}} if self.code == NO_THREADS else {}
-        return {"type": ERROR, ERROR: {"type": kind, "message": self.message, **details}}
+        return {"type": ERROR, ERROR: {"type": kind, "message": self.told, **details}}
 
     def response(self, path: str) -> Response:
         """The error in the shape of the API that the path belongs to."""
@@ -96,11 +102,13 @@ class ApiError(Exception):
         if path.startswith(MESSAGES):
             body = self.as_message()
         elif path.startswith(OLLAMA):
-            body = {ERROR: self.message}
+            body = {ERROR: self.told}
         content = json.dumps(body)  # ASCII, as a name that the client sent may not be valid UTF-8
         return Response(content, self.status, self.headers, media_type="application/json")
 
 
+TOO_LONG = "context_length_exceeded"
+"""The code of a prompt that the model or the server can't hold."""
 NO_THREADS = "thread_unsupported_request"
 """The code at which Anthropic's client sends the whole conversation."""
 MESSAGES = "/v1/messages"

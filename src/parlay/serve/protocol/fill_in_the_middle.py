@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from parlay.llm.vocabulary import Vocabulary
-from parlay.serve.errors import ApiError
+from parlay.serve.errors import TOO_LONG, ApiError
 from parlay.serve.hosted import Served
 from parlay.serve.settings import InfillOrder, Settings
 from parlay.text.prompts import TokensPrompt
@@ -154,4 +154,4 @@ class _Encode:
         try:
             return self.encoder.encode(text, self.most, special=False) if text else ()
         except PromptTooLong as error:
-            raise ApiError(400, str(error), field, "context_length_exceeded") from None
+            raise ApiError(400, str(error), field, TOO_LONG) from None

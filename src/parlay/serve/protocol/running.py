@@ -17,7 +17,7 @@ from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import RequestOutput, StreamEvent
 from parlay.sampling.processors import ALL_MASKED
-from parlay.serve.errors import ApiError, too_late, unavailable
+from parlay.serve.errors import TOO_LONG, ApiError, too_late, unavailable
 from parlay.serve.finished import Finished, Observer
 from parlay.serve.guard.auth import tenant
 from parlay.serve.hosted import Served
@@ -208,7 +208,7 @@ def prepare(
     try:
         job = served.llm.job(prompt, params, own, chat)
     except PromptTooLong as error:
-        raise ApiError(400, str(error), names.prompt, "context_length_exceeded") from None
+        raise ApiError(400, str(error), names.prompt, TOO_LONG) from None
     except MachineBusy as error:
         raise unavailable(settings.retry_after, refused(error, names, served).message) from None
     except (ValueError, ParlayError) as error:

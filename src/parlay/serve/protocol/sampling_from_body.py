@@ -17,7 +17,7 @@ from parlay.certificates.requirement import parse as allowed_by
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.voting import VoteParams
 from parlay.options import NotNamed, Option, UsageError, Value
-from parlay.serve.errors import ApiError
+from parlay.serve.errors import TOO_LONG, ApiError
 from parlay.serve.guard.auth import Limiter, tenant
 from parlay.serve.hosted import Served
 from parlay.serve.protocol.body import GenerationBody, StructuredOutputs, text_of
@@ -279,7 +279,7 @@ def check_length(tokens: int, served: Served, settings: Settings, field: str) ->
             f"{field} has {tokens} tokens, but the context of {served.name} is {served.max_model_len} and must "
             "hold at least one more: shorten it"
         )
-        raise ApiError(400, message, field, "context_length_exceeded")
+        raise ApiError(400, message, field, TOO_LONG)
 
 
 def _for_a_client(error: NotNamed, served: Served) -> str:
@@ -342,4 +342,4 @@ def check_prompt(tokens: int, settings: Settings, param: str = "prompt") -> None
     limit = settings.max_prompt_tokens
     if limit is not None and tokens > limit:
         message = f"the {param} has {tokens} tokens, and this server takes {limit} at most: shorten it"
-        raise ApiError(400, message, param, "context_length_exceeded")
+        raise ApiError(400, message, param, TOO_LONG)
