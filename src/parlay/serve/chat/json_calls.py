@@ -109,7 +109,8 @@ class ObjectCallReader(JsonCallReader):
 
     Small models write the object in other ways, too. All of these are calls if the object names a function: bare at the
     beginning of the answer, in a fenced block, in another of `TAGS`, or in a tag in a fenced block; the arguments may
-    be under "arguments" or "parameters".
+    be under "arguments" or "parameters"; the outer braces may be doubled, as Qwen2.5's template shows them by mistake.
+    Fields after the arguments are dropped.
     """
 
     def __init__(self, written: CallFormat, names: Collection[str], *, single: bool, certain: bool) -> None:
@@ -117,13 +118,15 @@ class ObjectCallReader(JsonCallReader):
         if written.begin:
             self._ends[written.begin] = written.end
         super().__init__((FENCE, *self._ends), names, single=single)
-        call = [*NAMED_OBJECT, '"', "(?P<key>[a-z]{0,10})", '"', _SPACE, ":", _SPACE, r"\{"]
+        opening = [NAMED_OBJECT[0], r"(?P<second>\{?)", *NAMED_OBJECT[1:]]
+        call = [*opening, '"', "(?P<key>[a-z]{0,10})", '"', _SPACE, ":", _SPACE, r"\{"]
         fence, tag = [*_letters(FENCE), r"\w{0,16}", _SPACE], [r"(?P<tag><\w{0,16}>?)", _SPACE]
         self._bare = (_shape(_SPACE, *call),)
         self._marked = (_shape(*fence, *call), _shape(*tag, *call), _shape(*fence, *tag, *call))
         self._keys = {written.arguments, "arguments", "parameters"}
         self._own_mark, self._certain = written.begin, certain
         self._closers: list[str] = []
+        self._open = False  # whether the call's own brace has not come yet
         self._state = self._read_first
 
     def _read_first(self) -> Iterator[Delta]:
@@ -137,7 +140,9 @@ class ObjectCallReader(JsonCallReader):
         match = next((found for head in heads if (found := head.whole.match(self._buffer))), None)
         if match is not None and self._is_call(match):
             tag = match.groupdict().get("tag")
-            self._closers = ["}", *([self._ends[tag]] if tag else []), *([FENCE] if self._mark == FENCE else [])]
+            braces = ["}"] * (2 if match["second"] else 1)
+            self._closers = [*braces, *([self._ends[tag]] if tag else []), *([FENCE] if self._mark == FENCE else [])]
+            self._open = True
             self._take(match.end() - 1)
             yield self._begin(match["name"], self._read_arguments)
         elif match is not None or not any(head.beginning.fullmatch(self._buffer) for head in heads):
@@ -150,17 +155,29 @@ class ObjectCallReader(JsonCallReader):
         return self._callable(head["name"]) and head["key"] in self._keys and (tag is None or tag in self._ends)
 
     def _read_tail(self) -> Iterator[Delta]:
-        """Read what closes the call, in this order: its brace, its tag, its fence. A model may omit the last two."""
+        """Read what closes the call, in this order: its braces, its tag, its fence. A model may omit all but the first
+        brace."""
         while self._closers:
             closer, rest = self._closers[0], self._buffer.lstrip()
             if closer.startswith(rest) and rest != closer:
                 return  # it may still come
             if rest.startswith(closer):
                 self._buffer = rest.removeprefix(closer)
-            elif closer == "}":
+            elif self._open:
                 break
-            self._closers = self._closers[1:]
+            self._open, self._closers = False, self._closers[1:]
+        if self._closers and rest.startswith(","):
+            self._depth, self._state = 1, self._skip_fields
+            return
         self._state = self._search if self._mark or self._own_mark else self._after
+        yield from ()
+
+    def _skip_fields(self) -> Iterator[Delta]:
+        """Drop the object's fields after the arguments, up to its closing brace."""
+        inside = next((place for place, letter in enumerate(self._buffer) if self._closes(letter)), len(self._buffer))
+        if inside < len(self._buffer):
+            self._state = self._read_tail
+        self._take(inside)
         yield from ()
 
     def _after(self) -> Iterator[Delta]:
@@ -173,7 +190,8 @@ class ObjectCallReader(JsonCallReader):
     def _cut_off(self, rest: str) -> bool:
         if self._state == self._read_head:
             return self._mark == self._own_mark and len(rest) > len(self._mark)
-        return self._state == self._read_tail or (self._state == self._read_first and self._certain)
+        within = self._state in (self._read_tail, self._skip_fields)
+        return within or (self._state == self._read_first and self._certain)
 
 
 class ListedCallReader(JsonCallReader):
