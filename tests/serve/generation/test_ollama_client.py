@@ -210,5 +210,12 @@ def test_texts_are_embedded_as_for_the_client_of_openai(llama: Client, client: T
     assert len(llama.embed(model="parlay-mini:latest", input=texts[0]).embeddings) == 1
     with pytest.raises(ollama.ResponseError, match="dimensions is not supported"):
         llama.embed(model="parlay-mini", input="x", dimensions=8)
-    with pytest.raises(ollama.ResponseError, match="send the request to /api/embed"):
-        llama.embeddings("parlay-mini", "x")
+
+
+def test_the_older_form_of_embeddings_is_not_scaled_to_length_1(llama: Client, client: TestClient) -> None:
+    reply = llama.embeddings("parlay-mini", "The fox jumps.", keep_alive="5m")
+    other = client.post("/v1/embeddings", json={"input": "The fox jumps.", "normalize": False}).json()
+    assert list(reply.embedding) == other["data"][0]["embedding"]
+    assert list(llama.embeddings("parlay-mini", "").embedding) == []
+    with pytest.raises(ollama.ResponseError, match="no model 'nobody'"):
+        llama.embeddings("nobody", "x")

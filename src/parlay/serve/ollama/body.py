@@ -182,6 +182,12 @@ class EmbedBody(PoolingBody):
     normalize: bool = True
 
 
+class EmbeddingsBody(PoolingBody):
+    """One text, in the API's older form. An empty text only loads the model."""
+
+    prompt: str = ""
+
+
 class EmbedReply(BaseModel):
     """``total_duration`` and ``load_duration`` are in nanoseconds."""
 
@@ -190,3 +196,7 @@ class EmbedReply(BaseModel):
     total_duration: int
     load_duration: int
     prompt_eval_count: int
+
+
+class EmbeddingsReply(BaseModel):
+    embedding: list[float]

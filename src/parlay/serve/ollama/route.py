@@ -1,4 +1,4 @@
-"""Ollama's `/api/chat`, `/api/generate` and `/api/embed`."""
+"""Ollama's `/api/chat`, `/api/generate`, `/api/embed` and its older form `/api/embeddings`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from parlay.serve.chat.job import ChatJob, chat_job, chat_template
 from parlay.serve.chat.request import ChatRequest
 from parlay.serve.errors import OllamaErrorBody, responses
 from parlay.serve.hosted import Served
-from parlay.serve.ollama.body import EmbedBody, EmbedReply, GenerateBody, OllamaBody, OllamaChatBody
+from parlay.serve.ollama.body import (
+    EmbedBody,
+    EmbeddingsBody,
+    EmbeddingsReply,
+    EmbedReply,
+    GenerateBody,
+    OllamaBody,
+    OllamaChatBody,
+)
 from parlay.serve.ollama.reply import OllamaChunks, OllamaShape, ollama_reply, only_loaded
 from parlay.serve.ollama.to_request import (
     CHAT_NAMES,
@@ -81,6 +89,11 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         check_extras(body, request, settings)
         return await _embed(registry, body, request, settings)
 
+    @routes.post("/embeddings", include_in_schema=False)  # superseded by /embed, but many programs call it
+    async def ollama_embeddings(body: EmbeddingsBody, request: Request) -> Response:
+        check_extras(body, request, settings)
+        return await _embed_one(registry, body, request, settings)
+
     return routes
 
 
@@ -100,6 +113,18 @@ async def _embed(registry: Registry, body: EmbedBody, request: Request, settings
         )
 
     work = embedded(served, texts, body, request, settings, normalize=body.normalize)
+    return await answer(request, settings, work, reply)
+
+
+async def _embed_one(registry: Registry, body: EmbeddingsBody, request: Request, settings: Settings) -> Response:
+    served = await registry.use(body.model, request)
+    if not body.prompt:
+        return JSONResponse({"embedding": []})
+
+    def reply(outputs: Sequence[EmbeddingRequestOutput]) -> EmbeddingsReply:
+        return EmbeddingsReply(embedding=outputs[0].outputs.embedding)
+
+    work = embedded(served, [body.prompt], body, request, settings, normalize=False)
     return await answer(request, settings, work, reply)
 
 

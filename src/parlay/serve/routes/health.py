@@ -156,7 +156,6 @@ def guarded(recorder: Recorder, limiter: Limiter) -> APIRouter:
 
 _PATHS = {
     "/embeddings": "/v1/embeddings",
-    "/api/embeddings": "/api/embed",
     "/score": "/v1/score",
 }
 
