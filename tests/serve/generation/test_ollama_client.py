@@ -152,6 +152,12 @@ def test_nothing_is_pulled_unless_the_owner_allows_it(llama: Client) -> None:
     assert error.value.status_code == 403
 
 
+def test_a_model_that_is_served_counts_as_pulled(llama: Client) -> None:
+    for name in ("parlay-mini", "parlay-mini:latest"):
+        assert llama.pull(name).status == "success"
+        assert [step.status for step in llama.pull(name, stream=True)] == ["success"]
+
+
 def test_what_is_pulled_is_told_of_and_served(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def bring(name: str, progress: Callable[[int, int], object]) -> None:
         if name != "new":

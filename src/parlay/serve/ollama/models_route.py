@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 SPOKEN = "0.12.0"
 """The version of Ollama's API that is implemented; its clients check it."""
+_LINES = "application/x-ndjson"
 _FAILURES = responses(400, 403, 404, 408, 413, 429, 503, body=OllamaErrorBody)
 
 
@@ -38,7 +39,7 @@ def router(registry: Registry, settings: Settings, puller: Puller | None) -> API
     routes = APIRouter(route_class=BodyRoute, prefix="/api", tags=["ollama"])
     _add_lists(routes, registry, settings)
     _add_show(routes, registry, settings)
-    _add_pull(routes, puller, settings)
+    _add_pull(routes, registry, puller, settings)
     return routes
 
 
@@ -68,18 +69,22 @@ def _add_show(routes: APIRouter, registry: Registry, settings: Settings) -> None
         return shown(model, await _facts_of(model), description)
 
 
-def _add_pull(routes: APIRouter, puller: Puller | None, settings: Settings) -> None:
+def _add_pull(routes: APIRouter, registry: Registry, puller: Puller | None, settings: Settings) -> None:
     @routes.post("/pull", summary="Bring a model to this machine", responses=_FAILURES, response_class=JSONResponse)
     async def ollama_pull(body: PullBody, request: Request) -> Response:
         check_extras(body, request, settings)
         name = body.model or body.name
+        known = None if name is None else registry.find(name)
+        if known is not None and (puller is None or _here(known)):
+            done = {"status": "success"}
+            return JSONResponse(done) if body.stream is False else StreamingResponse([_line(done)], media_type=_LINES)
         if puller is None:
             message = "this server brings no models to its machine: whoever runs it can allow it by --allow-pull"
             raise ApiError(403, message, "model", "pull_not_allowed")
         if name is None:
             raise ApiError(400, "model is missing", "model", "missing_field")
         if body.stream is not False:
-            return StreamingResponse(_lines(puller, name), media_type="application/x-ndjson")
+            return StreamingResponse(_lines(puller, name), media_type=_LINES)
         await puller.pull(name, lambda done, size: None)
         return JSONResponse({"status": "success"})
 
@@ -123,6 +128,11 @@ def _line(record: dict[str, Any]) -> bytes:
     return json.dumps(record).encode() + b"\n"
 
 
+def _here(model: HostedModel) -> bool:
+    """Whether the model is served without a download."""
+    return model.source is None or model.served is not None or is_local(model.source)
+
+
 async def _facts_of(model: HostedModel) -> ModelFacts | None:
     """The model's facts; None if its files are not on this machine or can't be read."""
     return await _read_files(model, read_facts)
@@ -135,7 +145,7 @@ async def _described_by_files(model: HostedModel) -> Description | None:
 
 async def _read_files(model: HostedModel, read: Callable[[Path], T]) -> T | None:
     source = model.source
-    if source is None or not (model.served is not None or is_local(source)):
+    if source is None or not _here(model):
         return None
     return await asyncio.to_thread(_read, read, source)
 
