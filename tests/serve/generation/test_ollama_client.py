@@ -152,6 +152,14 @@ def test_nothing_is_pulled_unless_the_owner_allows_it(llama: Client) -> None:
     assert error.value.status_code == 403
 
 
+def test_how_much_of_a_text_a_shift_would_keep_has_no_effect_as_nothing_is_shifted(client: TestClient) -> None:
+    body = {"prompt": "Hi", "stream": False, "options": {"num_keep": 24, "num_predict": 1}}
+    told = client.post("/api/generate", json=body)
+    assert (told.status_code, told.headers["parlay-ignored"]) == (200, "options.num_keep")
+    told = client.post("/completion", json={"prompt": "Hi", "n_predict": 1, "n_keep": 24})
+    assert (told.status_code, told.headers["parlay-ignored"]) == (200, "n_keep")
+
+
 def test_a_model_that_is_served_counts_as_pulled(llama: Client) -> None:
     for name in ("parlay-mini", "parlay-mini:latest"):
         assert llama.pull(name).status == "success"

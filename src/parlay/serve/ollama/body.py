@@ -51,7 +51,6 @@ class OllamaOptions(Body):
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "mirostat": (0,),
-        "num_keep": (0, -1),
         "tfs_z": (1,),
     }
 

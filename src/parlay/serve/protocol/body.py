@@ -214,8 +214,6 @@ class GenerationBody(Body):
         "min_keep": (0, 1),
         "mirostat": (0,),
         "moderation": (),
-        "n_keep": (0, -1),
-        "num_keep": (0, -1),
         "prompt_embeds": (),
         "prompt_logprobs": (),
         "repeat_last_n": (-1,),
