@@ -11,6 +11,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from parlay.aio import AsyncLLM
+
 if TYPE_CHECKING:
     from anthropic import Anthropic
 
@@ -188,6 +190,16 @@ def test_an_answer_keeps_to_a_schema(claude: Anthropic) -> None:
     }
     reply = ask(claude, output_config={"format": {"type": "json_schema", "schema": schema}}, max_tokens=64)
     assert isinstance(json.loads(reply.content[0].text)["north"], bool)
+
+
+def test_the_models_have_what_the_client_reads_of_them(claude: Anthropic, engine: AsyncLLM) -> None:
+    page = claude.models.list()
+    (model,) = page.data
+    assert (model.id, model.display_name, model.type) == ("parlay-mini", "parlay-mini", "model")
+    assert model.created_at.timestamp() > 0
+    assert model.max_input_tokens == engine.llm.engine.max_context
+    assert (page.has_more, page.first_id, page.last_id) == (False, "parlay-mini", "parlay-mini")
+    assert claude.models.retrieve("parlay-mini") == model
 
 
 def test_errors_are_anthropics(claude: Anthropic) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from datetime import UTC, datetime
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, computed_field
 
 from parlay.models.sampling_defaults import sampling_defaults
 from parlay.serve.adapters import NamedAdapter
@@ -23,10 +24,11 @@ from parlay.types import ParlayError
 
 
 class Model(BaseModel):
-    """A model in OpenAI's shape; ``max_model_len`` is the most tokens of prompt and output together.
+    """A model in the shapes of OpenAI and Anthropic; ``max_model_len`` is the most tokens of prompt and output
+    together.
 
     It is null until a model that is loaded on demand has been loaded once. An adapter has its base model as ``parent``
-    and its folder as ``root``.
+    and its folder as ``root``. ``created`` is in seconds since 1970; the computed fields are Anthropic's.
     """
 
     id: str
@@ -37,11 +39,34 @@ class Model(BaseModel):
     status: Literal["loaded", "loading", "unloaded"]
     root: str | None = None
     parent: str | None = None
+    type: Literal["model"] = "model"
+    lifecycle: Literal["active"] = "active"
+
+    @computed_field
+    def display_name(self) -> str:
+        return self.id
+
+    @computed_field
+    def created_at(self) -> datetime:
+        return datetime.fromtimestamp(self.created, UTC)
+
+    @computed_field
+    def max_input_tokens(self) -> int | None:
+        return self.max_model_len
 
 
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[Model]
+    has_more: Literal[False] = False
+
+    @computed_field
+    def first_id(self) -> str:
+        return self.data[0].id
+
+    @computed_field
+    def last_id(self) -> str:
+        return self.data[-1].id
 
 
 class Choices(BaseModel):
