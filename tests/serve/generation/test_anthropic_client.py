@@ -109,6 +109,21 @@ def test_system_is_text_or_blocks_and_counts(claude: Anthropic) -> None:
     assert ask(claude, system="Speak like a pirate.").content
 
 
+def test_a_document_that_is_text_stands_in_the_prompt(claude: Anthropic) -> None:
+    plain = {"type": "text", "media_type": "text/plain", "data": "The ferry leaves."}
+    blocks = {"type": "content", "content": [{"type": "text", "text": "The ferry leaves."}]}
+    ask_of: dict[str, Any] = {"type": "text", "text": "When?"}
+    spelled = count(claude, messages=[{"role": "user", "content": "Times\n\nThe ferry leaves.\n\nWhen?"}])
+    for source in (plain, blocks):
+        document: dict[str, Any] = {"type": "document", "source": source, "title": "Times"}
+        assert count(claude, messages=[{"role": "user", "content": [document, ask_of]}]) == spelled
+
+
+def test_a_prompt_is_only_read_where_no_token_is_wanted(claude: Anthropic) -> None:
+    reply = ask(claude, max_tokens=0)
+    assert (reply.content, reply.stop_reason, reply.usage.output_tokens) == ([], "max_tokens", 0)
+
+
 def test_a_stop_sequence_ends_the_answer_and_is_named(claude: Anthropic) -> None:
     whole = ask(claude).content[0].text
     stop = whole[4:7]
@@ -217,7 +232,9 @@ def test_errors_are_anthropics(claude: Anthropic) -> None:
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}
 REFUSED = {
+    "a document in PDF": ({"messages": [{"role": "user", "content": [PDF]}]}, "messages[0].content[0].source"),
     "an image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]"),
     "an image as instructions": ({"messages": [{"role": "system", "content": [IMAGE]}]}, "messages[0].content[0]"),
     "a tool of Anthropic's": ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),

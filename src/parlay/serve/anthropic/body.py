@@ -12,6 +12,7 @@ from parlay.serve.protocol.body import (
     OURS,
     Body,
     CacheSalt,
+    Count,
     JsonObject,
     Probability,
     StopList,
@@ -29,6 +30,45 @@ Texts = Annotated[
     Discriminator(shape_of),
 ]
 """A string, or a list of text blocks."""
+
+
+class PlainSource(Body):
+    """The text of a document."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"] | None = None
+    data: str
+
+    @property
+    def text(self) -> str:
+        return self.data
+
+
+class BlocksSource(Body):
+    """The text of a document in blocks."""
+
+    type: Literal["content"]
+    content: Texts
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(block.text for block in self.content)
+
+
+class Document(Body):
+    """A document that is text; those in PDF, at an address or in a store of files can't be read here."""
+
+    type: Literal["document"]
+    source: Annotated[
+        Annotated[PlainSource, Tag("text")] | Annotated[BlocksSource, Tag("content")], only_text("text", "content")
+    ]
+    title: str | None = None
+    context: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Title, context and text, with an empty line after each."""
+        return "".join(f"{part}\n\n" for part in (self.title, self.context, self.source.text) if part)
 
 
 class ToolUse(Body):
@@ -64,11 +104,12 @@ class RedactedThinking(Body):
 
 Block = Annotated[
     Annotated[TextPart, Tag("text")]
+    | Annotated[Document, Tag("document")]
     | Annotated[ToolUse, Tag("tool_use")]
     | Annotated[ToolResult, Tag("tool_result")]
     | Annotated[Thinking, Tag("thinking")]
     | Annotated[RedactedThinking, Tag("redacted_thinking")],
-    only_text("text", "tool_use", "tool_result", "thinking"),
+    only_text("text", "document", "tool_use", "tool_result", "thinking"),
 ]
 
 
@@ -89,7 +130,7 @@ class TurnParam(Body):
     ]
 
     @property
-    def blocks(self) -> list[TextPart | ToolUse | ToolResult | Thinking | RedactedThinking]:
+    def blocks(self) -> list[TextPart | Document | ToolUse | ToolResult | Thinking | RedactedThinking]:
         return [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else list(self.content)
 
 
@@ -178,11 +219,13 @@ class CountBody(Body):
 
 
 class MessagesBody(CountBody):
-    """``seed``, ``strategy``, ``exactness``, ``store``, ``cache_salt`` and ``resume`` are extensions."""
+    """With ``max_tokens`` 0 the prompt is only read, for requests that begin alike.
+
+    ``seed``, ``strategy``, ``exactness``, ``store``, ``cache_salt`` and ``resume`` are extensions."""
 
     elsewhere: ClassVar[Mapping[str, str]] = OURS
 
-    max_tokens: Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE]
+    max_tokens: Count
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=0, le=INT_LIMIT), WHOLE] | None = None

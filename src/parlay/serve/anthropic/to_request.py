@@ -10,6 +10,7 @@ from fastapi import Request
 from parlay.llm.input_processor import RequestOptions
 from parlay.serve.anthropic.body import (
     CountBody,
+    Document,
     MessagesBody,
     SystemParam,
     Texts,
@@ -120,7 +121,7 @@ def _side(turn: TurnParam) -> Iterator[ChatMessage]:
         yield ChatMessage(
             role="tool", content=f"Error: {content}" if result.is_error else content, call_id=result.tool_use_id
         )
-    text = "".join(block.text for block in blocks if isinstance(block, TextPart))
+    text = "".join(block.text for block in blocks if isinstance(block, TextPart | Document))
     thoughts = "".join(block.thinking for block in blocks if isinstance(block, Thinking))
     calls = tuple(PastCall(block.id, block.name, block.input) for block in blocks if isinstance(block, ToolUse))
     if text or thoughts or calls or not results or turn.role == "assistant":
