@@ -9,9 +9,11 @@ import pytest
 
 from parlay.bench.plan.strategies import Acceptance, Models, compared, is_modelled, members, plan, read_acceptance
 from parlay.cost.devices import machine
+from parlay.cost.roofline import LayerSums, MixedLayers
 from parlay.cost.speed import DraftPlan, Setting, TreeShape, speed_of
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.spelling import parse
+from parlay.types.layer_split import LayerSplit
 from tests.bench.plan.conftest import TINY
 
 DRAFT = replace(TINY, num_layers=1)
@@ -54,6 +56,17 @@ def test_a_head_costs_a_layer_for_each_level_and_heads_side_by_side_one_product_
     assert (eagle3.at_once, medusa.at_once) == (False, True)
     assert eagle3.drafter.vocab_size == 4096
     assert eagle3.drafter.parameters < big.target.parameters / 25
+
+
+@pytest.mark.parametrize("name", ["eagle3", "medusa", "dynamo", "kangaroo"])
+def test_a_head_is_in_memory_and_has_no_experts_whatever_the_target_has(name: str) -> None:
+    """Streamed layers and experts are read anew in every forward: a head that had them would never pay."""
+    experts = MixedLayers(layers=2, count=8, chosen=2, weights=3 * 32 * 64, slots=4)
+    sums = LayerSums(qkv=128, mixed=64, mlp=0, whole=64, recent=0, attended=64)
+    split = LayerSplit((1,), (0,), 10**9, 10**9, 10**9)
+    usual = plan(parse(name), Models(replace(TINY, intermediate_size=128)), Acceptance((0.7,))).drafter
+    for target in (replace(TINY, intermediate_size=128, split=split), replace(TINY, mixed=experts, sums=sums)):
+        assert plan(parse(name), Models(target), Acceptance((0.7,))).drafter == usual
 
 
 def test_probes_cost_rows_of_the_forward_that_verifies_and_no_head() -> None:

@@ -35,13 +35,36 @@ class HeadCost:
 
 def _layer(target: ModelShape, more: int, *, layers: int = 1) -> ModelShape:
     """Return a decoder of ``layers`` layers of the target's sizes, each with ``more`` further weights."""
-    wider = target.intermediate_size + round(more / (3 * target.hidden_size))
+    wider = _mlp_size(target) + round(more / (3 * target.hidden_size))
     return _headed(target, _draft_vocab(target), layers=layers, intermediate_size=wider)
 
 
 def _headed(target: ModelShape, rows: int, *, layers: int = 0, intermediate_size: int = 0) -> ModelShape:
-    """Return a decoder of the target's sizes with other layers and an LM head of ``rows`` rows."""
-    return replace(target, num_layers=layers, intermediate_size=intermediate_size, vocab_size=rows, tie_embeddings=True)
+    """Return a decoder of the target's sizes with other layers and an LM head of ``rows`` rows.
+
+    Its layers are alike, and all in memory: only the target's can be streamed, have experts or windows, or differ.
+    """
+    return replace(
+        target,
+        num_layers=layers,
+        intermediate_size=intermediate_size,
+        vocab_size=rows,
+        tie_embeddings=True,
+        stored_twice=False,
+        recent_layers=0,
+        recent_tokens=0,
+        sums=None,
+        split=None,
+        mixed=None,
+    )
+
+
+def _mlp_size(target: ModelShape) -> int:
+    """Return the inner size of the feed-forward that a row runs in one of the target's layers, experts included."""
+    if target.mixed is None:
+        return round(target.mlp_size)
+    chosen = target.mixed.layers * target.mixed.chosen * target.mixed.weights / target.num_layers
+    return round(target.mlp_size + chosen / (3 * target.hidden_size))
 
 
 def _draft_vocab(target: ModelShape) -> int:
@@ -91,14 +114,14 @@ def _block(target: ModelShape) -> HeadCost:
 
 def _dynamo(target: ModelShape) -> HeadCost:
     """Return the cost of DynaMo: a layer and an LM head for each token."""
-    shape = _headed(target, _LAYERS * _draft_vocab(target), layers=_LAYERS, intermediate_size=target.intermediate_size)
+    shape = _headed(target, _LAYERS * _draft_vocab(target), layers=_LAYERS, intermediate_size=_mlp_size(target))
     return HeadCost(shape, at_once=True)
 
 
 def _kangaroo(target: ModelShape) -> HeadCost:
     """Return the cost of Kangaroo: the target's first layers, then an attention and an LM head (Liu et al. 2024)."""
     shape = _headed(
-        target, _draft_vocab(target) + 2 * target.hidden_size, layers=_EARLY, intermediate_size=target.intermediate_size
+        target, _draft_vocab(target) + 2 * target.hidden_size, layers=_EARLY, intermediate_size=_mlp_size(target)
     )
     return HeadCost(shape)
 
