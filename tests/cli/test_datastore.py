@@ -26,7 +26,7 @@ def written(cli: Cli, folder: Path, *words: str, stdin: bytes = b"") -> list[str
     file = folder / "made.store"
     result = cli("datastore", "build", *MINI, *words, "-o", str(file), stdin=stdin)
     assert result.code == 0, result.err
-    assert f"--strategy datastore:file={file}" in result.out
+    assert f"parlay generate {' '.join(MINI)} --strategy datastore:file={file}" in result.out
     store = Datastore.open(file)
     tokenizer = load_tokenizer(resolve("parlay-mini"))
     texts: list[list[int]] = [[]]

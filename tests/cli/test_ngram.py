@@ -43,7 +43,8 @@ def test_a_model_of_tokens_drafts_and_the_text_is_that_of_plain_decoding(cli: Cl
     plain = cli(*asked, "--strategy", "none").out
     text, file = tmp_path / "t.txt", str(tmp_path / "m")
     text.write_text(f"Once upon a time there was a{plain}" * 2)
-    assert cli("ngram", "build", str(text), *MINI, "-o", file).code == 0
+    built = cli("ngram", "build", str(text), *MINI, "-o", file)
+    assert (built.code, f"generate {' '.join(MINI)} --strategy ngram-lm:file={file}" in built.out) == (0, True)
     fast = cli(*asked, "--strategy", f"ngram-lm:file={file},policy=fixed")
     assert fast.out == plain
     assert "from ngram-lm" in fast.err

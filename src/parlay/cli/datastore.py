@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,12 +75,23 @@ def _build(options: argparse.Namespace) -> int:
         store.write(output)
         header = store.header
         what = f"{header.suffixes:,} tokens of {header.documents:,} documents, {output.stat().st_size:,} bytes"
-        print(f"{output}: {what}\nUse it: parlay generate --strategy datastore:file={output}")
+        print(f"{output}: {what}\nUse it: parlay generate {target_flag(options)}--strategy datastore:file={output}")
         if options.states:
-            _write_states(output, names, name, tokenizer)
+            built = _write_states(output, names, name, tokenizer)
+            print(f"{built}\nUse them: parlay generate {target_flag(options)}--nest {output}")
     except OSError as error:
         raise ParlayError(f"can't write {output}: {error.strerror}") from error
     return 0
+
+
+def target_flag(options: argparse.Namespace) -> str:
+    """Return the flag that names the target whose tokens a file holds, and a blank; nothing for the default model.
+
+    ``options`` has ``model`` and ``tokenizer``, of which at most one is set.
+    """
+    if options.model is None and options.tokenizer is None:
+        return ""
+    return f"--model {shlex.quote(options.model or 'MODEL')} "
 
 
 def _check_states(output: Path, tokenizer: str | None) -> None:
@@ -93,9 +105,11 @@ def _check_states(output: Path, tokenizer: str | None) -> None:
     need_faiss()
 
 
-def _write_states(output: Path, names: list[str], model: str, tokenizer: Tokenizer) -> None:
-    """Run the datastore's texts through the model, and write the states. Raises ParlayError or OSError if that
-    fails."""
+def _write_states(output: Path, names: list[str], model: str, tokenizer: Tokenizer) -> str:
+    """Run the datastore's texts through the model, write the states, and say how many.
+
+    Raises ParlayError or OSError if that fails.
+    """
     from parlay import models
     from parlay.drafters.stores.state_building import Built, write_states
     from parlay.drafters.stores.state_store import folder_of
@@ -106,10 +120,7 @@ def _write_states(output: Path, names: list[str], model: str, tokenizer: Tokeniz
     built = Built(models.load(model, cache_tokens=_CACHED), public_name(model), weights_fingerprint(model), prefix)
     with progress_bar("reading", " tokens") as bar:
         header = write_states(output, names, built, bar.update)
-    print(
-        f"{folder_of(output)}: {header.states:,} states of {header.hidden_size:,} numbers\n"
-        f"Use them: parlay generate --nest {output}"
-    )
+    return f"{folder_of(output)}: {header.states:,} states of {header.hidden_size:,} numbers"
 
 
 def _make(sources: list[CorpusSource], tokenizer: Tokenizer, name: str) -> tuple[Datastore, list[str]]:

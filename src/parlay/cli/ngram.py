@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parlay.cli.datastore import target_flag
 from parlay.cli.flags import add_option_flags, options_from, whole
 from parlay.cli.parser import add_action
 from parlay.models.fetch.pulled import DEFAULT_MODEL, named_or_default
@@ -93,7 +94,7 @@ def _build(options: argparse.Namespace) -> int:
     counted = f"{built.header.tokens:,} tokens of {built.header.texts:,} texts, " if built.header.tokens else ""
     print(f"{output}: {counted}{sum(built.ngrams):,} n-grams, {output.stat().st_size:,} bytes")
     if not built.header.words and not arpa.is_arpa(output):
-        print(f"Use it: parlay generate --strategy ngram-lm:file={output}")
+        print(f"Use it: parlay generate {target_flag(options)}--strategy ngram-lm:file={output}")
     return 0
 
 
