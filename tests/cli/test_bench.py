@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from parlay.bench.records import Results, read
-from parlay.bench.runner import Bench
+from parlay.bench.runner import Bench, BenchSetting
 from parlay.cli import Terminated
 from tests.cli.conftest import NO_MODEL, Cli
 
@@ -155,3 +155,27 @@ def test_prompts_of_ones_own_end_in_a_sentence_on_what_to_take(cli: Cli, tmp_pat
     old = cli("drafters", "recommend", "--prompts", str(tmp_path / "a.txt"), *amounts)
     assert "this is parlay bench" in old.err
     assert old.out.split()[:2] == told.out.split()[:2] == ["strategy", "tokens/s"]
+
+
+def test_a_race_that_stopped_before_it_tried_a_strategy_advises_the_default(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only strategies that failed speak for plain decoding; those that were not tried do not."""
+    timed = Bench.run_setting
+    calls = iter(range(9))
+
+    def stopped(self: Bench, setting: BenchSetting) -> None:
+        if next(calls):  # after plain decoding of the first prompt
+            raise KeyboardInterrupt
+        timed(self, setting)
+
+    monkeypatch.setattr(Bench, "run_setting", stopped)
+    (tmp_path / "p.txt").write_text(
+        "The cat and the dog, the cat and the bird, the cat\nOne two three one two three one"
+    )
+    told = cli("bench", str(tmp_path / "p.txt"), "--max-tokens", "16", "--model", "parlay-mini")
+    assert told.code == 0
+    assert told.out.rstrip().endswith(
+        "0 of 5 could be timed, so give more time (--minutes). "
+        "Until then remove --strategy: the default drafts only where it pays."
+    )

@@ -207,7 +207,8 @@ def _verdict(found: TrialResult, model: str) -> list[str]:
         )
         return [f"Take {best.strategy}: {_how_fast(best)}. To use it, {flag}."]
     sound = [each for each in found.candidates if each.sound]
-    if not sound:
+    untried = any(each.speed is None and not each.error for each in found.candidates)
+    if not sound and not untried:
         return ["No strategy could be measured: write --strategy none."]
     if found.lacking:
         return [_too_few(found)]
