@@ -14,7 +14,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from multiprocessing import Pipe
+from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ import httpx
 import pytest
 
 from parlay.cli import main, parser_of
-from parlay.cli.replica_process import ReplicaProcess
+from parlay.cli.replica_process import ReplicaProcess, run_replica
 from parlay.cli.serve_replicas import Processes, check_replicas
 
 DEADLINE = 600
@@ -191,6 +191,27 @@ def test_replicas_that_hang_are_not_left_behind(
             for number in numbers:
                 with suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
+
+
+def test_a_replica_whose_parent_was_killed_while_it_started_ends_in_silence(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its folder of sockets is gone by the time it could say that it is ready."""
+    (folder := tmp_path / "sockets").mkdir()
+    _, says = Pipe(duplex=False)
+    options = parser_of("serve").parse(["parlay-mini", "--router-memory", "off"])
+    replica = get_context("spawn").Process(target=run_replica, args=(options, str(folder / "1"), says))
+    replica.start()
+    says.close()
+    while not (found := list(folder.iterdir())):
+        assert replica.is_alive()
+        time.sleep(0.01)
+    gone = folder.rename(tmp_path / "gone")
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(gone / found[0].name)), timeout=DEADLINE) as client:
+        assert client.get("http://localhost/health").status_code == 200
+    replica.terminate()
+    replica.join(DEADLINE)
+    assert (replica.exitcode, "Traceback" in capfd.readouterr().err) == (0, False)
 
 
 class Beginning(Processes):

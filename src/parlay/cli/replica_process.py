@@ -113,8 +113,9 @@ def _serve_at(options: argparse.Namespace, path: str, says: Connection) -> int:
     own = f"{path}.{os.getpid()}"
 
     def ready() -> None:
-        os.replace(own, path)
-        says.send(None)
+        with suppress(FileNotFoundError, BrokenPipeError):  # the parent is gone, and this process is about to end, too
+            os.replace(own, path)
+            says.send(None)
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(own)
