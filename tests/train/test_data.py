@@ -109,10 +109,10 @@ def test_a_work_folder_of_another_model_or_of_other_prompts_is_refused(tmp_path:
     check_filled(tmp_path, {"model": "one", "prompts": "some"})
     for other in ({"model": "two"}, {"model": "one", "prompts": "others"}):
         (name,) = [key for key, value in other.items() if value in ("two", "others")]
-        with pytest.raises(ParlayError, match=f"was filled with another {name} than is given now: name another folder"):
+        with pytest.raises(ParlayError, match=f"holds texts of another --{name}: name another folder by --work"):
             check_filled(tmp_path, other)
     asked = MedusaTrainOptions(model="parlay-mini", work=tmp_path, out=tmp_path)
-    with pytest.raises(ParlayError, match="was filled with another model than is given now"):
+    with pytest.raises(ParlayError, match="holds texts of another --model"):
         prepare(asked)
 
 

@@ -162,9 +162,8 @@ def check_filled(folder: Path, filling: Mapping[str, str]) -> None:
         known = {str(name): str(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
     for name, value in filling.items():
         if known.get(name, value) != value:
-            raise ParlayError(
-                f"{folder} was filled with another {name} than is given now: name another folder by --work"
-            )
+            flag = f"--{name.replace('_', '-')}"
+            raise ParlayError(f"{folder} holds texts of another {flag}: name another folder by --work", name)
     folder.mkdir(parents=True, exist_ok=True)
     with saved_whole(path) as part:
         part.write_text(json.dumps({**known, **filling}, indent=1) + "\n", encoding="utf-8")
