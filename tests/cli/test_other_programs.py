@@ -44,6 +44,23 @@ def test_what_cannot_be_honoured_is_refused(word: str) -> None:
         translated([word, "x"], GENERATE, "parlay generate")
 
 
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        ("--mirostat", "write --top-p P or --min-p P"),
+        ("--dry-multiplier", "write --repetition-penalty X"),
+        ("--xtc-probability=0.5", "write --top-p P or --min-p P"),
+        ("--prompt-cache", "write --prefix-cache FILE"),
+        ("-cnv", "parlay chat talks"),
+    ],
+)
+def test_what_the_page_for_users_of_llama_cpp_calls_missing_is_refused_with_what_to_write_instead(
+    word: str, instead: str
+) -> None:
+    with pytest.raises(UsageError, match=instead):
+        translated([word, "2"], GENERATE, "parlay generate")
+
+
 @pytest.mark.parametrize("word", ["--embedding", "--reranking"])
 def test_embeddings_need_no_flag(word: str) -> None:
     with pytest.raises(UsageError, match="leave it out: /v1/embeddings"):

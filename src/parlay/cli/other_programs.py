@@ -29,6 +29,10 @@ class Foreign:
 _GPU = "a model runs on one device as a whole: --device chooses it"
 _SERVED = "write NAME=MODEL"
 _DRAFTS = "write --strategy draft-model:k=N"
+_TALKS = "parlay chat talks, parlay generate continues the prompt"
+_MIROSTAT = ("--mirostat", "--mirostat-lr", "--mirostat-ent")
+_XTC = ("--xtc-probability", "--xtc-threshold", "--dynatemp-range", "--dynatemp-exp", "--top-nsigma", "--top-n-sigma")
+_DRY = ("--dry-multiplier", "--dry-base", "--dry-allowed-length", "--dry-penalty-last-n", "--dry-sequence-breaker")
 _EMBEDS = "leave it out: /v1/embeddings and /v1/rerank of parlay serve need no flag"
 
 
@@ -69,7 +73,14 @@ LLAMA_CPP: Mapping[str, Foreign] = {
     **_idle("all requests of a step are always decoded together", "-cb", "--cont-batching", "--no-webui", "--metrics"),
     **_idle("there is one number of threads: --threads", "-tb", "--threads-batch", values=1),
     **_idle("text is always printed as it is decoded", "--stream"),
+    **_idle("a model is ready when it is loaded", "--no-warmup"),
     **_none("write --regex PATTERN or --json-schema FILE", "--grammar", "--grammar-file"),
+    **_none("write --top-p P or --min-p P", *_MIROSTAT, *_XTC),
+    **_none("write --repetition-penalty X", *_DRY),
+    **_none("samplers run in one order: leave it out", "--samplers", "--sampling-seq", "--sampler-seq"),
+    **_none("--repetition-penalty covers the whole text: leave it out", "--repeat-last-n"),
+    **_none("write --prefix-cache FILE", "--prompt-cache", "--slot-save-path"),
+    **_none(_TALKS, "-cnv", "--conversation", "-no-cnv", "--no-conversation", values=0),
     **_none(_DRAFTS, "--draft", "--draft-n", "--draft-max", "--draft-min", "--draft-p-min"),
     **_none(_SERVED, "-a", "--alias"),
     **_none("name a tokenizer that has the template with --tokenizer", "--chat-template", "--chat-template-file"),
