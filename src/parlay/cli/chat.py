@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from parlay.cli import flags
 from parlay.cli.ensemble_flags import add_ensemble_flags
 from parlay.cli.opening import named_model, open_llm
+from parlay.cli.parser import unicode_text
 from parlay.system.terminal import Tint
 from parlay.text.chat_template import SAMPLING
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("named", nargs="?", metavar="MODEL", help=flags.MODEL)
     parser.add_argument("--model", help="the same as MODEL")
     flags.add_loading_flags(parser)
-    parser.add_argument("--system", default="", metavar="TEXT", help="system message")
+    parser.add_argument("--system", type=unicode_text, default="", metavar="TEXT", help="system message")
     parser.add_argument("--load", type=Path, metavar="FILE", help="continue a conversation that /save wrote")
     flags.add_context_flag(parser)
     flags.add_tokenizer_flag(parser)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
+from parlay.cli.parser import unicode_text
 from parlay.models.fetch.pulled import DEFAULT_MODEL
 from parlay.options import LoadOptions, Option, Options, RankOptions, UsageError, options_of, read_config
 from parlay.options import whole as read_whole
@@ -392,9 +393,8 @@ def _kind(field: Field[Any]) -> dict[str, Any]:
     kind = str(field.type).removesuffix(" | None")
     if kind == "bool":
         return {"action": argparse.BooleanOptionalAction} if field.default is True else {"action": "store_true"}
-    if kind == "str | Sequence[str]":
-        return {"action": "append", "metavar": "TEXT"}
-    if kind == "str | Sequence[int]":
-        return {"metavar": "TEXT"}
+    if kind.startswith("str"):
+        text = {"type": unicode_text, "metavar": "TEXT"}
+        return {"action": "append", **text} if kind == "str | Sequence[str]" else text
     reader, metavar = _READERS[kind]
     return {"type": reader, "metavar": metavar}

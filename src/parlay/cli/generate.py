@@ -15,6 +15,7 @@ from parlay.cli import FAILURE, INTERRUPTED, flags
 from parlay.cli.ensemble_flags import add_ensemble_flags, quoted
 from parlay.cli.explaining import explained, going_on
 from parlay.cli.opening import open_llm, read_text
+from parlay.cli.parser import unicode_text
 from parlay.cli.reasoning import (
     add_ahead_flags,
     add_outline_flags,
@@ -40,11 +41,17 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="text to continue (default: read from standard input)"
+        "prompt",
+        nargs="?",
+        type=unicode_text,
+        metavar="PROMPT",
+        help="text to continue (default: read from standard input)",
     )
     parser.add_argument("--file", metavar="FILE", help="take the text of this file as the prompt")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message in the model's chat format")
-    parser.add_argument("--system", metavar="TEXT", help="system message before the prompt; implies --chat")
+    parser.add_argument(
+        "--system", type=unicode_text, metavar="TEXT", help="system message before the prompt; implies --chat"
+    )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object at the end instead of the text as it is decoded"
     )
@@ -178,17 +185,13 @@ def prompt_text(options: argparse.Namespace) -> str:
         text = _without_end(read_text(options.file, "prompt")) if options.file is not None else _read_stdin()
     if not text:
         raise ValueError("the prompt is empty: give it as an argument, with --file, or on standard input")
-    for name, value in [("prompt", text), *(("stop", stop) for stop in vars(options).get("stop", []))]:
-        _check_unicode(name, value)
     return str(text)
 
 
 def _prompt(options: argparse.Namespace) -> str | list[dict[str, str]]:
-    """The prompt as text, or as a conversation. Raises ValueError if there is none, or if it is not valid text."""
+    """The prompt as text, or as a conversation. Raises ValueError if there is none."""
     text = prompt_text(options)
     system = [("system", options.system)] if options.system is not None else []
-    for name, value in system:
-        _check_unicode(name, value)
     if not options.chat and not system:
         return text
     return [{"role": role, "content": content} for role, content in [*system, ("user", text)]]
@@ -208,14 +211,6 @@ def _read_stdin() -> str:
 def _without_end(text: str) -> str:
     """Remove the line end that editors and `echo` add."""
     return text.removesuffix("\n").removesuffix("\r")
-
-
-def _check_unicode(name: str, text: str) -> None:
-    """Raises ValueError for lone surrogates, which stand for bytes that are not text in the locale's encoding."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError(f"the {name} is not valid Unicode text") from None
 
 
 # ---------------------------------------------------------------------------------------------------------- output

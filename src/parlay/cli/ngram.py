@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from parlay.cli.datastore import target_flag
 from parlay.cli.flags import add_option_flags, options_from, whole
-from parlay.cli.parser import add_action
+from parlay.cli.parser import add_action, unicode_text
 from parlay.models.fetch.pulled import DEFAULT_MODEL, named_or_default
 from parlay.ngrams.building import Built, NgramOptions
 from parlay.options import UsageError
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     generate = add_action(actions, "generate", "write a text by the model alone")
     generate.add_argument("file", type=Path, metavar="FILE", help="n-gram model")
-    generate.add_argument("prompt", nargs="?", default="", metavar="PROMPT")
+    generate.add_argument("prompt", nargs="?", type=unicode_text, default="", metavar="PROMPT")
     generate.add_argument("--tokenizer", help="tokenizer of the model's ids (default: the one it was built with)")
     generate.add_argument("--max-tokens", type=whole, default=50, metavar="N", help="most tokens (default: 50)")
     generate.add_argument("--temperature", type=float, default=1.0, help="0: always the likeliest (default: 1)")

@@ -14,6 +14,16 @@ from parlay.options import close_to, nearest
 USAGE = 2
 
 
+def unicode_text(text: str) -> str:
+    """Parse a flag's text. Raises ArgumentTypeError for lone surrogates, which stand for bytes of the command line that
+    are not text in the locale's encoding."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError("must be valid Unicode text") from None
+    return text
+
+
 class _ShortHelp(argparse._HelpAction):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         assert isinstance(parser, Parser)

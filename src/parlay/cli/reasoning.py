@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from parlay.cli import FAILURE
 from parlay.cli.flags import DEFAULTS, chosen_strategy, options_from, whole
+from parlay.cli.parser import unicode_text
 from parlay.options import LoadOptions, UsageError
 from parlay.system.terminal import counted, shown
 
@@ -39,6 +40,7 @@ def add_vote_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--answer",
         dest="vote_answer",
+        type=unicode_text,
         metavar="RULE",
         help="where a chain's answer is: number (the last one), boxed (the last \\boxed{}), or a regular expression, "
         "whose first group is the answer (default: number)",

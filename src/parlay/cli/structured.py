@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from parlay.cli.opening import read_text
+from parlay.cli.parser import unicode_text
 from parlay.types import StructuredOutputsParams
 
 
@@ -15,9 +16,18 @@ def add_structured_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags; at most one can be given."""
     group = parser.add_argument_group("structured output").add_mutually_exclusive_group()
     group.add_argument("--json-schema", metavar="FILE_OR_JSON", help="write JSON that follows this schema")
-    group.add_argument("--regex", metavar="PATTERN", help="write text that matches this regular expression as a whole")
     group.add_argument(
-        "--choice", action="append", metavar="TEXT", help="write one of these texts; give the flag once for each"
+        "--regex",
+        type=unicode_text,
+        metavar="PATTERN",
+        help="write text that matches this regular expression as a whole",
+    )
+    group.add_argument(
+        "--choice",
+        action="append",
+        type=unicode_text,
+        metavar="TEXT",
+        help="write one of these texts; give the flag once for each",
     )
 
 

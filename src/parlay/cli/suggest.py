@@ -9,18 +9,28 @@ from pathlib import Path
 
 from parlay.cli.flags import add_model_flags, add_tokenizer_flag, options_from, whole
 from parlay.cli.generate import prompt_text
+from parlay.cli.parser import unicode_text
 from parlay.options import LoadOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="text to continue (default: read from standard input)"
+        "prompt",
+        nargs="?",
+        type=unicode_text,
+        metavar="PROMPT",
+        help="text to continue (default: read from standard input)",
     )
     parser.add_argument("--file", metavar="FILE", help="take the text of this file as the prompt")
     parser.add_argument("-n", type=whole, default=3, metavar="N", help="how many drafts (default: 3)")
     parser.add_argument("--max-tokens", type=whole, default=16, metavar="N", help="most tokens of each (default: 16)")
     parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="a draft ends before this text; may be given again"
+        "--stop",
+        action="append",
+        type=unicode_text,
+        default=[],
+        metavar="TEXT",
+        help="a draft ends before this text; may be given again",
     )
     parser.add_argument(
         "--ngrams", type=Path, metavar="FILE", help="n-gram model of such texts, which tells which words go together"

@@ -34,6 +34,13 @@ def test_set_changes_one_number_and_checks_its_range(state: State) -> None:
     assert run_command(state, "/set top_k") == "top_k: 4"
 
 
+def test_a_system_message_that_is_no_text_is_refused_and_the_old_one_stays(state: State) -> None:
+    run_command(state, "/system Be short.")
+    with pytest.raises(ValueError, match="the system message is not valid Unicode text"):
+        run_command(state, "/system caf\udce9")
+    assert state.conversation.system == "Be short."
+
+
 def test_seed_and_strategy(state: State) -> None:
     run_command(state, "/seed 7")
     assert state.settings.params.seed == 7

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from parlay.cli.flags import HOT, hot
-from parlay.cli.terminal_chat.conversation import ChatSettings, Conversation, read_conversation
+from parlay.cli.terminal_chat.conversation import ChatSettings, Conversation, is_text, read_conversation
 from parlay.options import UsageError, nearest, user_path, whole
 from parlay.system.terminal import counted, short
 from parlay.system.user_cache import check_output
@@ -69,6 +69,8 @@ def _strategy(state: State, argument: str) -> str:
 
 
 def _system(state: State, argument: str) -> str:
+    if not is_text(argument):
+        raise ValueError("the system message is not valid Unicode text")
     state.conversation.system = argument
     return "system message set" if argument else "no system message"
 

@@ -73,10 +73,10 @@ def read_conversation(path: Path) -> Conversation:
 def _is_message(value: object) -> bool:
     if not isinstance(value, Mapping) or value.keys() != {"role", "content"}:
         return False
-    return value["role"] in ("system", "user", "assistant") and _is_text(value["content"])
+    return value["role"] in ("system", "user", "assistant") and is_text(value["content"])
 
 
-def _is_text(value: object) -> bool:
+def is_text(value: object) -> bool:
     """Whether it is valid Unicode text: JSON can contain half of a surrogate pair."""
     return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
 
