@@ -23,6 +23,7 @@ def test_the_text_is_what_was_asked_for(cli: Cli, tmp_path: Path) -> None:
     ]
     inline = cli("generate", "Fine?", *MINI, "--json-schema", (tmp_path / "schema.json").read_text())
     assert list(json.loads(inline.out)) == ["ok"]
+    assert json.loads(cli("generate", "Fine?", *MINI, "--json-schema", "true").out) is not None
     chosen = cli("generate", "Fine?", *MINI, "--choice", "no", "--choice", "yes")
     assert chosen.out.strip() in ("no", "yes")
     assert "--chat" not in chosen.err  # a choice of one token ends as it was asked to
@@ -33,6 +34,7 @@ def test_the_text_is_what_was_asked_for(cli: Cli, tmp_path: Path) -> None:
     ("flags", "message"),
     [
         (("--json-schema", "/nowhere/schema"), "can't read the schema /nowhere/schema: No such file"),
+        (("--json-schema", '{"not":' * 20_000), "is not JSON: maximum recursion depth exceeded"),
         (("--choice", ""), "non-empty strings"),
         (("--regex", "a", "--choice", "a"), "--choice can't be used with --regex"),
     ],
@@ -43,6 +45,10 @@ def test_what_can_not_be_asked_is_said_before_a_model_loads(cli: Cli, flags: tup
 
 def test_a_pattern_that_is_not_valid_is_a_usage_error(cli: Cli) -> None:
     failed(cli("generate", "Fine?", *MINI, "--regex", "a("), 2, "unclosed group")
+
+
+def test_a_schema_that_no_text_follows_is_no_file(cli: Cli) -> None:
+    failed(cli("generate", "Fine?", *MINI, "--json-schema", "false"), 2, "is false, a schema that no text follows")
 
 
 def test_a_text_that_max_tokens_cut_is_a_failure_that_says_so(cli: Cli) -> None:

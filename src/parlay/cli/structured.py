@@ -15,7 +15,11 @@ from parlay.types import StructuredOutputsParams
 def add_structured_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags; at most one can be given."""
     group = parser.add_argument_group("structured output").add_mutually_exclusive_group()
-    group.add_argument("--json-schema", metavar="FILE_OR_JSON", help="write JSON that follows this schema")
+    group.add_argument(
+        "--json-schema",
+        metavar="FILE_OR_JSON",
+        help="write JSON that follows this schema, given as it is ({...}, true or false) or as a file (any other text)",
+    )
     group.add_argument(
         "--regex",
         type=unicode_text,
@@ -42,11 +46,14 @@ def structured_outputs(options: argparse.Namespace) -> StructuredOutputsParams |
 
 def _schema(name: str) -> str:
     """Read a schema from a file, or from the flag itself. Raises ValueError that names the file."""
-    text = name if name.lstrip().startswith("{") else read_text(name, "schema")
+    itself = name.lstrip().startswith("{") or name.strip() in ("true", "false")
+    text = name if itself else read_text(name, "schema")
     try:
         json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"the schema {name} is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        from parlay.system.terminal import short  # here, as it imports torch
+
+        raise ValueError(f"the schema {short(name)} is not JSON: {error}") from None
     return text
 
 

@@ -41,11 +41,16 @@ def check_size(wanted: StructuredOutputsParams) -> None:
 
 
 def schema_of(given: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema as data. Raises ValueError if it is not JSON, or not an object."""
+    """Return the schema as data; the text ``true`` is the schema that any JSON follows. Raises ValueError if it is not
+    JSON, or no schema that a text can follow."""
     try:
         schema = json.loads(given) if isinstance(given, str) else dict(given)
     except (ValueError, RecursionError) as error:
         raise FieldError("structured_outputs.json", f"is not JSON: {error}") from None
+    if schema is True:
+        return {}
+    if schema is False:
+        raise FieldError("structured_outputs.json", "is false, a schema that no text follows: give another")
     if not isinstance(schema, dict):
         raise FieldError("structured_outputs.json", "must be a JSON schema, which is an object")
     return schema
