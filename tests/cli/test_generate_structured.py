@@ -35,7 +35,7 @@ def test_the_text_is_what_was_asked_for(cli: Cli, tmp_path: Path) -> None:
     [
         (("--json-schema", "/nowhere/schema"), "can't read the schema /nowhere/schema: No such file"),
         (("--json-schema", '{"not":' * 20_000), "is not JSON: maximum recursion depth exceeded"),
-        (("--choice", ""), "non-empty strings"),
+        (("--choice", ""), "--choice must be a list of non-empty strings"),
         (("--regex", "a", "--choice", "a"), "--choice can't be used with --regex"),
     ],
 )
@@ -43,12 +43,22 @@ def test_what_can_not_be_asked_is_said_before_a_model_loads(cli: Cli, flags: tup
     failed(cli(*NOWHERE, *flags), 2, message)
 
 
-def test_a_pattern_that_is_not_valid_is_a_usage_error(cli: Cli) -> None:
-    failed(cli("generate", "Fine?", *MINI, "--regex", "a("), 2, "unclosed group")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--regex", "a("), "--regex is not valid: "),
+        (("--regex", "()"), "--regex allows only the empty text"),
+        (("--choice", "a" * 1_100_000), "--choice has 1100000 bytes"),
+        (("--json-schema", '{"not": {}}'), '--json-schema {"not": {}} has "not", which can\'t be enforced'),
+        (("--regex", "a", "--steps-model", "parlay-mini-draft"), "--regex can't be used with steps"),
+    ],
+)
+def test_an_error_of_the_form_names_the_flag_that_asked_for_it(cli: Cli, flags: tuple[str, ...], message: str) -> None:
+    failed(cli("generate", "Fine?", *MINI, *flags), 2, message)
 
 
 def test_a_schema_that_no_text_follows_is_no_file(cli: Cli) -> None:
-    failed(cli("generate", "Fine?", *MINI, "--json-schema", "false"), 2, "is false, a schema that no text follows")
+    failed(cli("generate", "Fine?", *MINI, "--json-schema", "false"), 2, "--json-schema false is a schema that")
 
 
 def test_a_text_that_max_tokens_cut_is_a_failure_that_says_so(cli: Cli) -> None:

@@ -100,12 +100,12 @@ def test_a_model_that_is_not_there_is_told_before_torch_is_loaded(words: tuple[s
 
 
 @pytest.mark.parametrize(("text", "told"), [("{bad", "is not JSON"), ('{"type": "nonsense"}', "is not valid")])
-def test_the_error_of_a_schema_names_its_file(cli: Cli, tmp_path: Path, text: str, told: str) -> None:
+def test_the_error_of_a_schema_names_its_flag_and_file(cli: Cli, tmp_path: Path, text: str, told: str) -> None:
     schema = tmp_path / "form.json"
     schema.write_text(text)
     result = cli("generate", "x", "--model", "parlay-mini", "--json-schema", str(schema))
     assert result.code == 2
-    assert f"the schema {schema} {told}" in result.err
+    assert f"--json-schema {schema} {told}" in result.err
 
 
 def test_a_shell_completes_commands_flags_and_strategies(cli: Cli) -> None:

@@ -89,7 +89,7 @@ def test_what_is_no_question_is_refused_at_once(wanted: Mapping[str, Any], messa
     [
         ({"json": "{"}, "json is not JSON: Expecting property name"),
         ({"json": "[]"}, "must be a JSON schema, which is an object"),
-        ({"json": "false"}, "structured_outputs.json is false, a schema that no text follows: give another"),
+        ({"json": "false"}, "structured_outputs.json is a schema that no text follows: give another"),
         ({"json": {"const": {1, 2}}}, "json is not JSON: Object of type set"),
         ({"json": {"type": "thing"}}, "Invalid type: thing"),
         ({"json": {"not": {"type": "string"}}}, 'structured_outputs has "not", which can'),

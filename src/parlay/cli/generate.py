@@ -28,7 +28,7 @@ from parlay.cli.reasoning import (
     write_ahead,
     write_by_outline,
 )
-from parlay.cli.structured import add_structured_flags, naming_the_schema, structured_outputs
+from parlay.cli.structured import add_structured_flags, naming_the_form, structured_outputs
 from parlay.system.terminal import Interrupt, Tint, counted, speed, wants_colour
 from parlay.types import Metrics, SamplingParams
 
@@ -111,12 +111,12 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         llm = stack.enter_context(open_llm(options, strategy := flags.chosen_strategy(options)))
         _check_template(options, llm, prompt)
+        stack.enter_context(naming_the_form(options))
         if options.outline or ahead is not None:  # these show nothing before their end
             write = partial(write_ahead, ahead=ahead) if ahead is not None else write_by_outline
             return write(options, llm, prompt, params)
         interrupt = stack.enter_context(Interrupt())
-        with naming_the_schema(options):
-            stream = llm.stream(prompt, params, strategy=strategy, store=options.store, vote=vote, **given)
+        stream = llm.stream(prompt, params, strategy=strategy, store=options.store, vote=vote, **given)
         _write(stream, interrupt, None if options.json else tint)
         output, sample = stream.output, stream.output.chosen
         room = llm.engine.longest - sample.metrics.prompt_tokens

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 from parlay.cli.opening import read_text
 from parlay.cli.parser import unicode_text
-from parlay.types import StructuredOutputsParams
+from parlay.system.terminal import short
+from parlay.types import ParlayError, StructuredOutputsParams
 
 
 def add_structured_flags(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +42,8 @@ def structured_outputs(options: argparse.Namespace) -> StructuredOutputsParams |
     schema = None if options.json_schema is None else _schema(options.json_schema)
     if schema is None and options.regex is None and options.choice is None:
         return None
-    return StructuredOutputsParams(json=schema, regex=options.regex, choice=options.choice)
+    with naming_the_form(options):
+        return StructuredOutputsParams(json=schema, regex=options.regex, choice=options.choice)
 
 
 def _schema(name: str) -> str:
@@ -51,18 +53,20 @@ def _schema(name: str) -> str:
     try:
         json.loads(text)
     except (ValueError, RecursionError) as error:
-        from parlay.system.terminal import short  # here, as it imports torch
-
-        raise ValueError(f"the schema {short(name)} is not JSON: {error}") from None
+        raise ValueError(f"--json-schema {short(name)} is not JSON: {error}") from None
     return text
 
 
 @contextmanager
-def naming_the_schema(options: argparse.Namespace) -> Iterator[None]:
-    """Add the schema's name to an error that only the grammar compiler finds."""
+def naming_the_form(options: argparse.Namespace) -> Iterator[None]:
+    """Name the flag that was given, and a schema's file, in an error about the form of the text.
+
+    Some errors are about the form as a whole, whose field has no flag of its own.
+    """
     try:
         yield
-    except ValueError as error:
-        if options.json_schema is None or not str(error).startswith("structured_outputs"):
-            raise
-        raise ValueError(f"the schema {options.json_schema} is not valid: {error}") from None
+    except ParlayError as error:
+        flag = "--regex" if options.regex is not None else "--choice"
+        name = flag if options.json_schema is None else f"--json-schema {short(options.json_schema)}"
+        error.args = (error.named(lambda field: name if field.startswith("structured_outputs") else None, " "),)
+        raise

@@ -50,7 +50,7 @@ def schema_of(given: str | Mapping[str, Any]) -> dict[str, Any]:
     if schema is True:
         return {}
     if schema is False:
-        raise FieldError("structured_outputs.json", "is false, a schema that no text follows: give another")
+        raise FieldError("structured_outputs.json", "is a schema that no text follows: give another")
     if not isinstance(schema, dict):
         raise FieldError("structured_outputs.json", "must be a JSON schema, which is an object")
     return schema
