@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import struct
 import time
 from collections.abc import Callable
@@ -105,6 +106,45 @@ def test_what_cannot_be_embedded_is_refused_by_its_field(
     response = client.post(path, json=body)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"].startswith(param)
+
+
+LONG, LONGER = "word " * 5000, "word " * 100_000
+
+
+@pytest.mark.parametrize("long", [LONG, LONGER])
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {"input": "LONG"}, "input"),
+        ("/v1/embeddings", {"input": ["x", "LONG"]}, "input[1]"),
+        ("/v1/score", {"text_1": "LONG", "text_2": ["x"]}, "text_1"),
+        ("/v1/score", {"text_1": "x", "text_2": ["x", "LONG"]}, "text_2[1]"),
+        ("/v1/rerank", {"query": "LONG", "documents": ["x"]}, "query"),
+        ("/v1/rerank", {"query": "x", "documents": ["x", {"text": "LONG"}]}, "documents[1]"),
+        ("/v1/rerank", {"query": "x", "documents": ["x", "LONG"], "score_by": "yes-no"}, "documents[1]"),
+    ],
+)
+def test_a_text_that_is_too_long_is_refused_by_its_place(
+    client: TestClient, path: str, body: dict[str, Any], param: str, long: str
+) -> None:
+    """As a completion's prompt is: the field, which of its texts, the model's limit and the code."""
+    response = client.post(path, content=json.dumps(body).replace("LONG", long))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, param, "context_length_exceeded")
+    assert param in error["message"]
+    assert error["message"].endswith("and this model holds 4096: shorten it")
+
+
+def test_ids_that_are_wrong_and_a_text_above_the_servers_limit_are_refused_by_their_place(
+    make_app: Callable[..., FastAPI],
+) -> None:
+    client = TestClient(make_app(max_prompt_tokens=5))
+    for texts, said in (
+        ([[1], [10**6]], "input[1] has a token id that is not from 0 to 4095"),
+        ([[1], [1] * 6], "input[1] has 6 tokens, and this server takes 5 at most: shorten it"),
+    ):
+        error = client.post("/v1/embeddings", json={"input": texts}).json()["error"]
+        assert (error["param"], error["message"]) == ("input[1]", said)
 
 
 def test_a_chat_model_says_whether_a_document_answers(

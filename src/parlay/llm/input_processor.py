@@ -51,7 +51,7 @@ from parlay.text.prompts import (
     text_or_ids,
 )
 from parlay.text.reasoning import Thoughts, expected_thoughts, marks
-from parlay.text.tokenize import check_unicode
+from parlay.text.tokenize import check_length, check_unicode
 from parlay.types import (
     Adapter,
     Constraint,
@@ -356,8 +356,7 @@ class InputProcessor:
         """The ids of a prompt that is only read. Raises ValueError if the model can't hold it."""
         given, _ = text_or_ids(prompt)
         ids = self._ids(given, cut=False) if isinstance(given, str) else tuple(given)
-        if not 0 < len(ids) <= self._max_context:
-            raise ValueError(f"the text has {len(ids)} tokens, and this model takes 1 to {self._max_context}")
+        check_length(ids, self._max_context)
         check_known(ids, self._vocab_size)
         return ids
 

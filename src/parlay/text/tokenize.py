@@ -8,7 +8,7 @@ from functools import cached_property
 from tokenizers import Tokenizer as Backend
 
 from parlay.models.tokenizers.plain import PlainTokenizer, raise_panic
-from parlay.types import Tokenizer
+from parlay.types import Tokenizer, UsageError
 
 _CUT = 8
 """A text that will be cut to the context may be at most this many times longer than it."""
@@ -66,6 +66,14 @@ class Encoder:
             return 0
         longest = max(len(token.encode()) for token in self._tokenizer.get_vocab())
         return longest * (_COMPOSED if kind == "NFC" else 1)
+
+
+def check_length(ids: Sequence[int], most: int) -> None:
+    """Raise PromptTooLong for a prompt of more than ``most`` tokens, and UsageError for an empty one."""
+    if not ids:
+        raise UsageError("the prompt is empty: give some text, or token ids", "prompt")
+    if len(ids) > most:
+        raise PromptTooLong(f"the prompt has {len(ids)} tokens, and this model holds {most}: shorten it")
 
 
 def check_unicode(text: str, what: str) -> None:

@@ -42,7 +42,7 @@ from parlay.serve.protocol.resuming import resumable
 from parlay.serve.protocol.running import make_run, prepare
 from parlay.serve.protocol.sampling_from_body import FieldNames, filling
 from parlay.serve.registry import Registry
-from parlay.serve.routes.embeddings import answer, embedded
+from parlay.serve.routes.embeddings import answer, by_field, embedded
 from parlay.serve.settings import Settings
 from parlay.text.prompts import Prompt
 from parlay.types import StructuredOutputsParams
@@ -101,7 +101,7 @@ async def _embed(registry: Registry, body: EmbedBody, request: Request, settings
     began = time.monotonic_ns()
     served = await registry.use(body.model, request)
     loaded = time.monotonic_ns() - began
-    texts = [body.input] if isinstance(body.input, str) else body.input
+    texts = by_field("input", body.input)
 
     def reply(outputs: Sequence[EmbeddingRequestOutput]) -> EmbedReply:
         return EmbedReply(

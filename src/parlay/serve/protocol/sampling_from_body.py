@@ -341,5 +341,5 @@ def check_prompt(tokens: int, settings: Settings, param: str = "prompt") -> None
     elsewhere."""
     limit = settings.max_prompt_tokens
     if limit is not None and tokens > limit:
-        message = f"the {param} has {tokens} tokens, and this server takes {limit} at most: shorten it"
+        message = f"{param} has {tokens} tokens, and this server takes {limit} at most: shorten it"
         raise ApiError(400, message, param, TOO_LONG)

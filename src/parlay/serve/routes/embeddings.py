@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import struct
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -20,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from parlay.aio.embedding import embed, judge
 from parlay.llm.embedding import EmbeddingRequestOutput, Pooling, ScoringRequestOutput, paired, scored
 from parlay.llm.judging import INSTRUCTION, judge_prompts
+from parlay.llm.llm import LLM
 from parlay.serve.errors import ApiError, too_late, unavailable
 from parlay.serve.guard.auth import tenant
 from parlay.serve.hosted import Served
@@ -27,13 +29,19 @@ from parlay.serve.openai.completions.body import PROMPTS_LIMIT, PromptField, Tex
 from parlay.serve.protocol.answering import BodyRoute, answer_work, described
 from parlay.serve.protocol.body import Body, Count, check_extras
 from parlay.serve.protocol.json_values import without_nulls
+from parlay.serve.protocol.sampling_from_body import check_prompt
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
-from parlay.text.prompts import Prompt, TokensPrompt
+from parlay.text.prompts import TokensPrompt
+from parlay.text.tokenize import PromptTooLong
 from parlay.types import FieldError, MachineBusy, ScoreBy
 
 T = TypeVar("T")
 Texts = Annotated[list[Text], Field(min_length=1, max_length=PROMPTS_LIMIT, fail_fast=True)]
+_Texts = Mapping[str, str | list[int]]
+"""Texts or token ids by their places in the body."""
+_Pair = tuple[tuple[str, str | list[int]], tuple[str, str | list[int]]]
+"""A query and a document, each with its place in the body."""
 
 
 class PoolingBody(Body):
@@ -144,15 +152,15 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     async def create_embedding(body: EmbeddingBody, request: Request) -> Response:
         check_extras(body, request, settings)
         served = await registry.use(body.model, request)
-        work = embedded(served, prompts_of(body.input), body, request, settings, normalize=body.normalize)
+        work = embedded(served, by_field("input", body.input), body, request, settings, normalize=body.normalize)
         return await answer(request, settings, work, lambda outputs: _embeddings(outputs, body, served.name))
 
     @routes.post("/v1/score", summary="Tell how alike texts are", responses=described(ScoreReply))
     async def create_score(body: ScoreBody, request: Request) -> Response:
         check_extras(body, request, settings)
-        one, other = _listed(body.text_1), _listed(body.text_2)
         served = await registry.use(body.model, request)
-        work = _scored(served, (one, other), body, request, settings)
+        texts = by_field("text_1", body.text_1), by_field("text_2", body.text_2)
+        work = _scored(served, texts, body, request, settings)
         return await answer(request, settings, work, lambda scored: _scores(*scored, served.name))
 
     @routes.post("/v1/rerank", summary="Order documents by a query", responses=described(RerankReply))
@@ -168,8 +176,14 @@ async def _reranked(registry: Registry, body: RerankBody, request: Request, sett
     check_extras(body, request, settings)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     served = await registry.use(body.model, request)
-    work = _scored(served, ([body.query], texts), body, request, settings)
+    work = _scored(served, (by_field("query", body.query), by_field("documents", texts)), body, request, settings)
     return await answer(request, settings, work, lambda scored: _ordered(*scored, texts, body, served.name))
+
+
+def by_field(name: str, texts: PromptField) -> dict[str, str | list[int]]:
+    """The texts of a field, each with its place in the body, which errors name."""
+    several = isinstance(texts, list) and not isinstance(texts[0], int)
+    return {f"{name}[{place}]" if several else name: each for place, each in enumerate(prompts_of(texts))}
 
 
 async def answer(
@@ -213,16 +227,17 @@ def _ordered(
 
 
 async def _scored(
-    served: Served, texts: tuple[Sequence[str], Sequence[str]], body: _ScoringBody, request: Request, settings: Settings
+    served: Served, texts: tuple[_Texts, _Texts], body: _ScoringBody, request: Request, settings: Settings
 ) -> tuple[list[ScoringRequestOutput], TextUsage]:
-    """Score the texts. Raises ApiError for texts that the model can't take."""
+    """Score the texts by their fields. Raises ApiError for texts that the model can't take."""
     one, other = texts
     pairs = _paired(one, other)
     if (body.score_by or settings.score_by) == "cosine":
-        outputs = await embedded(served, [*one, *other], body, request, settings)
+        outputs = await embedded(served, {**one, **other}, body, request, settings)
         return scored(outputs, [(first, len(one) + second) for first, second in pairs]), _usage(outputs)
-    asked = [(one[query], other[document]) for query, document in pairs]
-    letters = sum(len(query) + len(document) + len(body.instruction) for query, document in asked)
+    queries, documents = list(one.items()), list(other.items())
+    asked = [(queries[query], documents[document]) for query, document in pairs]
+    letters = sum(len(query[1]) + len(document[1]) + len(body.instruction) for query, document in asked)
     if letters > settings.max_body_bytes:
         raise ApiError(
             400,
@@ -231,8 +246,10 @@ async def _scored(
             "documents",
         )
     with _told(settings):
-        ids = await request.app.state.workers.call(request, lambda: judge_prompts(served.llm, asked, body.instruction))
-        _charge(ids, request, settings)
+        ids = await request.app.state.workers.call(
+            request, lambda: [_judge_ids(served.llm, pair, body.instruction) for pair in asked]
+        )
+        _charge(zip(map(_longer, asked), ids, strict=True), request, settings)
         turn = partial(request.app.state.workers.reading, request)
         judged = await judge(served.service, ids, served.adapter, turn=turn)
     return judged, _usage(judged)
@@ -240,19 +257,18 @@ async def _scored(
 
 async def embedded(
     served: Served,
-    texts: Sequence[str | list[int]],
+    texts: _Texts,
     body: PoolingBody,
     request: Request,
     settings: Settings,
     *,
     normalize: bool = True,
 ) -> list[EmbeddingRequestOutput]:
-    """Embed the texts. Raises ApiError for texts that the model can't take."""
+    """Embed the texts by their fields. Raises ApiError for texts that the model can't take."""
     state, llm = request.app.state, served.llm
-    prompts: list[Prompt] = [TokensPrompt(prompt_token_ids=each) if isinstance(each, list) else each for each in texts]
     with _told(settings):
-        ids = await state.workers.call(request, lambda: [llm.token_ids(prompt) for prompt in prompts])
-        _charge(ids, request, settings)
+        ids = await state.workers.call(request, lambda: [_ids(llm, *text) for text in texts.items()])
+        _charge(zip(texts, ids, strict=True), request, settings)
         turn = partial(state.workers.reading, request)
         return await embed(served.service, ids, body.pooling, served.adapter, normalize=normalize, turn=turn)
 
@@ -267,22 +283,54 @@ def _told(settings: Settings) -> Iterator[None]:
     except FieldError as error:
         raise ApiError(400, str(error), error.fields[0]) from None
     except ValueError as error:
-        raise ApiError(400, str(error), "input") from None
+        raise ApiError(400, str(error), "model") from None
 
 
-def _charge(ids: Sequence[Sequence[int]], request: Request, settings: Settings) -> None:
-    """Charge the tokens to the client's key. Raises ApiError for a text longer than the server allows."""
-    longest, most = max(map(len, ids)), settings.max_prompt_tokens
-    if most is not None and longest > most:
-        raise ApiError(400, f"a text has {longest} tokens, and this server takes at most {most}: shorten it", "input")
-    request.app.state.limiter.quotas.charge(tenant(request), sum(map(len, ids)))
+def _ids(llm: LLM, field: str, text: str | list[int]) -> tuple[int, ...]:
+    """The ids of a field's text. Raises ApiError for one that the model can't take."""
+    with _named(field, field):
+        return llm.token_ids(TokensPrompt(prompt_token_ids=text) if isinstance(text, list) else text)
 
 
-def _listed(texts: str | list[str]) -> list[str]:
-    return [texts] if isinstance(texts, str) else texts
+def _judge_ids(llm: LLM, pair: _Pair, instruction: str) -> tuple[int, ...]:
+    """The prompt for a pair. Raises ApiError for one that the model can't take, and FieldError for such a model."""
+    field, ((_, query), (_, document)) = _longer(pair), pair
+    with _named(field, f"the prompt with {field}"):
+        return judge_prompts(llm, [(query, document)], instruction)[0]
 
 
-def _paired(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
+def _longer(pair: _Pair) -> str:
+    """The field of the pair's longer text, which is at fault where both together are too long."""
+    return max(pair, key=lambda named: len(named[1]))[0]
+
+
+@contextmanager
+def _named(field: str, prompt: str) -> Iterator[None]:
+    """Turn an error about the prompt of a field into ApiError, and call the prompt ``prompt`` there."""
+    try:
+        yield
+    except PromptTooLong as error:
+        raise ApiError(400, _renamed(error, prompt), field, TOO_LONG) from None
+    except FieldError:
+        raise
+    except ValueError as error:
+        raise ApiError(400, _renamed(error, prompt), field) from None
+
+
+def _renamed(error: ValueError, prompt: str) -> str:
+    return re.sub(r"^the prompt\b", lambda _: prompt, str(error))
+
+
+def _charge(texts: Iterable[tuple[str, Sequence[int]]], request: Request, settings: Settings) -> None:
+    """Charge the tokens of each field to the client's key. Raises ApiError for a text longer than the server allows."""
+    tokens = 0
+    for field, ids in texts:
+        check_prompt(len(ids), settings, field)
+        tokens += len(ids)
+    request.app.state.limiter.quotas.charge(tenant(request), tokens)
+
+
+def _paired(one: _Texts, other: _Texts) -> list[tuple[int, int]]:
     try:
         return paired(len(one), len(other))
     except ValueError as error:
