@@ -5,6 +5,7 @@ Only this module reads such texts. Lists are joined by ``+``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -120,9 +121,21 @@ def _given(name: str, rest: str, parameters: Mapping[str, Option], *, inside: bo
             raise UsageError(
                 f"strategy {name}: {key} can be set only for the whole strategy, not for one inside it: move it"
             )
+        more = [] if parameters[key].strategies else _settings_in(value, parameters)
+        if more:
+            meant = rest.replace(value, ",".join(more), 1)
+            form = f"{name}({meant})" if inside else f"{name}:{meant}"
+            raise UsageError(f"strategy {name}: commas separate parameters: write {form:.{_SHOWN}}")
         given[key] = value
     accept_rules.check(name, given, parameters)
     return given
+
+
+def _settings_in(value: str, parameters: Mapping[str, Option]) -> list[str]:
+    """Split a value where ``NAME=`` of a parameter follows a colon, semicolon or space; empty if there is none."""
+    names = "|".join(map(re.escape, parameters))
+    parts = re.split(rf"(?<=[:; ])(?=(?:{names}) *=)", value)
+    return [part.strip(":; ") for part in parts] if len(parts) > 1 else []
 
 
 def _head(text: str) -> tuple[str, str]:
