@@ -420,7 +420,7 @@ def test_steps_ahead_print_the_text_of_plain_decoding(cli: Cli) -> None:
     [
         (("--steps-ahead", "2"), "work only with --steps-model"),
         (("--steps-model", "x", "--vote", "3"), "--steps-model can't be used with --vote"),
-        (("--steps-model", "x", "--steps-ahead", "99"), "steps must be between 1 and 16, got 99"),
+        (("--steps-model", "x", "--steps-ahead", "99"), "--steps-ahead must be between 1 and 16, got 99"),
     ],
 )
 def test_flags_of_steps_that_go_nowhere_are_told_before_a_model_is_loaded(

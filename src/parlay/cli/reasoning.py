@@ -185,14 +185,23 @@ def add_ahead_flags(parser: argparse.ArgumentParser) -> None:
         "steps ahead", "a small model drafts several steps of reasoning, and the model checks them in one batch"
     )
     group.add_argument(
-        "--steps-model", metavar="MODEL", help="smaller model of the same tokenizer that drafts steps of the answer"
+        "--steps-model",
+        dest="drafter",
+        metavar="MODEL",
+        help="smaller model of the same tokenizer that drafts steps of the answer",
     )
-    group.add_argument("--steps-ahead", type=whole, metavar="N", help="steps that are drafted at once (default: 3)")
     group.add_argument(
-        "--steps-until", choices=("line", "sentence"), help="where a step ends (default: at the end of a line)"
+        "--steps-ahead", dest="steps", type=whole, metavar="N", help="steps that are drafted at once (default: 3)"
+    )
+    group.add_argument(
+        "--steps-until",
+        dest="until",
+        choices=("line", "sentence"),
+        help="where a step ends (default: at the end of a line)",
     )
     group.add_argument(
         "--steps-judge",
+        dest="judge",
         choices=("exact", "model"),
         help="a drafted step stands if the model writes the same tokens, or if it says that both mean the same, which "
         "is lossy (default: exact)",
@@ -202,9 +211,9 @@ def add_ahead_flags(parser: argparse.ArgumentParser) -> None:
 def ahead_params(options: argparse.Namespace) -> AheadParams | None:
     """Make the parameters of steps ahead from the flags. Raises UsageError for flags that contradict each other,
     ValueError for values out of range, and ParlayError for a missing model."""
-    given = {"steps": options.steps_ahead, "until": options.steps_until, "judge": options.steps_judge}
+    given = {"steps": options.steps, "until": options.until, "judge": options.judge}
     given = {name: value for name, value in given.items() if value is not None}
-    if options.steps_model is None:
+    if options.drafter is None:
         if given:
             raise UsageError(
                 "--steps-ahead and the other --steps-... flags work only with --steps-model, the model that "
@@ -217,7 +226,7 @@ def ahead_params(options: argparse.Namespace) -> AheadParams | None:
     from parlay.models.fetch.resolving import resolve
 
     params = AheadParams(**given)
-    resolve(options.steps_model)
+    resolve(options.drafter)
     return params
 
 
@@ -232,7 +241,7 @@ def write_ahead(
     from parlay.llm.llm import LLM
 
     load = replace(options_from(LoadOptions, options), quantize=None, lora=None)
-    with LLM(options.steps_model, load=load, router_memory="off") as small:
+    with LLM(options.drafter, load=load, router_memory="off") as small:
         output = llm.reason_ahead(prompt, params, ahead, drafter=small, strategy=chosen_strategy(options))
     print(json.dumps(_told_ahead(output)) if options.json else shown(output.text, sys.stdout))
     tokens, rounds = len(output.token_ids), output.rounds

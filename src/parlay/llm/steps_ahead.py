@@ -275,7 +275,8 @@ def check_drafter(llm: LLM, drafter: LLM) -> None:
     """Raises ValueError for a model that can't draft steps for ``llm``."""
     if llm is drafter or llm.vocabulary.fingerprint != drafter.vocabulary.fingerprint:
         name, why = drafter.runner.spec.name, "it is the target itself" if llm is drafter else "its tokens are others"
-        raise ValueError(f"{name} can't draft steps, for {why}: choose a smaller model with the target's tokenizer")
+        remedy = "choose a smaller model with the target's tokenizer"
+        raise FieldError("drafter", f": {name} can't draft steps, for {why}: {remedy}")
 
 
 def begin_ahead(llm: LLM, drafter: LLM, job: Job, params: AheadParams, options: RequestOptions) -> AheadText:
@@ -321,8 +322,8 @@ def judge_words(llm: LLM) -> Words:
     try:
         return words_of(llm)
     except ValueError:
-        raise ValueError(
-            "the judge can't ask this model yes or no, which are not one token each to it: use the judge exact"
+        raise FieldError(
+            "judge", "=model can't ask this model yes or no, which are not one token each to it: use exact"
         ) from None
 
 

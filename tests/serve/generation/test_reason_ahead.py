@@ -98,6 +98,7 @@ def test_the_model_may_judge(both: TestClient, monkeypatch: pytest.MonkeyPatch) 
     judged = {**ASKED["reason_ahead"], "judge": "model"}
     error = both.post("/v1/chat/completions", json={**ASKED, "reason_ahead": judged}).json()["error"]
     assert error["param"] == "reason_ahead.judge"
+    assert error["message"].startswith("reason_ahead.judge=model can't ask this model yes or no")
     monkeypatch.setattr(steps_ahead, "words_of", lambda model: Words(40, 41))
     reply = chat(both, reason_ahead=judged)
     assert reply["parlay"]["exactness"] == "lossy"
@@ -112,7 +113,11 @@ def test_the_model_may_judge(both: TestClient, monkeypatch: pytest.MonkeyPatch) 
         ({"reason_ahead": {"until": "page"}}, "reason_ahead.until", "reason_ahead.until"),
         ({"reason_ahead": {"tokens": 9}}, "reason_ahead.tokens", "reason_ahead.tokens is not supported"),
         ({"outline": {"sections": 4}}, "outline.sections", "outline.sections is not supported"),
-        ({"reason_ahead": {"drafter": "parlay-mini"}}, "reason_ahead.drafter", "it is the target itself"),
+        (
+            {"reason_ahead": {"drafter": "parlay-mini"}},
+            "reason_ahead.drafter",
+            "reason_ahead.drafter: parlay-mini can't draft",
+        ),
         (
             {"reason_ahead": {"judge": "model"}, "exactness": "bits"},
             "exactness",
@@ -144,6 +149,7 @@ def test_the_drafter_must_be_served(both: TestClient, client: TestClient) -> Non
     assert (answer.status_code, answer.json()["error"]["param"]) == (404, "reason_ahead.drafter")
     answer = client.post("/v1/chat/completions", json={**ASKED, "reason_ahead": {}})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reason_ahead.drafter")
+    assert "this server has only one: remove reason_ahead" in answer.json()["error"]["message"]
     assert chat(both, reason_ahead={})["choices"][0]["reason_ahead"]["rounds"] > 0, "the only other model drafts"
 
 

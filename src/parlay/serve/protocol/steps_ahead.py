@@ -21,7 +21,7 @@ from parlay.serve.protocol.body import Body, GenerationBody, conflict
 from parlay.serve.protocol.json_values import WHOLE
 from parlay.serve.protocol.running import Run
 from parlay.serve.registry import Registry, keep_in_use
-from parlay.types import FieldError, ParlayError
+from parlay.types import FieldError
 
 FIELD = "reason_ahead"
 ROUNDS = "its rounds depend on when each of them was over"
@@ -107,8 +107,10 @@ async def _drafter(target: Served, name: str | None, registry: Registry, request
     field = f"{FIELD}.drafter"
     if name is None:
         others = [model.name for model in registry if model.served is not target]
-        if len(others) != 1:
-            raise ApiError(400, f"{field} must name the model of this server that drafts", field)
+        if not others:
+            raise ApiError(400, f"{field} must be a second model, and this server has only one: remove {FIELD}", field)
+        if len(others) > 1:
+            raise ApiError(400, f"{field} must name the model that drafts: choose one of {', '.join(others)}", field)
         name = others[0]
     try:
         return await registry.use(name, request)
@@ -120,7 +122,11 @@ def _check(target: Served, job: Job, served: Served, drafter: StepsDrafter | Non
     assert drafter is not None
     try:
         check_ahead(target.service, job, drafter)
-    except (ValueError, ParlayError) as error:
-        judged = "judge" in str(error)
-        message = str(error).replace(served.spec.name, served.name)
-        raise ApiError(400, message, f"{FIELD}.{'judge' if judged else 'drafter'}") from None
+    except FieldError as error:
+        message = error.named(_place).replace(served.spec.name, served.name)
+        raise ApiError(400, message, _place(error.fields[0]) or error.fields[0]) from None
+
+
+def _place(field: str) -> str | None:
+    """The place in the body of a part of `ReasonAhead`; None for other fields."""
+    return f"{FIELD}.{field}" if field in ReasonAhead.model_fields else None

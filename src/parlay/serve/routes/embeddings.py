@@ -22,7 +22,7 @@ from parlay.aio.embedding import embed, judge
 from parlay.llm.embedding import EmbeddingRequestOutput, Pooling, ScoringRequestOutput, paired, scored
 from parlay.llm.judging import INSTRUCTION, judge_prompts
 from parlay.llm.llm import LLM
-from parlay.serve.errors import ApiError, too_late, unavailable
+from parlay.serve.errors import TOO_LONG, ApiError, too_late, unavailable
 from parlay.serve.guard.auth import tenant
 from parlay.serve.hosted import Served
 from parlay.serve.openai.completions.body import PROMPTS_LIMIT, PromptField, Text, prompts_of
