@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from parlay.gateway.app import Gateway, create_gateway
-from parlay.gateway.question import Question, read_question
+from parlay.gateway.question import RESUMABLE, Question, read_question
 from parlay.gateway.replicas import Fleet
 from parlay.gateway.settings import Address, GatewaySettings, read_address
 from tests.gateway.conftest import IDENTITY, READY, Fake, Line
@@ -91,6 +91,14 @@ def test_the_seed_is_fixed_before_the_first_try(body: dict[str, Any]) -> None:
     assert sent == {"prompt": "a", "stream": True, "seed": sent["seed"], "resume": {}}
     assert 0 <= sent["seed"] < 2**53
     assert question({"prompt": "a", "seed": 3}, "/v1/completions").body == b'{"prompt": "a", "seed": 3}'
+
+
+@pytest.mark.parametrize(("path", "within"), RESUMABLE.items())
+def test_every_api_gets_seeds_of_as_many_bits_as_a_client_can_send_back(path: str, within: str) -> None:
+    """JavaScript holds integers of 53 bits exactly."""
+    bodies = [json.loads(question({"prompt": "a"}, path).body) for _ in range(8)]
+    seeds = [(body[within] if within else body)["seed"] for body in bodies]
+    assert 2**40 < max(seeds) < 2**53
 
 
 @pytest.mark.parametrize("prompt", [["a", "a"], [[1], [1]]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +31,6 @@ RESUMABLE = {
 SESSION = b"x-session-id"
 _SEED_BITS = 53
 """JavaScript clients keep integers in float64."""
-_WIDE_SEEDS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
 _LLAMA_SERVER = frozenset({"/completion", "/completions", "/infill"})
 _KEY_CHARACTERS = 4096
 
@@ -118,7 +117,7 @@ def _seed(path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     holder = fields.get(within) or {} if within else fields
     if not isinstance(holder, dict) or _is_seed(holder.get("seed"), path):
         return {}
-    seed = {"seed": int.from_bytes(os.urandom(8)) >> (64 - (_SEED_BITS if path in _WIDE_SEEDS else 31))}
+    seed = {"seed": secrets.randbits(_SEED_BITS)}
     return {within: {**holder, **seed}} if within else seed
 
 
