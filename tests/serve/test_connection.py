@@ -209,6 +209,32 @@ def test_a_client_that_half_closes_gets_its_answer(start: Start, version: bytes)
     assert b'"done"' in reply
 
 
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=["first", "second"])
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n" + BODY, "the body ended too early"),
+        (CHUNKED + b"\r\n" + LAST[:-5], "the body ended too early"),
+        (CHUNKED, "the request ended within its headers"),
+        (b"", ""),
+    ],
+    ids=["length", "chunks", "head", "nothing"],
+)
+def test_a_client_that_half_closes_within_its_request_is_told_so(
+    start: Start, before: bytes, sent: bytes, said: str
+) -> None:
+    """Otherwise a wrong Content-Length looks like a server that is down."""
+    with _connect(start()) as client:
+        if before:
+            client.sendall(before)
+            assert client.recv(65536).endswith(b'{"status":"ok"}')
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        reply = _reply(client)
+    assert reply.startswith(b"HTTP/1.1 400 ") == bool(said)
+    assert said.encode() in reply
+
+
 @pytest.mark.parametrize("requests", [1, 2])
 def test_a_client_that_leaves_is_noticed(start: Start, requests: int) -> None:
     """Its socket says the same as one that has half-closed; a reset tells them apart. Nor does it matter that another

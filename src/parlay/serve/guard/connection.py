@@ -112,7 +112,7 @@ class Connection(HttpToolsProtocol):
     - A head above `HEADER_BYTES` gets 431; one that is not complete after `HEADER_SECONDS` gets 408.
     - Trailers and the framing of chunks are bounded, and trailers are not kept.
     - After an answer that came before the end of the body, the rest is dropped and the connection closes.
-    - A client that half-closes after its request gets the answer.
+    - A client that half-closes after its request gets the answer; within its request, it gets 400.
     - A request of which the body is still coming when the server ends gets 503.
     - Where `most_connections` are open, the one that waits for its client, and has waited longest, is closed.
     """
@@ -166,12 +166,18 @@ class Connection(HttpToolsProtocol):
             self._drop(len(data))
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether the connection stays open: only while a complete request waits for its answer."""
+        """Whether the connection stays open: only while a complete request waits for its answer. An incomplete one is
+        refused."""
         answering = self.cycle is not None and not self.cycle.response_complete and not self._reading_body
         if answering and self._dropping is None:
             self._half_closed = True
             self._probe()
             return True
+        if self._dropping is None and self._reading_head:
+            self._refuse(ApiError(400, "the request ended within its headers: end them by an empty line"))
+        elif self._dropping is None and self._awaits_body:
+            remedy = "send as many bytes as Content-Length says, or a last chunk of size 0"
+            self._refuse(ApiError(400, f"the body ended too early: {remedy}"))
         return False
 
     def pause_writing(self) -> None:
@@ -236,6 +242,11 @@ class Connection(HttpToolsProtocol):
         self._refuse(ApiError(400, "this is not an HTTP request that the server can read"))
 
     # --------------------------------------------------------------------------------------------------------- bounds
+
+    @property
+    def _awaits_body(self) -> bool:
+        """Whether the request to be answered is still coming, and its answer has not begun."""
+        return self._reading_body and self.cycle is self._answered and not self.cycle.response_started
 
     def _end_part(self) -> None:
         self._size, self._part_ended = 0, True
@@ -308,7 +319,7 @@ class Connection(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Close after the answer under way. A request whose body is incomplete and whose answer has not begun is
         refused."""
-        if self._reading_body and self.cycle is self._answered and not self.cycle.response_started:
+        if self._awaits_body:
             self._refuse(unavailable(1))
         else:
             super().shutdown()
