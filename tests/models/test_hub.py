@@ -165,6 +165,11 @@ def test_a_model_from_the_hub_runs_and_its_draft_model_may_be_a_file_too(
     assert (pulled.code, pulled.out.strip()) == (0, str(tmp_path / "snapshot" / target.name))
 
 
+def test_a_tokenizer_that_is_nowhere_is_told_with_what_to_name_instead() -> None:
+    with pytest.raises(NotOnHub, match=r"can't get 'no such name' .*: name a local folder with the tokenizer instead"):
+        resolve_tokenizer("no such name")
+
+
 def test_a_network_that_is_down_is_one_line_whatever_the_hubs_library_asks_with() -> None:
     closed = "http://127.0.0.1:1"
     with pytest.raises(NotOnHub, match=r"can't get 'me/mini' from the Hugging Face Hub"):

@@ -45,14 +45,17 @@ def resolve_config(model: str) -> Path:
 
 
 def resolve_tokenizer(model: str) -> Path:
-    """Resolve a model, or a tokenizer alone, to a folder or GGUF file."""
+    """Resolve a model, or a tokenizer alone, to a folder or GGUF file. Raises ParlayError if there is none."""
     path = user_path(model)
     if model.strip() and path.is_dir():
         return path
     if not model.strip() or is_local(model):
         return _find(model, ())
     repo, quantization = _hub_name(model)
-    return hub.fetch_gguf(repo, quantization) if quantization else hub.fetch_folder(repo, _TOKENIZER_FILES)
+    try:
+        return hub.fetch_gguf(repo, quantization) if quantization else hub.fetch_folder(repo, _TOKENIZER_FILES)
+    except hub.NotOnHub as error:
+        raise hub.NotOnHub(f"{error}: name a local folder with the tokenizer instead, or {_NAMES}") from error
 
 
 def is_local(model: str) -> bool:
