@@ -35,6 +35,8 @@ def test_the_text_is_what_was_asked_for(cli: Cli, tmp_path: Path) -> None:
     [
         (("--json-schema", "/nowhere/schema"), "can't read the schema /nowhere/schema: No such file"),
         (("--json-schema", '{"not":' * 20_000), "is not JSON: maximum recursion depth exceeded"),
+        (("--json-schema", ""), "the file of the schema has an empty name: name a file"),
+        (("--document", ""), "the file of the document has an empty name: name a file"),
         (("--choice", ""), "--choice must be a list of non-empty strings"),
         (("--regex", "a", "--choice", "a"), "--choice can't be used with --regex"),
     ],

@@ -148,6 +148,11 @@ def test_mistakes_are_one_line_and_exit_code_2(cli: Cli, words: tuple[str, ...],
     assert found.err.count("\n") == 1 or "joules are not known" in found.err
 
 
+def test_a_trace_that_is_not_there_is_told_before_a_model_is_fetched_or_measured(cli: Cli) -> None:
+    result = cli("simulate", "--trace", "/nowhere/trace.csv")
+    assert (result.code, result.err) == (2, "parlay: error: can't read /nowhere/trace.csv: No such file or directory\n")
+
+
 def test_a_plan_for_several_devices_says_which_split_and_why(cli: Cli) -> None:
     words = ("plan", "--model", "llama-3.1-70b", "--device", "h100", "--devices", "4", *CHATS)
     found = cli(*words, "--link", "300:5")

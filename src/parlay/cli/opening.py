@@ -26,6 +26,8 @@ SILENT_SECONDS = 2.0
 
 def read_text(name: str, kind: str) -> str:
     """Read a UTF-8 file. Raises ValueError with the ``kind`` of file and what to do."""
+    if not name:
+        raise ValueError(f"the file of the {kind} has an empty name: name a file")
     try:
         return Path(name).read_bytes().decode("utf-8-sig")
     except OSError as error:

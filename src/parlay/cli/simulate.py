@@ -188,6 +188,8 @@ def check_traffic_flags(options: argparse.Namespace) -> None:
     """Raises UsageError for traffic flags that contradict each other."""
     if (options.trace is None) == (options.mixture is None):
         raise UsageError("no requests are given: add --trace FILE, or --mixture, as in chat=3,code=1, with --rate")
+    if options.trace is not None and not options.trace.exists():  # before a model is fetched or measured
+        raise UsageError(f"can't read {options.trace}: No such file or directory")
     if options.mixture is not None:
         read_mixture(options.mixture)
         if options.rate is None:
