@@ -279,7 +279,7 @@ MISTAKES = {
     "unknown strategy": (["--calibrate", "--strategy", "prompt-lokup"], "did you mean prompt-lookup"),
     "dtype": (["--device", "h200", "--dtype", "int3"], "int3"),
     "threads": (["--threads", "0"], "threads"),
-    "more threads than processors": (["--threads", "100000"], "this process may use"),
+    "more threads than processors": (["--threads", "100000"], "--threads 100000: this process may use"),
 }
 
 

@@ -337,7 +337,7 @@ def test_where_members_may_be_left_out_no_exactness_is_promised(lenient: Ensembl
         (lambda: Ensemble("a", weights=(1, 0)), "weights must be above 0, got 0"),
         (lambda: Ensemble("a", weights=(1, -2)), "weights must be above 0, got -2"),
         (lambda: Ensemble("a", weights=(1, math.nan)), "weights must be above 0, got nan"),
-        (lambda: Ensemble("a", weights=(1,)), "1 weights for 2 models"),
+        (lambda: Ensemble("a", weights=(1,)), "ensemble weights must be 2 numbers, one for each model, got 1"),
         (lambda: Ensemble(["a", "b"], "contrast"), "contrast needs one other model"),
         (lambda: Ensemble("a", "contrast", alpha=2), "contrast alpha must be between 0 and 1, got 2"),
         (lambda: LLM("parlay-mini", ensemble="/no/such/model"), "/no/such/model"),

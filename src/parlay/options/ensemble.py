@@ -69,7 +69,7 @@ class Ensemble:
         object.__setattr__(self, "weights", tuple(self.weights) or (1.0,) * members)
         if len(self.weights) != members:
             raise FieldError(
-                "ensemble", f"has {len(self.weights)} weights for {members} models: give one weight for each model"
+                "ensemble weights", f"must be {members} numbers, one for each model, got {len(self.weights)}"
             )
         if wrong := [weight for weight in self.weights if not 0 < weight < math.inf]:
             raise FieldError(

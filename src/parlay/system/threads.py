@@ -21,7 +21,7 @@ from typing import Self
 
 import torch
 
-from parlay.types import FieldError
+from parlay.types import FieldError, UsageError
 
 SWITCH = "PARLAY_THREADS"
 """Environment variable: the default number of threads."""
@@ -201,7 +201,8 @@ def processors(system: Path = Path("/sys"), process: Path = Path("/proc/self")) 
 def _possible(threads: int, prefix: str) -> int:
     usable = processors().usable
     if not 1 <= threads <= usable:
-        raise ValueError(f"{prefix}: this process may use 1 to {usable} processors; give a number in that range")
+        problem = f"this process may use 1 to {usable} processors; give a number in that range"
+        raise UsageError(f"{prefix}: {problem}", "threads")
     return threads
 
 
