@@ -124,7 +124,7 @@ async def _embed_one(registry: Registry, body: EmbeddingsBody, request: Request,
     def reply(outputs: Sequence[EmbeddingRequestOutput]) -> EmbeddingsReply:
         return EmbeddingsReply(embedding=outputs[0].outputs.embedding)
 
-    work = embedded(served, [body.prompt], body, request, settings, normalize=False)
+    work = embedded(served, {"prompt": body.prompt}, body, request, settings, normalize=False)
     return await answer(request, settings, work, reply)
 
 
