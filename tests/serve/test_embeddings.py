@@ -141,7 +141,7 @@ def test_ids_that_are_wrong_and_a_text_above_the_servers_limit_are_refused_by_th
     client = TestClient(make_app(max_prompt_tokens=5))
     for texts, said in (
         ([[1], [10**6]], "input[1] has a token id that is not from 0 to 4095"),
-        ([[1], [1] * 6], "input[1] has 6 tokens, and this server takes 5 at most: shorten it"),
+        ([[1], [1] * 6], "prompt is too long: input[1] has 6 tokens, and this server takes 5 at most: shorten it"),
     ):
         error = client.post("/v1/embeddings", json={"input": texts}).json()["error"]
         assert (error["param"], error["message"]) == ("input[1]", said)
