@@ -81,8 +81,8 @@ class ApiError(Exception):
 
     @property
     def told(self) -> str:
-        """The message for clients. Programs such as LangChain and LiteLLM shorten a conversation at these
-        first words, as they do not read the code."""
+        """The message for clients. Programs such as LangChain and LiteLLM shorten a conversation at these first words,
+        as they do not read the code."""
         return f"prompt is too long: {self.message}" if self.code == TOO_LONG else self.message
 
     @property

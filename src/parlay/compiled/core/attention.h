@@ -94,7 +94,7 @@ static void soften(const Work *work, int64_t query, int64_t end)
     vf most = load(scores), total = {0};
     for (int64_t key = LANES; key < end; key += LANES) {
         vf here = load(scores + key);
-        most = choose(here > most, here, most);
+        most = larger(here, most);
     }
     float before = work->span.most[query], top = largest(most);
     if (top > before) {

@@ -45,7 +45,7 @@ INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vu splat_word(uint32_t x) { return x - (vu){0}; }
 INLINE vf as_floats(vu v) { return (vf)v; }
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
-/* The larger of a and b, lane by lane; b where a is NaN. */
+/* The larger of a and b, lane by lane; b where either is NaN. */
 INLINE vf larger(vf a, vf b)
 {
 #if defined(__AVX512F__)

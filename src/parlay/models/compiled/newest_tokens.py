@@ -36,15 +36,15 @@ class NewestTokens:
         """The slots are the outputs from ``first`` on, which begins a panel. At first everybody may draft them."""
         self._core, self._head, self._rows, self.tokens_D = core, head, rows, tokens_D
         self._first, self._next = first, 0
-        self._listed: dict[int, set[int]] = {_EVERYBODY: {*tokens_D.tolist()}}  # by tenant
+        self._listed = {(_EVERYBODY, token) for token in tokens_D.tolist()}
         self._in_slots = rows(tokens_D[first:].tolist())
         self.tenants_S = torch.full((len(tokens_D) - first,), _EVERYBODY, dtype=torch.int64)
 
     def add(self, tokens: Sequence[int], salt: str) -> None:
         """Give tokens of a text with this salt slots; they replace the tokens that have had theirs for longest."""
-        own, slots = tenant(salt), len(self.tenants_S)
-        everybodys, owns = (self._listed.get(whose, ()) for whose in (_EVERYBODY, own))
-        fresh = [token for token in dict.fromkeys(tokens) if token not in everybodys and token not in owns][-slots:]
+        own, listed, slots = tenant(salt), self._listed, len(self.tenants_S)
+        lacking = [each for each in dict.fromkeys(tokens) if listed.isdisjoint(((_EVERYBODY, each), (own, each)))]
+        fresh = lacking[-slots:]
         while fresh:
             placed = fresh[: slots - self._next]
             self._put(self._next, placed, own)
@@ -55,11 +55,8 @@ class NewestTokens:
         """Give ``tokens`` the slots from ``slot`` on, and pack the panels that have them."""
         placed, panel = slice(slot, slot + len(tokens)), int(self._core.panel)
         held_K, tenants_K = self.tokens_D[self._first :][placed], self.tenants_S[placed]
-        for whose, token in zip(tenants_K.tolist(), held_K.tolist(), strict=True):
-            self._listed[whose].discard(token)
-            if not self._listed[whose]:
-                del self._listed[whose]
-        self._listed.setdefault(own, set()).update(tokens)
+        self._listed.difference_update(zip(tenants_K.tolist(), held_K.tolist(), strict=True))
+        self._listed.update((own, token) for token in tokens)
         held_K.copy_(torch.tensor(list(tokens)))
         tenants_K.fill_(own)
         self._in_slots[placed] = self._rows(tokens)
