@@ -29,7 +29,7 @@ from parlay.system import threads
 from parlay.testing.checkpoints import VOCAB_SIZE
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.text.prompts import TokensPrompt
-from parlay.types import Draft, SamplingParams, Segment, SequenceView
+from parlay.types import Draft, PickedRows, SamplingParams, Segment, SequenceView
 
 try:
     load()
@@ -134,19 +134,21 @@ def test_the_library_is_asked_for_no_more_nodes_than_it_keeps_apart() -> None:
         GrownTrees.of(1, structs.MOST_DRAFT + 1)
 
 
+def with_features(growth: Growth, size: int, rows: Sequence[int]) -> Growth:
+    """The growth with these rows of 99 features of another size."""
+    assert growth.head is not None
+    return growth._replace(head=growth.head._replace(features=[PickedRows(torch.zeros(99, size), rows)]))
+
+
 @pytest.mark.parametrize(
     ("edit", "told"),
     [
         (lambda growth: growth._replace(width=65), "of 65 rows"),
         (lambda growth: growth._replace(levels=0), "0 levels"),
         (lambda growth: growth._replace(head=growth.head._replace(tokens_D=torch.arange(3))), "3 tokens for"),
-        (lambda growth: growth._replace(head=growth.head._replace(features_NF=torch.zeros(9, 5))), "can't read rows"),
-        (
-            lambda growth: growth._replace(
-                head=growth.head._replace(features_NF=torch.zeros(99, growth.head.first.inputs))
-            ),
-            "99 rows",
-        ),
+        (lambda growth: with_features(growth, 5, range(2)), "can't read rows"),
+        (lambda growth: with_features(growth, growth.head.first.inputs, range(99)), "99 rows"),
+        (lambda growth: with_features(growth, growth.head.first.inputs, [0, 99]), r"rows \[0, 99\] of 99 features"),
     ],
 )
 def test_growth_that_would_be_read_beyond_an_end_is_refused(
@@ -160,7 +162,7 @@ def test_growth_that_would_be_read_beyond_an_end_is_refused(
     runner.open(0, (1, 2))
     assert runner.reserve(0, 200)
     first = opened.fuse.linear
-    rows = HeadRows(ids_D, first, torch.zeros(2, first.inputs))
+    rows = HeadRows(ids_D, first, [PickedRows(torch.zeros(2, first.inputs), range(2))])
     with pytest.raises(ValueError, match=told):
         runner.grow([Segment(0, (1, 2), logits_from=1)], edit(Growth(3, 2, 0.0, rows)), [TreeRequest(4)])
     with pytest.raises(ValueError, match="no nodes"):

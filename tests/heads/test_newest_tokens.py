@@ -30,7 +30,7 @@ from parlay.models.weights.stored import StoredTensor
 from parlay.testing.random_heads import random_heads
 from parlay.text.prompts import TokensPrompt
 from parlay.train.recipes.target import Target
-from parlay.types import Draft, SamplingParams, Segment, SequenceView
+from parlay.types import Draft, PickedRows, SamplingParams, Segment, SequenceView
 from tests.heads.conftest import LOAD
 
 _MODEL = "parlay-mini"
@@ -67,7 +67,8 @@ def grown(
     assert runner.reserve(0, 100)
     first = opened.fuse.linear
     torch.manual_seed(3)
-    rows = HeadRows(ids_D, first, torch.randn(len(text), first.inputs))
+    features = PickedRows(torch.randn(len(text), first.inputs), range(len(text)))
+    rows = HeadRows(ids_D, first, [features])
     growth, request = Growth(1, 64, 0.0, rows), TreeRequest(64, unread=unread, salt=salt)
     [tree] = runner.grow([Segment(0, text, logits_from=len(text) - 1)], growth, [request])
     runner.release(0)

@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from parlay.drafters.heads.eagle3 import Eagle3
-from parlay.drafters.heads.text_rows import HeadSequences
+from parlay.drafters.heads.text_rows import HeadSequence, HeadSequences
 from parlay.engine.target_layers import TargetLayers
 from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact
@@ -100,9 +100,9 @@ def test_each_turn_of_a_conversation_finds_the_rows_of_the_turn_before(
     found: dict[int, int] = {}  # by sequence: its rows at first
     reserve = HeadSequences.reserve
 
-    def seen(self: HeadSequences, view: SequenceView, tokens: int, busy: set[int]) -> bool:
-        found.setdefault(view.sequence, self.aligned(view).ran)
-        return reserve(self, view, tokens, busy)
+    def seen(self: HeadSequences, state: HeadSequence, view: SequenceView, tokens: int, busy: set[int]) -> bool:
+        found.setdefault(view.sequence, state.ran)
+        return reserve(self, state, view, tokens, busy)
 
     with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
         params, text, lengths = SamplingParams(temperature=0, max_tokens=20), list(_SHARED), []

@@ -145,6 +145,7 @@ class Batch(Structure):
         ("wanted_rows", c_void_p),
         ("skip", c_void_p),
         ("taps", c_void_p),
+        *((name, c_int64) for name in ("tap_stride", "tap_form")),
         ("logits", c_void_p),
         ("space", c_void_p),
         *((name, c_int64) for name in ("late", "late_segments", "join")),
@@ -166,8 +167,9 @@ class GrowthStruct(Structure):
         ("tokens", c_void_p),
         ("slots", c_int64),
         *((name, c_void_p) for name in ("tenants", "asking")),
-        *((name, c_void_p) for name in ("budgets", "first", "features", "streams", "samplings")),
-        *((name, c_void_p) for name in ("ends", "ends_from")),
+        *((name, c_void_p) for name in ("budgets", "first", "features")),
+        ("features_form", c_int64),
+        *((name, c_void_p) for name in ("streams", "samplings", "ends", "ends_from")),
         *((name, c_void_p) for name in ("drafted", "parents", "chances", "ran", "counts", "memory", "stop")),
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -26,6 +26,7 @@ from parlay.types import (
     RunnerLost,
     TokenLogprobs,
     Verdict,
+    rows_of,
 )
 
 Member = TypeVar("Member")
@@ -202,15 +203,13 @@ class SequenceStep:
         """Wall time of everything done for this step's draft."""
         return self.planning_seconds + sum(self.seconds)
 
-    def _states(self, taps: tuple[int, ...]) -> dict[int, Tensor]:
+    def _states(self, taps: tuple[int, ...]) -> Mapping[int, Tensor]:
         """Hidden states ``[T, H]`` of each tapped layer, for the T tokens that this step cached."""
         if not taps:
             return {}
         first_node, path = self.first_row + len(self.pending), self.path
-        if path == tuple(range(len(path))):  # the common case: a slice needs no copy
-            return {layer: self.out.taps[layer][self.first_row : first_node + len(path)] for layer in taps}
         rows = [*range(self.first_row, first_node), *(first_node + node for node in path)]
-        return {layer: self.out.taps[layer][rows] for layer in taps}
+        return rows_of(self.out.taps, taps, rows)
 
 
 def charge(shares: list[tuple[SequenceStep, int]], seconds: float) -> None:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.system.user_cache import user_cache, written_whole
-from parlay.types import OutOfRoom, Runner, Segment
+from parlay.types import OutOfRoom, Runner, Segment, side_by_side
 
 LENGTH = 32
 """Number of tokens of a proof's text."""
@@ -86,7 +86,7 @@ def target_states(runner: Runner, ids: Sequence[int], layers: Sequence[int]) -> 
         if not runner.reserve(name, len(ids)):
             return None
         out = runner.forward([Segment(name, tuple(ids), logits_from=len(ids))], layers)
-        return torch.cat([out.taps[layer] for layer in layers], -1)
+        return side_by_side(out.taps, layers).gathered()
     except OutOfRoom:
         return None
     finally:

@@ -20,7 +20,7 @@ from parlay.models.config import DecoderConfig, KeyHeads, UnsupportedModel
 from parlay.models.lookup import NgramTable
 from parlay.models.lora import LowRankAdapter
 from parlay.models.weights.fused import Operand
-from parlay.types import NO_SKIP, Exactness, Features, Output, Segment, Skip, Tree
+from parlay.types import NO_SKIP, Exactness, Features, Output, PickedRows, Segment, Skip, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,12 +224,12 @@ class TreeRequest(NamedTuple):
 class HeadRows(NamedTuple):
     """Inputs and outputs of a draft head: ``tokens_D`` int64 are the target's ids of its outputs.
 
-    The matrix ``first`` makes the inputs of the rows from ``features_NF``, float32.
+    The matrix ``first`` makes the inputs of the rows from their ``features``, float32 or bfloat16, in pieces.
     """
 
     tokens_D: Tensor
     first: Linear
-    features_NF: Tensor
+    features: Sequence[PickedRows]
 
 
 class Growth(NamedTuple):
@@ -249,14 +249,16 @@ class Growth(NamedTuple):
 
 
 class ForwardOutput(NamedTuple):
-    """``logits`` ``[wanted, V]`` float32, and the tapped hidden states."""
+    """``logits`` ``[wanted, V]`` float32, the hidden states ``[N, H]`` that enter the tapped layers, and the seconds
+    that these took."""
 
     logits: Tensor
-    taps: Taps
+    taps: Mapping[int, Tensor]
+    tap_seconds: float = 0.0
 
     def output(self, starts: tuple[int, ...], votes: tuple[Tensor | None, ...] = ()) -> Output:
         """Make the runner's `Output`, with these ``starts`` and ``votes``."""
-        return Output(self.logits, starts, self.taps.states, self.taps.seconds, votes=votes)
+        return Output(self.logits, starts, self.taps, self.tap_seconds, votes=votes)
 
 
 def wanted_rows(segments: Sequence[Segment]) -> tuple[list[int], tuple[int, ...]]:

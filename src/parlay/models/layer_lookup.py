@@ -165,7 +165,7 @@ class LayerLookup:
         ids = [token for gram in grams for token in gram]
         out = self._forward.run(ForwardBatch(ids, places, [], (self._layers,), self._others))
         ends = [end - 1 for end in accumulate(map(len, grams))]
-        return out.taps.states[self._layers][ends].cpu()
+        return out.taps[self._layers][ends].cpu()
 
     def _compare(self, table: StateTable) -> None:
         """Compare some of the table's states with computed ones, as other kernels, or an adapter in the weights, change

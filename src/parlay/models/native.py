@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from parlay.cache import BLOCK, Budget, Rows, Store
+from parlay.compiled.structs import Linear
 from parlay.models.choosing import MakeForward, choose_forward, spec_of
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.growing import GrowthCall
@@ -41,7 +42,7 @@ from parlay.models.segment_forms import check_features, check_form, with_choice
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.two_depths import Begin, TwoDepths, deep_rows, unused_layers
 from parlay.models.weights.fused import Operand, in_eight_bits
-from parlay.types import NO_SKIP, CanvasSpec, Finish, Move, Output, Runner, RunnerSpec, Segment, Skip, trees
+from parlay.types import NO_SKIP, CanvasSpec, Finish, Move, Output, PickedRows, Runner, RunnerSpec, Segment, Skip, trees
 
 __all__ = ["NativeRunner", "Quantize", "choose_dtype"]
 
@@ -253,26 +254,43 @@ class NativeRunner(Runner):
 
         Each text gets the draft of its request. Each level of a draft head reads the layer's output of the level above,
         and each text needs room for ``levels`` times ``width`` more rows. A draft model needs room for as many as the
-        draft may have nodes, and its rows can be kept. The noise has less precision here than in the target's sampler.
+        draft may have nodes. `keep` keeps a draft model's rows, and a draft head's rows of the text but the last, which
+        runs again when the next token is known. The noise has less precision here than in the target's sampler.
         """
         grown = self.growing(texts, growth, requests).run()
         if growth.head is None:
             self.restage(texts, grown)
+        else:
+            for text in texts:
+                self.store.restage(text._replace(pending=text.pending[:-1], logits_from=0))
         return grown
 
     def growing(
         self, texts: Sequence[Segment], growth: Growth, requests: Sequence[TreeRequest], beside: int = 0
     ) -> GrowthCall:
         """Stage rows and lay out the call; the caller restages them afterwards. See `CompiledForward.growing`."""
-        self.store.settle()
         assert isinstance(self._forward, CompiledForward), "`grows` was asked"
+        if growth.head is None:  # the nodes' tokens are not known yet
+            rooms = [trees.chain_tree([0] * request.nodes) for request in requests]
+            texts = [text._replace(tree=room) for text, room in zip(texts, rooms, strict=True)]
+        work = self._work_of(texts)
+        work.wanted.extend(end - 1 for end in accumulate([place.pending for place in work.places]))
+        return self._forward.growing(work, growth, requests, beside)
+
+    def read_text(self, text: Segment, first: Linear, features: Sequence[PickedRows]) -> None:
+        """Store the keys and values of a draft head's rows of a text; `keep` keeps them.
+
+        The matrix ``first`` makes their inputs from the features. Needs `grows`.
+        """
+        assert isinstance(self._forward, CompiledForward), "`grows` was asked"
+        self._forward.read_text(self._work_of([text]), first, features)
+
+    def _work_of(self, texts: Sequence[Segment]) -> ForwardBatch:
+        """Stage the texts' rows, for a call that reads their tokens; no logits are wanted."""
+        self.store.settle()
         ids = [token for text in texts for token in text.pending]
         self._check(ids, (), NO_SKIP)
-        nodes = [0 if growth.head else request.nodes for request in requests]
-        rooms = [trees.chain_tree([0] * count) for count in nodes]  # the nodes' tokens are not known yet
-        places = [self._place(text._replace(tree=room), NO_SKIP) for text, room in zip(texts, rooms, strict=True)]
-        last = [end - 1 for end in accumulate(place.pending for place in places)]
-        return self._forward.growing(ForwardBatch(ids, places, last), growth, requests, beside)
+        return ForwardBatch(ids, [self._place(text, NO_SKIP) for text in texts], [])
 
     def restage(self, texts: Sequence[Segment], grown: Sequence[GrownTree]) -> None:
         """Make the rows of grown trees keepable."""

@@ -15,7 +15,7 @@ import torch
 
 from parlay.cache import Rows, Store
 from parlay.models.config import DecoderConfig, Shallow
-from parlay.models.forward import Forward, ForwardBatch, ForwardOutput, Taps
+from parlay.models.forward import Forward, ForwardBatch, ForwardOutput
 from parlay.types import NO_TREE, Segment, Skip
 
 Begin = Callable[[ForwardBatch], Callable[[], ForwardOutput]]
@@ -102,5 +102,5 @@ def _merged(work: ForwardBatch, rows: Sequence[Sequence[int]], outs: Sequence[Fo
     for own, out in zip(known, outs, strict=True):
         logits[[at for at, row in enumerate(work.wanted) if row in own]] = out.logits
     order = torch.tensor([row for each in rows for row in each]).argsort()
-    states = {layer: torch.cat([out.taps.states[layer] for out in outs])[order] for layer in outs[0].taps.states}
-    return ForwardOutput(logits, Taps(outs[0].taps.layers, states, sum(out.taps.seconds for out in outs)))
+    states = {layer: torch.cat([out.taps[layer] for out in outs])[order] for layer in outs[0].taps}
+    return ForwardOutput(logits, states, sum(out.tap_seconds for out in outs))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.config import UnsupportedModel
-from parlay.models.forward import Forward, ForwardBatch, ForwardOutput, Kernels, Taps
+from parlay.models.forward import Forward, ForwardBatch, ForwardOutput, Kernels
 from parlay.models.lora import LowRankAdapter
 from parlay.ranks.groups import receive_rows, send_rows
 from parlay.ranks.wire import Connection
@@ -86,7 +86,7 @@ class StageForward(Forward):
             rows = [len(self._returned(work)), *[len(work.ids)] * len(late)]
             answer = self._reading.submit(self._receive, self._stage.back, rows)
             return lambda: self._finish(work, states, late, answer)
-        return lambda: ForwardOutput(torch.empty(len(work.wanted), self._vocab), Taps(work.taps))
+        return lambda: ForwardOutput(torch.empty(len(work.wanted), self._vocab), {})
 
     def _run_layers(
         self, work: ForwardBatch, inputs_NH: Tensor | None, states: dict[int, Tensor], *, leaves: bool
@@ -96,7 +96,7 @@ class StageForward(Forward):
         own = [tap - first for tap in work.taps if tap in self._layers]
         taps = [*own, count] if leaves else own
         skip = frozenset((half, layer - first) for half, layer in work.skip if layer in self._layers)
-        found = self._body.run(work._replace(wanted=[], taps=taps, skip=skip, inputs=inputs_NH)).taps.states
+        found = self._body.run(work._replace(wanted=[], taps=taps, skip=skip, inputs=inputs_NH)).taps
         states.update({tap + first: found[tap] for tap in own})
         return found[count] if leaves else torch.empty(0, self._hidden)
 
@@ -115,8 +115,8 @@ class StageForward(Forward):
             done = self._body.finish(hidden, work.wanted if normed else range(len(hidden)), normed=normed)
             logits = done.logits
             if normed:
-                states[self._stage.count] = done.taps.states[0]
-        return ForwardOutput(logits, Taps(work.taps, {tap: states[tap].to(self._dtype) for tap in work.taps}))
+                states[self._stage.count] = done.taps[0]
+        return ForwardOutput(logits, {tap: states[tap].to(self._dtype) for tap in work.taps})
 
     def _send(self, to: Connection, leaving_NH: Tensor, states: Mapping[int, Tensor]) -> None:
         """Send this stage's output, and the inputs of tapped layers after the first stage."""

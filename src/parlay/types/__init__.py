@@ -90,6 +90,7 @@ from parlay.types.strategy import (
     Spent,
     Strategy,
 )
+from parlay.types.tapped import PickedRows, TappedStates, rows_of, side_by_side
 from parlay.types.tokenizer import Tokenizer
 
 __all__ = [
@@ -156,6 +157,7 @@ __all__ = [
     "OutOfRoom",
     "Output",
     "ParlayError",
+    "PickedRows",
     "Policy",
     "PowerModel",
     "Prefix",
@@ -177,6 +179,7 @@ __all__ = [
     "Stretch",
     "StructuredOutputsParams",
     "Sublayer",
+    "TappedStates",
     "TokenLogprobs",
     "Tokenizer",
     "Tree",
@@ -186,7 +189,9 @@ __all__ = [
     "kind_and_message",
     "link_size",
     "one_line",
+    "rows_of",
     "shared_length",
     "show_number",
+    "side_by_side",
     "tokens_per_step",
 ]

@@ -247,7 +247,8 @@ typedef struct {
     const uint8_t *skip; /* [2 * layers] or null: 1 skips the attention (2 i) or the feed-forward (2 i + 1) of layer i */
     /* [layers + 1] or null: each [rows][hidden] or null. They get the hidden states that enter each layer; the last
      * one, what the head reads. */
-    float *const *taps;
+    void *const *taps;
+    int64_t tap_stride, tap_form; /* how many numbers apart a tap's rows are, and whether they are FLOAT32 or BFLOAT16 */
     float *logits;       /* [wanted][vocab], or null: nobody reads them */
     char *space;         /* scratch memory, of `space_bytes` or more, aligned to 64 */
     /* The last `late` rows, which are those of the last `late_segments` segments, start at layer `join`. */
@@ -293,7 +294,8 @@ typedef struct {
     const int64_t *asking;       /* [segments]: the tenant of each text */
     const int64_t *budgets;      /* [segments]: the most nodes of each draft; `most` and MOST_DRAFT at most */
     const Linear *first;         /* computes the first rows' inputs from `features`; or null: the batch has the inputs */
-    const float *features;       /* [rows][in of first] */
+    const void *const *features; /* [rows]: each [in of first] */
+    int64_t features_form;       /* FLOAT32 or BFLOAT16 */
     const uint64_t *streams;     /* [segments][levels]: the streams of the sampler's noise at each level, see noise.h */
     const Sampling *samplings;   /* [segments] */
     /* Tokens that end a text, below which nothing grows: those of each segment in turn. */

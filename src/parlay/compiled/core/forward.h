@@ -61,18 +61,24 @@ static int64_t next_sublayer(const Pass *pass, int64_t from)
 
 /* ----------------------------------------------------------------------------------------------- the steps of rows */
 
-/* After the last layer: writes the last tap (the normed hidden states as float32), and the inputs of the head for the
- * rows whose logits are wanted. */
+/* The address of a row of a layer's tap. */
+INLINE void *tap_of(const Batch *batch, int64_t layer, int64_t row)
+{
+    return (char *)batch->taps[layer] + row * batch->tap_stride * (batch->tap_form == BFLOAT16 ? 2 : 4);
+}
+
+/* After the last layer: writes the last tap (the normed hidden states), and the inputs of the head for the rows whose
+ * logits are wanted. */
 static void norm_last(const Pass *pass, int64_t part, int64_t parts)
 {
     const Model *model = pass->model;
     const Batch *batch = pass->batch;
     const Space *space = pass->space;
     float floor = (float)(model->hidden * model->eps);
-    float *tap = batch->taps ? batch->taps[model->layers] : 0;
-    for (int64_t row = batch->rows * part / parts; tap && row < batch->rows * (part + 1) / parts; row++)
-        norm_row(space->hidden + row * model->hidden, model->hidden, floor, model->raw_tap ? 0 : model->final_norm, 0,
-                 tap + row * model->hidden);
+    int tapped = batch->taps && batch->taps[model->layers];
+    for (int64_t row = batch->rows * part / parts; tapped && row < batch->rows * (part + 1) / parts; row++)
+        norm_row(space->hidden + row * model->hidden, model->hidden, floor, model->raw_tap ? 0 : model->final_norm,
+                 (int)batch->tap_form, tap_of(batch, model->layers, row));
     int wanted = format_of(&model->head)->input;
     for (int64_t i = batch->wanted * part / parts; i < batch->wanted * (part + 1) / parts; i++)
         norm_input(model, space, model->final_norm, wanted, batch->wanted_rows[i], i,
@@ -112,8 +118,8 @@ static void enter_next(const Pass *pass, int64_t part, int64_t parts)
     for (int64_t row = from > pass->rows ? from : pass->rows; row < to; row++)
         join_row(pass->model, pass->space, &batch->joining[row - pass->rows], row);
     for (int64_t layer = (pass->here + 2) / 2; batch->taps && layer < pass->model->layers && 2 * layer <= pass->next; layer++)
-        if (batch->taps[layer])
-            memcpy(batch->taps[layer] + from * hidden, pass->space->hidden + from * hidden, (size_t)((to - from) * hidden) * 4);
+        for (int64_t row = from; batch->taps[layer] && row < to; row++)
+            norm_row(pass->space->hidden + row * hidden, hidden, 0, 0, (int)batch->tap_form, tap_of(batch, layer, row));
     if (pass->next < sublayers(pass))
         norm_next(pass, from, to);
     else
@@ -225,10 +231,14 @@ static int run_last(const Pass *pass, const Linear *last, Inputs x, const float 
                  : run_product(pass, product, pass->rows, next);
 }
 
-/* Computes queries, keys and values, and stores the keys and values in the cache. */
-static int run_inputs(const Pass *pass, int64_t rows)
+/* Computes queries, keys and values, and stores the keys and values in the cache. Without `queries`, these are left out. */
+static int run_inputs(const Pass *pass, int64_t rows, int queries)
 {
     Product product = attention_inputs(pass, pass->here / 2);
+    if (!queries && !product.adapters && product.linear[1]) {
+        product.y += product.linear[0]->out;
+        product.linear[0] = product.linear[1], product.linear[1] = product.linear[2], product.linear[2] = 0;
+    }
     if (!pass->batch->all_rows) return run_product(pass, product, rows, prepare_attention);
     return run_product(pass, product, rows, 0) && run_once(pass, gather_inputs) && run_rows(pass, prepare_attention);
 }
@@ -237,7 +247,7 @@ static int run_inputs(const Pass *pass, int64_t rows)
 static int run_attention(Pass *pass)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
-    return run_inputs(pass, pass->rows) && (!pass->kept || !has_last_keys(pass) || keep_wanted(pass)) && attend(pass) &&
+    return run_inputs(pass, pass->rows, 1) && (!pass->kept || !has_last_keys(pass) || keep_wanted(pass)) && attend(pass) &&
            run_last(pass, &layer->out, pass->space->normed, layer->attention_out_norm, enter_next);
 }
 
@@ -299,7 +309,7 @@ static int run_forward(Pass pass)
         if (!reach_layer(&pass)) return 0;
         pass.here = pass.next;
         pass.next = next_sublayer(&pass, pass.here + 1);
-        if (leaves_keys_alone(&pass)) return run_inputs(&pass, pass.batch->rows);
+        if (leaves_keys_alone(&pass)) return run_inputs(&pass, pass.batch->rows, 0);
         goes_on = pass.here % 2 ? run_feed_forward(&pass) : run_attention(&pass);
     }
     if (!goes_on || !pass.batch->wanted || !pass.batch->logits) return goes_on;

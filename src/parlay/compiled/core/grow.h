@@ -55,7 +55,7 @@ typedef struct {
     int32_t *wanted;
     float *inputs, *states, *logits; /* inputs, states [rows][hidden], logits [rows][vocab], of the level at work */
     float *noisy;                    /* [vocab]: one row's logits plus noise */
-    float **taps;
+    void **taps;
     Inputs features; /* inputs of Growth.first */
 } Levels;
 
@@ -276,11 +276,41 @@ static void end_level(const void *own, int64_t piece, Member *me)
         lay_out_next(levels, &levels->level[task->level], &levels->level[task->level + 1]);
 }
 
+/* Writes the features of rows from..to as inputs of Growth.first. */
+static void put_features(const Growth *growth, const Inputs *inputs, int64_t from, int64_t to)
+{
+    int64_t in = growth->first->in, whole = in / LANES * LANES;
+    int wanted = format_of(growth->first)->input, form = (int)growth->features_form;
+    for (int64_t row = from; row < to; row++) {
+        const void *features = growth->features[row];
+        for (int64_t i = 0; i < whole; i += LANES) put_input(inputs, wanted, row, i, load_as(form, features, i));
+        for (int64_t i = whole; i < in; i++) put_one_input(inputs, wanted, row, i, load_one(form, features, i));
+        put_codes_of_row(inputs, wanted, row, in, growth->first->order);
+    }
+}
+
+typedef struct {
+    const Levels *levels;
+    int64_t rows, parts;
+} FeaturesTask;
+
+static void commit_features(const void *own, int64_t piece, Member *me)
+{
+    const FeaturesTask *task = own;
+    (void)me;
+    put_features(task->levels->growth, &task->levels->features, task->rows * piece / task->parts,
+                 task->rows * (piece + 1) / task->parts);
+}
+
 /* Computes the inputs of the text's rows from their features. */
 static int run_first(const Levels *levels, Member *me)
 {
     Pass pass = levels->level[0].pass;
     pass.me = me;
+    int64_t rows = pass.batch->rows, most = 4 * me->count;
+    FeaturesTask task = {levels, rows, rows < most ? 1 : most};
+    Phase put = {.pieces = task.parts, .commit = commit_features, .task = &task};
+    if (!parlay_pool_phase(me, &put)) return 0;
     Product first = {{levels->growth->first}, levels->features, KEEP, levels->inputs, levels->model->hidden};
     return run_product(&pass, first, pass.batch->rows, 0);
 }
@@ -290,6 +320,11 @@ static void run_levels(const void *context, Member *me)
 {
     const Levels *levels = context;
     int goes_on = !levels->growth->first || run_first(levels, me);
+    if (goes_on && !levels->growth->levels) {
+        Pass pass = levels->level[0].pass;
+        pass.me = me;
+        run_forward(pass);
+    }
     for (int64_t level = 0; goes_on && level < levels->growth->levels && levels->level[level].batch.segments; level++) {
         Pass pass = levels->level[level].pass;
         LevelTask task = {levels, level};
@@ -305,7 +340,7 @@ static void run_levels(const void *context, Member *me)
 static void lay_out_tree(Grown *tree, const Growth *growth, char **at)
 {
     int64_t nodes = growth->width * growth->levels;
-    int64_t room = growth->width + (growth->levels - 1) * growth->width * growth->width;
+    int64_t room = nodes ? growth->width + (growth->levels - 1) * growth->width * growth->width : 0;
     Candidate *all = (Candidate *)take(at, room * (int64_t)sizeof(Candidate));
     int32_t *ran = (int32_t *)take(at, nodes * 4), *parents = (int32_t *)take(at, nodes * 4);
     int32_t *places = (int32_t *)take(at, room * 4);
@@ -332,14 +367,15 @@ static Levels lay_out_levels(const Model *model, const Batch *first, const Growt
     Space space = lay_out(model, rows, rows, wanted, longest, segments, first->threads, start);
     *at = start + line(space.bytes);
     Levels levels = {.model = model, .growth = growth};
-    levels.level = (Level *)take(at, growth->levels * (int64_t)sizeof(Level));
+    int64_t count = growth->levels ? growth->levels : 1;
+    levels.level = (Level *)take(at, count * (int64_t)sizeof(Level));
     levels.trees = (Grown *)take(at, segments * (int64_t)sizeof(Grown));
     levels.ids = (int64_t *)take(at, most * 8), levels.wanted = (int32_t *)take(at, most * 4);
     levels.inputs = (float *)take(at, rows * hidden * 4), levels.states = (float *)take(at, rows * hidden * 4);
     levels.logits = (float *)take(at, wanted * model->vocab * 4), levels.noisy = (float *)take(at, model->vocab * 4);
-    levels.taps = (float **)take(at, (model->layers + 1) * 8);
+    levels.taps = (void **)take(at, (model->layers + 1) * 8);
     if (growth->first) levels.features = lay_out_inputs(first->rows, growth->first->in, at);
-    for (int64_t i = 0; i < growth->levels; i++)
+    for (int64_t i = 0; i < count; i++)
         lay_out_level(model, start ? &levels.level[i] : 0, &space, rows, segments, at);
     for (int64_t s = 0; s < segments; s++) lay_out_tree(start ? &levels.trees[s] : 0, growth, at);
     return levels;
@@ -352,21 +388,8 @@ static int64_t growth_bytes(const Model *model, const Batch *first, const Growth
     return end - (char *)0;
 }
 
-/* Writes the features of all rows as inputs of Growth.first. */
-static void put_features(const Growth *growth, const Inputs *inputs, int64_t rows)
-{
-    int64_t in = growth->first->in, whole = in / LANES * LANES;
-    int wanted = format_of(growth->first)->input;
-    for (int64_t row = 0; row < rows; row++) {
-        const float *features = growth->features + row * in;
-        for (int64_t i = 0; i < whole; i += LANES) put_input(inputs, wanted, row, i, load(features + i));
-        for (int64_t i = whole; i < in; i++) put_one_input(inputs, wanted, row, i, features[i]);
-        put_codes_of_row(inputs, wanted, row, in, growth->first->order);
-    }
-}
-
-/* Grows the draft trees of all segments of `first`, the batch of the
- * text's rows, which wants the logits of each segment's last row. */
+/* Grows the draft trees of all segments of `first`, the batch of the text's rows, which wants the logits of each segment's
+ * last row. With no levels it wants none, and the rows' keys and values alone are computed and stored. */
 static void grow(const Model *model, const Batch *first, const Growth *growth)
 {
     char *end;
@@ -374,19 +397,17 @@ static void grow(const Model *model, const Batch *first, const Growth *growth)
     Level *root = &levels.level[0];
     memset(levels.taps, 0, (size_t)(model->layers + 1) * 8);
     levels.taps[model->layers] = levels.states;
-    for (int64_t s = 0; s < first->segments; s++) {
+    for (int64_t s = 0; s < first->segments && growth->levels; s++) {
         levels.trees[s].row = first->wanted_rows[s], levels.trees[s].logits = s;
         root->growing[s] = &levels.trees[s];
     }
     root->batch = *first;
-    root->batch.taps = growth->embedded ? 0 : levels.taps, root->batch.logits = levels.logits;
-    if (growth->first) {
-        put_features(growth, &levels.features, first->rows);
-        root->batch.inputs = levels.inputs;
-    }
+    root->batch.taps = growth->embedded || !growth->levels ? 0 : levels.taps, root->batch.logits = levels.logits;
+    root->batch.tap_stride = model->hidden, root->batch.tap_form = FLOAT32;
+    if (growth->first) root->batch.inputs = levels.inputs;
     root->pass = pass_of(model, &root->batch, &root->space);
     parlay_pool_run(growth->stop ? BESIDE : DECODING, first->threads, run_levels, &levels);
-    for (int64_t s = 0; s < first->segments; s++) write_draft(growth, &levels.trees[s], s);
+    for (int64_t s = 0; s < first->segments && growth->levels; s++) write_draft(growth, &levels.trees[s], s);
 }
 
 #endif

@@ -149,6 +149,18 @@ INLINE uint16_t round_one(float x)
 /* How numbers are stored: as float32, as bfloat16, or ROUNDED: as float32 numbers that bfloat16 has. */
 enum { FLOAT32 = 0, BFLOAT16 = 1, ROUNDED = 2 };
 
+/* Loads a vector of numbers that are FLOAT32 or BFLOAT16. `index` counts numbers of that form. */
+INLINE vf load_as(int form, const void *at, int64_t index)
+{
+    return form == FLOAT32 ? load((const float *)at + index) : widen_all(load_halfwords((const uint16_t *)at + index));
+}
+
+/* The same for a single number. */
+INLINE float load_one(int form, const void *at, int64_t index)
+{
+    return form == FLOAT32 ? ((const float *)at)[index] : widen(((const uint16_t *)at)[index]);
+}
+
 /* Stores a vector in one of these forms. `index` counts numbers of that form. */
 INLINE void store_as(int form, void *at, int64_t index, vf v)
 {

@@ -11,12 +11,13 @@
  */
 INLINE void norm_row(const float *x, int64_t size, float floor, const float *weight, int bf16, void *out)
 {
+    int64_t whole = size / LANES * LANES;
     if (!weight) {
-        for (int64_t i = 0; i < size; i++) store_one(bf16, out, i, x[i]);
+        for (int64_t i = 0; i < whole; i += LANES) store_as(bf16, out, i, load(x + i));
+        for (int64_t i = whole; i < size; i++) store_one(bf16, out, i, x[i]);
         return;
     }
     vf squares = {0};
-    int64_t whole = size / LANES * LANES;
     float rest = 0;
     for (int64_t i = 0; i < whole; i += LANES) squares += load(x + i) * load(x + i);
     for (int64_t i = whole; i < size; i++) rest += x[i] * x[i];

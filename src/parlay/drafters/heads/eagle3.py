@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from parlay.drafters.heads.layer_heads import LayerHeadDrafter, TreeJob, TreeLimits
@@ -19,7 +18,7 @@ from parlay.heads.native import eagle3_decoder, input_norm
 from parlay.heads.opening import opened
 from parlay.models.forward import Growth, HeadRows, TreeRequest
 from parlay.sampling import noise
-from parlay.types import NO_TREE, Draft, Segment, Tree
+from parlay.types import NO_TREE, Draft, PickedRows, Segment, Tree
 
 
 class Eagle3(LayerHeadDrafter):
@@ -47,9 +46,21 @@ class Eagle3(LayerHeadDrafter):
         def from_target(features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
             return norm(fuse(features_KF)).to(dtype)
 
-        super().__init__(SOURCE, runner, artefact, guessing, limits, from_target=from_target, room=resources.room)
-        self._options, self._fuse, self._norm = options, fuse, norm
+        def read(text: Segment, features: Sequence[PickedRows]) -> None:
+            runner.read_text(text, fuse.linear, features)
+
         self._at_once = runner.grows and not normed(artefact)
+        super().__init__(
+            SOURCE,
+            runner,
+            artefact,
+            guessing,
+            limits,
+            from_target=from_target,
+            room=resources.room,
+            read=read if self._at_once else None,
+        )
+        self._options, self._fuse, self._norm = options, fuse, norm
 
     def _from_itself(self, hidden_KH: Tensor, tokens: Sequence[int]) -> Tensor:
         return self._norm(hidden_KH)
@@ -63,9 +74,7 @@ class Eagle3(LayerHeadDrafter):
             super()._grow(jobs)
             return
         options = self._options
-        features = [job.text.features_KF for job in jobs]
-        features_NF = (torch.cat(features) if len(features) > 1 else features[0]).float().contiguous()
-        head = HeadRows(self._ids_D, self._fuse.linear, features_NF)
+        head = HeadRows(self._ids_D, self._fuse.linear, [piece for job in jobs for piece in job.text.features])
         growth = Growth(options.depth, options.width, options.min_p, head)
         texts = [Segment(job.text.name, job.text.pending, NO_TREE, len(job.text.pending) - 1) for job in jobs]
         wishes = [_wish(job, options.depth) for job in jobs]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parlay.drafters.draft_models.guesses import Guess
 from parlay.drafters.heads.level_trees import Guessing, LevelTree
-from parlay.drafters.heads.text_rows import Inputs, TextRows, WaitingRows
+from parlay.drafters.heads.text_rows import Inputs, ReadText, TextRows, WaitingRows
 from parlay.drafters.heads.watch import Watched
 from parlay.drafters.state_room import StateRoom
 from parlay.heads.artefact import HeadArtefact
@@ -73,11 +73,13 @@ class LayerHeadDrafter(Watched, ABC):
         *,
         from_target: Inputs,
         room: StateRoom,
+        read: ReadText | None = None,
     ) -> None:
+        """``read``: see `TextRows`."""
         taps: list[int] = artefact.settings["taps"]
         self._source, self._runner, self._guessing, self._limits = source, runner, guessing, limits
         self.needs = Needs(taps=tuple(taps), expected=artefact.expected)
-        self._from_target, self._rows = from_target, TextRows(runner, taps, from_target, room)
+        self._from_target, self._rows = from_target, TextRows(runner, taps, from_target, room, read)
         super().__init__(source, artefact, self._rows)
 
     @abstractmethod

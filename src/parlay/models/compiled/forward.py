@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
 from parlay.models.compiled.adapters import PackedAdapters
-from parlay.models.compiled.growing import GrowthCall
+from parlay.models.compiled.growing import GrowthCall, read_text
 from parlay.models.compiled.layout import BatchLayout, Prefixes, lay_out, set_places
 from parlay.models.compiled.limits import refusal
 from parlay.models.compiled.memory import Workspace
@@ -28,7 +28,6 @@ from parlay.models.forward import (
     Growth,
     Kernels,
     LayerPages,
-    Taps,
     TreeRequest,
     with_features,
 )
@@ -38,7 +37,7 @@ from parlay.models.part import WHOLE, HostGroup, Part
 from parlay.models.rope import cosines_and_sines
 from parlay.models.weights.fused import Operand, orders_of_columns, stored_as
 from parlay.system import threads
-from parlay.types import Exactness, Skip
+from parlay.types import Exactness, PickedRows, Skip, TappedStates
 
 _LONGER, _SHAPES = 256, 4096  # room is made for texts this many tokens longer; most batch shapes remembered
 _DIVIDED = 32  # ranks that share the texts divide the rows of a forward from this many rows per rank on
@@ -155,14 +154,17 @@ class CompiledForward(Forward):
         pointed: list[object] = []
         laid = lay_out(work, self._prefixes)
         batch = self._batch(work, laid, logits, pointed, range(len(work.ids)))
-        taps = Taps(work.taps)
-        if work.taps:
-            self._run_tapped(batch, laid, taps, len(work.ids))
-        else:
-            self._call(self._model, batch)
+        layers = tuple(work.taps)
+        if layers:
+            states_NF = torch.empty(len(work.ids), len(layers) * self._config.hidden_size, dtype=self._dtype)
+            pointed.append(self._tap(batch, layers, states_NF))
+        self._call(self._model, batch)
         del pointed  # kept alive until the call has returned
         self._part.check()
-        return ForwardOutput(logits, taps)
+        if not layers:
+            return ForwardOutput(logits, {})
+        rows = range(len(work.ids)) if laid.order is None else laid.order
+        return ForwardOutput(logits, TappedStates(layers, PickedRows(states_NF, rows)))
 
     def _call(self, model: structs.ModelStruct, batch: structs.Batch) -> None:
         self._core.forward(ctypes.byref(model), ctypes.byref(batch))
@@ -184,8 +186,7 @@ class CompiledForward(Forward):
         leaving_NH = torch.empty(len(own) if work.wanted else 0, self._config.hidden_size)
         batch = self._batch(work._replace(wanted=[]), lay_out(work, self._prefixes), torch.empty(0), pointed, own)
         if work.wanted:
-            pointers = self._pointers((self._config.num_layers,), leaving_NH.unsqueeze(0))
-            batch.taps = ctypes.addressof(pointers)
+            pointed.append(self._tap(batch, (self._config.num_layers,), leaving_NH))
         self._call(self._leaving, batch)
         del pointed  # kept alive until the call has returned
         parts_RWH = torch.zeros(ranks, len(work.wanted), self._config.hidden_size)
@@ -196,7 +197,7 @@ class CompiledForward(Forward):
             context.gather(parts_RWH)
         self._part.check()
         if not work.wanted or not self._part.logits:
-            return ForwardOutput(self._room_for_logits(work), Taps(()))
+            return ForwardOutput(self._room_for_logits(work), {})
         hidden_WH = torch.stack([parts_RWH[row // each, place] for place, row in enumerate(work.wanted)])
         return self.finish(hidden_WH, range(len(work.wanted)), normed=False)
 
@@ -213,9 +214,9 @@ class CompiledForward(Forward):
         batch.wanted_rows, batch.logits = ctypes.addressof(wanted_rows), logits.data_ptr()
         batch.space = self._room(rows, rows, len(wanted), 1, 1, pool)
         if normed:
-            batch.taps = ctypes.addressof(pointers)
+            batch.taps, batch.tap_stride = ctypes.addressof(pointers), hidden_NH.shape[1]
         self._call(model, batch)
-        return ForwardOutput(logits, Taps((0,), {0: taps_NH} if normed else {}))
+        return ForwardOutput(logits, {0: taps_NH} if normed else {})
 
     def growing(
         self, work: ForwardBatch, growth: Growth, requests: Sequence[TreeRequest], beside: int = 0
@@ -246,6 +247,11 @@ class CompiledForward(Forward):
             threads=beside or threads.count(),
             beside=beside > 0,
         )
+
+    def read_text(self, work: ForwardBatch, first: structs.Linear, features: Sequence[PickedRows]) -> None:
+        """Store the keys and values of a draft head's rows; see `NativeRunner.read_text`."""
+        self._reach(max([place.start + place.end for place in work.places]))
+        read_text(self._model, work, first, features, core=self._core, space=self._growing, threads=threads.count())
 
     def add_adapter(self, adapter: LowRankAdapter) -> LowRankAdapter:
         """See `Forward.add_adapter`."""
@@ -332,17 +338,6 @@ class CompiledForward(Forward):
             batch.skip = ctypes.addressof(skipped)
             pointed.append(skipped)
 
-    def _run_tapped(self, batch: structs.Batch, laid: BatchLayout, taps: Taps, rows: int) -> None:
-        """Run the batch, and put the states that enter the tapped layers into ``taps``."""
-        with taps.timed():
-            written_LNH = torch.empty(len(taps.layers), rows, self._config.hidden_size)
-            pointers = self._pointers(taps.layers, written_LNH)
-            batch.taps = ctypes.addressof(pointers)
-        self._call(self._model, batch)
-        with taps.timed():
-            as_given_LNH = written_LNH if laid.order is None else written_LNH[:, laid.order]
-            taps.states = dict(zip(taps.layers, as_given_LNH.to(self._dtype).unbind(), strict=True))
-
     def _inputs(self, work: ForwardBatch, laid: BatchLayout) -> Tensor | None:
         """Make the input rows, float32 ``[N, H]``; None if they are the embeddings of the ids."""
         if work.inputs is not None or not work.features:
@@ -357,12 +352,17 @@ class CompiledForward(Forward):
         inputs_NH = with_features(embedded_NH, work.features)
         return inputs_NH.contiguous() if laid.order is None else inputs_NH[laid.arranged(range(len(work.ids)))]
 
-    def _pointers(self, layers: Collection[int], states_LNH: Tensor) -> ctypes.Array[ctypes.c_void_p]:
-        """The addresses to which the hidden states that enter these tapped layers are written."""
+    def _tap(self, batch: structs.Batch, layers: Sequence[int], states_NF: Tensor) -> ctypes.Array[ctypes.c_void_p]:
+        """Let the batch write the hidden states that enter these layers side by side, in float32 or bfloat16.
+
+        The result must live until the batch has run.
+        """
         pointers = (ctypes.c_void_p * (self._config.num_layers + 1))()
-        first, each = states_LNH.data_ptr(), states_LNH.stride(0) * states_LNH.element_size()
+        first, each = states_NF.data_ptr(), self._config.hidden_size * states_NF.itemsize
         for place, layer in enumerate(layers):
             pointers[layer] = first + place * each
+        batch.taps, batch.tap_stride = ctypes.addressof(pointers), states_NF.shape[1]
+        batch.tap_form = states_NF.dtype == torch.bfloat16
         return pointers
 
     def _skipped(self, skip: Skip) -> ctypes.Array[ctypes.c_uint8]:

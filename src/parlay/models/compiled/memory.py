@@ -68,13 +68,14 @@ class Workspace:
     def __init__(self, core: structs.Core) -> None:
         self._core = core
         self._bytes = torch.empty(0, dtype=torch.uint8)
-        self._start = 0
+        self._start = self._size = 0
 
     def at_least(self, needed: int) -> int:
         """Return the address of at least ``needed`` bytes."""
-        if len(self._bytes) < needed + _LINE:
+        if self._size < needed:
             self._core.rest()  # a late thread may still read the old memory
-            self._bytes = torch.empty(needed + needed // 4 + _LINE, dtype=torch.uint8)
+            self._size = needed + needed // 4
+            self._bytes = torch.empty(self._size + _LINE, dtype=torch.uint8)
             start = self._bytes.data_ptr()
             self._start = start + -start % _LINE
         return self._start

@@ -35,14 +35,14 @@ class NewestTokens:
     ) -> None:
         """The slots are the outputs from ``first`` on, which begins a panel. At first everybody may draft them."""
         self._core, self._head, self._rows, self.tokens_D = core, head, rows, tokens_D
-        self._first, self._next = first, 0
+        self._first, self._next, self.slots = first, 0, len(tokens_D) - first
         self._listed = {(_EVERYBODY, token) for token in tokens_D.tolist()}
         self._in_slots = rows(tokens_D[first:].tolist())
-        self.tenants_S = torch.full((len(tokens_D) - first,), _EVERYBODY, dtype=torch.int64)
+        self.tenants_S = torch.full((self.slots,), _EVERYBODY, dtype=torch.int64)
 
     def add(self, tokens: Sequence[int], salt: str) -> None:
         """Give tokens of a text with this salt slots; they replace the tokens that have had theirs for longest."""
-        own, listed, slots = tenant(salt), self._listed, len(self.tenants_S)
+        own, listed, slots = tenant(salt), self._listed, self.slots
         lacking = [each for each in dict.fromkeys(tokens) if listed.isdisjoint(((_EVERYBODY, each), (own, each)))]
         fresh = lacking[-slots:]
         while fresh:

@@ -188,7 +188,7 @@ class EagerForward(Forward):
                 logits = self._decoder.logits(hidden)[: len(work.wanted)].float()
             else:
                 logits = torch.empty(len(work.wanted), 0)
-        return ForwardOutput(logits, taps)
+        return ForwardOutput(logits, taps.states, taps.seconds)
 
     def _by_operators(self, work: ForwardBatch, taps: Taps) -> tuple[Tensor, bool]:
         """Run all layers; returns the last one's output ``[N, H]``, and whether it is normed for the LM head."""

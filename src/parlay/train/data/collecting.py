@@ -14,7 +14,7 @@ from parlay.llm.llm import LLM
 from parlay.router.policies import Fixed
 from parlay.sampling.rules.shared_noise import SharedNoise
 from parlay.text.prompts import TokensPrompt
-from parlay.train.data.features import Featured, Reading, complete, joined
+from parlay.train.data.features import Featured, Reading, as_features, complete
 from parlay.train.data.user_texts import TrainingText
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, ParlayError, SamplingParams, SequenceView, Strategy
 
@@ -46,7 +46,10 @@ class StateCollector:
 
     def observe(self, observations: Sequence[Observation]) -> None:
         for each in observations:
-            states, rows_TF = self._states.setdefault(each.view.request.id, _States()), joined(each.taps, self._layers)
+            states, rows_TF = (
+                self._states.setdefault(each.view.request.id, _States()),
+                as_features(each.taps, self._layers),
+            )
             new = each.start + len(rows_TF) - states.length
             if each.start <= states.length and new > 0:  # rows come twice after a preemption
                 states.rows.append(rows_TF[-new:])

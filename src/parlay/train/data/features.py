@@ -16,7 +16,7 @@ from torch import Tensor
 
 from parlay.system.user_cache import saved_whole
 from parlay.train.data.user_texts import TrainingText, load_shard, shards
-from parlay.types import ParlayError, Runner, Segment
+from parlay.types import ParlayError, Runner, Segment, side_by_side
 
 _LARGEST = 8
 """The binary exponent of the largest number of a row."""
@@ -175,7 +175,7 @@ def _run(runner: Runner, group: Sequence[Reading], layers: Sequence[int]) -> lis
     states = {name: _open(runner, name, each) for name, each in zip(texts, group, strict=True)}
     while segments := [_next(name, text, states[name]) for name, text in texts.items() if _left(text, states[name])]:
         out = runner.forward(segments, layers)
-        rows_NF = joined(out.taps, layers)
+        rows_NF = as_features(out.taps, layers)
         for segment, rows in zip(segments, torch.split(rows_NF, [len(each.pending) for each in segments]), strict=True):
             states[segment.sequence].append(rows)
             runner.keep(segment.sequence, ())
@@ -208,9 +208,9 @@ def _next(name: int, text: TrainingText, states: Sequence[Tensor]) -> Segment:
     return Segment(name, chunk, logits_from=len(chunk))
 
 
-def joined(taps: Mapping[int, Tensor], layers: Sequence[int]) -> Tensor:
+def as_features(taps: Mapping[int, Tensor], layers: Sequence[int]) -> Tensor:
     """Return the tapped states ``[T, H]`` of all layers side by side, as features are kept: bfloat16, on the CPU."""
-    return torch.cat([taps[layer] for layer in layers], -1).to(torch.bfloat16).cpu()
+    return side_by_side(taps, layers).gathered().to(torch.bfloat16).cpu()
 
 
 def _load(path: Path) -> list[Featured]:
