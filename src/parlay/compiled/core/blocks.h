@@ -182,10 +182,9 @@ INLINE void unpack_next(const Form form, const int strips, int64_t b, Reader *fr
     from->at = next;
 }
 
-/* Multiplies `strips` strips with `rows` rows, at most FEW_ROWS; x is [blocks][stride]. All sums stay in registers;
- * `total` gets those of the first `wanted` rows. */
+/* Multiplies `strips` strips with `rows` rows, at most FEW_ROWS; x is [blocks][stride]. All sums stay in registers. */
 INLINE void multiply_few(const Form form, const int strips, const int rows, const char *at, int64_t apart,
-                         const InputBlock *x, int64_t stride, int64_t blocks, int64_t wanted, vf (*total)[STRIPS])
+                         const InputBlock *x, int64_t stride, int64_t blocks, vf (*total)[STRIPS])
 {
     const int together = rows < ROWS_AT_ONCE ? rows : ROWS_AT_ONCE;
     vf sums[FEW_ROWS][STRIPS];
@@ -199,7 +198,7 @@ INLINE void multiply_few(const Form form, const int strips, const int rows, cons
             add_blocks(form, strips, rows - i < together ? rows - i : together, &now, x + i, sums + i);
     }
     UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int s = 0; s < strips && i < wanted; s++) total[i][s] = sums[i][s];
+        UNROLL for (int s = 0; s < strips; s++) total[i][s] = sums[i][s];
 }
 
 /* Adds one block's results to the sums of any number of rows, which stay in memory (the first-level cache). Inputs of the
@@ -237,14 +236,14 @@ INLINE void multiply_many(const Form form, const int strips, const char *at, int
     }
 }
 
-/* Multiplies a panel, whose strips lie `apart` bytes from each other, with `rows` rows, at most FEW_ROWS, of which the
- * first `wanted` count. A single row goes strip by strip: it has nothing to share between them but its own few inputs. */
+/* Multiplies a panel, whose strips lie `apart` bytes from each other, with `rows` rows, at most FEW_ROWS. A single row goes
+ * strip by strip: it has nothing to share between them but its own few inputs. */
 INLINE void multiply_few_of_panel(const Form form, const int rows, const char *panel, int64_t apart, const InputBlock *x,
-                                  int64_t stride, int64_t blocks, int64_t wanted, vf (*sums)[STRIPS])
+                                  int64_t stride, int64_t blocks, vf (*sums)[STRIPS])
 {
     const int strips = rows > 1 ? STRIPS_OF_FEW : 1;
     for (int s = 0; s < STRIPS; s += strips)
-        multiply_few(form, strips, rows, panel + s * apart, apart, x, stride, blocks, wanted, (vf(*)[STRIPS])&sums[0][s]);
+        multiply_few(form, strips, rows, panel + s * apart, apart, x, stride, blocks, (vf(*)[STRIPS])&sums[0][s]);
 }
 
 /* The same with any number of rows. */

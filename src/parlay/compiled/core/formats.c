@@ -12,13 +12,14 @@ void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride)
 }
 
 #define ROWS(FORM, COUNT)                                                                                            \
-    if (COUNT <= FEW_ROWS && rows <= COUNT) {                                                                        \
-        multiply_few_of_panel(FORM, COUNT <= FEW_ROWS ? COUNT : 1, panel, apart, x, stride, blocks, rows, sums);     \
+    if (COUNT <= FEW_ROWS && rows == COUNT) {                                                                        \
+        multiply_few_of_panel(FORM, COUNT <= FEW_ROWS ? COUNT : 1, panel, apart, x, stride, blocks, sums);           \
         return;                                                                                                      \
     }
 #define EACH_ROWS(FORM)                                                                                              \
     ROWS(FORM, 1) ROWS(FORM, 2) ROWS(FORM, 3) ROWS(FORM, 4) ROWS(FORM, 5) ROWS(FORM, 6) ROWS(FORM, 7) ROWS(FORM, 8)  \
-    ROWS(FORM, 9) ROWS(FORM, 10) ROWS(FORM, 12) ROWS(FORM, 16)                                                       \
+    ROWS(FORM, 9) ROWS(FORM, 10) ROWS(FORM, 11) ROWS(FORM, 12) ROWS(FORM, 13) ROWS(FORM, 14) ROWS(FORM, 15)          \
+    ROWS(FORM, 16)                                                                                                   \
     multiply_many_of_panel(FORM, panel, apart, x, stride, blocks, rows, sums);
 
 /* Defines the table entry NAME: its functions are those of blocks.h and stored.h, compiled for the constant Form. */
@@ -77,9 +78,10 @@ void SCORE(const char *keys, int64_t apart, const InputBlock *x, int64_t stride,
 void LOWER(const char *strip, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows, vf (*sums)[STRIPS])
 {
     const Form form = {8, 128, 0, HALF};
-    if (rows == 1) multiply_few(form, 1, 1, strip, 0, x, stride, blocks, rows, sums);
-    else if (rows == 2) multiply_few(form, 1, 2, strip, 0, x, stride, blocks, rows, sums);
-    else multiply_few(form, 1, 4, strip, 0, x, stride, blocks, rows, sums);
+    if (rows == 1) multiply_few(form, 1, 1, strip, 0, x, stride, blocks, sums);
+    else if (rows == 2) multiply_few(form, 1, 2, strip, 0, x, stride, blocks, sums);
+    else if (rows == 3) multiply_few(form, 1, 3, strip, 0, x, stride, blocks, sums);
+    else multiply_few(form, 1, 4, strip, 0, x, stride, blocks, sums);
 }
 
 /* Sums of 16 ranks, half of a block of `lowered` from group `from` on, times one strip of `up`. */

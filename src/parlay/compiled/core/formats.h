@@ -16,8 +16,7 @@ enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K 
  * weights that share their inputs may read different forms. */
 enum { FLOATS = 1, BFLOATS = 2 /* bfloat16 */, CODES = 4 /* InputBlock: 32 codes of eight bits */ };
 
-/* Up to FEW_ROWS rows of blocks have code of their own, whose sums are in registers: for each number up to ten, for 12 and
- * for 16; others are rounded up. */
+/* Each number of rows of blocks up to FEW_ROWS has code of its own, whose sums are in registers. */
 #if LANES == 16
 #define FEW_ROWS 16
 #else
