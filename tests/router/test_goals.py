@@ -65,4 +65,4 @@ def test_the_shares_of_a_drafts_nodes_are_its_worth_and_likelier_ones_have_more(
     assert shares == sorted(shares, reverse=True)
     gains = [0.0, *accumulate(path_probs)]
     for count, gain in enumerate(gains):
-        assert sum(shares[:count]) == pytest.approx(chosen.worths([gain])[0])
+        assert sum(shares[:count]) == pytest.approx(chosen.worth(gain))

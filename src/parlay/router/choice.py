@@ -93,7 +93,7 @@ def offered(arm: ArmInSequence, draft: Draft, requested: int, prices: StepPrices
     goal = prices.goal
     if draft.kind != "point":
         gain = expected_accepted(arm.record.share, arm.state.depth.of(requested))
-        return Offer(arm, draft, requested, gains=[gain], worths=goal.worths([gain]))
+        return Offer(arm, draft, requested, gains=[gain], worths=[goal.worth(gain)])
     nodes, path_probs, gains, worths = arm.state.calibration.paths(draft, arm.record.shift, prices.floor, goal.shares)
     if len(path_probs) > arm.limit:
         if isinstance(nodes, range):
@@ -175,16 +175,16 @@ def _sized(arm: ArmInSequence, limit: int, drafts: Drafts, prices: StepPrices, s
 
 
 def _best_size(limit: int, drafts: Drafts, prices: StepPrices, share: float, margin: float) -> Size:
-    share = min(share, MOST_SHARE)
-    endless, count = share / (1 - share), bisect_right(drafts.sizes, limit)
-    gains = [endless * (1 - share**depth) for depth in drafts.depths[:count]]  # `expected_accepted`
-    worths, rate, seconds = prices.goal.worths(gains), prices.rate, drafts.seconds
-    values = [worth - rate * each for worth, each in zip(worths, seconds, strict=False)]
-    most = max(values, default=0.0)
-    if most <= margin:
-        return 0, 0.0, 0.0, 0.0
-    best = values.index(most)
-    return drafts.sizes[best], gains[best], worths[best], seconds[best]
+    goal, rate, share = prices.goal, prices.rate, min(share, MOST_SHARE)
+    endless, best, most = share / (1 - share), (0, 0.0, 0.0, 0.0), margin
+    for size, depth, seconds in zip(drafts.sizes, drafts.depths, drafts.seconds, strict=True):
+        if size > limit:
+            break
+        gain = endless * (1 - share**depth)  # `expected_accepted`
+        value = goal.worth(gain)
+        if value - rate * seconds > most:
+            best, most = (size, gain, value, seconds), value - rate * seconds
+    return best
 
 
 def _known(arm: ArmState, prices: StepPrices) -> KnownSizes:

@@ -25,8 +25,8 @@ class Goal(Protocol):
     @property
     def passes(self) -> int: ...
 
-    def worths(self, gains: list[float]) -> list[float]:
-        """The worth of each draft, given the tokens that it brings its sequence."""
+    def worth(self, gain: float) -> float:
+        """The worth of a draft, given the tokens that it brings its sequence."""
         ...
 
     def shares(self, path_probs: list[float]) -> list[float]:
@@ -37,8 +37,8 @@ class Goal(Protocol):
         """How much worth must make up for one more second of a step."""
         ...
 
-    def tokens(self, rows: int, worths: list[float]) -> list[float]:
-        """The values of steps, in tokens. Of two steps, the one with more value per second is better."""
+    def tokens(self, rows: int, worth: float) -> float:
+        """The value of a step, in tokens. Of two steps, the one with more value per second is better."""
         ...
 
 
@@ -48,8 +48,8 @@ class Throughput:
     passes = 2
     in_joules = False
 
-    def worths(self, gains: list[float]) -> list[float]:
-        return gains
+    def worth(self, gain: float) -> float:
+        return gain
 
     def shares(self, path_probs: list[float]) -> list[float]:
         return path_probs
@@ -57,8 +57,8 @@ class Throughput:
     def rate(self, rows: int, worth: float, seconds: float) -> float:
         return (rows + worth) / seconds
 
-    def tokens(self, rows: int, worths: list[float]) -> list[float]:
-        return [rows + worth for worth in worths]
+    def tokens(self, rows: int, worth: float) -> float:
+        return rows + worth
 
 
 class Energy(Throughput):
@@ -78,8 +78,8 @@ class Latency:
     passes = 5
     in_joules = False
 
-    def worths(self, gains: list[float]) -> list[float]:
-        return [gain / (1 + gain) for gain in gains]
+    def worth(self, gain: float) -> float:
+        return gain / (1 + gain)
 
     def shares(self, path_probs: list[float]) -> list[float]:
         shares = [0.0] * len(path_probs)
@@ -92,8 +92,8 @@ class Latency:
     def rate(self, rows: int, worth: float, seconds: float) -> float:
         return (rows - worth) / seconds
 
-    def tokens(self, rows: int, worths: list[float]) -> list[float]:
-        return [rows**2 / (rows - worth) for worth in worths]
+    def tokens(self, rows: int, worth: float) -> float:
+        return rows**2 / (rows - worth)
 
 
 THROUGHPUT = Throughput()

@@ -274,18 +274,14 @@ class StepPrices:
         """Price of ``seconds`` of drafting."""
         return self._factor * seconds
 
-    def of_steps(self, drafting: float, rows: Sequence[int]) -> list[float]:
-        """Prices of steps with ``drafting`` seconds of drafting and forwards of these ``rows``.
+    def of_step(self, drafting: float, rows: int) -> float:
+        """Price of a step with ``drafting`` seconds of drafting and a forward of ``rows`` rows.
 
-        Infinite where rows beyond those of plain decoding exceed the power limit.
+        Infinite if rows beyond those of plain decoding exceed the power limit.
         """
-        known, factor = self._of_rows, self._factor
-        base = self.plain + factor * (drafting - self.plain)
-        steps = [base + factor * (known.get(count) or self._forward(count)) for count in rows]
-        if self._is_limited:
-            allowed = [count <= self.rows or self._allows(count) for count in rows]
-            return [step if may else math.inf for step, may in zip(steps, allowed, strict=True)]
-        return steps
+        if self._is_limited and rows > self.rows and not self._allows(rows):
+            return math.inf
+        return self.plain + self._factor * (drafting - self.plain) + self._factor * self._forward(rows)
 
     @property
     def exceeds_power(self) -> bool:
@@ -315,7 +311,7 @@ class StepPrices:
     def _within_power(self) -> int:
         """How many nodes a step may have.
 
-        More rows draw more power, except where their seconds jump; see `of_steps`.
+        More rows draw more power, except where their seconds jump; see `of_step`.
         """
         if not self._aim.most_watts:
             return _UNLIMITED

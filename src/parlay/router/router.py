@@ -219,12 +219,14 @@ class Router(Policy):
 
     def _count(self, ranked: Sequence[float], drafting: float, fixed: int) -> int:
         """How many ranked nodes to verify beside ``fixed`` rows that are verified anyway; if equal, the fewest."""
-        rows, gains = self._prices.rows, [0.0, *accumulate(ranked)]
-        counts: list[int] = [*range(0, len(ranked), -(-len(ranked) // _STRIDES) or 1), len(ranked)]
-        tokens = self._goal.tokens(rows, [gains[count] for count in counts])
-        steps = self._prices.of_steps(drafting, [rows + fixed + count for count in counts])
-        rates = [each / seconds for each, seconds in zip(tokens, steps, strict=True)]
-        return counts[rates.index(max(rates))]
+        prices, goal, gains = self._prices, self._goal, [0.0, *accumulate(ranked)]
+        best, most = 0, 0.0
+        for count in (*range(0, len(ranked), -(-len(ranked) // _STRIDES) or 1), len(ranked)):
+            seconds = prices.of_step(drafting, prices.rows + fixed + count)
+            rate = goal.tokens(prices.rows, gains[count]) / seconds
+            if rate > most:
+                best, most = count, rate
+        return best
 
     # ----------------------------------------------------------------------------------------------- after the forward
 
