@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -56,36 +55,23 @@ def matched(draft: Draft, committed: Sequence[int]) -> Outcome:
     return draft, path, tested
 
 
-class Paths(NamedTuple):
-    """Nodes of a draft whose path is likely enough, in ascending order, and the probability of each path.
+Paths = tuple[Sequence[int], list[float], list[float], list[float]]
+"""Nodes of a draft whose path is likely enough, in ascending order, and the probability of each path.
 
-    ``gains[n]``: how many tokens the n likeliest nodes are expected to bring. ``worths[n]``: what these are worth.
-    """
-
-    nodes: Sequence[int]
-    path_probs: list[float]
-    gains: list[float]
-    worths: list[float]
+Then, for each n, how many tokens the n likeliest nodes are expected to bring, and what these are worth.
+"""
 
 
 class _Table(NamedTuple):
     """Numbers shared by all drafts of a step that have the same scores.
 
     ``buckets`` and ``odds``: per node, the bucket of its score and the odds that it is accepted if its parent is.
-    ``seen``: by (accepted, tested) nodes, how many chains had this outcome; they are learned together. ``chains``: how
-    many of their nodes were expected to be accepted. ``paths``: the paths of chains, by (steps of log-odds, nodes).
+    ``paths``: the paths of chains, by (steps of log-odds, nodes).
     """
 
-    buckets: tuple[int, ...]
+    buckets: list[int]
     odds: list[float]
-    chains: dict[tuple[int, int], float]
-    seen: dict[tuple[int, int], int]
     paths: dict[tuple[int, int], Paths]
-
-    def expected(self, tested: Sequence[int]) -> float:
-        """How many of the tested nodes are expected to be accepted."""
-        odds = self.odds
-        return sum([odds[node] / (1 + odds[node]) for node in tested])
 
 
 class ScoreCalibration:
@@ -143,22 +129,15 @@ class ScoreCalibration:
         right, tested = [0] * len(self._weights), [0] * len(self._weights)
         expected: list[float] = []
         for draft, path, reached in outcomes:
-            table = self._table(draft)
+            buckets, odds, _ = self._table(draft)
             self.drafts += bool(reached)
-            if isinstance(reached, range):
-                chain = len(path), len(reached)
-                if chain not in table.seen:
-                    table.seen[chain], table.chains[chain] = 0, table.expected(reached)
-                table.seen[chain] += 1
-                expected.append(table.chains[chain])
-            else:
-                expected.append(table.expected(reached))
-                _count(right, [table.buckets[node] for node in path], 1)
-                _count(tested, [table.buckets[node] for node in reached], 1)
-        for table in self._tables.values():
-            for (accepted, reached_levels), count in table.seen.items():
-                _count(right, table.buckets[:accepted], count)
-                _count(tested, table.buckets[:reached_levels], count)
+            likely = 0.0
+            for node in reached:
+                tested[buckets[node]] += 1
+                likely += odds[node] / (1 + odds[node])
+            for node in path:
+                right[buckets[node]] += 1
+            expected.append(likely)
         for bucket, count in enumerate(tested):
             if count:
                 self._accepted[bucket] = self._accepted[bucket] * _BUCKET_DECAY + right[bucket]
@@ -172,14 +151,13 @@ class ScoreCalibration:
         key = draft.scores or len(draft.tree.tokens)
         table = self._tables.get(key)
         if table is None:
-            scores = draft.scores or (UNSCORED,) * len(draft.tree.tokens)
-            buckets = _buckets(scores)
             right, wrong, weights = self._accepted, self._rejected, self._weights
-            odds = [
-                (right[bucket] + weights[bucket] * score) / (wrong[bucket] + weights[bucket] * (1 - score) or TINY)
-                for bucket, score in zip(buckets, scores, strict=True)
-            ]
-            table = self._tables[key] = _Table(buckets, odds, {}, {}, {})
+            table = self._tables[key] = _Table([], [], {})
+            for score in draft.scores or (UNSCORED,) * len(draft.tree.tokens):
+                bucket = bisect_right(_EDGES, score)
+                likely = right[bucket] + weights[bucket] * score
+                table.buckets.append(bucket)
+                table.odds.append(likely / (wrong[bucket] + weights[bucket] * (1 - score) or TINY))
         return table
 
 
@@ -197,18 +175,7 @@ def _tree_paths(
 def _paths(nodes: Sequence[int], path_probs: list[float], shares: Callable[[list[float]], list[float]]) -> Paths:
     ranked = sorted(path_probs, reverse=True)
     shared, gains = shares(ranked), [0.0, *accumulate(ranked)]
-    return Paths(nodes, path_probs, gains, gains if shared is ranked else [0.0, *accumulate(shared)])
-
-
-def _count(counts: list[int], buckets: Sequence[int], more: int) -> None:
-    for bucket in buckets:
-        counts[bucket] += more
-
-
-@lru_cache(maxsize=512)
-def _buckets(scores: tuple[float, ...]) -> tuple[int, ...]:
-    """The buckets of a draft's scores. Cached, because many drafters give the same scores in every draft."""
-    return tuple([bisect_right(_EDGES, score) for score in scores])
+    return nodes, path_probs, gains, gains if shared is ranked else [0.0, *accumulate(shared)]
 
 
 class Record:
