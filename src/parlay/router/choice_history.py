@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from parlay.types import Stretch
@@ -16,13 +15,14 @@ class _Stretch:
     steps: int = 0
     tokens: int = 0
     expected: float = 0.0
-    choices: Counter[str] = field(default_factory=Counter)
+    choices: dict[str, int] = field(default_factory=dict)
 
     def join(self, other: _Stretch) -> None:
         self.steps += other.steps
         self.tokens += other.tokens
         self.expected += other.expected
-        self.choices += other.choices
+        for choice, steps in other.choices.items():
+            self.choices[choice] = self.choices.get(choice, 0) + steps
 
 
 class ChoiceHistory:
@@ -44,7 +44,7 @@ class ChoiceHistory:
         latest.steps += 1
         latest.tokens += tokens
         latest.expected += expected
-        latest.choices[choice] += 1
+        latest.choices[choice] = latest.choices.get(choice, 0) + 1
 
     def _halve(self) -> None:
         for first, second in zip(self._stretches[::2], self._stretches[1::2], strict=True):

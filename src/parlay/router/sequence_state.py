@@ -271,10 +271,14 @@ class SequenceState:
 
     def learn_gains(self) -> None:
         """Learn what each replayable arm's proposal adds to those of arms asked before it and of the others."""
-        worths = {choice.arm.state.number: choice.worth for choice in self.options if choice.arm is not None}
-        known = max([worth for number, worth in worths.items() if number not in self.requested], default=0.0)
-        for number in self.requested:
-            worth = max(known, worths.get(number, 0.0))
+        known, proposed = 0.0, dict.fromkeys(self.requested, 0.0)
+        for choice in self.options:
+            if choice.offer is not None:
+                proposed[choice.offer.arm.state.number] = choice.worth
+            elif choice.worth > known:
+                known = choice.worth
+        for number, proposal in proposed.items():
+            worth = max(known, proposal)
             self.arms[number].learn_gain(worth - known)
             known = worth
 
