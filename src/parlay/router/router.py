@@ -234,47 +234,48 @@ class Router(Policy):
         self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
     ) -> None:
         rows = 0
-        known: list[tuple[SequenceState, Draft, int]] = []
+        states: list[SequenceState] = []
+        booked: list[tuple[int, int, int]] = []
         for view, draft, right in zip(views, drafts, accepted, strict=True):
             nodes = len(draft.tree.tokens)
             rows += (1 + nodes) * view.request.copies
             state = self._states.get(view.sequence)
             if state is not None:
                 state.committed = view.tokens[state.length :]
-                known.append((state, draft, right))
+                states.append(state)
+                booked.append((nodes, draft.probes, right))
         self._others_seen = (self._others_seen[1], max(0, spent.rows - rows))
-        self._learn_seconds([state for state, _, _ in known], spent)
-        tested: dict[ArmState, list[tuple[ArmInSequence, Outcome]]] = {}
-        for state, draft, right in known:
-            state.book(len(draft.tree.tokens), draft.probes, right, self._prices)
+        self._learn_seconds(states, spent)
+        tested: dict[ArmState, tuple[list[ArmInSequence], list[Outcome]]] = {}
+        for state, (nodes, probes, right) in zip(states, booked, strict=True):
+            state.book(nodes, probes, right, self._prices)
             for offer in state.offers:
-                arm, outcome = offer.arm, matched(offer.draft, state.committed)
-                if arm.state in tested:
-                    tested[arm.state].append((arm, outcome))
-                else:
-                    tested[arm.state] = [(arm, outcome)]
-        for arm_state, pairs in tested.items():
-            expected = arm_state.calibration.learn([outcome for _, outcome in pairs])
-            for (arm, outcome), count in zip(pairs, expected, strict=True):
+                arms, outcomes = tested.setdefault(offer.arm.state, ([], []))
+                arms.append(offer.arm)
+                outcomes.append(matched(offer.draft, state.committed))
+        for arm_state, (arms, outcomes) in tested.items():
+            for arm, outcome, count in zip(arms, outcomes, arm_state.calibration.learn(outcomes), strict=True):
                 arm.learn(outcome, count)
 
     def _learn_seconds(self, states: Sequence[SequenceState], spent: Spent) -> None:
         """Learn how long proposals and the router itself take."""
-        forward = self._cost.forward(spent.rows, spent.context)
+        forward, row = self._cost.forward(spent.rows, spent.context), self._cost.forward(1, 1)
         slowdown = max(1.0, spent.verify_seconds / forward)
         for arm, seconds in zip(self._arms, spent.by_drafter, strict=False):
             number = arm.number
+            if spent.called and not spent.called[number]:
+                continue
             drafting = [state for state in states if number in state.requested and state.has_run(number)]
-            if drafting and (not spent.called or spent.called[number]):
+            if drafting:
                 count, each, nodes, read = len(drafting), seconds / len(drafting), 0, 0
                 for state in drafting:
                     nodes += state.requested[number]
                     read = max(read, state.arms[number].charge(each, state.length))
-                if count == 1 and seconds / slowdown < 0.5 * arm.seconds.of(nodes):
+                if count == 1 and read and seconds / slowdown < 0.5 * arm.seconds.of(nodes):
                     read = 0  # far too quick to have read the prompt
                 target = self._cost.forward(read, read) if read else 0.0
                 arm.learn_seconds(nodes / count, each, slowdown, forward / count, read=read, target=target)
-                arm.row = self._cost.forward(1, 1)
+                arm.row = row
         if spent.planning_seconds:
             own = spent.planning_seconds / slowdown / len(states)
             own = min(own, 4 * self._own_seconds or own)
