@@ -193,6 +193,16 @@ def own_router_memory(router_memory: RouterMemory) -> None:
     router_memory.test += 1
 
 
+@pytest.fixture(autouse=True)
+def switches_read_again() -> None:
+    """Let each test set the variables that choose the sampler's kernels; a process reads them once."""
+    from parlay.compiled import triton_here
+    from parlay.sampling import noise
+
+    triton_here.interpreted.cache_clear()
+    noise.compiled.cache_clear()
+
+
 @pytest.fixture
 def signals_as_before() -> Iterator[None]:
     """Restore the signal handlers after a test that changes them."""

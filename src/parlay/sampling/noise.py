@@ -15,9 +15,8 @@ from __future__ import annotations
 import ctypes
 import enum
 import math
-import os
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -194,14 +193,9 @@ def _best_of_row(logits_V: Tensor, state: int, count: int) -> list[int]:
     return _best_of_rows(logits_V[None], [state], count)[0]
 
 
+@cache
 def compiled() -> structs.Core | None:
-    """The compiled library, or None if it is not available."""
-    return _loaded(os.environ.get(library.SWITCH))
-
-
-@lru_cache
-def _loaded(_switch: str | None) -> structs.Core | None:
-    """Load the library, once for each value of the switch."""
+    """The compiled library, or None if it is not available. Its switch is read once; see `triton_here.interpreted`."""
     try:
         return library.load()
     except library.NotLoaded:
