@@ -93,16 +93,14 @@ def edits(view: SequenceView, path: Sequence[int]) -> bool:
         or params.allowed_token_ids is not None
         or bool(params.logits_processors)
         or view.request.constraint is not None
-        or _stops_masked(view, path)
+        or (params.min_tokens > 0 and _stops_masked(view, path))
     )
 
 
 def _stops_masked(view: SequenceView, path: Sequence[int]) -> bool:
     """Whether ``min_tokens`` forbids that the sample ends after ``path``."""
     request = view.request
-    if request.params.min_tokens == 0 or not request.stop_ids:
-        return False
-    return len(view.tokens) - view.prompt_length + len(path) < request.params.min_tokens
+    return bool(request.stop_ids) and len(view.tokens) - view.prompt_length + len(path) < request.params.min_tokens
 
 
 def process(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> Tensor:

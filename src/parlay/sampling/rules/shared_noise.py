@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -94,30 +94,27 @@ def _greedily(drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]) 
     """Verdicts of greedy requests: one argmax over all rows costs less than one for each visited row."""
     tokens = tuple(greedy(logits_RV))
     return [
-        _verdict(draft, tokens[root : root + 1 + len(draft) - draft.probes])
+        _verdict(draft.tree, tokens[root : root + 1 + len(draft.tree.tokens) - draft.probes])
         for draft, root in zip(drafts, roots, strict=True)
     ]
 
 
-def _verdict(draft: Draft, tokens: tuple[int | Fault, ...]) -> Verdict | Fault:
+def _verdict(tree: Tree, tokens: Sequence[int | Fault]) -> Verdict | Fault:
     """Follow the tree by ``tokens``: those chosen at the root and at each node except probes."""
-    if trees.is_chain(draft.tree):
-        taken = [*map(operator.eq, draft.tree.tokens, tokens[:-1]), False].index(False)
-        path, sampled = tuple(range(taken)), tokens[: taken + 1]
-    else:
-        path = _path(draft.tree, tokens)
-        sampled = (tokens[0], *[tokens[node + 1] for node in path])
-    last = sampled[-1]
+    path = _path(tree, tokens)
+    last, drafted = tokens[path[-1] + 1 if path else 0], trees.along(tree.tokens, path)
     if not isinstance(last, Fault):
-        return Verdict(path, cast("tuple[int, ...]", sampled))
+        return Verdict(path, (*drafted, last))
     # Earlier tokens stay valid, as in plain decoding. The next step meets the fault at its root.
-    return Verdict(path[:-1], cast("tuple[int, ...]", sampled[:-1])) if path else last
+    return Verdict(path[:-1], drafted) if path else last
 
 
 def _path(tree: Tree, tokens: Sequence[int | Fault]) -> tuple[int, ...]:
     """The nodes whose tokens were chosen, from the root down."""
-    nodes = range(len(tokens) - 1)
-    children: dict[tuple[int, int | Fault], int] = {(tree.parents[node], tree.tokens[node]): node for node in nodes}
+    if trees.is_chain(tree):
+        return tuple(range([*map(operator.ne, tree.tokens, tokens[:-1]), True].index(True)))
+    places: Iterable[tuple[int, int | Fault]] = zip(tree.parents, tree.tokens, strict=True)
+    children = dict(zip(places, range(len(tokens) - 1), strict=False))  # without probes, which are the last
     path: list[int] = []
     here = -1
     while (below := children.get((here, tokens[here + 1]))) is not None:
