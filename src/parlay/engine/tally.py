@@ -45,10 +45,12 @@ class Nodes:
         )
 
     def count(self, draft: Draft, path: tuple[int, ...], proposed: int) -> None:
-        self.drafted_by_source.update(draft.sources[:proposed])
-        self.accepted_by_source.update(trees.along(draft.sources, path))
-        self.drafted_by_depth.update(trees.depths(draft.tree)[:proposed])
-        self.accepted_by_depth.update(range(1, len(path) + 1))
+        for source, depth in zip(draft.sources[:proposed], trees.depths(draft.tree), strict=False):
+            self.drafted_by_source[source] += 1
+            self.drafted_by_depth[depth] += 1
+        for depth, node in enumerate(path, start=1):
+            self.accepted_by_source[draft.sources[node]] += 1
+            self.accepted_by_depth[depth] += 1
         self.outcomes[proposed, len(path)] += 1
 
     def count_chains(self, source: str, proposed: int, accepted: int, drafts: int) -> None:
@@ -88,8 +90,9 @@ class Tally:
         if self.steps == 0:
             self.first_step_tokens = committed
         self.steps += 1
-        self.rows += 1 + len(draft)
-        proposed = len(draft) - draft.probes
+        nodes = len(draft.tree.tokens)
+        self.rows += 1 + nodes
+        proposed = nodes - draft.probes
         if not proposed:
             return
         self.draft_steps += 1
