@@ -6,12 +6,11 @@ Only this module handles stops, lengths and logprobs inside an accepted path.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
 
 from parlay.engine.sequence import Sequence
 from parlay.engine.sequence_step import Commit, SequenceStep
 from parlay.sampling.distributions import prompt_token_logprobs, row_logprobs
-from parlay.types import TARGET, CommittedTokens, Exactness, Origin, ParlayError, TokenLogprobs, trees
+from parlay.types import TARGET, CommittedTokens, Exactness, Origin, Origins, ParlayError, TokenLogprobs, trees
 
 
 def commit(step: SequenceStep, max_context: int) -> Commit:
@@ -20,29 +19,29 @@ def commit(step: SequenceStep, max_context: int) -> Commit:
     A canvas's verdict may have no tokens. Then nothing happens, unless the text has reached its length.
     """
     sequence, (path, sampled) = step.sequence, step.verdict
+    canvas, count = sequence.canvas, sequence.request.params.logprobs
     room = sequence.room(max_context)
-    logprobs = step.logprobs if sequence.canvas is not None else _logprobs(step)
-    end = _read(sequence, sampled[:room])
-    tokens = sampled[: end.kept]
+    logprobs = step.logprobs if canvas is not None or count is None else _logprobs(step, count)
+    kept, stopped, error = _read(sequence, sampled[:room])
+    tokens = sampled[:kept]
     sequence.tokens.extend(tokens)
     sources = trees.along(step.draft.sources, path) + (TARGET,) * (len(sampled) - len(path))
-    writers = _writers(step, sources)[: end.kept]
-    joined = CommittedTokens(tokens, sources[: end.kept], logprobs[: end.kept], writers, _origins(step, tokens))
-    accepted = min(end.kept, len(path))
-    if end.error is not None:
-        return Commit(joined, accepted, "error", error=end.error)
-    answered = sequence.ends is not None and len(tokens) == len(sampled) > 0
-    if end.stopped or answered:
+    writers = _writers(step, sources)[:kept] if canvas is None else ()
+    origins = _origins(step, step.out.origins, tokens) if canvas is None and step.out.origins is not None else ()
+    joined = CommittedTokens(tokens, sources[:kept], logprobs[:kept], writers, origins)
+    accepted = min(kept, len(path))
+    if error is not None:
+        return Commit(joined, accepted, "error", error=error)
+    answered = canvas is not None and sequence.ends is not None and len(tokens) == len(sampled) > 0
+    if stopped or answered:
         reason = tokens[-1] if tokens[-1] in (sequence.request.params.stop_token_ids or ()) else None
         return Commit(joined, accepted, "stop", reason)
-    return Commit(joined, accepted, "length" if end.kept == room else None)
+    return Commit(joined, accepted, "length" if kept == room else None)
 
 
 def _writers(step: SequenceStep, sources: tuple[str, ...]) -> tuple[str, ...]:
     """Who chose each token, if not the target alone: a lossy rule may keep what a drafter chose."""
     sequence, path, by_row = step.sequence, step.verdict.path, step.out.writers
-    if sequence.canvas is not None:
-        return ()
     rule = sequence.rule
     lossy = bool(path) and rule.exactness is Exactness.LOSSY and not rule.matches(sequence)
     if not by_row:
@@ -51,10 +50,8 @@ def _writers(step: SequenceStep, sources: tuple[str, ...]) -> tuple[str, ...]:
     return (*sources[: len(path)], *own[len(path) :]) if lossy else own
 
 
-def _origins(step: SequenceStep, tokens: Seq[int]) -> tuple[Origin | None, ...]:
-    """Where in a datastore each token may come from. Empty if the target mixes in no datastore."""
-    if (origins := step.out.origins) is None or step.sequence.canvas is not None:
-        return ()
+def _origins(step: SequenceStep, origins: Origins, tokens: Seq[int]) -> tuple[Origin | None, ...]:
+    """Where in a datastore each token may come from."""
     found: list[Origin | None] = []
     for node, token in zip((-1, *step.verdict.path), tokens, strict=False):
         before = found[-1] if found else step.sequence.origin
@@ -63,35 +60,27 @@ def _origins(step: SequenceStep, tokens: Seq[int]) -> tuple[Origin | None, ...]:
     return tuple(found)
 
 
-class _End(NamedTuple):
-    """How many of a step's tokens are kept, whether the last of them ends the text, and what is wrong with the next."""
+def _read(sequence: Sequence, tokens: Seq[int]) -> tuple[int, bool, str | None]:
+    """Give the tokens one by one to constraint and stop checker, until the text is complete.
 
-    kept: int
-    stopped: bool = False
-    error: str | None = None
-
-
-def _read(sequence: Sequence, tokens: Seq[int]) -> _End:
-    """Give the tokens one by one to constraint and stop checker, until the text is complete."""
+    Returns how many of them are kept, whether the last of these ends the text, and what is wrong with the next token.
+    """
     request, before = sequence.request, sequence.output_length
     constraint, checker, stop_ids = request.constraint, request.stop_checker, request.stop_ids
     if constraint is None and checker is None and stop_ids.isdisjoint(tokens):
-        return _End(len(tokens))
+        return len(tokens), False, None
     for count, token in enumerate(tokens, start=1):
         try:
             complete = constraint is not None and constraint.commit(token)
         except ParlayError as error:  # a lossy rule chose a token that the constraint forbids
-            return _End(count - 1, error=str(error))
+            return count - 1, False, str(error)
         stopped = checker is not None and checker.push(token)
         if complete or token in stop_ids or (stopped and before + count >= request.params.min_tokens):
-            return _End(count, stopped=True)
-    return _End(len(tokens))
+            return count, True, None
+    return len(tokens), False, None
 
 
-def _logprobs(step: SequenceStep) -> tuple[TokenLogprobs, ...]:
-    count = step.sequence.request.params.logprobs
-    if count is None:
-        return ()
+def _logprobs(step: SequenceStep, count: int) -> tuple[TokenLogprobs, ...]:
     sampled = step.verdict.sampled
     paths = [sampled[:depth] for depth in range(len(step.verdict.path) + 1)]
     return tuple(row_logprobs(step.out.logits_RV[step.walk], step.sequence, paths, sampled, count))
@@ -102,8 +91,7 @@ def collect_prompt_logprobs(step: SequenceStep) -> None:
 
     The logits at each row predict the token after it.
     """
-    sequence = step.sequence
-    top = sequence.request.params.prompt_logprobs
+    sequence, top = step.sequence, step.sequence.request.params.prompt_logprobs
     have = len(sequence.prompt_logprobs)
     if top is None or have >= sequence.prompt_length:
         return

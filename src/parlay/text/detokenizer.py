@@ -117,9 +117,13 @@ class TextStream:
         self.stop_reason: str | None = None
 
     def push(self, token: int) -> bool:
+        piece = "" if token in self._skipped else self._detokenizer.push(token)
+        if piece and self._broken_before:
+            begins = len(piece) - len(piece.lstrip(_BROKEN))
+            piece, self._broken_before = piece[min(begins, self._broken_before) :], 0
         before = len(self.text)
-        self.text += self._read(token)
-        stopped = self._find_stop(before) if len(self.ends) + 1 >= self._min_tokens else False
+        self.text += piece
+        stopped = bool(self._stops) and len(self.ends) + 1 >= self._min_tokens and self._find_stop(before)
         self.ends.append(len(self.text))
         return stopped
 
@@ -128,13 +132,6 @@ class TextStream:
         if pieces and not pieces[-1]:
             text = tokenizer.decode(tokens)
             self._broken_before = len(text) - len(text.rstrip(_BROKEN))
-
-    def _read(self, token: int) -> str:
-        piece = "" if token in self._skipped else self._detokenizer.push(token)
-        if piece and self._broken_before:
-            begins = len(piece) - len(piece.lstrip(_BROKEN))
-            piece, self._broken_before = piece[min(begins, self._broken_before) :], 0
-        return piece
 
     def _find_stop(self, before: int) -> bool:
         """Cut the text at the earliest stop string that the new token completed."""
