@@ -27,6 +27,7 @@ from parlay.types import (
     FinishReason,
     GuidingRunner,
     MovingRunner,
+    Output,
     Request,
     Runner,
     RunnerSpec,
@@ -64,15 +65,17 @@ class _StepSeconds:
         """
         if not verified:
             return
-        out, tokens = steps[0].out, 0
-        rows = sum({id(step.out): step.out.beside for step in verified}.values())
-        self.one_forward = len(verified) == len(steps)
+        rows = tokens = 0
+        outs: list[Output] = []
         for step in verified:
             rows += len(step.pending) + len(step.draft.tree.tokens)
             tokens += len(step.sequence.tokens)
-            if spec.fills_only and not step.stale:
+            if spec.canvas is not None and spec.fills_only and not step.stale:
                 rows += spec.again(step.start)
-            self.one_forward &= step.out is out
+            if not outs or step.out is not outs[-1]:  # one forward ran all steps, or each step had its own
+                outs.append(step.out)
+                rows += step.out.beside
+        self.one_forward = len(outs) == 1 and len(verified) == len(steps)
         context = tokens // len(verified)
         self.spent = Spent(0.0, self.verify, rows, context)  # each policy gets its own draft seconds
 
@@ -120,7 +123,7 @@ class Engine:
         admission = DraftAdmission(runner.spec, self.scheduler, max_context=self.max_context, max_draft_rows=most)
         self._drafting = Drafting(admission, self.scheduler, layers, clock)
         self._clock = clock
-        self._groups = runner.spec.in_flight
+        self._spec = runner.spec
         self._in_flight: deque[_Group] = deque()
 
     def add(self, request: Request, strategy: Strategy) -> None:
@@ -152,7 +155,7 @@ class Engine:
         A runner that takes several forwards at once begins all of them, and the step ends with the first one's commits.
         """
         with torch_on_one():
-            if self._groups > 1:
+            if self._spec.in_flight > 1:
                 return self._step_in_groups()
             seconds = _StepSeconds(self._clock, self._clock())
             steps = self.scheduler.next()
@@ -201,7 +204,7 @@ class Engine:
         tapping = plausible(finish(self.runner, due := _without_fault(steps), group.begun))
         seconds.verify += max(0.0, since(began, self._clock) - tapping)
         seconds.draft += tapping
-        seconds.count(due, _without_fault(due), self.runner.spec)
+        seconds.count(due, _without_fault(due), self._spec)
         if seconds.spent.rows and not any(step.prefill for step in steps):
             self.scheduler.learn_group(seconds.spent.rows / len(steps), seconds.draft + seconds.overhead)
         seconds.one_forward &= group.alone and not self._in_flight and len(steps) == len(group.steps)
@@ -232,7 +235,7 @@ class Engine:
         tapping = plausible(verify(self.runner, due := _without_fault(steps)))
         seconds.verify = max(0.0, since(began, self._clock) - tapping)
         seconds.draft += tapping
-        seconds.count(due, _without_fault(due), self.runner.spec)
+        seconds.count(due, _without_fault(due), self._spec)
         self.scheduler.turns.learn(steps)
 
     def _charge_beside(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
@@ -254,7 +257,7 @@ class Engine:
         due = [step for step in _without_fault(steps) if step.at_root]
         canvases = [step for step in due if step.sequence.canvas is not None]
         accept(drafting := _without_canvas(due) if canvases else due)
-        if spoilt := [step for step in drafting if is_spoilt(step)]:
+        if spoilt := [step for step in drafting if step.fault is not None and is_spoilt(step)]:
             self._accept_without_drafts(spoilt, seconds)
         if canvases:
             fill(canvases, self.max_context, self.limits.max_draft_rows)
@@ -279,7 +282,6 @@ class Engine:
                 self._commit_one(step)
             except Exception as error:  # a stop checker, for example: only its own request ends
                 step.fail_by(error)
-        self.requests.count(_without_fault(steps))
 
     def _commit_one(self, step: SequenceStep) -> None:
         """Append the accepted tokens to the sequence, and keep their rows in the cache. Nothing else does either.
@@ -289,10 +291,11 @@ class Engine:
         """
         sequence = step.sequence
         path: tuple[int, ...] = ()
-        collect_prompt_logprobs(step)
+        if sequence.request.params.prompt_logprobs is not None:
+            collect_prompt_logprobs(step)
         if step.at_root:
             step.commit = commit(step, self.max_context)
-            path, committed = step.path, len(step.commit.committed)
+            path, committed = step.path, len(step.commit.committed.tokens)
             if committed or sequence.canvas is not None:  # max_tokens=0 commits nothing, which is no step
                 sequence.tally.count_step(step.draft, path, committed)
         sequence.cached = self.runner.keep(sequence.sequence, path)
@@ -311,7 +314,7 @@ class Engine:
         overhead, spent = seconds.overhead, seconds.spent
         if seconds.one_forward and seconds.verify:  # more rows also make commits longer: their cost includes that
             self.cost.record(spent.rows, spent.context, seconds.verify + overhead)
-        self.requests.count_step(seconds.draft + seconds.verify + overhead, spent.rows)
+        self.requests.count(_without_fault(steps), seconds.draft + seconds.verify + overhead, spent.rows)
         for step in steps:
             step.sequence.tally.count_seconds(step.prefill, seconds.draft, seconds.verify, overhead)
 

@@ -219,21 +219,29 @@ class RequestTable:
 
     def events(self, steps: Iterable[SequenceStep]) -> list[Event]:
         """Make one event per step. Requests that the step finished are removed."""
-        return [self._event(step) for step in steps]
+        events: list[Event] = []
+        for step in steps:
+            commit = step.commit if step.fault is None else Commit(finish_reason="error", error=step.fault.reason)
+            last = commit.finish_reason is not None
+            name = step.sequence.request.id
+            events.append(self._end(step.sequence, commit) if last else Event(name, commit.committed))
+        return events
 
-    def count(self, steps: list[SequenceStep]) -> None:
-        """Count the prompt tokens that a step computed and the tokens that it committed; both may be none."""
-        if steps:
-            tokens = sum([len(step.commit.committed.tokens) for step in steps])
-            self._committed_tokens += tokens
-            tokens += sum([len(step.pending) for step in steps if step.prefill])
-            self._step_tokens += tokens
-            self._steps[1 << max(0, tokens - 1).bit_length()] += 1
+    def count(self, steps: list[SequenceStep], seconds: float, rows: int) -> None:
+        """Count a step's seconds, the rows of its forward, and the tokens of those of its ``steps`` without a fault.
 
-    def count_step(self, seconds: float, rows: int) -> None:
-        """Add the seconds of a step and the rows of its forward."""
+        These are the prompt tokens that they computed and the tokens that they committed; both may be none.
+        """
         self._step_seconds += seconds
         self._step_rows += rows
+        committed = fed = 0
+        for step in steps:
+            committed += len(step.commit.committed.tokens)
+            fed += len(step.pending) if step.prefill else 0
+        self._committed_tokens += committed
+        self._step_tokens += committed + fed
+        if steps:
+            self._steps[1 << max(0, committed + fed - 1).bit_length()] += 1
 
     def stats(self) -> EngineStats:
         """Counts of the requests under way and of all work so far."""
@@ -254,13 +262,6 @@ class RequestTable:
             step_rows=self._step_rows,
             committed_tokens=self._committed_tokens,
         )
-
-    def _event(self, step: SequenceStep) -> Event:
-        if step.fault is not None:
-            return self._end(step.sequence, Commit(finish_reason="error", error=step.fault.reason))
-        if step.commit.finish_reason is not None:
-            return self._end(step.sequence, step.commit)
-        return Event(step.sequence.request.id, step.commit.committed)
 
     def _end(self, sequence: Sequence, commit: Commit) -> Event:
         request = sequence.request

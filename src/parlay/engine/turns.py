@@ -53,6 +53,10 @@ class Turns:
     def learn(self, steps: list[SequenceStep]) -> None:
         """Note which sequences had the step, and how many rows each had."""
         self._last = frozenset([step.sequence.sequence for step in steps])
-        if steps and not any(step.prefill or not step.at_root for step in steps):
-            rows = sum([len(step.pending) + len(step.draft.tree.tokens) for step in steps]) / len(steps)
-            self._rows_each += (_NEWEST if self._rows_each else 1.0) * (rows - self._rows_each)
+        rows = 0
+        for step in steps:
+            if step.prefill or not step.at_root:
+                return
+            rows += len(step.pending) + len(step.draft.tree.tokens)
+        if steps:
+            self._rows_each += (_NEWEST if self._rows_each else 1.0) * (rows / len(steps) - self._rows_each)
