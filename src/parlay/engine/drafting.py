@@ -50,14 +50,17 @@ class Drafting:
 
         Returns whether policies were asked. If not, they learn nothing from this step.
         """
+        ready: list[SequenceStep] = []
         for step in steps:
             step.sequence.beside = None
-        ready = [step for step in steps if step.at_root and step.sequence.drafting]
+            if step.at_root and step.sequence.drafting:
+                ready.append(step)
         if active := not self._stays_inactive(steps, ready):
             self._inactive = sys.maxsize
             for group in _by_strategy(ready):
                 self._draft(group[0].sequence.strategy, group)
-        isolated(self._admission.add_forced, ready, _leave_out)
+        if constrained := [step for step in ready if step.sequence.request.constraint is not None]:
+            isolated(self._admission.add_forced, constrained, _leave_out)
         self._admission.settle(ready)
         return active
 
@@ -214,10 +217,11 @@ def _learn(policy: Policy, spent: Spent, steps: list[SequenceStep]) -> None:
             accepted.append(step.commit.accepted if draft is step.draft else 0)
     if views:
         seeing = [step for step in steps if step.watching]
-        seconds = sum([step.draft_seconds for step in seeing]) / len(seeing) if seeing else 0.0
-        by_drafter = tuple([sum(each) for each in zip(*[step.seconds for step in seeing if step.seconds], strict=True)])
-        called = tuple([any(number in step.called for step in seeing) for number in range(len(by_drafter))])
+        by_drafter = tuple(map(sum, zip(*[step.seconds for step in seeing if step.seconds], strict=True)))
         planning = sum([step.planning_seconds for step in seeing])
+        seconds = (planning + sum(by_drafter)) / len(seeing) if seeing else 0.0
+        asked = set[int]().union(*[step.called for step in seeing])
+        called = tuple([number in asked for number in range(len(by_drafter))])
         spent = Spent(seconds, spent.verify_seconds, spent.rows, spent.context, by_drafter, planning, called)
         policy.learn(views, drafts, accepted, spent)
 
@@ -290,12 +294,17 @@ class DraftAdmission:
 
     def settle(self, steps: list[SequenceStep]) -> None:
         """Steps 8 and 9, for the drafts of the whole step."""
-        drafted = [step for step in steps if step.draft.tree.tokens]
+        drafted: list[SequenceStep] = []
+        wanted = copies = 0
+        for step in steps:
+            if step.draft.tree.tokens:
+                drafted.append(step)
+                wanted += len(step.draft.tree.tokens)
+                copies += step.sequence.request.copies
         rows = self._scheduler.draft_rows(self._max_draft_rows)
-        copies = sum([step.sequence.request.copies for step in drafted])
         nodes = rows * len(drafted) // copies if drafted else rows
         self._share = min(nodes, max(1, nodes // (len(drafted) or 1)))
-        if sum([len(step.draft.tree.tokens) for step in drafted]) > nodes:
+        if wanted > nodes:
             _share_nodes(drafted, nodes)
         for step in drafted:
             if not self._fits(step):

@@ -198,11 +198,6 @@ class SequenceStep:
         seen = [drafter for drafter in seeing if needs[drafter].outcomes] if self.at_root and needs else []
         return sorted({*seen, *tapped}) if tapped else seen
 
-    @property
-    def draft_seconds(self) -> float:
-        """Wall time of everything done for this step's draft."""
-        return self.planning_seconds + sum(self.seconds)
-
     def _states(self, taps: tuple[int, ...]) -> Mapping[int, Tensor]:
         """Hidden states ``[T, H]`` of each tapped layer, for the T tokens that this step cached."""
         if not taps:

@@ -103,7 +103,7 @@ def _take(spec: RunnerSpec, steps: list[SequenceStep], segments: list[Segment], 
         step.root = end - len(segment.tree.tokens) - 1  # the draft's rows are the segment's last
         if spec.canvas is not None and step.sequence.canvas is None:
             out.logits_RV[start:end, spec.canvas.mask_id] = -torch.inf
-        row += segment.rows
+        row += len(segment.pending) + len(segment.tree.tokens)
         if lost := out.lost.get(segment.sequence):
             step.sequence.lose_members(lost)
     return out.tap_seconds
@@ -116,15 +116,14 @@ def _failed_alone(step: SequenceStep, error: Exception) -> None:
 def _segment(step: SequenceStep) -> Segment:
     pending, wants_prompt = len(step.pending), step.sequence.request.params.prompt_logprobs is not None
     logits_from = 0 if wants_prompt else pending - 1 if step.at_root else pending
-    tree, inputs = step.draft.tree, step.draft.inputs
     return Segment(
         step.sequence.sequence,
         step.pending,
-        tree,
+        step.draft.tree,
         logits_from,
-        features=inputs,
+        features=step.draft.inputs,
         together=step.draft.together,
-        stale=step.stale,
+        stale=step.sequence.canvas is not None and step.stale,
         adapter=step.sequence.request.adapter,
         mask_adapter=step.draft.mask_adapter,
         places=step.draft.places,
