@@ -56,7 +56,8 @@ class LiveText:
     def follow(self, tokens: Sequence[int], step: StepBudget | None = None) -> Suffixes | None:
         """The suffixes of references and ``tokens``; None while this step has no time to index all of them."""
         history = self._history
-        self._take_back(history.tokens[history.agree(tokens) :])
+        if gone := history.tokens[history.agree(tokens) :]:
+            self._take_back(gone)
         wanted = self._left + len(tokens) - len(history.tokens)
         most = wanted if step is None else step.take(wanted)
         while self._reading is not None:
@@ -75,8 +76,6 @@ class LiveText:
 
     def _take_back(self, tokens: Sequence[int]) -> None:
         """Remove the sequence's last tokens."""
-        if not tokens:
-            return
         if self.suffixes.take_back(tokens):
             self._history.cut(len(self._history.tokens) - len(tokens))
             del self.text[-len(tokens) :]

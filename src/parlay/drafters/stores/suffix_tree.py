@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -55,9 +56,8 @@ class SuffixGrowth:
 
     def match_length(self, shortest: int, longest: int, depth: int) -> int:
         """The longest match length from ``shortest`` to ``longest`` whose draft still fits into ``depth``."""
-        while longest > shortest and longest + self.budget(longest) > depth:
-            longest -= 1
-        return longest
+        lengths = range(shortest + 1, longest + 1)
+        return shortest + bisect_right(lengths, depth, key=lambda length: length + self.budget(length))
 
 
 def speculate(suffixes: Suffixes, state: int, length: int, growth: SuffixGrowth, best: SuffixDraft) -> SuffixDraft:
@@ -76,54 +76,41 @@ def speculate(suffixes: Suffixes, state: int, length: int, growth: SuffixGrowth,
 
 
 def grow(suffixes: Suffixes, state: int, length: int, growth: SuffixGrowth, floor: float) -> SuffixDraft | None:
-    """Grow a draft best first from ``state``, whose last ``length`` tokens match. None if it can't exceed ``floor``."""
-    budget = growth.budget(length)
-    plant = _GrowingDraft(suffixes, growth)
-    plant.offer(state, length, 1.0, -1)
-    while len(plant.tokens) < budget and plant.frontier:
-        if plant.score - plant.frontier[0][0] * (budget - len(plant.tokens)) <= floor:
+    """Grow a draft best first from ``state``, whose last ``length`` tokens match. None if it can't exceed ``floor``.
+
+    The likeliest continuation becomes a node, and its children become continuations. Among equals, the first wins.
+    """
+    tokens, parents, shares, lengths = list[int](), list[int](), list[float](), list[int]()
+    frontier: list[tuple[float, int, int, int, float, int, int]] = []
+    budget, score, path_prob, parent, offered, open_below = growth.budget(length), 0.0, 1.0, -1, 0, True
+    while len(tokens) < budget:
+        for token, share, target in _continuations(suffixes, state, path_prob, growth) if open_below else ():
+            offered += 1
+            heapq.heappush(frontier, (-path_prob * share, offered, parent, token, share, target, length))
+        if not frontier:
+            break
+        if score - frontier[0][0] * (budget - len(tokens)) <= floor:
             return None
-        plant.grow()
-    if plant.score <= floor:
+        negative, _, above, token, share, state, length = heapq.heappop(frontier)
+        path_prob, parent = -negative, len(tokens)
+        score += path_prob
+        tokens.append(token)
+        parents.append(above)
+        shares.append(share)
+        lengths.append(length)
+        length += 1
+        open_below = length < suffixes.depth and token not in growth.stops
+    if score <= floor:
         return None
-    tokens, parents = tuple(plant.tokens), tuple(plant.parents)
-    return SuffixDraft(tokens, parents, tuple(plant.shares), tuple(plant.lengths), plant.score)
+    return SuffixDraft(tuple(tokens), tuple(parents), tuple(shares), tuple(lengths), score)
 
 
-class _GrowingDraft:
-    """A draft that grows: its nodes so far, and the continuations that may become nodes."""
-
-    def __init__(self, suffixes: Suffixes, growth: SuffixGrowth) -> None:
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self.shares: list[float] = []
-        self.lengths: list[int] = []
-        self.score = 0.0
-        self.frontier: list[tuple[float, int, int, int, float, int, int]] = []
-        self._suffixes = suffixes
-        self._growth = growth
-        self._offered = 0
-
-    def offer(self, state: int, length: int, path_prob: float, parent: int) -> None:
-        """Add the children of a state as continuations; ``path_prob`` is the state's. Among equals, the first wins."""
-        total, children = self._suffixes.frequent(state)
-        if not self._growth.branching and children:
-            children = [max(children, key=lambda child: child[1])]
-        least = self._growth.min_prob * total / path_prob
-        for token, count, target in children:
-            if count >= least:
-                self._offered += 1
-                share = count / total
-                offer = (-path_prob * share, self._offered, parent, token, share, target, length)
-                heapq.heappush(self.frontier, offer)
-
-    def grow(self) -> None:
-        """Make the likeliest continuation a node, and add its children as continuations."""
-        path_prob, _, parent, token, share, state, length = heapq.heappop(self.frontier)
-        self.score -= path_prob
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.shares.append(share)
-        self.lengths.append(length)
-        if length + 1 < self._suffixes.depth and token not in self._growth.stops:
-            self.offer(state, length + 1, -path_prob, len(self.tokens) - 1)
+def _continuations(
+    suffixes: Suffixes, state: int, path_prob: float, growth: SuffixGrowth
+) -> list[tuple[int, float, int]]:
+    """The children of a state whose path probability is ``path_prob``: tokens, each with its share and its state."""
+    total, children = suffixes.frequent(state)
+    if not growth.branching and children:
+        children = [max(children, key=lambda child: child[1])]
+    least = growth.min_prob * total / path_prob
+    return [(token, count / total, target) for token, count, target in children if count >= least]

@@ -6,24 +6,16 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import TypeAlias
 
 _MANY = 24  # most children of a state that are all examined; a common token has thousands
 _FIRST, _LAST = 192, 64  # numbers of first and last children that are examined if there are more
 END = -1  # separates texts; never in a query, never proposed
 
 
-class _Before(NamedTuple):
-    """An automaton before a token was appended: the number of states, and the states of the whole text and the window.
-
-    ``moved``: the state from which on transitions were moved to a new state, and the state they had led to.
-    """
-
-    states: int
-    last: int
-    window: int
-    window_length: int
-    moved: tuple[int, int] | None
+_Before: TypeAlias = tuple[int, int, int, int, tuple[int, int] | None]
+"""An automaton before a token was appended: the number of states, the state of the whole text, that of the window and
+its length, and from which state on transitions were moved to a new state, with the state they had led to."""
 
 
 class Suffixes:
@@ -158,7 +150,7 @@ class Suffixes:
         self._last = self._extend(last, token)
         self._slide(token)
         if self._before.maxlen:
-            self._before.append(_Before(states, last, window, window_length, self._moved))
+            self._before.append((states, last, window, window_length, self._moved))
         state, counts, parents = self.window, self.counts, self._parents
         while state > 0:
             counts[state] += 1
@@ -206,21 +198,22 @@ class Suffixes:
             counts[state] -= 1
             state = parents[state]
         self._place -= 1
-        self._last, self.window, self.window_length = before.last, before.window, before.window_length
-        if before.moved is not None:
-            state, target = before.moved
+        states, last, self.window, self.window_length, moved = before
+        self._last = last
+        if moved is not None:
+            state, target = moved
             clone = parents[target]
             parents[target] = parents[clone]
             self._move(state, token, clone, target)
-        state = before.last
-        while state >= 0 and self.follow(state, token) == before.states:
+        state = last
+        while state >= 0 and self.follow(state, token) == states:
             self._part(state, token)
             state = parents[state]
-        for gone in range(before.states, len(counts)):
+        for gone in range(states, len(counts)):
             self._more.pop(gone, None)
             self._frequent.pop(gone, None)
         for column in (counts, self._lengths, parents, self._ends, self._tokens, self._targets):
-            del column[before.states :]
+            del column[states:]
 
     def _slide(self, token: int) -> None:
         """Move the window over a token that the automaton has already."""
