@@ -139,6 +139,18 @@ def test_without_any_chance_it_shows_ranges_by_kind_of_work_and_promises_open_ch
     assert case["picks"]["open chat"] == "auto"
     named = cli("plan", "--model", "llama-3.1-8b", "--device", "h100", "--strategy", "eagle3").out
     assert re.search(r"maths +\d\.\d\d-\d\.\d\d +eagle3\n", named)
+    assert "For eagle3 a head must be trained first" in named
+
+
+@pytest.mark.parametrize("model", ["smollm2-135m", "Qwen/Qwen2.5-Coder-1.5B-Instruct"])
+def test_a_head_that_is_part_of_the_package_is_named_and_counted_with(cli: Cli, model: str) -> None:
+    """A model whose shape is known by name needs no file here: its head is found by the name, too."""
+    page = cli("plan", model, "--device", "h100").out
+    assert f"eagle3 counts with the head {model.rpartition('/')[2].lower()}-eagle3-general" in page
+    assert "must be trained" not in page
+    (case,) = json.loads(cli("plan", model, "--device", "h100", "--json").out)["cases"]
+    speeds = {(each["kind"], each["strategy"]): each["high"] for each in case["kinds"]}
+    assert speeds["maths", "auto"] >= speeds["maths", "eagle3"]
 
 
 def test_it_says_whether_weights_and_cache_fit_and_what_would(cli: Cli) -> None:

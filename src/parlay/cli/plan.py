@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
     bare_case = partial(case, draft=models.draft if options.draft_model else None, from_host=ground.from_host)
     bare = [(setting, bare_case(setting, rows, ground.memory)) for setting in settings]
     if chances is None:
-        pickable = _pickable(options, names)
+        pickable = _pickable(options, names, models)
         cases = [with_kinds(found, setting, plans, pickable) for setting, found in bare]
     else:
         cases = [with_offers(found, setting, plans) for setting, found in bare]
@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(_document(options.model, models, ground, cases) | _known(chances), indent=2))
     else:
         header = plan_page.header(options.model, models.target, ground.weights.name, ground.source)
-        notes = plan_page.by_kind_notes(cases) if chances is None else plan_page.chances_note(chances)
+        notes = plan_page.by_kind_notes(cases, models.heads) if chances is None else plan_page.chances_note(chances)
         print("\n\n".join([header, *map(plan_page.tables, cases), notes]))
     return 0
 
@@ -175,22 +175,28 @@ def _way_of_layers(options: argparse.Namespace) -> tuple[float, str]:
 
 
 def _compared(options: argparse.Namespace, acceptance: Acceptance, models: Models) -> list[StrategySpec]:
-    """The strategies of --strategy, else of --acceptance, else the usual ones; heads only if nothing is measured."""
-    from parlay.bench.plan.heads import HEADS
+    """The strategies of --strategy, else of --acceptance, else the usual ones; where acceptance is measured, heads only
+    if they are on this machine."""
     from parlay.bench.plan.strategies import compared
     from parlay.strategies.spelling import parse
 
     named = options.strategy or ([parse(name) for name in acceptance.by_strategy] if acceptance.default is None else ())
     found = compared(named, models)
-    return [spec for spec in found if named or not options.prompts or spec.name not in HEADS]
+    return [spec for spec in found if named or not options.prompts or _usable(spec, models)]
 
 
-def _pickable(options: argparse.Namespace, names: Sequence[StrategySpec]) -> list[str]:
-    """Strategies that may be recommended, the default first; those that still need training only if named."""
+def _usable(spec: StrategySpec, models: Models) -> bool:
+    """Whether the strategy needs no head, or one that is on this machine."""
     from parlay.bench.plan.heads import HEADS
+
+    return spec.name not in HEADS or spec.name in models.heads
+
+
+def _pickable(options: argparse.Namespace, names: Sequence[StrategySpec], models: Models) -> list[str]:
+    """Strategies that may be recommended, the default first; those that still need training only if named."""
     from parlay.strategies.entry import DEFAULT_STRATEGY
 
-    found = [str(spec) for spec in names if options.strategy or spec.name not in HEADS]
+    found = [str(spec) for spec in names if options.strategy or _usable(spec, models)]
     return sorted(found, key=lambda name: name != DEFAULT_STRATEGY)
 
 
@@ -232,9 +238,12 @@ def _measured(options: argparse.Namespace, names: list[StrategySpec], models: Mo
     model = options.model if here else default_model()
     wanted = drafting(list(dict.fromkeys(each for spec in names for each in members(spec, models))))
     unread = [spec for spec in wanted if not here and not find(spec.name).replayable]
-    if options.strategy and unread:
+    named = [each for spec in options.strategy or () for each in (spec, *spec.members)]
+    refused = [spec for spec in unread if options.strategy and (spec in named or spec.name not in models.heads)]
+    if refused:
         raise ValueError(
-            f"{unread[0]} needs the weights of {options.model}, which are not on this machine: use --acceptance instead"
+            f"{refused[0]} needs the weights of {options.model}, which are not on this machine: use --acceptance "
+            "instead"
         )
 
     def opened() -> LLM:

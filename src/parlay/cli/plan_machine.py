@@ -115,6 +115,7 @@ def models_of(options: argparse.Namespace, ground: Ground, *, experts: bool = Fa
     """
     from parlay.bench.plan.shapes import CACHED_BYTES, read_model, shape_of, stores_twice
     from parlay.bench.plan.strategies import Models
+    from parlay.cli.plan_heads import heads_of
     from parlay.models.fetch.resolving import BUILT_IN_DRAFTS
 
     draft = options.draft_model or BUILT_IN_DRAFTS.get(options.model)
@@ -125,7 +126,7 @@ def models_of(options: argparse.Namespace, ground: Ground, *, experts: bool = Fa
         return replace(found, stored_twice=stores_twice(model))
 
     drafting = None if draft is None else shape(draft, _draft_bytes(draft, ground))
-    return Models(shape(options.model, ground.weights.bytes), drafting)
+    return Models(shape(options.model, ground.weights.bytes), drafting, heads_of(options.model))
 
 
 def _draft_bytes(draft: str, ground: Ground) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from parlay.system.terminal import aligned
@@ -103,8 +103,9 @@ def _range(low: float, high: float) -> str:
     return one if one == other else f"{one}-{other}"
 
 
-def by_kind_notes(cases: Sequence[PlanCase]) -> str:
-    """A note on what the ranges are based on."""
+def by_kind_notes(cases: Sequence[PlanCase], heads: Mapping[str, str]) -> str:
+    """A note on what the ranges are based on; ``heads`` are the names of the model's heads on this machine, by
+    method."""
     from parlay.bench.plan.report import BETTER
 
     texts = {text: None for each in cases[:1] for kind in each.kinds for text in kind.texts}
@@ -114,9 +115,21 @@ def by_kind_notes(cases: Sequence[PlanCase]) -> str:
         f"answers of larger models ({sources}); for draft models, Qwen2.5-Coder-1.5B with its "
         "0.5B on Spec-Bench; else, and for heads, SmolLM2-135M there. Other models, heads and texts differ: --prompts "
         "FILE measures your own, --acceptance says it by hand. The pick is the default strategy, unless another is "
-        f"{BETTER - 1:.0%} faster on texts on which both were measured. A head must be trained for the model before it "
-        "can be used, so it is not a pick. A dash: not measured on such texts."
+        f"{BETTER - 1:.0%} faster on texts on which both were measured. {_heads_note(cases, heads)}A dash: not "
+        "measured on such texts."
     )
+
+
+def _heads_note(cases: Sequence[PlanCase], heads: Mapping[str, str]) -> str:
+    """Say which of the methods shown have a head for the model; empty if no method needs one."""
+    from parlay.bench.plan.heads import HEADS
+
+    names = {each.strategy.partition(":")[0] for case in cases for each in case.kinds}
+    have = [f"{name} counts with the head {heads[name]}, which is on this machine" for name in heads if name in names]
+    lack = [name for name in HEADS if name in names and name not in heads]
+    if lack:
+        have.append(f"For {' and '.join(lack)} a head must be trained first, so it is not a pick")
+    return "".join(f"{each}. " for each in have)
 
 
 def chances_note(chances: Chances) -> str:

@@ -121,6 +121,8 @@ def test_what_chooses_is_planned_by_what_it_chooses_from() -> None:
     assert list(map(str, members(parse("auto"), MODELS))) == ["suffix-decoding", "draft-model"]
     assert list(map(str, members(parse("auto:of=prompt-lookup+eagle3"), MODELS))) == ["prompt-lookup", "eagle3"]
     assert members(parse("jacobi"), MODELS) == [parse("jacobi")]
+    with_head = Models(TINY, DRAFT, {"eagle3": "a head", "medusa": "another"})
+    assert list(map(str, members(parse("auto"), with_head))) == ["suffix-decoding", "draft-model", "eagle3"]
 
 
 @pytest.mark.parametrize("text", ["often", "1.5", "-0.1", "0.6+0.6", "draft-model=", "nan"])

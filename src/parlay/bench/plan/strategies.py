@@ -25,10 +25,14 @@ MODELLED = (_PLAIN, *_COPYING, _DRAFT_MODEL, _SELF)
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The shapes of the target and of its draft model, if it has one."""
+    """The shapes of the target and of its draft model, if it has one.
+
+    ``heads`` are the names of the heads on this machine that were trained for the target, by method.
+    """
 
     target: ModelShape
     draft: ModelShape | None = None
+    heads: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ def compared(named: Sequence[StrategySpec], models: Models) -> list[StrategySpec
     trained head), and the default strategy itself.
     """
     plain, copying = (_first_of(family) for family in (_PLAIN, _COPYING[0]))
-    usuals = [copying, *_arms(models, heads=True), parse(DEFAULT_STRATEGY)]
+    usuals = [copying, *_arms(models, untrained=True), parse(DEFAULT_STRATEGY)]
     return [plain, *(spec for spec in named or usuals if spec != plain)]
 
 
@@ -91,16 +95,17 @@ def _first_of(family: str) -> StrategySpec:
     return next(StrategySpec(entry.name) for entry in catalogue().values() if entry.family == family)
 
 
-def _arms(models: Models, *, heads: bool) -> list[StrategySpec]:
+def _arms(models: Models, *, untrained: bool) -> list[StrategySpec]:
     """Return the strategies that the default strategy chooses from: in each family, the one with the highest ``arm``.
 
-    Strategies that draft during forwards are left out, because only a run can tell how much that slows the forwards.
+    Heads are those on this machine or, with ``untrained``, all. Strategies that draft during forwards are left out,
+    because only a run can tell how much that slows the forwards.
     """
     best: dict[str, StrategyEntry] = {}
     for entry in catalogue().values():
         wanted = entry.arm > best[entry.family].arm if entry.family in best else entry.arm > 0
-        known = {_DRAFT_MODEL: models.draft is not None, _HEADS: heads}.get(entry.family, True)
-        if wanted and known and not entry.beside and is_modelled(entry.name):
+        needed = {_DRAFT_MODEL: models.draft is not None, _HEADS: untrained or entry.name in models.heads}
+        if wanted and needed.get(entry.family, True) and not entry.beside and is_modelled(entry.name):
             best[entry.family] = entry
     return [StrategySpec(entry.name) for entry in best.values()]
 
@@ -108,11 +113,11 @@ def _arms(models: Models, *, heads: bool) -> list[StrategySpec]:
 def members(spec: StrategySpec, models: Models) -> list[StrategySpec]:
     """Return the strategies that a strategy chooses from, or the strategy itself if it does not choose.
 
-    A trained head is among them only if the strategy's spelling names it.
+    A trained head is among them if there is one for the target on this machine, or if the strategy's spelling names it.
     """
     if not find(spec.name).routes:
         return [spec]
-    return list(spec.members) or _arms(models, heads=False)
+    return list(spec.members) or _arms(models, untrained=False)
 
 
 def drafting(strategies: Sequence[StrategySpec]) -> list[StrategySpec]:
