@@ -42,6 +42,11 @@ MISTAKES = {
         ["x.txt", "--concurrency", "4"],
         "--concurrency and --context can't be used with files of prompts",
     ),
+    "results below a file": (
+        ["x.txt", "--out", f"{__file__}/rows"],
+        f"can't write {__file__}/rows: {__file__} is not a",
+    ),
+    "a folder for results": (["--out", "."], ". is a folder: name a file to write"),
     "prompts that are not there": (["x.txt"], "can't read x.txt"),
     "a model for prompts": (["llama.gguf"], "to measure a model, write --model llama.gguf"),
     "report of nothing": (["report", "-o", "x"], "RESULTS or --output is missing"),

@@ -287,6 +287,10 @@ MISTAKES = {
         "--context must be at most 4096, the context of parlay-mini, got 5000",
     ),
     "empty batch": (["--device", "h200", "--batch", ""], "--batch"),
+    "a calibration below a file": (
+        ["--calibration", f"{__file__}/c"],
+        f"can't write {__file__}/c: {__file__} is not a",
+    ),
     "acceptance": (["--device", "h200", "--acceptance", "2"], "--acceptance 2"),
     "unknown strategy": (["--calibrate", "--strategy", "prompt-lokup"], "did you mean prompt-lookup"),
     "dtype": (["--device", "h200", "--dtype", "int3"], "int3"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from parlay.cli import bench_prompts, bench_quality, bench_replay, code_of, flags, parser_of
 from parlay.options import LoadOptions
+from parlay.system.user_cache import check_makeable
 
 if TYPE_CHECKING:
     from parlay.bench.presets import Preset
@@ -148,6 +149,8 @@ def _add_conditions(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.files and str(options.files[0]) == "report":
         return _report(options)
+    if options.out is not None:
+        check_makeable(options.out)
     if options.quality:
         return bench_quality.run(options)
     bench_quality.refuse_without(options)

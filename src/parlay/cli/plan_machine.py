@@ -16,6 +16,7 @@ from parlay.cost.devices import machine as known_machine
 from parlay.models.fetch.pulled import DEFAULT_MODEL, named_or_default
 from parlay.options import LoadOptions
 from parlay.system.terminal import counted
+from parlay.system.user_cache import check_makeable
 
 if TYPE_CHECKING:
     from parlay.bench.plan.strategies import Models
@@ -100,6 +101,8 @@ def check_flags(options: argparse.Namespace) -> None:
         )
     if options.device:
         find_device(options.device)
+    if options.calibration and (options.calibrate or not options.calibration.exists()):
+        check_makeable(options.calibration)
     options.model = named_or_default(named_model(options))
     for model in (options.model, options.draft_model):
         if model is not None and not known_name(model):

@@ -29,12 +29,26 @@ def user_cache() -> Path:
 
 def check_output(path: Path) -> None:
     """Raise ValueError for an output path that can't be written, before long work whose result it would get."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: name a file to write")
+    _check_no_folder(path)
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file, and would be replaced by one: name another")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"no folder {path.parent} to write {path.name} to: make it first")
+
+
+def check_makeable(path: Path) -> None:
+    """Raise ValueError for an output file that can't be written, whose folder need not exist: it would be made."""
+    _check_no_folder(path)
+    if path.exists():
+        return
+    folder = next(each for each in path.absolute().parents if each.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(f"can't write {path}: {folder} is not a folder that can be written to: name another place")
+
+
+def _check_no_folder(path: Path) -> None:
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name a file to write")
 
 
 @contextmanager
