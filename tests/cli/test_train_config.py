@@ -116,3 +116,18 @@ def test_every_recipe_has_its_options_and_a_way_to_train() -> None:
     assert all(issubclass(recipe.options_class(), Options) for recipe in RECIPES.values())
     named = {name for name, recipe in RECIPES.items() if recipe.named}
     assert named == heads.METHODS.keys() | canvases.METHODS.keys() | translation.METHODS.keys()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["defer", "--model", "parlay-mini", "--assistant", "parlay-mini"], ["eagle3", "--work", "made/work"], ["lm"]],
+)
+def test_a_run_that_fails_early_leaves_no_empty_folder(
+    cli: Cli, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = "--data" if words == ["lm"] else "--texts"
+    result = cli("train", *words, texts, "none.txt", "--out", "made/out")
+    assert result.err.startswith("parlay: error: no file or folder none.txt")
+    assert result.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

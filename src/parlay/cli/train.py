@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from parlay.cli.flags import add_config_flags, options_or_config
@@ -121,6 +123,8 @@ RECIPES: Mapping[str, Recipe] = {
     "ctc": _of_translator("train a one-pass translator with repeats and blanks (CTC)", "FramesTrainOptions"),
     "da": _of_translator("train a one-pass translator over a graph (DA-Transformer)", "GraphTrainOptions"),
 }
+_FOLDERS = ("out", "work")
+"""The options of recipes that name folders to write to."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -133,5 +137,19 @@ def run(options: argparse.Namespace) -> int:
     recipe = RECIPES[options.kind]
     asked = options_or_config(recipe.options_class(), options)
     train = _imported(recipe.train)
-    print(train(options.kind, asked) if recipe.named else train(asked))
+    with _no_empty_folders([value for name, value in asdict(asked).items() if name in _FOLDERS]):
+        print(train(options.kind, asked) if recipe.named else train(asked))
     return 0
+
+
+@contextmanager
+def _no_empty_folders(folders: Sequence[Path]) -> Iterator[None]:
+    """If the block fails, remove those of the folders that it made and left empty, with their new parents."""
+    new = [each for folder in folders for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        yield
+    except BaseException:
+        for each in new:
+            with suppress(OSError):  # it is not empty
+                each.rmdir()
+        raise

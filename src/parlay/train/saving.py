@@ -35,7 +35,7 @@ def make_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ParlayError(f"can't write to the folder {folder}: {error}") from error
+        raise ParlayError(f"can't write to the folder {folder}: {error.strerror}") from error
 
 
 def origin_of(options: DrafterTrainOptions) -> Origin:
