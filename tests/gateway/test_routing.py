@@ -135,10 +135,13 @@ def test_keys_and_other_headers_pass_through_and_hop_headers_do_not(behind: Behi
         answer = await client.post("/v1/chat/completions?x=1", json={"messages": []}, headers=headers)
         assert (answer.headers["x-own"], answer.headers["parlay-replica"]) == ("1", "1")
         assert "keep-alive" not in answer.headers
+        assert answer.headers["x-request-id"] == "r"
         sent = fake.posts[0].decode().lower()
         assert "authorization: bearer k\r\n" in sent
         assert "x-request-id: r\r\n" in sent
         assert not any(f"\n{name}:" in sent for name in ("te", "connection", "transfer-encoding"))
+        answer = await client.post("/v1/chat/completions", json={"messages": []})
+        assert f"x-request-id: {answer.headers['x-request-id']}\r\n" in fake.posts[1].decode().lower()
 
     behind([fake], test)
 

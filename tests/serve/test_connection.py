@@ -153,7 +153,9 @@ def test_a_body_in_chunks_of_one_byte_and_short_trailers_are_read(start: Start) 
 def test_a_head_above_the_bound_is_refused_even_in_one_segment(start: Start) -> None:
     with _connect(start()) as client:
         client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000 + b"\r\n\r\n")
-        assert _status(_reply(client)) == 431
+        reply = _reply(client)
+        assert _status(reply) == 431
+        assert b"\r\nx-request-id: req_" in reply
 
 
 @pytest.mark.parametrize(("settings", "status"), [({"max_body_bytes": 1000}, 413), ({"keys": ("secret",)}, 401)])

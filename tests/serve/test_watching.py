@@ -47,16 +47,48 @@ def test_the_log_has_a_line_for_each_request_and_nothing_of_its_text(
 ) -> None:
     with caplog.at_level(logging.INFO, "parlay.serve.observe.logs"):
         client.post("/v1/completions", json=BODY, headers={"X-Request-Id": "mine-1"})
-        for strange in ("x" * 500, "mine model=other"):
+        answers = [
             client.post("/v1/completions", json=BODY, headers={"X-Request-Id": strange})
+            for strange in ("x" * 500, "mine model=other")
+        ]
     first, *others = (json.loads(JsonLines().format(record)) for record in caplog.records)
     assert first["logger"] == "parlay.serve.observe.logs"
     assert first["level"] == "info"
     told = first["request"]
-    assert (told["client_id"], told["model"], told["completion_tokens"]) == ("mine-1", "parlay-mini", 6)
+    assert (told["request_id"], told["model"], told["completion_tokens"]) == ("mine-1", "parlay-mini", 6)
     assert 0 < told["first_token_seconds"] <= told["seconds"]
     assert "secret" not in json.dumps(first)
-    assert [other["request"]["client_id"] for other in others] == [None, None]
+    made = [answer.headers["x-request-id"] for answer in answers]
+    assert [other["request"]["request_id"] for other in others] == made
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/health", 200), ("GET", "/v1/none", 404), ("PUT", "/v1/models", 405), ("POST", "/v1/messages", 400)],
+)
+def test_every_answer_has_the_id_of_its_request(client: TestClient, method: str, path: str, status: int) -> None:
+    """OpenAI's clients show ``x-request-id`` in their errors, and Anthropic's ``request-id``."""
+    own = client.request(method, path, headers={"X-Request-Id": "mine-1"})
+    made = [
+        client.request(method, path, headers={b"X-Request-Id": sent}) for sent in (b"", b"\xe9", b"a b", b"x" * 129)
+    ]
+    assert own.status_code == status
+    assert own.headers.get_list("x-request-id") == ["mine-1"]
+    ids = [answer.headers["x-request-id"] for answer in made]
+    assert all(each.startswith("req_") for each in ids)
+    assert len(set(ids)) == len(ids)
+    assert own.headers.get("request-id") == ("mine-1" if path == "/v1/messages" else None)
+
+
+def test_a_bug_s_answer_has_the_id_too(make_app: Callable[..., FastAPI]) -> None:
+    app = make_app()
+
+    @app.get("/broken")
+    def broken() -> None:
+        raise RuntimeError("a bug")
+
+    answer = TestClient(app, raise_server_exceptions=False).get("/broken", headers={"X-Request-Id": "mine-1"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine-1")
 
 
 # ------------------------------------------------------------------------------------------------------------- traces

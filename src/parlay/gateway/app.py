@@ -22,6 +22,7 @@ from parlay.serve.errors import ApiError
 from parlay.serve.guard.auth import Limiter
 from parlay.serve.guard.connection import LEAVING, PARTS, Leaving, Parts
 from parlay.serve.middleware import Admission, BodyLimit, Guard
+from parlay.serve.request_ids import HEADER, naming, request_id
 from parlay.serve.settings import Settings
 
 _METRICS = re.compile(r"/replicas/([0-9]{1,3})/metrics")
@@ -52,7 +53,7 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self._lifespan(receive, send)
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, naming(scope, send))
 
     async def shut_down(self, *, at_once: bool = False) -> None:
         """Refuse new requests, let those under way finish within the settings' limit, then close."""
@@ -85,7 +86,8 @@ class Gateway:
             return await _LOOP.response(path)(scope, receive, send)
         if path == "/metrics":
             return await Response(self.counts.render(), media_type=CONTENT_TYPE)(scope, receive, send)
-        scope = {**scope, "headers": [*scope["headers"], (b"via", own)]}
+        others = [header for header in scope["headers"] if header[0] != HEADER]
+        scope = {**scope, "headers": [*others, (HEADER, request_id(scope).encode()), (b"via", own)]}
         if path.startswith("/replicas/") and (match := _METRICS.fullmatch(path)) is not None:
             return await (await self._metrics_of(int(match[1]), scope))(scope, receive, send)
         asked = await read_question(scope, (await receive())["body"])  # complete, thanks to `BodyLimit`

@@ -11,6 +11,7 @@ from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Receive, Scope, Send
 
 from parlay import __version__
 from parlay.aio import AsyncLLM
@@ -33,6 +34,8 @@ from parlay.serve.openai.responses import route as responses
 from parlay.serve.openai.responses.response_store import ResponseStore
 from parlay.serve.protocol.body import HEADER
 from parlay.serve.registry import Leases, Puller, Registry
+from parlay.serve.request_ids import HEADER as REQUEST_ID
+from parlay.serve.request_ids import naming
 from parlay.serve.routes import adapters, embeddings, health, models, page, tokens
 from parlay.serve.settings import Settings
 from parlay.system.machine import release_freed
@@ -41,7 +44,11 @@ _RELEASE_SECONDS = 10.0
 
 
 class Application(FastAPI):
-    """A FastAPI application whose OpenAPI document lists no 422, which nothing here answers."""
+    """A FastAPI application whose answers have their request's id, and whose OpenAPI document lists no 422, which
+    nothing here answers."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__(scope, receive, naming(scope, send) if scope["type"] == "http" else send)
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -187,5 +194,5 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],  # official clients send a dozen headers of their own
-            expose_headers=["Retry-After", HEADER],
+            expose_headers=["Retry-After", HEADER, REQUEST_ID.decode()],
         )

@@ -20,8 +20,8 @@ class Finished:
     seconds: float
     seconds_to_first: float
     """Seconds until the first token."""
-    client_id: str | None = None
-    """The client's id of the request, from the header ``X-Request-Id``."""
+    request_id: str = ""
+    """The request's id, from or for the header ``X-Request-Id``; all prompts of a request share it."""
     trace_parent: str | None = None
     """The client's trace context, from the header ``traceparent``."""
     owner: str = ""

@@ -13,6 +13,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from parlay.serve.errors import ApiError, unavailable
+from parlay.serve.request_ids import HEADER, naming, new_id, request_id
 
 HEADER_BYTES = 64 * 1024
 """Most bytes of a head, of a body's trailers, and of chunk framing beyond `FRAMING`."""
@@ -103,7 +104,7 @@ class _LastWord:
             parts: Parts = scope["state"][PARTS]
             if parts.begun:
                 raise
-            await unavailable(1).response(scope["path"])(scope, receive, send)
+            await unavailable(1).response(scope["path"])(scope, receive, naming(scope, send))
 
 
 class Connection(HttpToolsProtocol):
@@ -278,7 +279,9 @@ class Connection(HttpToolsProtocol):
         elif not self._reading_head and error.status == 408:
             return self.close()
         answer = error.response(self.scope["path"] if self._reading_body else "")
-        head = b"".join(b"%b: %b\r\n" % header for header in answer.raw_headers)
+        name = request_id(self.scope) if self._reading_body else new_id()
+        headers = [*answer.raw_headers, (HEADER, name.encode())]
+        head = b"".join(b"%b: %b\r\n" % header for header in headers)
         self.transport.write(b"HTTP/1.1 %d \r\n%bconnection: close\r\n\r\n" % (error.status, head) + bytes(answer.body))
         self._close_gently()
 

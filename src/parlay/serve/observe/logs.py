@@ -42,7 +42,7 @@ def _fields(request: Finished) -> dict[str, str | int | float | None]:
     first = request.output.outputs[0]
     return {
         "id": request.output.request_id,
-        "client_id": request.client_id,
+        "request_id": request.request_id,
         "model": request.model,
         "strategy": first.strategy,
         "finish_reason": ",".join(sample.finish_reason for sample in request.output.outputs),

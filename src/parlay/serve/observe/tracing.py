@@ -54,7 +54,7 @@ def _attributes(request: Finished) -> Attributes:
         "gen_ai.provider.name": "parlay",
         "gen_ai.request.model": request.model,
         "gen_ai.response.model": request.model,
-        "gen_ai.request.id": request.client_id or request.output.request_id,
+        "gen_ai.request.id": request.request_id or request.output.request_id,
         "gen_ai.request.n": request.params.n,
         "gen_ai.request.max_tokens": request.params.max_tokens or 0,
         "gen_ai.request.temperature": request.params.temperature,

@@ -22,6 +22,7 @@ from parlay.serve.finished import Finished, Observer
 from parlay.serve.guard.auth import tenant
 from parlay.serve.hosted import Served
 from parlay.serve.protocol.sampling_from_body import FORM, FieldNames, check_length, refused
+from parlay.serve.request_ids import request_id
 from parlay.serve.settings import Settings
 from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.constraint import GrammarConstraint
@@ -35,7 +36,6 @@ News = list[tuple[int, StreamEvent]]
 """The events that have come, each with the place of its job."""
 
 _RETRY_SECONDS = 1
-_LONGEST_ID = 128
 
 
 class ClientGone(Exception):
@@ -54,7 +54,7 @@ class Run:
     names: FieldNames
     charge: Callable[[int], None]
     """Called with the number of tokens that a job has used."""
-    client_id: str | None = None
+    request_id: str = ""
     trace_parent: str | None = None
     drafter: StepsDrafter | None = None
     """Drafts steps of the texts ahead."""
@@ -161,7 +161,7 @@ class Run:
                 params=request.params,
                 seconds=seconds,
                 seconds_to_first=first,
-                client_id=self.client_id,
+                request_id=self.request_id,
                 trace_parent=self.trace_parent,
                 owner=request.owner,
                 store=request.store,
@@ -229,7 +229,7 @@ def make_run(served: Served, jobs: Sequence[Job], names: FieldNames, request: Re
         settings.request_timeout,
         names,
         partial(state.limiter.quotas.charge, tenant(request)),
-        client_id=_client_id(request.headers.get("x-request-id")),
+        request_id=request_id(request.scope),
         trace_parent=request.headers.get("traceparent"),
     )
 
@@ -237,11 +237,6 @@ def make_run(served: Served, jobs: Sequence[Job], names: FieldNames, request: Re
 def _observe(observers: Sequence[Observer], finished: Finished) -> None:
     for observer in observers:
         observer(finished)
-
-
-def _client_id(sent: str | None) -> str | None:
-    """The client's id; None if it can't appear in a log line, where a space begins the next field."""
-    return sent if sent and sent.isprintable() and " " not in sent and len(sent) <= _LONGEST_ID else None
 
 
 async def while_client_waits(request: Request, work: Coroutine[Any, Any, T]) -> T:
