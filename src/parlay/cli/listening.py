@@ -114,11 +114,16 @@ def is_loopback(host: str) -> bool:
 
 
 def _addresses(host: str, port: int) -> list[Any]:
-    """Resolve an address with `socket.getaddrinfo`. Raises ParlayError if the name can't be resolved."""
+    """Resolve an address with `socket.getaddrinfo`. Raises ValueError for an empty name, ParlayError for one that can't
+    be resolved."""
+    if not host.strip():
+        raise ValueError("--host is empty: name an address, such as 127.0.0.1, or 0.0.0.0 for all networks")
     try:
-        return socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise ParlayError(f"can't listen on {host}: {error.strerror}") from None
+        raise ParlayError(f"can't listen on {host}: {error.strerror}: name an address of this machine") from None
+    except UnicodeError:
+        raise ParlayError(f"can't listen on {host}: it is not the name of a machine") from None
 
 
 def listen(host: str, port: int) -> socket.socket:
