@@ -281,7 +281,7 @@ class StepPrices:
         """
         if self._is_limited and rows > self.rows and not self._allows(rows):
             return math.inf
-        return self.plain + self._factor * (drafting - self.plain) + self._factor * self._forward(rows)
+        return self.plain + self._factor * (drafting - self.plain + self._forward(rows))
 
     @property
     def exceeds_power(self) -> bool:

@@ -259,7 +259,7 @@ class Router(Policy):
 
     def _learn_seconds(self, states: Sequence[SequenceState], spent: Spent) -> None:
         """Learn how long proposals and the router itself take."""
-        forward, row = self._cost.forward(spent.rows, spent.context), self._cost.forward(1, 1)
+        forward, row = self._cost.forward(spent.rows, spent.context), 0.0
         slowdown = max(1.0, spent.verify_seconds / forward)
         for arm, seconds in zip(self._arms, spent.by_drafter, strict=False):
             number = arm.number
@@ -275,7 +275,7 @@ class Router(Policy):
                     read = 0  # far too quick to have read the prompt
                 target = self._cost.forward(read, read) if read else 0.0
                 arm.learn_seconds(nodes / count, each, slowdown, forward / count, read=read, target=target)
-                arm.row = row
+                arm.row = row = row or self._cost.forward(1, 1)
         if spent.planning_seconds:
             own = spent.planning_seconds / slowdown / len(states)
             own = min(own, 4 * self._own_seconds or own)

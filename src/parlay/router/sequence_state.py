@@ -210,15 +210,15 @@ class SequenceState:
     def _may_open(self, wanted: Choice, arm: ArmInSequence, prices: StepPrices) -> bool:
         """Whether the arm may read the prompt: the rest of the answer should save more time than reading takes."""
         saved = self.answers.left(self.view) * wanted.worth * prices.token / (1 + wanted.gain)
-        seconds = prices.token * prices.sequences
-        return saved >= prices.of_drafting(arm.state.reading.of(self.length)) and arm.state.may_open(seconds, pays=True)
+        pays, seconds = saved >= prices.of_drafting(arm.state.reading.of(self.length)), prices.token * prices.sequences
+        return pays and arm.state.may_open(seconds, pays=True)
 
     def _why_nothing(self, wanted: Choice, may: bool, prices: StepPrices) -> str:
         if not prices.room:
             return OVER_POWER
-        if wanted.arm is None:
-            return NOT_WORTH if self.offers or self.priced else NOT_FOUND
-        return NO_CREDIT if may else NOT_OPEN
+        if wanted.arm is not None:
+            return NO_CREDIT if may else NOT_OPEN
+        return NOT_WORTH if self.offers or self.priced else NOT_FOUND
 
     def _worth_a_trial(self, prices: StepPrices) -> ArmInSequence | None:
         """The arm that may be best, by an upper confidence bound. None if the present choice is better than any.
@@ -254,33 +254,30 @@ class SequenceState:
         watching: list[ArmInSequence] = []
         if self.ledger.is_funded:
             for choice in self.options:
-                arm = choice.arm
-                if arm is not None and choice.offer is None and arm.state.number not in self.requested:
+                if (arm := choice.arm) and choice.offer is None and arm.state.number not in self.requested:
                     watching.append(arm)
         if self.tried_next is not None and self.tried_next not in watching:
             watching.append(self.tried_next)
-        self.watching = tuple([arm.state.number for arm in watching]) if watching else ()
+        self.watching = tuple([arm.state.number for arm in watching])
         return self.watching
 
     @property
     def is_idle(self) -> bool:
         """Whether no arm is asked or chosen in this step, and none needs to observe it to draft in the next."""
-        if self.requested or self.choice.arm is not None:
-            return False
-        return all(self.arms[number].is_ready for number in self.watching)
+        asks = self.requested or self.choice.arm is not None
+        return not asks and all(self.arms[number].is_ready for number in self.watching)
 
     def learn_gains(self) -> None:
         """Learn what each replayable arm's proposal adds to those of arms asked before it and of the others."""
         known, proposed = 0.0, dict.fromkeys(self.requested, 0.0)
         for choice in self.options:
-            if choice.offer is not None:
+            if choice.offer is None:
+                known = max(known, choice.worth)
+            else:
                 proposed[choice.offer.arm.state.number] = choice.worth
-            elif choice.worth > known:
-                known = choice.worth
         for number, proposal in proposed.items():
-            worth = max(known, proposal)
-            self.arms[number].learn_gain(worth - known)
-            known = worth
+            self.arms[number].learn_gain(max(0.0, proposal - known))
+            known = max(known, proposal)
 
     # -------------------------------------------------------------------------------------------------------- outcomes
 

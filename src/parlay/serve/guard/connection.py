@@ -6,7 +6,7 @@ import asyncio
 import math
 import resource
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn._types import ASGI3Application
@@ -279,7 +279,7 @@ class Connection(HttpToolsProtocol):
         elif not self._reading_head and error.status == 408:
             return self.close()
         answer = error.response(self.scope["path"] if self._reading_body else "")
-        name = request_id(self.scope) if self._reading_body else new_id()
+        name = request_id(cast(Scope, self.scope)) if self._reading_body else new_id()
         headers = [*answer.raw_headers, (HEADER, name.encode())]
         head = b"".join(b"%b: %b\r\n" % header for header in headers)
         self.transport.write(b"HTTP/1.1 %d \r\n%bconnection: close\r\n\r\n" % (error.status, head) + bytes(answer.body))
