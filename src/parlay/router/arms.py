@@ -98,11 +98,6 @@ class ArmState:
         """Whether it was asked so long ago that it is tried again, in case what is known about it is outdated."""
         return self.unasked >= _FORGOTTEN
 
-    @property
-    def price_key(self) -> tuple[int, float, int, int]:
-        """Everything about the arm that the price of its drafts depends on."""
-        return self.number, round(self.depth.share, 1), self.seconds.revision, self.probes
-
     def kept(self) -> KeptArm:
         """The learned state, to keep for other routers on this machine."""
         kinds = {kind: (known.gain, *known.record.kept()) for kind, known in self.kinds.items()}

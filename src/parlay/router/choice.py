@@ -153,25 +153,21 @@ def best_size(
     """
     state = arm.state
     known = prices.known.get(state.number) or _known(state, prices)
-    drafts, limit = known.drafts, arm.limit
+    (drafts, sizes), limit = known, arm.limit
     if drafts.seconds and drafts.seconds[-1] > stake:
         limit = min(limit, max(state.trial, drafts.sizes[max(0, bisect_right(drafts.seconds, stake) - 1)]))
     key = int(100 * share + 0.5), limit
-    found = known.sizes.get(key)
+    found = sizes.get(key)
     if found is None:
-        found = known.sizes[key] = _sized(arm, limit, drafts, prices, share)
+        found = _best_size(limit, drafts, prices, share, _MARGIN)
+        if prices.is_free(state.seconds.of(limit)) and state.seconds.is_known:
+            found = _best_size(limit, drafts, prices, max(share, _SURE), 0.0)[0], *found[1:]
+        sizes[key] = found
     size, gain, value, seconds = found
     if not size:
         return NOTHING
     worth = max(LEAST, value - prices.rate * seconds)
     return Choice(worth if worth < most else most, gain, value, seconds, arm, size)
-
-
-def _sized(arm: ArmInSequence, limit: int, drafts: Drafts, prices: StepPrices, share: float) -> Size:
-    found = _best_size(limit, drafts, prices, share, _MARGIN)
-    if arm.state.seconds.is_known and prices.is_free(arm.state.seconds.of(limit)):
-        return _best_size(limit, drafts, prices, max(share, _SURE), 0.0)[0], *found[1:]
-    return found
 
 
 def _best_size(limit: int, drafts: Drafts, prices: StepPrices, share: float, margin: float) -> Size:
@@ -189,12 +185,19 @@ def _best_size(limit: int, drafts: Drafts, prices: StepPrices, share: float, mar
 
 def _known(arm: ArmState, prices: StepPrices) -> KnownSizes:
     """The sizes known for this arm at about this rate, cached by all that its price depends on."""
-    key = arm.price_key
-    drafts = prices.drafts.get(key)
-    if drafts is None:
-        sizes = arm.sizes[1 : bisect_right(arm.sizes, prices.most)]
-        depths = [arm.depth.of(size) for size in sizes]
-        drafting = [prices.of_drafting(arm.seconds.of(size)) for size in sizes]
-        rows = [prices.of_nodes(size + arm.probes) for size in sizes]
-        drafts = prices.drafts[key] = Drafts(sizes, depths, list(map(add, drafting, rows)))
-    return prices.known_of(key, drafts)
+    key = arm.number, math.ceil(10 * arm.depth.share - 0.5), arm.seconds.revision, arm.probes
+    at_rate = round(100 * prices.rate * prices.token), *key
+    known = prices.known_at.get(at_rate)
+    if known is None:
+        known = prices.known_at[at_rate] = prices.drafts.get(key) or _drafts(arm, key, prices), {}
+    prices.known[arm.number] = known
+    return known
+
+
+def _drafts(arm: ArmState, key: tuple[int, ...], prices: StepPrices) -> Drafts:
+    sizes = arm.sizes[1 : bisect_right(arm.sizes, prices.most)]
+    depths = [arm.depth.of(size) for size in sizes]
+    drafting = [prices.of_drafting(arm.seconds.of(size)) for size in sizes]
+    rows = [prices.of_nodes(size + arm.probes) for size in sizes]
+    drafts = prices.drafts[key] = Drafts(sizes, depths, list(map(add, drafting, rows)))
+    return drafts

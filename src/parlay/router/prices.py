@@ -192,11 +192,8 @@ class Drafts(NamedTuple):
     seconds: list[float]
 
 
-class KnownSizes(NamedTuple):
-    """The drafts of one arm and, at about one rate, its best size by (share in hundredths, limit)."""
-
-    drafts: Drafts
-    sizes: dict[tuple[int, int], Size]
+KnownSizes = tuple[Drafts, dict[tuple[int, int], Size]]
+"""The drafts of one arm and, at about one rate, its best size by (share in hundredths, limit)."""
 
 
 class StepPrices:
@@ -227,11 +224,12 @@ class StepPrices:
         self._cost, self._aim, self._factor, self._row_seconds = cost, aim, aim.effort.price, aim.row_seconds
         self._of_nodes: dict[int, float] = {0: 0.0}
         self.rate = 0.0
-        self.drafts: dict[tuple[float, ...], Drafts] = {}
-        """Drafts by `ArmState.price_key`."""
+        self.drafts: dict[tuple[int, ...], Drafts] = {}
+        """By the arm and all that the price of its drafts depends on."""
         self.known: dict[int, KnownSizes] = {}
         """By arm, at the present rate."""
-        self._known: dict[tuple[float, ...], KnownSizes] = {}
+        self.known_at: dict[tuple[int, ...], KnownSizes] = {}
+        """By the rate in hundredths of plain decoding's, and the same."""
         self._plain_then, self._slower = self._modelled(rows), 1.0
         self.plain = self._plain_then + self._row_seconds * rows * copies
         self._of_rows = {rows: self.plain}
@@ -321,15 +319,6 @@ class StepPrices:
     def set_rate(self, rate: float) -> None:
         """Set what a second is worth, in tokens."""
         self.rate, self.known = rate, {}
-
-    def known_of(self, key: tuple[float, ...], drafts: Drafts) -> KnownSizes:
-        """The known sizes of an arm at about the present rate. ``key``: the arm's `ArmState.price_key`."""
-        at_rate = (round(self.rate * self.token, 2), *key)
-        known = self._known.get(at_rate)
-        if known is None:
-            known = self._known[at_rate] = KnownSizes(drafts, {})
-        self.known[int(key[0])] = known
-        return known
 
 
 def sizes(most: int) -> list[int]:
