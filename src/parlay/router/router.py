@@ -166,9 +166,10 @@ class Router(Policy):
             if chosen and rate == prices.rate:
                 break
             prices.set_rate(rate)
-            chosen = [state.evaluate(prices) for state in states]
-            value, seconds = 0.0, prices.plain
-            for choice in chosen:
+            chosen, value, seconds = [], 0.0, prices.plain
+            for state in states:
+                choice = state.evaluate(prices)
+                chosen.append(choice)
                 value += choice.value
                 seconds += choice.seconds
             rate = goal.rate(prices.rows, value, seconds)

@@ -229,10 +229,10 @@ class SequenceState:
         likeliest, chosen = None, self.choice
         worth = chosen.worth if chosen.arm else -1.0
         for arm in self.priced:
+            if arm is chosen.arm or arm.is_lost or (chosen.offer is not None and not arm.state.probes):
+                continue
             room = prices.room >= arm.state.trial_rows * prices.sequences
-            ready = room and (arm.is_open or arm.state.may_open(prices.token * prices.sequences, pays=False))
-            rival = arm is not chosen.arm and (chosen.offer is None or arm.state.probes)
-            if ready and not arm.is_lost and rival:
+            if room and (arm.is_open or arm.state.may_open(prices.token * prices.sequences, pays=False)):
                 share = min(1.0, arm.record.share + _BONUS * math.sqrt(math.log(1 + self.steps) / (1 + arm.tested)))
                 bound = math.inf if arm.state.is_forgotten else best_size(arm, prices, share).worth
                 if bound > worth:
@@ -293,11 +293,15 @@ class SequenceState:
             return self.choice.offer
         if len(self.arms) == 1 and offers:
             return offers[0]
-        own = next((offer for offer in offers if offer.arm is arm), None)
+        own = offers[-1] if offers and offers[-1].arm is arm else None  # the chosen arm was asked last
         if self.is_trial or (own is not None and (own.is_drawn or own.is_probes)):
             return own
-        best = max([best_cut(offer, prices) for offer in offers], key=_worth, default=NOTHING).offer
-        return own if best is None and own is not None and own.draft.probes else best
+        best = NOTHING
+        for offer in offers:
+            cut = best_cut(offer, prices)
+            if cut.worth > best.worth:
+                best = cut
+        return own if best is NOTHING and own is not None and own.draft.probes else best.offer
 
     def verified(self, offer: Offer, nodes: Sequence[int]) -> Draft:
         """Cut the offer to ``nodes``. A trial keeps some nodes whatever they cost, and a drawn draft stays whole."""
@@ -306,14 +310,13 @@ class SequenceState:
         if offer.bearing:
             nodes = sorted({*nodes, *offer.bearing})
         self.verifying, self.expected = offer.arm, offer.gains[len(nodes)]
-        draft = self._credited(offer)
+        draft = self._credited(offer) if self.view.request.predicts else offer.draft
         whole = draft.kind != "point" or len(nodes) == len(draft.tree.tokens) - draft.probes
         return draft if whole else trees.prune(draft, nodes)
 
     def _credited(self, offer: Offer) -> Draft:
         """The offer's draft. Tokens that it copies, and that the prediction proposed too, come from the prediction."""
-        offers = self.offers if self.view.request.predicts else []
-        predicted = [each.draft for each in offers if each.arm.state.spec.predicts]
+        predicted = [each.draft for each in self.offers if each.arm.state.spec.predicts]
         copies = offer.arm.state.spec.replayable and not offer.arm.state.spec.predicts
         return trees.credited(offer.draft, predicted[0]) if predicted and copies else offer.draft
 
