@@ -127,7 +127,7 @@ def _go_on_alone() -> None:
 
 class _TorchThreads(ContextDecorator):
     """Context manager: inside, torch computes on ``number()`` threads. It is a class, not a generator, because every
-    step enters one and a class is faster."""
+    step enters one and a class is faster. A number is compared first, because setting it is slower than reading it."""
 
     __slots__ = ("_before", "_number")
 
@@ -139,17 +139,12 @@ class _TorchThreads(ContextDecorator):
 
     def __enter__(self) -> None:
         self._before = torch.get_num_threads()
-        _set_torch(self._number())
+        if (number := self._number()) != self._before:
+            torch.set_num_threads(number)
 
     def __exit__(self, *raised: object) -> None:
-        _set_torch(self._before)
-
-
-def _set_torch(threads: int) -> None:
-    """Let torch compute on ``threads`` threads. The number is compared first, because setting it is slower than reading
-    it."""
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
+        if torch.get_num_threads() != self._before:
+            torch.set_num_threads(self._before)
 
 
 def torch_on_one() -> _TorchThreads:
