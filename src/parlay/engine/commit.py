@@ -65,7 +65,7 @@ def _read(sequence: Sequence, tokens: Seq[int]) -> tuple[int, bool, str | None]:
 
     Returns how many of them are kept, whether the last of these ends the text, and what is wrong with the next token.
     """
-    request, before = sequence.request, sequence.output_length
+    request = sequence.request
     constraint, checker, stop_ids = request.constraint, request.stop_checker, request.stop_ids
     if constraint is None and checker is None and stop_ids.isdisjoint(tokens):
         return len(tokens), False, None
@@ -75,7 +75,7 @@ def _read(sequence: Sequence, tokens: Seq[int]) -> tuple[int, bool, str | None]:
         except ParlayError as error:  # a lossy rule chose a token that the constraint forbids
             return count - 1, False, str(error)
         stopped = checker is not None and checker.push(token)
-        if complete or token in stop_ids or (stopped and before + count >= request.params.min_tokens):
+        if complete or token in stop_ids or (stopped and sequence.output_length + count >= request.params.min_tokens):
             return count, True, None
     return len(tokens), False, None
 

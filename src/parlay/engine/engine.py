@@ -222,7 +222,7 @@ class Engine:
     def _propose(self, steps: list[SequenceStep], seconds: _StepSeconds) -> bool:
         """Let drafters propose, and lay out canvases. Returns whether policies were asked."""
         began = self._clock()
-        canvases = [step for step in steps if step.sequence.canvas is not None]
+        canvases = [] if self._spec.canvas is None else [step for step in steps if step.sequence.canvas is not None]
         asked = self._drafting.propose(_without_canvas(steps) if canvases else steps)
         if canvases:
             lay(canvases)
@@ -255,7 +255,7 @@ class Engine:
     def _accept(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
         """Let accept rules judge drafts, and selectors fill canvases. Early prefill chunks have neither."""
         due = [step for step in _without_fault(steps) if step.at_root]
-        canvases = [step for step in due if step.sequence.canvas is not None]
+        canvases = [] if self._spec.canvas is None else [step for step in due if step.sequence.canvas is not None]
         accept(drafting := _without_canvas(due) if canvases else due)
         if spoilt := [step for step in drafting if step.fault is not None and is_spoilt(step)]:
             self._accept_without_drafts(spoilt, seconds)

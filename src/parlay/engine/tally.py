@@ -16,8 +16,9 @@ _MOST = 3600.0
 
 
 def since(began: float, clock: Clock) -> float:
-    """Seconds since ``began`` by the clock; see `plausible`."""
-    return plausible(clock() - began)
+    """Seconds since ``began`` by the clock; 0 as in `plausible`."""
+    seconds = clock() - began
+    return seconds if 0.0 <= seconds < _MOST else 0.0
 
 
 def plausible(seconds: float) -> float:

@@ -21,7 +21,7 @@ class Turns:
     def __init__(self, cost: Cost) -> None:
         self._cost = cost
         self._rows_each = 0.0  # per sequence in a decoding step: a running mean
-        self._last: frozenset[int] = frozenset()  # the numbers of the sequences in the last step
+        self._last: set[int] = set()  # the numbers of the sequences in the last step
         self._drafter: BesideDrafter | None = None  # drafts for the half that waits; None: no halves
 
     def due(self, running: list[Sequence]) -> list[Sequence]:
@@ -52,11 +52,10 @@ class Turns:
 
     def learn(self, steps: list[SequenceStep]) -> None:
         """Note which sequences had the step, and how many rows each had."""
-        self._last = frozenset([step.sequence.sequence for step in steps])
-        rows = 0
+        self._last, rows, decoding = set(), 0, bool(steps)
         for step in steps:
-            if step.prefill or not step.at_root:
-                return
+            self._last.add(step.sequence.sequence)
             rows += len(step.pending) + len(step.draft.tree.tokens)
-        if steps:
+            decoding = decoding and step.at_root and not step.prefill
+        if decoding:
             self._rows_each += (_NEWEST if self._rows_each else 1.0) * (rows / len(steps) - self._rows_each)

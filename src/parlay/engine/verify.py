@@ -174,8 +174,8 @@ def _escapes(step: SequenceStep) -> bool:
 def _judge(steps: list[SequenceStep]) -> None:
     """Call the rule on steps that share it and share one forward's output."""
     rule, logits_RV = steps[0].sequence.rule, steps[0].out.logits_RV
-    views, drafts = [step.sequence for step in steps], [step.draft for step in steps]
-    verdicts = rule.accept(views, drafts, logits_RV, [step.root for step in steps])
+    views, drafts, roots = zip(*[(step.sequence, step.draft, step.root) for step in steps], strict=True)
+    verdicts = rule.accept(views, drafts, logits_RV, roots)
     for step, verdict in list(zip(steps, verdicts, strict=True)):
         if isinstance(verdict, Fault):
             step.fault = verdict

@@ -84,7 +84,7 @@ def along(values: tuple[Value, ...], path: Sequence[int]) -> tuple[Value, ...]:
 
     Paths rise, so a path that ends with node n - 1 has exactly the first n nodes.
     """
-    if path and path[-1] == len(path) - 1:
+    if not path or path[-1] == len(path) - 1:
         return values[: len(path)]
     return tuple([values[node] for node in path])
 

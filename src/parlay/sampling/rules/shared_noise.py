@@ -31,7 +31,8 @@ class SharedNoise:
     ) -> list[Verdict | Fault]:
         """See `AcceptRule.accept`. Raises ValueError for a draft that was drawn from a distribution."""
         for draft in drafts:
-            check_kind(self, draft)
+            if draft.kind != "point":
+                check_kind(self, draft)
         return follow(views, drafts, logits_RV, roots)
 
 
