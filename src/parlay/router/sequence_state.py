@@ -296,12 +296,8 @@ class SequenceState:
         own = offers[-1] if offers and offers[-1].arm is arm else None  # the chosen arm was asked last
         if self.is_trial or (own is not None and (own.is_drawn or own.is_probes)):
             return own
-        best = NOTHING
-        for offer in offers:
-            cut = best_cut(offer, prices)
-            if cut.worth > best.worth:
-                best = cut
-        return own if best is NOTHING and own is not None and own.draft.probes else best.offer
+        best = max([best_cut(offer, prices) for offer in offers], key=_worth, default=NOTHING).offer
+        return own if best is None and own is not None and own.draft.probes else best
 
     def verified(self, offer: Offer, nodes: Sequence[int]) -> Draft:
         """Cut the offer to ``nodes``. A trial keeps some nodes whatever they cost, and a drawn draft stays whole."""
