@@ -47,7 +47,10 @@ def test_all_rows_can_go() -> None:
 
 
 def test_a_few_rows_of_a_long_prompt_do_not_keep_its_memory() -> None:
-    features, prompt_NF = WaitingFeatures(), torch.ones(4096, 8)
-    features.add(PickedRows(prompt_NF, range(4096)))
-    features.drop(4095)
-    assert all_of(features).untyped_storage().nbytes() < prompt_NF.nbytes / 100
+    """Neither those that its own text has left, nor those of a text that ran beside it."""
+    own, beside, prompt_NF = WaitingFeatures(), WaitingFeatures(), torch.ones(4096, 8)
+    own.add(PickedRows(prompt_NF, range(4096)))
+    own.drop(4095)
+    beside.add(PickedRows(prompt_NF, [17]))
+    for features in (own, beside):
+        assert all_of(features).untyped_storage().nbytes() < prompt_NF.nbytes / 100

@@ -13,7 +13,10 @@ _LONG = 256  # a tensor of more rows is not kept for a few of them
 
 
 class WaitingFeatures:
-    """The features of the next ``rows`` rows, in pieces, none of them empty."""
+    """The features of the next ``rows`` rows, in pieces, none of them empty.
+
+    A few rows of a long tensor are copied, so that they don't keep the memory of the others.
+    """
 
     __slots__ = ("pieces", "rows")
 
@@ -23,7 +26,7 @@ class WaitingFeatures:
 
     def add(self, piece: PickedRows) -> None:
         """Append the features of further rows."""
-        self.pieces.append(piece)
+        self.pieces.append(_shortened(piece))
         self.rows += len(piece.rows)
 
     def first(self, rows: int) -> list[PickedRows]:
@@ -38,8 +41,7 @@ class WaitingFeatures:
         return found
 
     def drop(self, rows: int) -> None:
-        """Drop the first ``rows`` rows; there must be so many. Of a long piece, a few rows are copied, which frees the
-        others."""
+        """Drop the first ``rows`` rows; there must be so many."""
         kept = list[PickedRows]()
         self.rows -= rows
         for piece in self.pieces:
