@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from parlay.router.acceptance import checked
 from parlay.router.goals import USUAL, Aim
+from parlay.router.ledger import AT_ONCE
 from parlay.types import Cost, SequenceView
 
 _LONG = 64  # nodes of the longest drafts, about
@@ -220,6 +221,8 @@ class StepPrices:
     ) -> None:
         self._copies = copies
         self.key, self.sequences, self.rows, self.context, self.goal = key, sequences, rows, context, aim.goal
+        self.shared = 1.0 if sequences == 1 else AT_ONCE
+        """The part of the share for trials that the sequences together may lose."""
         self._is_limited = aim.power is not None and aim.most_watts > 0
         self._cost, self._aim, self._factor, self._row_seconds = cost, aim, aim.effort.price, aim.row_seconds
         self._of_nodes: dict[int, float] = {0: 0.0}

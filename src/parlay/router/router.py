@@ -13,7 +13,7 @@ from parlay.router.arms import Arm, ArmInSequence, ArmState, restored
 from parlay.router.choice import Choice, Offer, bearing
 from parlay.router.choice_history import ChoiceHistory
 from parlay.router.goals import USUAL, Aim
-from parlay.router.ledger import AT_ONCE, TRIALS, Account, Gains, Ledger
+from parlay.router.ledger import TRIALS, Account, Gains, Ledger
 from parlay.router.prices import AnswerLengths, StepPrices
 from parlay.router.ranking import NO_CANDIDATES, Candidates, best
 from parlay.router.saved_state import NOTHING_KEPT, KeptArm, Memory
@@ -82,15 +82,18 @@ class Router(Policy):
         self._others_seen = (self._others_seen[1], self._others_seen[1])
         self._next_copying = 0
         self._look_up_prices(views, others)
-        states = [self._states.get(view.sequence) or self._opened(view) for view in views]
-        self._copying = [arm for arm in self._replayable if any(arm.number in state.arms for state in states)]
         token, decoded = self._prices.token, 0
-        for state in states:
+        states: list[SequenceState] = []
+        usable: set[int] = set()
+        for view in views:
+            state = self._states.get(view.sequence) or self._opened(view)
+            states.append(state)
+            usable.update(state.arms)
             decoded += state.begin(token)
+        self._copying = [arm for arm in self._replayable if arm.number in usable]
         for arm in self._arms:
             arm.is_opening = False
             arm.unasked += decoded // len(states)
-        self._trials.share = self._aim.effort.trials * _shared(len(views))
         self._earn(decoded * token)
         return self._next(states)
 
@@ -111,11 +114,12 @@ class Router(Policy):
         while self._next_copying < len(self._copying):
             arm = self._copying[self._next_copying]
             self._next_copying += 1
-            nodes = [arm.spec.most if wait <= 0 else 0 for wait in self._waits(states, arm)]
+            nodes = [0] * len(states)
+            for place, wait in enumerate(self._waits(states, arm)):
+                if wait <= 0:
+                    nodes[place] = arm.spec.most
+                    states[place].note_request(arm.number, arm.spec.most)
             if any(nodes):
-                for state, count in zip(states, nodes, strict=True):
-                    if count:
-                        state.note_request(arm.number, count)
                 return Budgets(nodes, 0, [arm.number] * len(states))
         if self._next_copying > len(self._copying):
             return Budgets([0] * len(states))
@@ -126,7 +130,7 @@ class Router(Policy):
         """For each sequence, the tokens to decode before a replayable arm is asked there."""
         prices, number = self._prices, arm.number
         price = prices.of_drafting(arm.seconds.of(arm.spec.most) + self._own_seconds / len(self._copying))
-        allowed = TRIALS * _shared(prices.sequences) * prices.plain
+        allowed = TRIALS * prices.shared * prices.plain
         every, gain = math.ceil(price * prices.sequences / allowed), price / prices.token
         waits: list[int] = []
         for state in states:
@@ -309,13 +313,17 @@ class Router(Policy):
 
     def _look_up_prices(self, views: Sequence[SequenceView], others: int) -> None:
         """Make new prices if the batch or an estimate has changed, and every `_REPRICE_EVERY` steps."""
-        context = sum([len(view.tokens) for view in views]) // max(1, len(views))
+        count, tokens, rows = len(views), 0, 0
+        for view in views:
+            tokens += len(view.tokens)
+            rows += view.request.copies
         self._steps += 1
-        copies = sum([view.request.copies for view in views]) / max(1, len(views))
-        key = len(views), copies, others, self._cost.revision, context.bit_length(), self._steps // _REPRICE_EVERY
+        context, copies = tokens // count, rows / count
+        key = count, copies, others, self._cost.revision, context.bit_length(), self._steps // _REPRICE_EVERY
         if self._prices.key != key:
-            rows = len(views) + round(others / copies)
-            self._prices = StepPrices(key, self._cost, len(views), rows, context, aim=self._aim, copies=copies)
+            rows = count + round(others / copies)
+            self._prices = StepPrices(key, self._cost, count, rows, context, aim=self._aim, copies=copies)
+            self._trials.share = self._aim.effort.trials * self._prices.shared
             if self._prices.exceeds_power and not self._has_warned:
                 self._has_warned = True
                 _log.warning(_EXCEEDED, self._aim.most_watts, len(views))
@@ -334,11 +342,6 @@ class Router(Policy):
         state = SequenceState(view, ledger, Account(trials), self._trials, self._answers, arms, priced, history)
         self._states[view.sequence] = state
         return state
-
-
-def _shared(sequences: int) -> float:
-    """The part of the share for trials that this many sequences together may lose."""
-    return 1.0 if sequences == 1 else AT_ONCE
 
 
 class RememberingRouter(Router):
