@@ -5,14 +5,13 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from parlay.drafters.stores.suffixes import Suffixes, chance
 from parlay.types import NO_DRAFT, Draft, Tree
 
 
-@dataclass(frozen=True, slots=True)
-class SuffixDraft:
+class SuffixDraft(NamedTuple):
     """A tree of continuations.
 
     ``shares``: each node's count over the sum of its siblings' and its own, whether proposed or not. ``lengths``: how
@@ -36,8 +35,7 @@ class SuffixDraft:
 NOTHING = SuffixDraft()
 
 
-@dataclass(frozen=True, slots=True)
-class SuffixGrowth:
+class SuffixGrowth(NamedTuple):
     """How drafts grow: to at most ``min(k, factor * match length + offset)`` nodes.
 
     Each has a path probability of at least ``min_prob``. With ``branching``, a node may have several children,
