@@ -37,6 +37,8 @@ _TRIED = (
 
 def runs_on(logits_RV: Tensor) -> bool:
     """Whether the kernel can read such logits, on their device."""
+    if logits_RV.is_cpu and not triton_here.interpreted():  # asking for the device costs each step 20 us
+        return False
     return triton_here.asked_for(logits_RV.device) and logits_RV.dtype == torch.float32 and _works(logits_RV.device)
 
 

@@ -112,6 +112,8 @@ def _verdict(tree: Tree, tokens: Sequence[int | Fault]) -> Verdict | Fault:
 
 def _path(tree: Tree, tokens: Sequence[int | Fault]) -> tuple[int, ...]:
     """The nodes whose tokens were chosen, from the root down."""
+    if len(tokens) == 1:
+        return ()
     if trees.is_chain(tree):
         return tuple(range([*map(operator.ne, tree.tokens, tokens[:-1]), True].index(True)))
     places: Iterable[tuple[int, int | Fault]] = zip(tree.parents, tree.tokens, strict=True)
