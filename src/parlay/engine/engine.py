@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from parlay.engine.commit import collect_prompt_logprobs, commit
 from parlay.engine.denoise import fill, lay
@@ -250,7 +250,7 @@ class Engine:
             longer, seconds.one_forward = max(0.0, seconds.verify - usual), False
             charge(beside, longer)
             seconds.draft, seconds.verify = seconds.draft + longer, seconds.verify - longer
-            seconds.spent = replace(seconds.spent, verify_seconds=seconds.verify)
+            seconds.spent = seconds.spent._replace(verify_seconds=seconds.verify)
 
     def _accept(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
         """Let accept rules judge drafts, and selectors fill canvases. Early prefill chunks have neither."""

@@ -186,8 +186,7 @@ class Cost(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
+class Spent(NamedTuple):
     """The cost of one step of a sequence: its share of drafting, and the forward that verified its draft.
 
     ``draft_seconds``: planning, proposing, ranking tokens for drafters, and showing them the step. ``context``: mean
