@@ -12,6 +12,7 @@ from torch import Tensor
 from parlay.compiled import structs
 from parlay.sampling import noise, select, truncation
 from parlay.sampling.processors import divide, edit, edits, on_float64_device, temper, unusable
+from parlay.system import threads
 from parlay.types import Fault, ParlayError, SamplingParams, SequenceView
 
 _TRIES = 8  # among so many best tokens, top-p mostly keeps one
@@ -284,7 +285,7 @@ def leading_in_one_pass(
     at, rows = (0, rows) if wanted is None else (4 * size * wanted[0], len(wanted))
     ids, chances, counts = _int32s(rows * count), (ctypes.c_float * (rows * count))(), _int32s(rows)
     bars = (ctypes.c_int32 * len(barred))(*barred)
-    core.leading(logits_RV.data_ptr() + at, rows, size, bars, len(barred), count, ids, chances, counts)
+    core.leading(logits_RV.data_ptr() + at, rows, size, bars, len(barred), count, ids, chances, counts, threads.count())
     found = list(zip(ids, chances, strict=True))
     return [found[row * count : row * count + each] for row, each in enumerate(counts)]
 
@@ -299,7 +300,7 @@ def likeliest_in_one_pass(logits_RV: Tensor) -> list[int] | None:
         return None
     rows, size = logits_RV.shape
     ids, counts = _int32s(rows), _int32s(rows)
-    core.leading(logits_RV.data_ptr(), rows, size, None, 0, 1, ids, None, counts)
+    core.leading(logits_RV.data_ptr(), rows, size, None, 0, 1, ids, None, counts, threads.count())
     return list(ids) if all(counts) else None
 
 

@@ -340,7 +340,7 @@ typedef struct {
     int64_t (*draw)(const float *logits, int64_t size, float temperature, int64_t top_k, double top_p, double log_min_p,
                     uint64_t state); /* draw.h */
     void (*leading)(float *logits, int64_t rows, int64_t size, const int32_t *barred, int64_t bars, int64_t width,
-                    int32_t *ids, float *chances, int32_t *counts); /* draw.h */
+                    int32_t *ids, float *chances, int32_t *counts, int64_t threads); /* draw.h */
     void (*sum_over_ranks)(Ranks *, float *numbers, int64_t count); /* as a forward does it, for decoders in Python */
     void (*gather_over_ranks)(Ranks *, float *numbers, int64_t each);
     void (*rest)(void); /* returns when no thread reads any more what forwards were given */

@@ -15,6 +15,7 @@
 
 #include "lanes.h"
 #include "noise.h"
+#include "pool.h"
 
 #define TRIES 8           /* how many best tokens are tried */
 #define MOST_K 256        /* the largest top-k; Python decides where it is larger */
@@ -206,21 +207,50 @@ static int is_unusable(const float *logits, int64_t size)
     return !all;
 }
 
+/* The arguments of `leading`. */
+typedef struct {
+    float *logits;
+    int64_t rows, size;
+    const int32_t *barred;
+    int64_t bars, width;
+    int32_t *ids;
+    float *chances;
+    int32_t *counts;
+} LeadingTask;
+
+static void lead_row(const void *own, int64_t row, Member *me)
+{
+    const LeadingTask *task = own;
+    float *logits = task->logits + row * task->size, *chances = task->chances;
+    int32_t *ids = task->ids + row * task->width;
+    (void)me;
+    for (int64_t i = 0; i < task->bars; i++) logits[task->barred[i]] = -INFINITY;
+    int64_t found = is_unusable(logits, task->size) ? 0 : best_places(logits, task->size, task->width, ids);
+    while (found && logits[ids[found - 1]] == -INFINITY) found--;
+    task->counts[row] = (int32_t)found;
+    if (!found || !chances) return;
+    float most = logits[ids[0]], total = exponentials(logits, task->size, most);
+    for (int64_t i = 0; i < found; i++) chances[row * task->width + i] = __builtin_expf(logits[ids[i]] - most) / total;
+}
+
+static void lead_rows(const void *own, Member *me)
+{
+    const LeadingTask *task = own;
+    Phase phase = {.pieces = task->rows, .commit = lead_row, .task = task};
+    parlay_pool_phase(me, &phase);
+}
+
 /* For each row, finds the `width` tokens with the largest logits, best first and of equal ones the lower id first.
  * `counts` gets how many there are: 0 for a row with NaN or +infinity. `chances`, if not null, gets their probabilities
  * by softmax. Before that, the logits of the `bars` barred tokens are set to -INFINITY. */
 static void leading(float *logits, int64_t rows, int64_t size, const int32_t *barred, int64_t bars, int64_t width,
-                    int32_t *ids, float *chances, int32_t *counts)
+                    int32_t *ids, float *chances, int32_t *counts, int64_t threads)
 {
-    for (int64_t row = 0; row < rows; row++, logits += size, ids += width) {
-        for (int64_t i = 0; i < bars; i++) logits[barred[i]] = -INFINITY;
-        int64_t found = is_unusable(logits, size) ? 0 : best_places(logits, size, width, ids);
-        while (found && logits[ids[found - 1]] == -INFINITY) found--;
-        counts[row] = (int32_t)found;
-        if (!found || !chances) continue;
-        float most = logits[ids[0]], total = exponentials(logits, size, most);
-        for (int64_t i = 0; i < found; i++) chances[row * width + i] = __builtin_expf(logits[ids[i]] - most) / total;
-    }
+    const LeadingTask task = {logits, rows, size, barred, bars, width, ids, chances, counts};
+    if (rows > 1 && threads > 1)
+        parlay_pool_run(DECODING, threads, lead_rows, &task);
+    else
+        for (int64_t row = 0; row < rows; row++) lead_row(&task, row, 0);
 }
 
 #endif
