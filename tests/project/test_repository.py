@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "cost": frozenset({"types", "options"}),
     "router": frozenset({"types"}),
     "simulate": frozenset({"types", "options", "cost"}),
-    "sampling": frozenset({"types", "compiled"}),
+    "sampling": frozenset({"types", "system", "compiled"}),
     "engine": frozenset({"types", "sampling", "system"}),
     "models": frozenset({"types", "options", "system", "compiled", "cache"}),
     "ranks": frozenset({"types", "options", "system", "compiled", "cache", "models"}),

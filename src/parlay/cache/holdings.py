@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from parlay.cache.budget import Budget
-from parlay.cache.pages import BLOCK, CacheShape, Pool, SparePages, pages_for
+from parlay.cache.pages import BLOCK, CacheShape, PageTable, Pool, SparePages, pages_for
+from parlay.cache.prefixes import MoveRow
 from parlay.cache.recent import RecentPages, RecentShape, Room
 
 
@@ -29,6 +30,8 @@ class Holdings(ABC):
         self.shape, self._spread, self._page_bytes = shape, shape.spread, shape.page_bytes
         self.spare_pages = SparePages(shape.spread.ranks)
         self.pool = Pool(shape)
+        self.move_row: MoveRow = PageTable.move
+        """Moves the rows of accepted nodes; a decoder may have a faster way."""
         self.beside: Beside | None = None
         """Work that writes to the pages; `settle` ends it before they are needed elsewhere."""
         self._growing = [0] * shape.spread.ranks  # pages of each rank that room is being made for

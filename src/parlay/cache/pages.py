@@ -217,7 +217,6 @@ class PageTable:
         self._addresses = array("Q")
         self.pitch = 0
         """The pitch of all pages; 0 without pages."""
-        """That of all pages; 0 without any."""
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -262,6 +261,11 @@ class PageTable:
     def row(self, slot: int) -> tuple[Tensor, ...]:
         """Views of one token's keys and values; see `Page.row`."""
         return self._pages[slot // BLOCK].row(slot % BLOCK)
+
+    def move(self, source: int, to: int) -> None:
+        """Copy a token's keys and values to another slot."""
+        for cell, moved in zip(self.row(to), self.row(source), strict=True):
+            cell.copy_(moved)
 
     def check(self) -> None:
         """Assert that the addresses are those of the pages."""

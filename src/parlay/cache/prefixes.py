@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,6 +15,9 @@ from parlay.types import NO_TREE, ChosenPages, Segment, Skip, Tree, shared_lengt
 
 _NEAREST = 64
 """Most pages, newest first, that are compared if none has exactly the next tokens."""
+
+MoveRow = Callable[[PageTable, int, int], None]
+"""Copies a token's keys and values from one slot of a table to another, as `PageTable.move` does."""
 
 Level = dict[tuple[int, ...], Page]
 """Pages that may follow one prefix, by their tokens."""
@@ -108,8 +111,8 @@ class CachedText:
         """The last page, if the tokens do not fill it."""
         return self.table[len(self.tokens) // BLOCK] if len(self.tokens) % BLOCK else None
 
-    def commit(self, path: Sequence[int]) -> None:
-        """Append the staged pending tokens and the nodes of ``path``, whose rows are moved to follow them."""
+    def commit(self, path: Sequence[int], move: MoveRow) -> None:
+        """Append the staged pending tokens and the nodes of ``path``, whose rows ``move`` moves to follow them."""
         assert self.staged is not None, "keep without a forward"
         assert not self.staged.approximate, "rows of an approximate forward can't be kept"
         segment, self.staged = self.staged.segment, None
@@ -118,9 +121,9 @@ class CachedText:
         for index, node in enumerate(
             path
         ):  # node numbers rise along a path, so no row is overwritten before it is moved
-            if node != index and (len(self.recent) or self.table[(first + index) // BLOCK].address):
-                for cell, moved in zip(self.row(first + index), self.row(first + node), strict=True):
-                    cell.copy_(moved)
+            for table in (self.table, self.recent) if node != index else ():
+                if len(table) and table[(first + index) // BLOCK].address:
+                    move(table, first + node, first + index)
         self.tokens.extend(segment.tree.tokens[node] for node in path)
 
     @contextmanager

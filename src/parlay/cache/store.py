@@ -152,7 +152,7 @@ class Store(Holdings):
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         """Commit the staged pending tokens and the nodes of ``path``; returns how many tokens are cached now."""
         entry = self._entry(sequence)
-        entry.commit(path)
+        entry.commit(path, self.move_row)
         self._give_borrowed(entry)
         self._index_full(entry)
         return len(entry.tokens)

@@ -205,6 +205,7 @@ GROWTH_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), POINTER(Batch), POINTER(
 GROW = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch), POINTER(GrowthStruct))
 NOISY_BEST = CFUNCTYPE(c_int64, c_void_p, c_int64, c_float, c_uint64, c_int64, c_void_p)
 DRAW = CFUNCTYPE(c_int64, c_void_p, c_int64, c_float, c_int64, c_double, c_double, c_uint64)
+MOVE_ROW = CFUNCTYPE(None, c_void_p, *(c_int64,) * 6)
 LEADING = CFUNCTYPE(None, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, *(c_void_p,) * 3, c_int64)
 OVER_RANKS = CFUNCTYPE(None, POINTER(RanksStruct), c_void_p, c_int64)
 REST = CFUNCTYPE(None)
@@ -259,6 +260,7 @@ class Core(Structure):
         ("noisy_best", NOISY_BEST),
         ("draw", DRAW),
         ("leading", LEADING),
+        ("move_row", MOVE_ROW),
         ("sum_over_ranks", OVER_RANKS),
         ("gather_over_ranks", OVER_RANKS),
         ("rest", REST),

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from parlay.cache import BLOCK, Budget, CacheShape, RecentShape, Room, Rows, Spread
-from parlay.cache.pages import ALONE, pages_for
+from parlay.cache.pages import ALONE, PageTable, pages_for
+from parlay.cache.prefixes import MoveRow
 from parlay.cache.recent import most_pages
 from parlay.compiled.structs import Linear
 from parlay.models.config import DecoderConfig, KeyHeads, UnsupportedModel
@@ -83,6 +84,7 @@ class Kernels:
     ``pages`` says how layers share cache pages; ``cache_lanes`` and ``spread`` are those of `CacheShape`. ``part`` is
     the config of the part of the model that runs here; None: all of it. ``in_flight`` forwards may be under way at
     once, and each reads ``streamed_bytes`` from disk or the host's memory. ``chooses`` is that of `RunnerSpec`.
+    ``move_row`` moves rows within the decoder's pages.
     """
 
     exactness: Exactness
@@ -95,6 +97,7 @@ class Kernels:
     in_flight: int = 1
     streamed_bytes: int = 0
     chooses: bool = False
+    move_row: MoveRow = PageTable.move
 
     def cache_shapes(self, config: DecoderConfig, device: torch.device) -> tuple[CacheShape, RecentShape | None]:
         """The cache shapes of layers that see all keys, and of layers with recent pages, if there are any."""

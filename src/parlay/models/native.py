@@ -96,6 +96,7 @@ class NativeRunner(Runner):
             self._forward.add_ngrams(ngrams)
         self.lookup = None if config.ngram_layers is None else LayerLookup(self._forward, config, device, lookup)
         self.store = Store(whole, max_tokens_cached, budget := budget or Budget(), recent)
+        self.store.move_row = kernels.move_row
         self._forward.attach(budget)
         self._config, self._num_layers, self._ngrams = config, config.num_layers, ngrams
         self._block, self._uneven, self._max_context = _block_of(config.canvas), config.is_uneven, config.max_context

@@ -341,6 +341,8 @@ typedef struct {
                     uint64_t state); /* draw.h */
     void (*leading)(float *logits, int64_t rows, int64_t size, const int32_t *barred, int64_t bars, int64_t width,
                     int32_t *ids, float *chances, int32_t *counts, int64_t threads); /* draw.h */
+    void (*move_row)(char *const *pages, int64_t pitch, int64_t layers, int64_t heads, int64_t words, int64_t from,
+                     int64_t to); /* rows.h */
     void (*sum_over_ranks)(Ranks *, float *numbers, int64_t count); /* as a forward does it, for decoders in Python */
     void (*gather_over_ranks)(Ranks *, float *numbers, int64_t each);
     void (*rest)(void); /* returns when no thread reads any more what forwards were given */

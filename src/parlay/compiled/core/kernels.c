@@ -75,7 +75,7 @@ static int64_t multiply_alone(const Linear *linear, const float *x, int64_t rows
 
 const Core CORE = {
     QUOTED(LABEL), PANEL, panel_bytes, pack, pack_all, read_row, multiply_alone, space_bytes, forward, growth_bytes,
-    grow, noisy_best, draw, leading, sum_over_ranks, gather_over_ranks,
+    grow, noisy_best, draw, leading, move_row, sum_over_ranks, gather_over_ranks,
     parlay_pool_rest, parlay_stream_sum, parlay_stream_read, parlay_stream_open, parlay_stream_close, parlay_stream_fault,
     parlay_shelf_open, parlay_shelf_close, parlay_shelf_fault, parlay_shelf_bytes,
 };

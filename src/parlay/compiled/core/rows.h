@@ -206,4 +206,22 @@ static void prepare(const Model *model, const Batch *batch, const Space *space, 
     }
 }
 
+/* Copies a token's keys and values, which are not in blocks, to another slot of its text, in all layers of the pages. A key
+ * or value of a head is `words` words of 32 bits. */
+static void move_row(char *const *pages, int64_t pitch, int64_t layers, int64_t heads, int64_t words, int64_t from, int64_t to)
+{
+    const int64_t bytes = 4 * words;
+    for (int64_t part = 0; part < 2 * layers * heads; part++) {
+        const char *source = pages[from / PAGE] + part * pitch;
+        char *target = pages[to / PAGE] + part * pitch;
+        if (part / heads % 2) { /* values lie token by token */
+            memcpy(target + to % PAGE * bytes, source + from % PAGE * bytes, (size_t)bytes);
+            continue;
+        }
+        const char *x = source + from % PAGE / LANES * LANES * bytes + from % LANES * 4;
+        char *y = target + to % PAGE / LANES * LANES * bytes + to % LANES * 4;
+        for (int64_t k = 0; k < words; k++) memcpy(y + k * LANES * 4, x + k * LANES * 4, 4);
+    }
+}
+
 #endif

@@ -15,7 +15,7 @@ from parlay.models.compiled.adapters import PackedAdapters
 from parlay.models.compiled.growing import GrowthCall, read_text
 from parlay.models.compiled.layout import BatchLayout, Prefixes, lay_out, set_places
 from parlay.models.compiled.limits import refusal
-from parlay.models.compiled.memory import Workspace
+from parlay.models.compiled.memory import Workspace, row_mover
 from parlay.models.compiled.newest_tokens import NewestTokens, RowsOfHead
 from parlay.models.compiled.short_head import ShortHead
 from parlay.models.compiled.streaming import WeightRoom
@@ -105,6 +105,7 @@ class CompiledForward(Forward):
             part=None if part == WHOLE else config,
             streamed_bytes=streamed.stream.bytes if streamed is not None else 0,
             chooses=part == WHOLE,
+            move_row=row_mover(self._core, cache_dtype),
         )
 
     def _reason(self, stored: str, cached: str) -> str:

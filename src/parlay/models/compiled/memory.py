@@ -7,7 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from parlay.cache.pages import zeros
+from parlay.cache.pages import PageTable, zeros
+from parlay.cache.prefixes import MoveRow
 from parlay.compiled import structs
 
 _LINE = 64  # bytes of a cache line
@@ -79,3 +80,16 @@ class Workspace:
             start = self._bytes.data_ptr()
             self._start = start + -start % _LINE
         return self._start
+
+
+def row_mover(core: structs.Core, cached: torch.dtype) -> MoveRow:
+    """The library's way to move rows of caches of this type; rows of 8-bit blocks are moved by torch."""
+    if cached == torch.uint8:
+        return PageTable.move
+
+    def move(table: PageTable, source: int, to: int) -> None:
+        layers, _, heads, _, _, size = table[0].memory.shape
+        words = size * cached.itemsize // 4
+        core.move_row(table.address, table.pitch, layers, heads, words, source, to)
+
+    return move
