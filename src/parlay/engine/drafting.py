@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from operator import add
 
 from parlay.engine.constrained import drafters_part, legal, with_forced
 from parlay.engine.scheduler import Scheduler
@@ -209,20 +210,23 @@ def _learn(policy: Policy, spent: Spent, steps: list[SequenceStep]) -> None:
     views: list[Sequence] = []
     drafts: list[Draft] = []
     accepted: list[int] = []
+    seeing, planning, by_drafter, asked = 0, 0.0, list[float](), set[int]()
     for step in steps:
+        if step.watching:
+            seeing += 1
+            planning += step.planning_seconds
+            asked.update(step.called)
+            if step.seconds:
+                by_drafter = [*map(add, by_drafter, step.seconds)] if by_drafter else step.seconds
         draft = step.draft if step.sequence.request.constraint is None else drafters_part(step.draft)
         if draft is not None:
             views.append(step.sequence)
             drafts.append(draft)
             accepted.append(step.commit.accepted if draft is step.draft else 0)
     if views:
-        seeing = [step for step in steps if step.watching]
-        by_drafter = tuple(map(sum, zip(*[step.seconds for step in seeing if step.seconds], strict=True)))
-        planning = sum([step.planning_seconds for step in seeing])
-        seconds = (planning + sum(by_drafter)) / len(seeing) if seeing else 0.0
-        asked = set[int]().union(*[step.called for step in seeing])
+        seconds = (planning + sum(by_drafter)) / max(1, seeing)
         called = tuple([number in asked for number in range(len(by_drafter))])
-        spent = Spent(seconds, spent.verify_seconds, spent.rows, spent.context, by_drafter, planning, called)
+        spent = Spent(seconds, spent.verify_seconds, spent.rows, spent.context, tuple(by_drafter), planning, called)
         policy.learn(views, drafts, accepted, spent)
 
 
