@@ -107,6 +107,7 @@ def test_a_work_folder_of_another_model_or_of_other_prompts_is_refused(tmp_path:
     """Its states would be read as this model's own, without an error where both have one shape."""
     check_filled(tmp_path, {"model": "one"})
     check_filled(tmp_path, {"model": "one", "prompts": "some"})
+    save_shard(shard_path(tmp_path, 0), [TrainingText((1, 2, 3), 3)])
     for other in ({"model": "two"}, {"model": "one", "prompts": "others"}):
         (name,) = [key for key, value in other.items() if value in ("two", "others")]
         with pytest.raises(ParlayError, match=f"holds texts of another --{name}: name another folder by --work"):
@@ -114,6 +115,15 @@ def test_a_work_folder_of_another_model_or_of_other_prompts_is_refused(tmp_path:
     asked = MedusaTrainOptions(model="parlay-mini", work=tmp_path, out=tmp_path)
     with pytest.raises(ParlayError, match="holds texts of another --model"):
         prepare(asked)
+
+
+def test_a_run_that_failed_before_it_wrote_texts_leaves_the_work_folder_to_others(tmp_path: Path) -> None:
+    """So a mistyped model needs no other folder once it is corrected."""
+    for model in ("mistyped", "right"):
+        check_filled(tmp_path, {"model": model})
+    save_shard(shard_path(tmp_path, 0), [TrainingText((1, 2, 3), 3)])
+    with pytest.raises(ParlayError, match="holds texts of another --model"):
+        check_filled(tmp_path, {"model": "mistyped"})
 
 
 def test_prompts_that_are_too_long_are_counted_and_never_all_left_out(capsys: pytest.CaptureFixture[str]) -> None:

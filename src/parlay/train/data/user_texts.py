@@ -155,11 +155,12 @@ def check_filled(folder: Path, filling: Mapping[str, str]) -> None:
     """Record which options the texts and states in a work folder depend on.
 
     Raises ParlayError if the folder was filled with other options. States of another model of the same shape, for
-    example, could not be told from this model's.
+    example, could not be told from this model's. A record without texts, left by a run that failed, is replaced.
     """
     path, known = folder / _FILLED, dict[str, str]()
     with suppress(OSError, ValueError):
-        known = {str(name): str(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
+        if any(each != path for each in folder.iterdir()):
+            known = {str(name): str(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
     for name, value in filling.items():
         if known.get(name, value) != value:
             flag = f"--{name.replace('_', '-')}"
