@@ -45,6 +45,12 @@ def test_lines_between_triple_quotes_are_one_message_and_no_command(cli: Cli, tm
     assert asked["content"] == "/exit is a word.\n  Is it?"
 
 
+def test_a_message_whose_triple_quotes_never_close_is_told_not_dropped(cli: Cli) -> None:
+    result = cli("chat", *FLAGS, stdin=b'"""One\nTwo\n')
+    assert (result.code, result.out) == (0, "")
+    assert result.err.endswith('error: the last message was not sent: end it with """\n')
+
+
 def test_ctrl_c_keeps_the_chat_and_sigterm_ends_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     signals = iter([KeyboardInterrupt(), Terminated(signal.SIGTERM)])
 

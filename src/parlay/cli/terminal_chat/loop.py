@@ -55,10 +55,15 @@ class Chat:
                 self._note("(/exit or Ctrl-D leaves)")
 
     def _rest(self, line: str) -> str:
-        """Read lines up to the closing triple quotes; ``line`` begins with the opening ones."""
+        """Read lines up to the closing triple quotes; ``line`` begins with the opening ones. Raises EOFError if the
+        input ends before them."""
         lines = [line.removeprefix(_CHUNK)]
-        while not lines[-1].endswith(_CHUNK):
-            lines.append(self.read("… ").rstrip())
+        try:
+            while not lines[-1].endswith(_CHUNK):
+                lines.append(self.read("… ").rstrip())
+        except EOFError:
+            self._note(f"error: the last message was not sent: end it with {_CHUNK}")
+            raise
         return "\n".join(lines).removesuffix(_CHUNK)
 
     def _say(self, text: str) -> None:
