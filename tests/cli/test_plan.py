@@ -140,6 +140,7 @@ def test_without_any_chance_it_shows_ranges_by_kind_of_work_and_promises_open_ch
     named = cli("plan", "--model", "llama-3.1-8b", "--device", "h100", "--strategy", "eagle3").out
     assert re.search(r"maths +\d\.\d\d-\d\.\d\d +eagle3\n", named)
     assert "For eagle3 a head must be trained first" in named
+    assert "()" not in named, "no texts were recorded for a head"
 
 
 @pytest.mark.parametrize("model", ["smollm2-135m", "Qwen/Qwen2.5-Coder-1.5B-Instruct"])

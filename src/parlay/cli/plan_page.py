@@ -112,7 +112,7 @@ def by_kind_notes(cases: Sequence[PlanCase], heads: Mapping[str, str]) -> str:
     sources = ", ".join(text for text in texts if "Spec-Bench" not in text)
     return (
         "Ranges are over texts on which tokens per step were measured (benchmarks/results): for what copies, recorded "
-        f"answers of larger models ({sources}); for draft models, Qwen2.5-Coder-1.5B with its "
+        f"answers of larger models{sources and f' ({sources})'}; for draft models, Qwen2.5-Coder-1.5B with its "
         "0.5B on Spec-Bench; else, and for heads, SmolLM2-135M there. Other models, heads and texts differ: --prompts "
         "FILE measures your own, --acceptance says it by hand. The pick is the default strategy, unless another is "
         f"{BETTER - 1:.0%} faster on texts on which both were measured. {_heads_note(cases, heads)}A dash: not "
