@@ -131,3 +131,9 @@ def test_a_run_that_fails_early_leaves_no_empty_folder(
     assert result.err.startswith("parlay: error: no file or folder none.txt")
     assert result.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_cannot_be_read_are_told_plainly(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["eagle3", "--config", "none.yaml"], ["mdlm", "--data", "none.yaml"]):
+        assert cli("train", *words).err == "parlay: error: can't read none.yaml: No such file or directory\n"

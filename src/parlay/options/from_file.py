@@ -52,7 +52,9 @@ def _pairs(path: Path) -> list[tuple[object, object]]:
         ]
     except UsageError:
         raise
-    except (OSError, ValueError, OverflowError, yaml.YAMLError, RecursionError) as error:
+    except OSError as error:
+        raise UsageError(f"can't read {path}: {error.strerror}") from None
+    except (ValueError, OverflowError, yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"can't read {path} as YAML: {' '.join(str(error).split())}") from None
     except (LookupError, AttributeError):  # so the reader's own parts fail
         raise UsageError(f"can't read {path} as YAML: a value does not fit its tag (!!int, !!bool, ...)") from None

@@ -90,8 +90,10 @@ def read_conversations(path: Path, *, skip_broken: bool = False) -> list[PromptA
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParlayError(f"can't read {path}: {error}") from error
+    except OSError as error:
+        raise ParlayError(f"can't read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ParlayError(f"can't read {path}: it is not UTF-8 (byte {error.start}): convert it first") from error
     each = {number: conversation_of(line) for number, line in enumerate(lines, 1) if line.strip()}
     broken = [number for number, found in each.items() if found is None]
     if broken:
