@@ -19,7 +19,7 @@ def asked_for(device: torch.device) -> bool:
 
 @cache
 def interpreted() -> bool:
-    """Whether the interpreter is asked for. The variable is read once, because reading it costs each step 20 us."""
+    """Whether the interpreter is asked for. The variable is read once, not in every step."""
     return os.environ.get(INTERPRET) == "1"
 
 

@@ -16,9 +16,8 @@ _MOST = 3600.0
 
 
 def since(began: float, clock: Clock) -> float:
-    """Seconds since ``began`` by the clock; 0 as in `plausible`."""
-    seconds = clock() - began
-    return seconds if 0.0 <= seconds < _MOST else 0.0
+    """Seconds since ``began`` by the clock; see `plausible`."""
+    return plausible(clock() - began)
 
 
 def plausible(seconds: float) -> float:
