@@ -46,10 +46,8 @@ class StateCollector:
 
     def observe(self, observations: Sequence[Observation]) -> None:
         for each in observations:
-            states, rows_TF = (
-                self._states.setdefault(each.view.request.id, _States()),
-                as_features(each.taps, self._layers),
-            )
+            states = self._states.setdefault(each.view.request.id, _States())
+            rows_TF = as_features(each.taps, self._layers)
             new = each.start + len(rows_TF) - states.length
             if each.start <= states.length and new > 0:  # rows come twice after a preemption
                 states.rows.append(rows_TF[-new:])
