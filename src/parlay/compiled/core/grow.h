@@ -324,6 +324,7 @@ static void run_levels(const void *context, Member *me)
         Pass pass = levels->level[0].pass;
         pass.me = me;
         run_forward(pass);
+        return; /* a late thread must not look at `levels` again: the job may be over */
     }
     for (int64_t level = 0; goes_on && level < levels->growth->levels && levels->level[level].batch.segments; level++) {
         Pass pass = levels->level[level].pass;
