@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,8 +21,9 @@ from parlay.drafters.options import EAGLE3
 from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.base import draft_ids
+from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
 from parlay.heads.native import eagle3_decoder
-from parlay.heads.opening import opened_artefact
+from parlay.heads.opening import OpenHead, opened_artefact
 from parlay.llm import LLM
 from parlay.models.compiled.growing import GrownTrees
 from parlay.models.forward import Growth, HeadRows, TreeRequest
@@ -129,6 +132,41 @@ def test_threads_and_late_ones_change_no_draft(
         assert drafts_of(model, strategy, monkeypatch) == expected
 
 
+def runner_of(head: HeadArtefact, opened: OpenHead) -> NativeRunner:
+    """The runner of an opened head, whose weights live as long as ``opened``."""
+    ids_D = draft_ids(head.tensors["d2t"])
+    runner = opened.runner(EAGLE3, partial(eagle3_decoder, head.layer, head.operands, opened.embedding, ids_D))
+    if not runner.grows:
+        pytest.skip(runner.spec.kernels)
+    return runner
+
+
+def test_a_thread_that_is_late_in_reading_a_text_reads_nothing_afterwards(
+    head: HeadArtefact, delay: Callable[[int, int, int], None]
+) -> None:
+    """The call returns without it. What the call had on its stack is overwritten before the thread goes on."""
+    torch.manual_seed(0)
+    layer = replace(head.layer, num_heads=64, num_kv_heads=64, head_dim=32)  # four pieces of keys and values
+    made = Eagle3Head(Eagle3Config(layer, head.settings["draft_vocab_size"], head.settings["taps"]))
+    wide = replace(head, layer=layer, tensors={**made.state_dict(), "d2t": head.tensors["d2t"]})
+    opened = opened_artefact(wide, torch.zeros(VOCAB_SIZE, layer.hidden_size))
+    runner, first = runner_of(wide, opened), opened.fuse.linear
+    tokens = tuple(range(1, 41))
+    features = [PickedRows(torch.ones(len(tokens), first.inputs), range(len(tokens)))]
+    nested: list[object] = []
+    for _ in range(900):
+        nested = [nested]
+    with threads.using(2):
+        delay(1, 2, 1_000)  # the second thread's first piece of keys and values is number two
+        for name in range(400):
+            runner.open(name, tokens)
+            assert runner.reserve(name, len(tokens))
+            runner.read_text(Segment(name, tokens), first, features)
+            assert repr(nested)  # which takes some hundred kilobytes of the stack
+            time.sleep(0.002)
+            runner.release(name)
+
+
 def test_the_library_is_asked_for_no_more_nodes_than_it_keeps_apart() -> None:
     with pytest.raises(ValueError, match="1024 at most"):
         GrownTrees.of(1, structs.MOST_DRAFT + 1)
@@ -155,14 +193,10 @@ def test_growth_that_would_be_read_beyond_an_end_is_refused(
     head: HeadArtefact, edit: Callable[[Growth], Growth], told: str
 ) -> None:
     opened = opened_artefact(head, torch.zeros(VOCAB_SIZE, head.layer.hidden_size))
-    ids_D = draft_ids(head.tensors["d2t"])
-    runner = opened.runner(EAGLE3, partial(eagle3_decoder, head.layer, head.operands, opened.embedding, ids_D))
-    if not runner.grows:
-        pytest.skip(runner.spec.kernels)
+    runner, first = runner_of(head, opened), opened.fuse.linear
     runner.open(0, (1, 2))
     assert runner.reserve(0, 200)
-    first = opened.fuse.linear
-    rows = HeadRows(ids_D, first, [PickedRows(torch.zeros(2, first.inputs), range(2))])
+    rows = HeadRows(draft_ids(head.tensors["d2t"]), first, [PickedRows(torch.zeros(2, first.inputs), range(2))])
     with pytest.raises(ValueError, match=told):
         runner.grow([Segment(0, (1, 2), logits_from=1)], edit(Growth(3, 2, 0.0, rows)), [TreeRequest(4)])
     with pytest.raises(ValueError, match="no nodes"):
