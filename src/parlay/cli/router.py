@@ -74,12 +74,13 @@ def _steps(cost: KeptCost) -> Iterator[str]:
 def _rows(name: str, arm: KeptArm) -> Iterator[list[str]]:
     """Rows for all requests and then each kind: draft levels tested lately, and the share that was right."""
     from parlay.router.acceptance import Record
-    from parlay.router.prices import DraftSeconds
+    from parlay.router.prices import DraftDepth, DraftSeconds
 
-    whole, seconds = Record(), DraftSeconds()
+    whole, seconds, depth = Record(), DraftSeconds(), DraftDepth()
     whole.restore(arm.record)
     seconds.restore(arm.seconds)
-    yield [printable(name), _ALL, *_shown(whole, arm.gain), f"{1000 * seconds.of(_NODES):.2f}"]
+    depth.share = arm.depth
+    yield [printable(name), _ALL, *_shown(whole, arm.gain), f"{1000 * seconds.of(depth.of(_NODES)):.2f}"]
     for kind, (gain, *record) in sorted(arm.kinds.items()):
         known = whole.of_kind()
         known.restore(record)

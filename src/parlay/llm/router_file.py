@@ -30,7 +30,7 @@ from parlay.types import NO_COST, FieldError, KeptCost, Runner, RunnerSpec, one_
 RememberedBy = Literal["shared", "per-key", "off"]
 REMEMBERED_BY: tuple[RememberedBy, ...] = get_args(RememberedBy)
 """Whether routers learn from all owners together, from each owner separately, or keep nothing."""
-FORMAT = 3
+FORMAT = 4
 """Version of the file and of the meaning of its numbers."""
 EVERY = 60.0
 """Seconds from a first change until it is written. A process that is killed loses no more than that."""

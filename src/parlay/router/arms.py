@@ -9,7 +9,7 @@ from parlay.router.acceptance import TINY, Outcome, Record, ScoreCalibration, ch
 from parlay.router.ledger import START, TRIALS, Account, Gains
 from parlay.router.prices import DraftDepth, DraftSeconds, Reading, sizes
 from parlay.router.saved_state import KeptArm
-from parlay.types import trees
+from parlay.types import Draft, trees
 
 _log = logging.getLogger(__name__)
 _TRIAL = 2  # fewest nodes of a trial
@@ -98,6 +98,17 @@ class ArmState:
         """Whether it was asked so long ago that it is tried again, in case what is known about it is outdated."""
         return self.unasked >= _FORGOTTEN
 
+    def levels(self, nodes: float) -> float:
+        """Levels by which the time of a proposal of ``nodes`` nodes is estimated.
+
+        A drafter that searches mostly finds nothing, in about the same time. Its proposals count by what was asked for.
+        """
+        return nodes if self.spec.replayable else self.depth.of(nodes)
+
+    def drafting(self, nodes: float) -> float:
+        """Seconds that a proposal of ``nodes`` nodes usually takes."""
+        return self.seconds.of(self.levels(nodes))
+
     def kept(self) -> KeptArm:
         """The learned state, to keep for other routers on this machine."""
         kinds = {kind: (known.gain, *known.record.kept()) for kind, known in self.kinds.items()}
@@ -152,9 +163,9 @@ class ArmState:
         return free or (pays and (self.spec.expected > 0 or self.calibration.drafts >= _TESTED))
 
     def learn_seconds(
-        self, nodes: float, seconds: float, slowdown: float, forward: float, *, read: int, target: float
+        self, levels: float, seconds: float, slowdown: float, forward: float, *, read: int, target: float
     ) -> None:
-        """Learn from proposals of ``nodes`` nodes that took ``seconds`` each.
+        """Learn from proposals of ``levels`` levels that took ``seconds`` each.
 
         ``slowdown``: how many times its usual seconds the step's ``forward`` took. ``read``: tokens of prompts that the
         drafter read for its first proposals in these sequences, which would take the target ``target`` seconds. That
@@ -166,13 +177,15 @@ class ArmState:
         certain. If it is quick again before that, the machine had been held up.
         """
         known = self._before or self.seconds
-        usual = known.of(nodes)
+        usual = known.of(levels)
         if read:
             most = 4 * self.reading.of(read) + target
             self.reading.learn(read, min(seconds / slowdown - usual, most))
             self.prompts.debt = max(self.prompts.debt, min(seconds - usual, most))
             return
-        own = known.own_work(nodes, seconds, slowdown, forward, forward * max(1.0, nodes if self.spec.layers else 1.0))
+        own = known.own_work(
+            levels, seconds, slowdown, forward, forward * max(1.0, levels if self.spec.layers else 1.0)
+        )
         self._slow = self._slow + 1 if usual and seconds / slowdown > 4 * usual + 0.25 * forward else 0
         if self._slow == _SLOWER:
             self._before, self.seconds = known, DraftSeconds(known.revision + 1)
@@ -181,11 +194,11 @@ class ArmState:
             self.seconds = known
         if self._slow in (0, _SURELY):
             self._before = None
-        self.seconds.learn(nodes, seconds / slowdown if self._slow >= _SLOWER else own, forward)
+        self.seconds.learn(levels, seconds / slowdown if self._slow >= _SLOWER else own, forward)
 
     def booked(self, nodes: float) -> float:
         """Seconds charged for a proposal of ``nodes`` nodes. A slowness that may be an accident is not charged."""
-        return (self._before or self.seconds).of(nodes)
+        return (self._before or self.seconds).of(self.levels(nodes))
 
 
 @dataclass(slots=True)
@@ -274,14 +287,14 @@ class ArmInSequence:
     def learn(self, outcome: Outcome, expected: float) -> None:
         """Learn from a proposal, compared with what its step committed."""
         draft, path, tested = outcome
-        nodes = len(draft.tree.tokens) - draft.probes
+        nodes = len(draft) - draft.probes
         if not nodes or not tested:
             return
         chained = isinstance(tested, range)
         last = len(tested) > len(path) and (chained or not path or draft.tree.parents[tested[-1]] == path[-1])
         self.record.learn(len(path), last, len(tested), expected)
         self.tested += len(path) + last
-        self.state.depth.learn(nodes, nodes if chained else max(trees.depths(draft.tree)[:nodes]))
+        self.state.depth.learn(nodes, nodes if chained else levels_of(draft))
         if path:
             self.limit = min(2 * self.limit, self.state.spec.most)
 
@@ -290,6 +303,12 @@ class ArmInSequence:
         self.gain += (1 - _GAIN_DECAY) * (tokens - self.gain)
         for known in (self.state, self.kind):
             known.gain += (1 - _WHOLE_DECAY) * (tokens - known.gain)
+
+
+def levels_of(draft: Draft) -> int:
+    """How many levels the nodes of a draft have, without its probes."""
+    nodes = len(draft) - draft.probes
+    return nodes if trees.is_chain(draft.tree) else max(trees.depths(draft.tree)[:nodes], default=0)
 
 
 def restored(state: ArmState, kept: KeptArm | None, row: float) -> ArmState:

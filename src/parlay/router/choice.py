@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from operator import add
 
 from parlay.router.acceptance import MOST_SHARE, expected_accepted
-from parlay.router.arms import ArmInSequence, ArmState
+from parlay.router.arms import ArmInSequence, ArmState, levels_of
 from parlay.router.prices import Drafts, KnownSizes, Size, StepPrices
 from parlay.router.ranking import Candidates, best_of
 from parlay.types import Draft, trees
@@ -104,6 +104,13 @@ def offered(arm: ArmInSequence, draft: Draft, requested: int, prices: StepPrices
     return Offer(arm, draft, requested, nodes, path_probs, gains, worths)
 
 
+def levels_drafted(arm: ArmState, requested: int, offers: Sequence[Offer]) -> float:
+    """Levels that an arm which was asked for ``requested`` nodes drafted in this step; see `ArmState.levels`."""
+    if arm.spec.replayable:
+        return requested
+    return max([levels_of(offer.draft) for offer in offers if offer.arm.state is arm], default=0)
+
+
 def bearing(offer: Offer, prices: StepPrices) -> Set[int]:
     """The nodes that must stay because probes below them are worth their rows.
 
@@ -160,7 +167,7 @@ def best_size(
     found = sizes.get(key)
     if found is None:
         found = _best_size(limit, drafts, prices, share, _MARGIN)
-        if prices.is_free(state.seconds.of(limit)) and state.seconds.is_known:
+        if prices.is_free(state.drafting(limit)) and state.seconds.is_known:
             found = _best_size(limit, drafts, prices, max(share, _SURE), 0.0)[0], *found[1:]
         sizes[key] = found
     size, gain, value, seconds = found
@@ -197,7 +204,7 @@ def _known(arm: ArmState, prices: StepPrices) -> KnownSizes:
 def _drafts(arm: ArmState, key: tuple[int, ...], prices: StepPrices) -> Drafts:
     sizes = arm.sizes[1 : bisect_right(arm.sizes, prices.most)]
     depths = [arm.depth.of(size) for size in sizes]
-    drafting = [prices.of_drafting(arm.seconds.of(size)) for size in sizes]
+    drafting = [prices.of_drafting(arm.drafting(size)) for size in sizes]
     rows = [prices.of_nodes(size + arm.probes) for size in sizes]
     drafts = prices.drafts[key] = Drafts(sizes, depths, list(map(add, drafting, rows)))
     return drafts

@@ -15,7 +15,7 @@ from parlay.types import Cost, SequenceView
 _LONG = 64  # nodes of the longest drafts, about
 FREE = 0.01  # share of a forward: drafting that costs less counts as free
 _DECAY = 0.9  # per proposal
-_ORIGIN = 0.1  # weight, in proposals, of the assumption that a proposal of no nodes costs nothing
+_ORIGIN = 0.1  # weight, in proposals, of the assumption that a proposal of no levels costs nothing
 _FEW = 4  # the quickest of this many first proposals sets the level
 _SLOWER = 0.5  # weight of a proposal that took longer than expected
 _READ = 0.3  # weight of the newest prompt or answer in its estimate
@@ -25,9 +25,9 @@ _MOVED = 0.1  # relative change of an estimate that leads to new prices, if it i
 
 
 class DraftSeconds:
-    """Estimates what a proposal for one sequence costs: a fixed time plus a time per node.
+    """Estimates what a proposal for one sequence costs: a fixed time plus a time per level.
 
-    Both come from least squares over past proposals, with less weight on older ones. Until proposals of several sizes
+    Both come from least squares over past proposals, with less weight on older ones. Until proposals of several depths
     were seen, the fixed time is taken to be about 0. Delays are noise: among the first few proposals the quickest sets
     the level, and a later one that took longer than expected gets less weight.
     """
@@ -35,81 +35,81 @@ class DraftSeconds:
     def __init__(self, revision: int = 0) -> None:
         self.revision = revision
         """Raised when an estimate has moved by more than a tenth, and by at least `FREE` of a forward."""
-        self._fixed = self._per_node = 0.0
+        self._fixed = self._per_level = 0.0
         self._watched = (0.0, 0.0)  # both times at the last revision
         self._seen = 0
-        self._count, self._nodes, self._squares = _ORIGIN, 0.0, 0.0
+        self._count, self._levels, self._squares = _ORIGIN, 0.0, 0.0
         self._seconds = self._products = 0.0
 
     def kept(self) -> tuple[float, ...]:
         """The learned state, as numbers for `restore`."""
-        return (self._count, self._nodes, self._squares, self._seconds, self._products)
+        return (self._count, self._levels, self._squares, self._seconds, self._products)
 
     def restore(self, kept: Sequence[float]) -> None:
         """Start from what another router learned. The first proposals may still show that it was too slow.
 
         Raises ValueError if the numbers are malformed.
         """
-        count, self._nodes, self._squares, self._seconds, self._products = checked(kept, 5)
+        count, self._levels, self._squares, self._seconds, self._products = checked(kept, 5)
         self._count = max(count, _ORIGIN)
         self._fit()
-        self._watched = self._fixed, self._per_node
+        self._watched = self._fixed, self._per_level
         self.revision += 1
 
     def scale(self, factor: float) -> None:
         """Convert the estimates to a machine that takes ``factor`` times as long."""
         self._seconds, self._products = self._seconds * factor, self._products * factor
         self._fit()
-        self._watched = self._fixed, self._per_node
+        self._watched = self._fixed, self._per_level
 
     @property
     def is_known(self) -> bool:
         return self._count > _ORIGIN
 
-    def of(self, nodes: float) -> float:
-        """Seconds of a proposal of ``nodes`` nodes; 0 before any was seen."""
-        return self._fixed + self._per_node * nodes
+    def of(self, levels: float) -> float:
+        """Seconds of a proposal of ``levels`` levels; 0 before any was seen."""
+        return self._fixed + self._per_level * levels
 
-    def own_work(self, nodes: float, seconds: float, slowdown: float, forward: float, most: float) -> float:
+    def own_work(self, levels: float, seconds: float, slowdown: float, forward: float, most: float) -> float:
         """The seconds that a proposal would have taken without delays.
 
         Whatever made the step's forward ``slowdown`` times slower is assumed to have slowed drafting, too. The rest is
         cut to 4 times the usual plus a quarter of a ``forward``. That is enough for drafters that are expensive in one
         step out of four and free in the others. The first proposal counts for at most ``most``.
         """
-        usual = self.of(nodes)
+        usual = self.of(levels)
         if not usual:
             return min(seconds / slowdown, most)
         return min(seconds, max(usual, seconds / slowdown), 4 * usual + 0.25 * forward)
 
-    def learn(self, nodes: float, seconds: float, forward: float) -> None:
-        """Learn that proposals of ``nodes`` nodes on average took ``seconds`` each.
+    def learn(self, levels: float, seconds: float, forward: float) -> None:
+        """Learn that proposals of ``levels`` levels on average took ``seconds`` each.
 
         ``forward``: seconds of the step's forward, per sequence.
         """
-        expected = self.of(nodes)
+        expected = self.of(levels)
         if expected and self._seen < _FEW:
             factor = min(1.0, seconds / expected)
             self._seconds, self._products = self._seconds * factor, self._products * factor
         weight = _SLOWER if expected and seconds > expected else 1.0
         self._seen += 1
         self._count = self._count * _DECAY + weight + (1 - _DECAY) * _ORIGIN
-        self._nodes = self._nodes * _DECAY + weight * nodes
-        self._squares = self._squares * _DECAY + weight * nodes**2
+        self._levels = self._levels * _DECAY + weight * levels
+        self._squares = self._squares * _DECAY + weight * levels**2
         self._seconds = self._seconds * _DECAY + weight * seconds
-        self._products = self._products * _DECAY + weight * seconds * nodes
+        self._products = self._products * _DECAY + weight * seconds * levels
         self._fit()
-        fixed, per_node = self._watched
-        known = fixed + per_node * nodes
-        if abs(self.of(nodes) - known) > max(_MOVED * known, FREE * forward):
-            self._watched = self._fixed, self._per_node
+        fixed, per_level = self._watched
+        known = fixed + per_level * levels
+        if abs(self.of(levels) - known) > max(_MOVED * known, FREE * forward):
+            self._watched = self._fixed, self._per_level
             self.revision += 1
 
     def _fit(self) -> None:
-        spread = self._count * self._squares - self._nodes**2
+        spread = self._count * self._squares - self._levels**2
         if spread > 0:
-            self._per_node = max(0.0, (self._count * self._products - self._nodes * self._seconds) / spread)
-            self._fixed = max(0.0, (self._seconds - self._per_node * self._nodes) / self._count)
+            self._per_level = max(0.0, (self._count * self._products - self._levels * self._seconds) / spread)
+            self._fixed = max(0.0, (self._seconds - self._per_level * self._levels) / self._count)
 
 
 class DraftDepth:

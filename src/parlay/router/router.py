@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from parlay.router.acceptance import Outcome, matched
 from parlay.router.arms import Arm, ArmInSequence, ArmState, restored
-from parlay.router.choice import Choice, Offer, bearing
+from parlay.router.choice import Choice, Offer, bearing, levels_drafted
 from parlay.router.choice_history import ChoiceHistory
 from parlay.router.goals import USUAL, Aim
 from parlay.router.ledger import TRIALS, Account, Gains, Ledger
@@ -129,7 +129,7 @@ class Router(Policy):
     def _waits(self, states: Sequence[SequenceState], arm: ArmState) -> list[int]:
         """For each sequence, the tokens to decode before a replayable arm is asked there."""
         prices, number = self._prices, arm.number
-        price = prices.of_drafting(arm.seconds.of(arm.spec.most) + self._own_seconds / len(self._copying))
+        price = prices.of_drafting(arm.drafting(arm.spec.most) + self._own_seconds / len(self._copying))
         allowed = TRIALS * prices.shared * prices.plain
         every, gain = math.ceil(price * prices.sequences / allowed), price / prices.token
         waits: list[int] = []
@@ -272,14 +272,14 @@ class Router(Policy):
                 continue
             drafting = [state for state in states if number in state.requested and state.has_run(number)]
             if drafting:
-                count, each, nodes, read = len(drafting), seconds / len(drafting), 0, 0
+                count, each, levels, read = len(drafting), seconds / len(drafting), 0.0, 0
                 for state in drafting:
-                    nodes += state.requested[number]
+                    levels += levels_drafted(arm, state.requested[number], state.offers)
                     read = max(read, state.arms[number].charge(each, state.length))
-                if count == 1 and read and seconds / slowdown < 0.5 * arm.seconds.of(nodes):
+                if count == 1 and read and seconds / slowdown < 0.5 * arm.seconds.of(levels):
                     read = 0  # far too quick to have read the prompt
                 target = self._cost.forward(read, read) if read else 0.0
-                arm.learn_seconds(nodes / count, each, slowdown, forward / count, read=read, target=target)
+                arm.learn_seconds(levels / count, each, slowdown, forward / count, read=read, target=target)
                 arm.row = row = row or self._cost.forward(1, 1)
         if spent.planning_seconds:
             own = spent.planning_seconds / slowdown / len(states)

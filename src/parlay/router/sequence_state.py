@@ -120,7 +120,7 @@ class SequenceState:
         self.requesting = arm = self.arms[number]
         self.requested[number] = nodes
         arm.requested_at, arm.state.unasked = self.length, 0
-        seconds = arm.state.seconds.of(nodes)
+        seconds = arm.state.drafting(nodes)
         arm.counts.asked += 1
         arm.counts.expected_seconds += seconds
         self.seconds += seconds
@@ -198,7 +198,7 @@ class SequenceState:
             self.is_trial, self.forgone, self.reason = True, self.choice.worth * prices.token, TRIED
             nodes = tried.state.trial
             self.choice = Choice(arm=tried, nodes=nodes)
-            self.trials.debt = prices.of_drafting(tried.state.seconds.of(nodes)) + prices.of_nodes(nodes)
+            self.trials.debt = prices.of_drafting(tried.state.drafting(nodes)) + prices.of_nodes(nodes)
 
     def _go_on(self, laid: Laid, prices: StepPrices) -> None:
         """Draft what probes prepared, if nothing else is chosen, or if they were a trial and a copy is chosen."""
