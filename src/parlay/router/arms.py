@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from parlay.router.acceptance import TINY, Outcome, Record, ScoreCalibration, checked
@@ -104,6 +105,10 @@ class ArmState:
         A drafter that searches mostly finds nothing, in about the same time. Its proposals count by what was asked for.
         """
         return nodes if self.spec.replayable else self.depth.of(nodes)
+
+    def levels_drafted(self, requested: int, drafts: Sequence[Draft]) -> float:
+        """The same of what it drafted in a sequence's step, asked for ``requested`` nodes: one draft or none."""
+        return requested if self.spec.replayable else max(map(levels_of, drafts), default=0)
 
     def drafting(self, nodes: float) -> float:
         """Seconds that a proposal of ``nodes`` nodes usually takes."""

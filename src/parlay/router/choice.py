@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from operator import add
 
 from parlay.router.acceptance import MOST_SHARE, expected_accepted
-from parlay.router.arms import ArmInSequence, ArmState, levels_of
+from parlay.router.arms import ArmInSequence, ArmState
 from parlay.router.prices import Drafts, KnownSizes, Size, StepPrices
 from parlay.router.ranking import Candidates, best_of
 from parlay.types import Draft, trees
@@ -102,13 +102,6 @@ def offered(arm: ArmInSequence, draft: Draft, requested: int, prices: StepPrices
         nodes = best_of((nodes, path_probs), arm.limit)
         path_probs = [likely[node] for node in nodes]
     return Offer(arm, draft, requested, nodes, path_probs, gains, worths)
-
-
-def levels_drafted(arm: ArmState, requested: int, offers: Sequence[Offer]) -> float:
-    """Levels that an arm which was asked for ``requested`` nodes drafted in this step; see `ArmState.levels`."""
-    if arm.spec.replayable:
-        return requested
-    return max([levels_of(offer.draft) for offer in offers if offer.arm.state is arm], default=0)
 
 
 def bearing(offer: Offer, prices: StepPrices) -> Set[int]:

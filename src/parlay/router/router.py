@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from parlay.router.acceptance import Outcome, matched
 from parlay.router.arms import Arm, ArmInSequence, ArmState, restored
-from parlay.router.choice import Choice, Offer, bearing, levels_drafted
+from parlay.router.choice import Choice, Offer, bearing
 from parlay.router.choice_history import ChoiceHistory
 from parlay.router.goals import USUAL, Aim
 from parlay.router.ledger import TRIALS, Account, Gains, Ledger
@@ -274,7 +274,8 @@ class Router(Policy):
             if drafting:
                 count, each, levels, read = len(drafting), seconds / len(drafting), 0.0, 0
                 for state in drafting:
-                    levels += levels_drafted(arm, state.requested[number], state.offers)
+                    drafts = [offer.draft for offer in state.offers if offer.arm.state is arm]
+                    levels += arm.levels_drafted(state.requested[number], drafts)
                     read = max(read, state.arms[number].charge(each, state.length))
                 if count == 1 and read and seconds / slowdown < 0.5 * arm.seconds.of(levels):
                     read = 0  # far too quick to have read the prompt

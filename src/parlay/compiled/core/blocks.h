@@ -158,7 +158,8 @@ typedef struct {
 
 /* Prefetches what strip `s` needs soon. Of two strips that are read side by side each is its own stream, so what comes
  * behind its end is the next panel's, which lies another strip further on. */
-INLINE void prefetch_block(const Form form, const int strips, const int s, const int far, const Reader *from, const char *block)
+INLINE void prefetch_block(const Form form, const int strips, const int s, const int far, const Reader *from,
+                           const char *block)
 {
     const char *ahead = block + far / strips;
     if (strips > 1 && ahead >= from->begin + (s + 1) * from->apart) ahead += from->apart;
