@@ -47,8 +47,8 @@ def server() -> Iterator[int]:
 
 
 class Line:
-    """A replica that passes bytes on to the server at a port. It lets ``most`` bytes of a POST's answer through. Its
-    identity is the same as each `Fake`'s.
+    """A replica that passes bytes on to the server at a port. It lets ``most`` bytes of a POST's answer through, or
+    ``events`` events of a stream. Its identity is the same as each `Fake`'s.
 
     After that it is ``dead`` (connections are reset) or, if it ``hangs``, silent on all connections. ``pause``: seconds
     between two pieces.
@@ -57,6 +57,7 @@ class Line:
     def __init__(self, port: int) -> None:
         self.to = port
         self.most: int | None = None
+        self.events: int | None = None
         self.hangs = self.dead = self.silent = False
         self.pause = 0.0
         self.posts = 0
@@ -105,8 +106,8 @@ class Line:
         sent = 0
         while data := await there.read(65536):
             await asyncio.sleep(self.pause)
-            if self.most is not None and posting and sent + len(data) > self.most:
-                writer.write(data[: self.most - sent])
+            if posting and (let := self._let(data, sent)) < len(data):
+                writer.write(data[:let])
                 await writer.drain()
                 self.silent, self.dead = self.hangs, not self.hangs
                 self.on_cut()
@@ -117,6 +118,15 @@ class Line:
                 return
             sent += len(data)
             writer.write(data)
+
+    def _let(self, data: bytes, sent: int) -> int:
+        """How many bytes of these it passes on, after those that were sent."""
+        if self.events is None:
+            return len(data) if self.most is None else max(self.most - sent, 0)
+        end = b"\n\n"
+        whole = data.split(end)[: self.events]
+        self.events -= data.count(end)
+        return len(data) if self.events >= 0 else len(end.join(whole)) + len(end) * bool(whole)
 
 
 class Fake:

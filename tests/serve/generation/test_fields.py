@@ -217,7 +217,7 @@ def test_functions_of_the_old_shape(client: TestClient) -> None:
 def test_usage_so_far_in_every_chunk(client: TestClient) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     for path, asked in ((CHAT, ASKED), (COMPLETIONS, GO_ON)):
-        answer = client.post(path, json={**asked, "stream": True, "stream_options": options})
+        answer = client.post(path, json={**asked, "stream": True, "stream_options": options, "n": 2})
         chunks = [line for line in answer.text.split("\n\n") if '"choices":[{' in line]
         assert len(chunks) > 1
         assert all('"usage":{"prompt_tokens":' in chunk for chunk in chunks)
