@@ -11,7 +11,9 @@
  *     low nibbles,     low nibbles,     low nibbles,     low nibbles,      fifth on, of all    LANES minimums, as
  *     16-19 in high    20-23 in high    24-27 in high    28-31 in high     32 codes            Scales below says
  *
- * Byte j of a word is input 4 g + j of group g. Codes of eight bits take one byte each: eight vectors, group after group.
+ * Codes of 2 and 3 bits have their low pairs of bits in two vectors, so that a byte of vector 0 has those of inputs j, 8 + j,
+ * 16 + j and 24 + j, and the third bits in a third. Byte j of a word is input 4 g + j of group g. Codes of eight bits take
+ * one byte each: eight vectors, group after group.
  */
 #ifndef PARLAY_CODES_H
 #define PARLAY_CODES_H
@@ -39,7 +41,7 @@ typedef enum {
 /* All that tells block formats apart. Every function here gets it as a constant and is inlined, so a compiler makes
  * separate code for each format. */
 typedef struct {
-    int bits;   /* of a stored code: 4, 5, 6 or 8. Formats of fewer bits are stored with 4 */
+    int bits;   /* of a stored code: 2 to 6, or 8 */
     int zero;   /* how far stored codes, which have no sign, are above their values: a power of two, or 0 */
     /* Which row of `tables` codes are looked up in; 0: codes are the values. 1: IQ4's, 2: MXFP4's, 3: IQ3_XXS's, 4:
      * IQ3_S's, 5: IQ2's, 6: IQ1's. */
@@ -88,6 +90,8 @@ INLINE vw look_up(const int table, vw codes)
 #endif
 }
 
+/* How many of a code's lowest bits the first vectors have; those behind them have the others. */
+INLINE int low_bits(const int bits) { return bits < 4 ? 2 : 4; }
 INLINE int64_t code_bytes(const int bits) { return LANES * 4 * bits; } /* of the codes of one block in a strip */
 
 /* Unpacks the codes of one strip's block: `at` is its first vector. */
@@ -97,18 +101,17 @@ INLINE void unpack(const Form form, const char *at, Codes *codes)
         UNROLL for (int g = 0; g < GROUPS; g++) codes->of[g] = load_bits(at + g * LANES * 4);
         return;
     }
-    UNROLL for (int i = 0; i < GROUPS / 2; i++) {
-        vw both = load_bits(at + i * LANES * 4);
-        codes->of[i] = both & splat_byte(15);
-        codes->of[i + GROUPS / 2] = both >> 4 & splat_byte(15);
+    const int low = low_bits(form.bits), more = form.bits - low;
+    UNROLL for (int i = 0; i < low; i++) {
+        vw several = load_bits(at + i * LANES * 4);
+        UNROLL for (int g = i; g < GROUPS; g += low) codes->of[g] = several >> (g - i) & splat_byte((1 << low) - 1);
     }
-    /* Bits beyond four. Each byte of a vector has those of 8 / more groups, the first group's in its lowest bits. */
-    const int more = form.bits - 4;
+    /* The bits beyond. Each byte of a vector has those of 8 / more groups, the first group's in its lowest bits. */
     UNROLL for (int g = 0; more && g < GROUPS; g++) {
-        vw high = load_bits(at + (4 + g * more / 8) * LANES * 4);
+        vw high = load_bits(at + (low + g * more / 8) * LANES * 4);
         const int place = g * more % 8;
-        high = place < 4 ? high << (4 - place) : high >> (place - 4);
-        codes->of[g] |= high & splat_byte(((1 << more) - 1) << 4);
+        high = place < low ? high << (low - place) : high >> (place - low);
+        codes->of[g] |= high & splat_byte(((1 << more) - 1) << low);
     }
     if (form.table)
         UNROLL for (int g = 0; g < GROUPS; g++) codes->of[g] = look_up(form.table, codes->of[g]);

@@ -168,14 +168,14 @@ INLINE void take(const int kind, const uint8_t *at, int part, StoredBlock *block
 INLINE void put(const Form form, const StoredBlock *block, int lane, char *shared, char *at)
 {
     uint32_t words[GROUPS] = {0};
-    const int more = form.bits - 4, count = form.bits;
+    const int low = low_bits(form.bits), more = form.bits - low, count = form.bits;
     if (form.bits == 8) {
         memcpy(words, block->codes, sizeof words);
     } else {
-        UNROLL for (int i = 0; i < GROUPS / 2; i++)
-            words[i] = (block->codes[i] & each_byte(15)) | (block->codes[i + GROUPS / 2] & each_byte(15)) << 4;
+        UNROLL for (int g = 0; g < GROUPS; g++)
+            words[g % low] |= (block->codes[g] & each_byte((1 << low) - 1)) << (g - g % low);
         UNROLL for (int g = 0; more && g < GROUPS; g++)
-            words[4 + g * more / 8] |= (block->codes[g] >> 4 & each_byte((1 << more) - 1)) << g * more % 8;
+            words[low + g * more / 8] |= (block->codes[g] >> low & each_byte((1 << more) - 1)) << g * more % 8;
     }
     UNROLL for (int i = 0; i < count; i++) memcpy(at + (i * LANES + lane) * 4, words + i, 4);
     char *scales = at + code_bytes(form.bits);
