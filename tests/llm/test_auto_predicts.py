@@ -23,7 +23,7 @@ def opened() -> Iterator[Any]:
     """Opens models for which each further row costs a hundredth of a step, however busy the machine is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("parlay.llm.resources.Engine", partial(Engine, clock=lambda: 0.0))
-        patch.setattr("parlay.llm.resources.cost_of", lambda runner, memory: Steady())
+        patch.setattr("parlay.llm.resources.cost_of", lambda runner, memory, read: Steady())
         yield partial(LLM, "parlay-mini", dtype="float32", seed=1, router_memory="off")
 
 

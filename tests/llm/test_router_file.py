@@ -308,7 +308,7 @@ def test_an_llm_knows_what_steps_cost_from_the_last_one_whatever_its_strategy() 
     slow = [1000 * each if rows >= 32 else each for rows, each in zip(ROWS, numbers, strict=False)]
     often = [100.0] * len(ROWS)  # each was measured, so none is a guess that moves along with its neighbours
     memory = RouterMemory("parlay-mini", spec, "")
-    memory.keep_cost(lambda: {context: (level, *slow, *often, *often)})
+    memory.keep_cost(lambda: {context: (level, *slow, *often, *often, 0.0)})
     memory.write()
     with LLM("parlay-mini", strategy="none") as llm:
         assert llm.engine.cost.forward(64, 100) > 100 * llm.engine.cost.forward(1, 100)

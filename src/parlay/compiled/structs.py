@@ -234,6 +234,7 @@ class Shelving(Structure):
     # In shelf.h `source` is `from`, a keyword of Python.
 
 
+READ_THROUGH = CFUNCTYPE(c_double, c_void_p, c_int64, c_int64)
 STREAM_BLOCK = 4096
 """Offsets, sizes and buffers of streamed layers are multiples of so many bytes."""
 STREAM_ENDED, STREAM_DAMAGED, STREAM_STALLED = -1, -2, -3
@@ -263,6 +264,7 @@ class Core(Structure):
         ("move_row", MOVE_ROW),
         ("sum_over_ranks", OVER_RANKS),
         ("gather_over_ranks", OVER_RANKS),
+        ("read_through", READ_THROUGH),
         ("rest", REST),
         ("stream_sum", STREAM_SUM),
         ("stream_read", STREAM_READ),

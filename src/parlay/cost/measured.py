@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
+from parlay.cost.memory_speed import MemorySpeed
 from parlay.types import KeptCost
 
 ROWS = (
@@ -39,6 +40,9 @@ _RECORDS_TO_LOWER = 32  # after this many records, estimates that none of them m
 _TRUST_DECAY = 0.975  # decay of trust at that time: an estimate with ten records is trusted for 3,000 further records
 _REVISED = 0.1  # relative change of an estimate that counts as a revision
 
+# A forward takes (arithmetic^_BOTH + reading^_BOTH)^(1/_BOTH) seconds: either alone, if the other takes much less.
+_BOTH = 5
+
 _MIN_SECONDS, _MAX_SECONDS = 1e-9, 1e9  # seconds of any forward
 _STEPS_TO_KEEP = 32  # steps after which the estimates are worth keeping
 
@@ -46,10 +50,11 @@ _STEPS_TO_KEEP = 32  # steps after which the estimates are worth keeping
 class _Curve:
     """Seconds for each of `ROWS` in one bucket of context lengths, and how often each row count was measured."""
 
-    __slots__ = ("level", "measured", "recent", "records", "run", "seconds", "slower", "trusted", "watched")
+    __slots__ = ("level", "measured", "reading", "recent", "records", "run", "seconds", "slower", "trusted", "watched")
 
-    def __init__(self, seconds: Sequence[float], measured: Sequence[int]) -> None:
+    def __init__(self, seconds: Sequence[float], measured: Sequence[int], reading: float = 0.0) -> None:
         self.seconds = list(seconds)
+        self.reading = reading  # seconds in which memory gave all weights when these were measured; 0: not known
         self.measured = list(measured)
         self.recent = [0] * len(ROWS)  # records of each row count since `_lower_untouched` last ran
         self.records = 0  # the sum of ``recent``
@@ -59,8 +64,10 @@ class _Curve:
         self.level = seconds[0]  # seconds of one row after a short context, when the curve was last measured
 
     def kept(self) -> tuple[float, ...]:
-        """Return the curve as numbers: the level, then for each of `ROWS` its seconds, measurements and trust."""
-        return (self.level, *self.seconds, *[min(count, _FIRST_RECORDS) for count in self.measured], *self.trusted)
+        """Return the curve as numbers: the level, for each of `ROWS` its seconds, measurements and trust, and
+        ``reading``."""
+        measured = [min(count, _FIRST_RECORDS) for count in self.measured]
+        return (self.level, *self.seconds, *measured, *self.trusted, self.reading)
 
     def scale(self, level: float) -> None:
         """Scale the curve to a machine on which a forward of one row after a short context takes ``level`` seconds."""
@@ -71,15 +78,27 @@ class _Curve:
     @staticmethod
     def restored(numbers: Sequence[float]) -> _Curve:
         """Make a curve from the numbers of `kept`. Raises ValueError if the numbers are malformed."""
-        if len(numbers) != 3 * len(ROWS) + 1 or not all(0 <= number < math.inf for number in numbers):
+        if len(numbers) != 3 * len(ROWS) + 2 or not all(0 <= number < math.inf for number in numbers):
             raise ValueError(f"{len(numbers)} numbers are not estimates of {len(ROWS)} row counts")
-        level, *rest = numbers
+        level, *rest, reading = numbers
         seconds, measured, trusted = rest[: len(ROWS)], rest[len(ROWS) : 2 * len(ROWS)], rest[2 * len(ROWS) :]
-        if not all(_MIN_SECONDS < each < _MAX_SECONDS for each in (level, seconds[0], seconds[-1])):
+        if not all(_MIN_SECONDS < each < _MAX_SECONDS for each in (level, reading or level, seconds[0], seconds[-1])):
             raise ValueError("a forward takes no time, or years")
-        curve = _Curve(list(accumulate(seconds, max)), list(map(int, measured)))
+        curve = _Curve(list(accumulate(seconds, max)), list(map(int, measured)), reading)
         curve.level, curve.trusted = level, trusted
         return curve
+
+    def with_memory(self, seconds: float, reading: float) -> float:
+        """Convert an estimate of this curve to memory that gives all weights in ``reading`` seconds."""
+        if not reading or not self.reading:
+            return seconds
+        share = min(self.seconds[0], self.reading) / seconds  # a forward of one row takes at least as long as reading
+        return float(seconds * (1 + ((reading / self.reading) ** _BOTH - 1) * share**_BOTH) ** (1 / _BOTH))
+
+    def convert(self, reading: float) -> None:
+        """Let the curve hold for memory that gives all weights in ``reading`` seconds."""
+        self.seconds = [self.with_memory(seconds, reading) for seconds in self.seconds]
+        self.reading, self.watched = reading, list(self.seconds)
 
     def at(self, rows: int) -> float:
         """Return the seconds of a forward of ``rows`` rows."""
@@ -176,32 +195,50 @@ class MeasuredCost:
     seconds by number of rows, at a short context. Without samples it starts from a guess, which the first record
     scales. The first estimate of a row count is the shortest of its first records. Curves never fall with rows: a new
     measurement moves older estimates that contradict it.
+
+    When ``memory`` becomes slower, few rows cost more and many rows, for which arithmetic takes longer, do not. So each
+    curve holds for the fastest memory so far, which hides least of what rows cost; estimates and records are converted.
     """
 
-    def __init__(self, samples: Mapping[int, float] | None = None) -> None:
+    def __init__(self, samples: Mapping[int, float] | None = None, memory: MemorySpeed | None = None) -> None:
         self.revision = 0
         """Increased whenever an estimate has moved by more than a tenth."""
         self._curves: dict[int, _Curve] = {}  # by context bucket
-        self._guessed = not samples
+        self._guessed, self._memory = not samples, memory
         self._steps = 0
         if samples:
             most = max(samples)  # estimates up to this row count come from timed forwards
-            self._curves[0] = _Curve(_fill(samples), [_FIRST_RECORDS * (rows <= most) for rows in ROWS])
+            self._curves[0] = _Curve(_fill(samples), [_FIRST_RECORDS * (rows <= most) for rows in ROWS], self._reading)
+
+    @property
+    def _reading(self) -> float:
+        """Seconds in which memory gives all weights at present; 0: not known."""
+        return 0.0 if self._memory is None else self._memory.seconds
 
     def forward(self, rows: int, context: int) -> float:
         """Return the estimated seconds of a forward of ``rows`` rows after ``context`` cached tokens."""
-        return self._curve(bisect_left(_CONTEXTS, context)).at(rows)
+        curve = self._curve(bisect_left(_CONTEXTS, context))
+        return curve.with_memory(curve.at(rows), self._reading)
 
     def record(self, rows: int, context: int, seconds: float) -> None:
         """Refine the estimates by a step that took ``seconds``."""
         self._steps += 1
+        if self._memory is not None and self._memory.look():
+            self._follow_memory(self._memory.seconds)
         curve = self._curve(bisect_left(_CONTEXTS, context))
         if self._guessed:
             self._guessed = False
             ratio = seconds / curve.at(rows)
-            curve.seconds = [estimate * ratio for estimate in curve.seconds]
-        self.revision += curve.learn(rows, seconds)
-        curve.level = self.forward(1, 1)
+            curve.seconds, curve.reading = [estimate * ratio for estimate in curve.seconds], self._reading
+        estimate = curve.at(rows)
+        self.revision += curve.learn(rows, seconds * estimate / curve.with_memory(estimate, self._reading))
+        curve.level = self._curve(0).at(1)
+
+    def _follow_memory(self, reading: float) -> None:
+        self.revision += 1
+        for curve in self._curves.values():
+            if reading < curve.reading:
+                curve.convert(reading)
 
     def kept(self) -> KeptCost:
         """Return the learned estimates, for other processes on this machine.
@@ -213,23 +250,26 @@ class MeasuredCost:
         return {str(_CONTEXTS[bucket]): curve.kept() for bucket, curve in list(self._curves.items())}
 
     @staticmethod
-    def restored(kept: KeptCost, timed: Sequence[tuple[int, float]] = ()) -> MeasuredCost:
+    def restored(
+        kept: KeptCost, timed: Sequence[tuple[int, float]] = (), memory: MemorySpeed | None = None
+    ) -> MeasuredCost:
         """Restore estimates that another process learned, scaled to the present speed of the machine.
 
         ``timed`` has the rows and seconds of some forwards after a short context. Of the forwards with the fewest rows,
         the shortest scales all estimates. Then each forward is recorded like a step. Without forwards the estimates are
         not scaled. Raises ValueError if ``kept`` is malformed.
         """
-        cost = MeasuredCost()
+        cost = MeasuredCost(memory=memory)
         buckets = {str(context): bucket for bucket, context in enumerate(_CONTEXTS)}
         if not kept or not kept.keys() <= buckets.keys():
             raise ValueError("there are no estimates by context")
         cost._guessed = False
         cost._curves = {buckets[context]: _Curve.restored(numbers) for context, numbers in kept.items()}
         rows, seconds = min(timed, default=(1, cost.forward(1, 1)))
-        level = cost.forward(1, 1) * seconds / cost.forward(rows, 1)
+        level = cost._curve(0).at(1) * seconds / cost.forward(rows, 1)
         for curve in cost._curves.values():
             curve.scale(level)
+            curve.reading = curve.reading or cost._reading
         for rows, seconds in timed:
             cost.record(rows, 1, seconds)
         cost._steps = 0
@@ -243,9 +283,9 @@ class MeasuredCost:
 
     def _neighbour(self, bucket: int) -> _Curve:
         if not self._curves:
-            return _Curve(_fill({1: _PRIOR_SECONDS}), [0] * len(ROWS))
+            return _Curve(_fill({1: _PRIOR_SECONDS}), [0] * len(ROWS), self._reading)
         nearest = self._curves[min(self._curves, key=lambda other: abs(other - bucket))]
-        curve = _Curve(nearest.seconds, nearest.measured)
+        curve = _Curve(nearest.seconds, nearest.measured, nearest.reading)
         curve.level, curve.trusted = nearest.level, list(nearest.trusted)
         return curve
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from parlay.cost.measured import MeasuredCost
+from parlay.cost.memory_speed import MemorySpeed
 from parlay.types import NO_COST, KeptCost, OutOfRoom, Runner, Segment, trees
 
 _ROW_COUNTS = (1, 16, 4, 32, 2, 8, 17, 9, 33, 12, 13, 64, 65)  # rows, most informative first, in case time runs out
@@ -71,6 +72,7 @@ def calibrate(
     seconds: float = 0.3,
     kept: KeptCost = NO_COST,
     *,
+    memory: MemorySpeed | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> MeasuredCost:
     """Time forwards of 1 to 65 rows in a scratch sequence, for at most ``seconds``.
@@ -78,7 +80,8 @@ def calibrate(
     Other work of the machine delays some forwards, so these times give the relative costs of row counts imprecisely.
     If an earlier process has ``kept`` its estimates, they are used instead, and only the present speed is measured. A
     runner without room for 65 tokens is not timed; its cost starts from a guess. A runner that reads layers from disk
-    gets more time, and at least two row counts are timed, so that the cost of further rows is no guess.
+    gets more time, and at least two row counts are timed, so that the cost of further rows is no guess. ``memory``
+    follows the speed of memory from now on.
     """
     seconds = _STREAMED_SECONDS if runner.spec.streamed_bytes else seconds
     timer, deadline = _Timer(runner, clock), clock() + seconds
@@ -88,21 +91,28 @@ def calibrate(
         longest = runner.spec.max_context if encoder is None else encoder.max_target
         if longest < most or not runner.reserve(_SCRATCH, most):
             return MeasuredCost()
-        return _restored(timer, kept) if kept else MeasuredCost(timer.shortest(deadline))
+        return _measured(timer, kept, deadline, memory)
     except OutOfRoom:
         return MeasuredCost()
     finally:
         runner.release(_SCRATCH)
 
 
-def _restored(timer: _Timer, kept: KeptCost) -> MeasuredCost:
-    """Restore the kept estimates at the machine's present speed, or measure new ones if they can't be used."""
-    timed = timer.small()
+def _measured(timer: _Timer, kept: KeptCost, deadline: float, memory: MemorySpeed | None) -> MeasuredCost:
+    """Restore the kept estimates at the machine's present speed.
+
+    Measure new ones if there are none, or if they can't be used.
+    """
+    timed = timer.small() if kept else timer.shortest(deadline)
+    if memory is not None:
+        memory.begin()
+    if isinstance(timed, dict):
+        return MeasuredCost(timed, memory)
     try:
-        return MeasuredCost.restored(kept, timed)
+        return MeasuredCost.restored(kept, timed, memory)
     except ValueError as error:
         _log.warning("the saved costs of steps can't be used (%s), so they are measured again", error)
-        return MeasuredCost(timer.shortest(timer.clock() + _AGAIN))
+        return MeasuredCost(timer.shortest(timer.clock() + _AGAIN), memory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,9 @@ def parts_of(
     drafts = RunnerCache(partial(open_draft, spec, tokenizer, load, budget))
     resources = resources_of(model, runner, drafts, load, draft_model=draft_model, tokenizer=tokenizer, budget=budget)
     router_file = memory_of(model, spec, f"{load.quantize or ''}{ensemble or ''}", router_memory)
-    cost, guided = cost_of(runner, router_file), GuidedRunner(runner)
     moving = runner if isinstance(runner, NativeRunner) else None
+    cost = cost_of(runner, router_file, None if moving is None else moving.time_reading)
+    guided = GuidedRunner(runner)
     guiding = guided if ensemble is None or ensemble.guides else None
     engine = Engine(guided, cost, limits, moving=moving, guiding=guiding)
     in_use, power = engine.requests.strategies, PowerOf(runner, cost)

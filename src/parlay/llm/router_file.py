@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from parlay.cost.measured import MeasuredCost
+from parlay.cost.memory_speed import MemorySpeed
 from parlay.cost.timing import calibrate
 from parlay.models.fetch.origin import weight_files
 from parlay.router.saved_state import KeptArm, Memory, NoMemory
@@ -30,7 +31,7 @@ from parlay.types import NO_COST, FieldError, KeptCost, Runner, RunnerSpec, one_
 RememberedBy = Literal["shared", "per-key", "off"]
 REMEMBERED_BY: tuple[RememberedBy, ...] = get_args(RememberedBy)
 """Whether routers learn from all owners together, from each owner separately, or keep nothing."""
-FORMAT = 4
+FORMAT = 5
 """Version of the file and of the meaning of its numbers."""
 EVERY = 60.0
 """Seconds from a first change until it is written. A process that is killed loses no more than that."""
@@ -215,9 +216,12 @@ def memory_of(model: object, spec: RunnerSpec, quantize: str, wanted: Remembered
     return RouterMemory(model, spec, quantize, apart=apart)
 
 
-def cost_of(runner: Runner, memory: Memory) -> MeasuredCost:
-    """Measure the cost of steps, starting from what an earlier process learned, and keep it for the next process."""
-    cost = calibrate(runner, kept=memory.cost())
+def cost_of(runner: Runner, memory: Memory, read: Callable[[], float] | None) -> MeasuredCost:
+    """Measure the cost of steps, starting from what an earlier process learned, and keep it for the next process.
+
+    ``read`` times how long reading the runner's weights takes; see `MemorySpeed`.
+    """
+    cost = calibrate(runner, kept=memory.cost(), memory=None if read is None else MemorySpeed(read))
     memory.keep_cost(cost.kept)
     return cost
 

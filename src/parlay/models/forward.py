@@ -328,6 +328,10 @@ class Forward(Protocol):
         """The embeddings ``[N, H]`` of these tokens, as the first layer reads them."""
         ...
 
+    def time_reading(self) -> float:
+        """Seconds that reading all weights from memory once takes at present; 0 if that is not known."""
+        return 0.0
+
     def attach(self, budget: Budget) -> None:
         """Charge memory that forwards hold besides weights and cache to a budget; most decoders hold none."""
         return

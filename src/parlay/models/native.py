@@ -130,6 +130,10 @@ class NativeRunner(Runner):
     def spec(self) -> RunnerSpec:
         return self._spec
 
+    def time_reading(self) -> float:
+        """See `Forward.time_reading`."""
+        return self._forward.time_reading()
+
     def read_adapter(self, folder: Path, name: str) -> LowRankAdapter:
         """Read the adapter in a folder, and pack it for the rows that use it. Any thread may call this.
 

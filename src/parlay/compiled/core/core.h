@@ -345,6 +345,7 @@ typedef struct {
                      int64_t to); /* rows.h */
     void (*sum_over_ranks)(Ranks *, float *numbers, int64_t count); /* as a forward does it, for decoders in Python */
     void (*gather_over_ranks)(Ranks *, float *numbers, int64_t each);
+    double (*read_through)(const void *at, int64_t bytes, int64_t threads); /* reading.h */
     void (*rest)(void); /* returns when no thread reads any more what forwards were given */
     uint64_t (*stream_sum)(const char *bytes, int64_t count); /* stream.h */
     int64_t (*stream_read)(const Streaming *, int64_t number, char *to);

@@ -14,6 +14,7 @@
  *     drafts        grow.h       trees that a draft head or a draft model grows
  *     sampling      draw.h       tokens from logits; noise.h: the sampler's noise
  *     ranks         ranks.h      processes that share a model
+ *     prices        reading.h    how fast memory is read at present
  *
  * Compiled apart: formats.c (quantised products), pool.c (threads; system.h), stream.c and shelf.c (layers and experts that
  * are read from a file), choose.c (which instruction set runs).
@@ -23,6 +24,7 @@
 #include "draw.h"
 #include "grow.h"
 #include "noise.h"
+#include "reading.h"
 
 #define TEXT(NAME) #NAME
 #define QUOTED(NAME) TEXT(NAME)
@@ -75,7 +77,7 @@ static int64_t multiply_alone(const Linear *linear, const float *x, int64_t rows
 
 const Core CORE = {
     QUOTED(LABEL), PANEL, panel_bytes, pack, pack_all, read_row, multiply_alone, space_bytes, forward, growth_bytes,
-    grow, noisy_best, draw, leading, move_row, sum_over_ranks, gather_over_ranks,
+    grow, noisy_best, draw, leading, move_row, sum_over_ranks, gather_over_ranks, read_through,
     parlay_pool_rest, parlay_stream_sum, parlay_stream_read, parlay_stream_open, parlay_stream_close, parlay_stream_fault,
     parlay_shelf_open, parlay_shelf_close, parlay_shelf_fault, parlay_shelf_bytes,
 };

@@ -249,6 +249,9 @@ class CompiledForward(Forward):
             beside=beside > 0,
         )
 
+    def time_reading(self) -> float:
+        return self._weights.reader.seconds() if self._part == WHOLE else 0.0
+
     def read_text(self, work: ForwardBatch, first: structs.Linear, features: Sequence[PickedRows]) -> None:
         """Store the keys and values of a draft head's rows; see `NativeRunner.read_text`."""
         self._reach(max([place.start + place.end for place in work.places]))

@@ -32,6 +32,13 @@ class WeightArena(Arena):
         self._chunks: list[Tensor] = []
         self._left = 0
         self.taken = 0
+        self._used: list[int] = []
+
+    @property
+    def parts(self) -> list[range]:
+        """The addresses that are taken."""
+        begins = [chunk.data_ptr() for chunk in self._chunks]
+        return [range(begin, begin + used) for begin, used in zip(begins, self._used, strict=True)]
 
     def take(self, count: int) -> int:
         count += -count % _LINE
@@ -39,8 +46,10 @@ class WeightArena(Arena):
         if count > self._left:
             self._chunks.append(zeros((max(count, _CHUNK),), torch.uint8, _CPU))
             self._left = len(self._chunks[-1])
+            self._used.append(0)
         begin = len(self._chunks[-1]) - self._left
         self._left -= count
+        self._used[-1] += count
         return self._chunks[-1].data_ptr() + begin
 
 

@@ -16,6 +16,7 @@ from parlay.cache.pages import SPAN
 from parlay.compiled import structs
 from parlay.models.compiled.matrices import Matrices
 from parlay.models.compiled.memory import Arena, RegionArena, WeightArena
+from parlay.models.compiled.reading import WeightReader
 from parlay.models.compiled.shelving import ExpertShelf, ExpertsOnDisk
 from parlay.models.compiled.streaming import LayersOnDisk, PackedUnit, StreamedLayers, WeightRoom
 from parlay.models.config import Activation, DecoderConfig, KeyHeads, LayerForm
@@ -79,6 +80,13 @@ class Weights:
         for done in threads.run(jobs):  # only now: laying out runs Python code, which would hold these threads up
             packed(done, len(jobs))
         self._matrices.forget_uses()
+        self.reader = WeightReader(core, arena, self._addresses(self.model.head))
+
+    def _addresses(self, linear: structs.Linear) -> range:
+        """Where a packed matrix lies."""
+        panels = -(-linear.outputs // self._core.panel)
+        size, begin = panels * self._core.panel_bytes(linear.kind, linear.inputs), linear.panels or 0
+        return range(begin, begin + size)
 
     @property
     def tied(self) -> bool:
