@@ -95,7 +95,26 @@ def test_of_completions(limited: TestClient, fields: dict[str, Any], path: str) 
 
 def test_null_is_named(limited: TestClient) -> None:
     reply = limited.post("/v1/completions", json={"prompt": None})
-    assert reply.json()["error"]["message"] == "prompt must be a string, got null"
+    assert reply.json()["error"]["message"] == "prompt must be a string or a list, got null"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        ("completions", {"prompt": "x", "stop": 5}, "stop must be a string or a list"),
+        ("completions", {"prompt": "x", "stop": [5]}, "stop[0] must be a string"),
+        ("chat/completions", {"messages": [{**USER, "content": 5}]}, "messages[0].content must be a string or a list"),
+        (
+            "chat/completions",
+            {"messages": [{**USER, "content": [{"type": "text", "text": 5}]}]},
+            "messages[0].content[0].text must be a string",
+        ),
+        ("messages", {"messages": [USER], "max_tokens": 4, "system": 5}, "system must be a string or a list"),
+        ("responses", {"input": 5}, "input must be a string or a list"),
+    ],
+)
+def test_a_list_is_named_too(limited: TestClient, path: str, fields: dict[str, Any], message: str) -> None:
+    assert limited.post(f"/v1/{path}", json=fields).json()["error"]["message"] == message
 
 
 @pytest.mark.parametrize(("fields", "path"), RESPONSES)

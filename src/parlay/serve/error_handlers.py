@@ -89,9 +89,19 @@ def _reason(wrong: Mapping[str, Any]) -> str:
         field, words = length
         return f"must hold {words} {counted(wrong['ctx'][field], 'item')}, got {wrong['ctx']['actual_length']}"
     plain = _PLAIN.get(wrong["type"])
+    if wrong["type"] == "string_type" and _may_be_a_list(wrong["loc"]):
+        plain = "must be a string or a list"
     if plain is not None:
         return plain.format(**wrong.get("ctx", {})) + (", got null" if wrong["input"] is None else "")
     return str(wrong["msg"]).removeprefix("Value error, ").replace("Input should", "must")
+
+
+def _may_be_a_list(loc: Sequence[int | str]) -> bool:
+    """Whether a field takes a string or a list: its tag `shape_of` follows its name.
+
+    In a part of a message the tag of its type is followed by a field of the same name.
+    """
+    return len(loc) > 1 and loc[-1] == "text" and isinstance(loc[-2], str) and loc[-2] != "text"
 
 
 _PLAIN = {
