@@ -103,16 +103,21 @@ def _measured(timer: _Timer, kept: KeptCost, deadline: float, memory: MemorySpee
 
     Measure new ones if there are none, or if they can't be used.
     """
-    timed = timer.small() if kept else timer.shortest(deadline)
-    if memory is not None:
-        memory.begin()
-    if isinstance(timed, dict):
-        return MeasuredCost(timed, memory)
+    if not kept:
+        return MeasuredCost(timer.shortest(deadline), _begun(memory))
+    timed = timer.small()
     try:
-        return MeasuredCost.restored(kept, timed, memory)
+        return MeasuredCost.restored(kept, timed, _begun(memory))
     except ValueError as error:
         _log.warning("the saved costs of steps can't be used (%s), so they are measured again", error)
         return MeasuredCost(timer.shortest(timer.clock() + _AGAIN), memory)
+
+
+def _begun(memory: MemorySpeed | None) -> MemorySpeed | None:
+    """Measure memory now, since the threads of the forwards that were timed are still awake."""
+    if memory is not None:
+        memory.begin()
+    return memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class WeightReader:
         self._windows = cycle(windows if arena.taken >= _LEAST else [])
 
     def seconds(self) -> float:
-        """Seconds that reading all weights once takes; 0 if that is not known, as for a small model."""
+        """Seconds that reading all weights once takes at present; 0 if that is not known, as for a small model."""
         at = next(self._windows, 0)
         nanoseconds = self._core.read_through(at, _WINDOW, threads.count()) if at else 0.0
         return nanoseconds * 1e-9 * self._arena.taken / (1 << 20)
