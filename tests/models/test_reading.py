@@ -31,11 +31,11 @@ def arena_of(*sizes: int) -> WeightArena:
 
 
 def test_reading_takes_as_long_as_some_memory_of_this_world_needs(core: structs.Core) -> None:
-    """Between 0.1 and 10,000 GB/s: zero pages, which nobody has written, lie in the caches."""
+    """Between 0.01 and 10,000 GB/s: zero pages, which nobody has written, lie in the caches. A busy machine may stop
+    threads for any time, so the shortest of some measurements counts."""
     reader = WeightReader(core, arena_of(40 * MIB, 40 * MIB, 30 * MIB), NO_HEAD)
-    for _ in range(20):
-        gigabytes = 110 * MIB / 1e9
-        assert gigabytes / 10_000 < reader.seconds() < gigabytes / 0.1
+    gigabytes = 110 * MIB / 1e9
+    assert gigabytes / 10_000 < min(reader.seconds() for _ in range(20)) < gigabytes / 0.01
 
 
 def test_weights_that_caches_may_hold_are_not_measured(core: structs.Core) -> None:

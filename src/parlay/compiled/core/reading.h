@@ -13,22 +13,25 @@
 #define UNTIMED 4          /* a fourth of the pieces comes first and is not timed: meanwhile sleeping threads wake up */
 #define READ_AHEAD 8192    /* bytes, as products fetch their weights */
 
-/* Pieces that lie one behind the other. */
+/* Pieces that lie one behind the other; and when, in nanoseconds, the first of them was begun and the last one read. */
 typedef struct {
     const char *at;
+    int64_t began, ended;
 } Stretch;
 
 typedef struct {
-    Stretch first, timed;
-    int64_t pieces;
-    int64_t *nanoseconds; /* the result, which thread 0 alone writes */
+    Stretch untimed, timed;
+    int64_t pieces; /* of both together */
 } Reading;
 
 static void read_piece(const void *own, int64_t piece, Member *me)
 {
-    const char *at = ((const Stretch *)own)->at + piece * READ_AT_ONCE;
+    Stretch *stretch = (Stretch *)own;
+    const char *at = stretch->at + piece * READ_AT_ONCE;
+    int64_t none = 0;
     vw all = {0};
     (void)me;
+    __atomic_compare_exchange_n(&stretch->began, &none, nanoseconds_now(), 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     for (int64_t byte = 0; byte < READ_AT_ONCE; byte += LANES * 4) {
         if (byte % 64 == 0) __builtin_prefetch(at + byte + READ_AHEAD);
         all |= load_bits(at + byte);
@@ -36,25 +39,28 @@ static void read_piece(const void *own, int64_t piece, Member *me)
     __asm__ __volatile__("" : : "m"(all)); /* else a compiler would leave the reading out */
 }
 
+static void end_stretch(const void *own)
+{
+    ((Stretch *)own)->ended = nanoseconds_now();
+}
+
 static void run_reading(const void *context, Member *me)
 {
-    const Reading reading = *(const Reading *)context;
-    int64_t untimed = reading.pieces / UNTIMED;
-    Phase first = {.pieces = untimed, .commit = read_piece, .task = &reading.first};
-    Phase timed = {.pieces = reading.pieces - untimed, .commit = read_piece, .task = &reading.timed};
-    if (!parlay_pool_phase(me, &first)) return;
-    int64_t began = nanoseconds_now();
-    if (parlay_pool_phase(me, &timed) && me->index == 0) *reading.nanoseconds = nanoseconds_now() - began;
+    const Reading *reading = context;
+    int64_t untimed = reading->pieces / UNTIMED;
+    Phase first = {.pieces = untimed, .commit = read_piece, .task = &reading->untimed};
+    Phase timed = {.pieces = reading->pieces - untimed, .commit = read_piece, .close = end_stretch, .task = &reading->timed};
+    if (parlay_pool_phase(me, &first)) parlay_pool_phase(me, &timed);
 }
 
 /* Core.read_through: returns the nanoseconds that all threads together took for each MiB of the later three quarters. */
 static double read_through(const void *at, int64_t bytes, int64_t threads)
 {
-    int64_t pieces = bytes / READ_AT_ONCE < MOST_PIECES ? bytes / READ_AT_ONCE : MOST_PIECES, took = 0;
-    int64_t untimed = pieces / UNTIMED;
-    Reading reading = {{at}, {(const char *)at + untimed * READ_AT_ONCE}, pieces, &took};
-    if (pieces <= untimed) return 0;
+    int64_t pieces = bytes / READ_AT_ONCE < MOST_PIECES ? bytes / READ_AT_ONCE : MOST_PIECES, untimed = pieces / UNTIMED;
+    Reading reading = {{at, 0, 0}, {(const char *)at + untimed * READ_AT_ONCE, 0, 0}, pieces};
+    if (!pieces) return 0;
     parlay_pool_run(DECODING, threads, run_reading, &reading);
+    int64_t took = reading.timed.ended - reading.timed.began;
     return (double)took * (1 << 20) / (double)((pieces - untimed) * READ_AT_ONCE);
 }
 
