@@ -45,6 +45,15 @@ class Machine:
             cost.record(rows, 300, seconds_of(rows, self.reading))
 
 
+def known(reading: float, memory: MemorySpeed | None = None) -> MeasuredCost:
+    """Estimates that begin with what forwards take while memory gives the weights in ``reading`` milliseconds."""
+    return MeasuredCost({rows: seconds_of(rows, reading) for rows in ARITHMETIC}, memory)
+
+
+def truth(reading: float) -> list[float]:
+    return [seconds_of(rows, reading) / seconds_of(1, reading) for rows in ARITHMETIC]
+
+
 def beside_one_row(cost: MeasuredCost) -> list[float]:
     return [cost.forward(rows, 300) / cost.forward(1, 300) for rows in ARITHMETIC]
 
@@ -53,31 +62,29 @@ def beside_one_row(cost: MeasuredCost) -> list[float]:
 def test_prices_are_right_within_two_seconds_of_a_change(before: float, after: float, error: float) -> None:
     """While memory is slow, two and four rows take nearly as long as one: that tells less of their arithmetic."""
     machine = Machine(before)
-    cost = MeasuredCost({rows: seconds_of(rows, before) for rows in ARITHMETIC}, machine.memory())
+    cost = known(before, machine.memory())
     machine.decode(cost, 200)
     revision, machine.reading = cost.revision, after
     machine.decode(cost, int(2.0 / seconds_of(4, after)), 4)
     assert cost.revision > revision
-    truth = [seconds_of(rows, after) / seconds_of(1, after) for rows in ARITHMETIC]
-    assert beside_one_row(cost) == pytest.approx(truth, rel=error)
+    assert beside_one_row(cost) == pytest.approx(truth(after), rel=error)
     assert cost.forward(4, 300) == pytest.approx(seconds_of(4, after), rel=0.05)
 
 
 def test_what_fast_memory_has_shown_is_not_forgotten_while_it_is_slow() -> None:
     machine = Machine(SLOW)
-    cost = MeasuredCost({rows: seconds_of(rows, SLOW) for rows in ARITHMETIC}, machine.memory())
+    cost = known(SLOW, machine.memory())
     for reading in (FAST, SLOW, FAST):
         machine.reading = reading
         machine.decode(cost, 400, *((4, 6) if reading == SLOW else ()))
     machine.reading = SLOW
     machine.decode(cost, 100, 6)
-    truth = [seconds_of(rows, SLOW) / seconds_of(1, SLOW) for rows in ARITHMETIC]
-    assert beside_one_row(cost) == pytest.approx(truth, rel=0.04)
+    assert beside_one_row(cost) == pytest.approx(truth(SLOW), rel=0.04)
 
 
 def test_without_measurements_of_memory_all_rows_move_together() -> None:
     machine = Machine()
-    cost = MeasuredCost({rows: seconds_of(rows, FAST) for rows in ARITHMETIC})
+    cost = known(FAST)
     machine.decode(cost, 200)
     before, machine.reading = beside_one_row(cost), SLOW
     machine.decode(cost, 100, 4)
@@ -86,7 +93,7 @@ def test_without_measurements_of_memory_all_rows_move_together() -> None:
 
 def test_a_later_process_converts_what_was_kept_while_memory_was_faster() -> None:
     machine = Machine()
-    cost = MeasuredCost({rows: seconds_of(rows, FAST) for rows in ARITHMETIC}, machine.memory())
+    cost = known(FAST, machine.memory())
     machine.decode(cost, 200)
     machine.reading = SLOW
     again = MeasuredCost.restored(cost.kept(), [(1, seconds_of(1, SLOW))], machine.memory())
@@ -95,14 +102,13 @@ def test_a_later_process_converts_what_was_kept_while_memory_was_faster() -> Non
 
 
 def test_what_was_kept_without_measurements_of_memory_holds_for_its_present_speed() -> None:
-    cost = MeasuredCost({rows: seconds_of(rows, SLOW) for rows in ARITHMETIC})
+    cost = known(SLOW)
     Machine(SLOW).decode(cost, 200)
     machine = Machine(SLOW)
     again = MeasuredCost.restored(cost.kept(), [(1, seconds_of(1, SLOW))], machine.memory())
     machine.reading = FAST
     machine.decode(again, 150, 4)
-    truth = [seconds_of(rows, FAST) / seconds_of(1, FAST) for rows in ARITHMETIC]
-    assert beside_one_row(again) == pytest.approx(truth, rel=0.09)
+    assert beside_one_row(again) == pytest.approx(truth(FAST), rel=0.09)
 
 
 def test_memory_is_measured_twice_a_second_and_single_delays_count_for_nothing() -> None:
@@ -121,7 +127,7 @@ def test_measurements_that_failed_are_left_out() -> None:
     machine = Machine(0.0)
     memory = machine.memory()
     assert memory.seconds == 0
-    cost = MeasuredCost({rows: seconds_of(rows, FAST) for rows in ARITHMETIC}, memory)
+    cost = known(FAST, memory)
     before = beside_one_row(cost)
     cost.record(1, 300, seconds_of(1, FAST))
     assert beside_one_row(cost) == pytest.approx(before, rel=0.02)

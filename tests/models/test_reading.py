@@ -46,7 +46,7 @@ def test_weights_that_caches_may_hold_are_not_measured(core: structs.Core) -> No
         assert llm.runner.time_reading() == 0
 
 
-def test_only_weights_are_read_and_never_the_lm_heads(core: structs.Core, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_weights_are_read_and_never_the_lm_heads() -> None:
     read: list[range] = []
 
     class Spy:
