@@ -60,7 +60,7 @@ typedef struct {
 INLINE vw load_bits(const void *at) { vw v; memcpy(&v, at, sizeof v); return v; }
 INLINE vw splat_byte(int x) { return (uint16_t)(x * 257) - (vw){0}; }
 
-/* What codes of four bits stand for in IQ formats and MXFP4, plus 128, so that products need no signed codes. */
+/* What codes stand for in IQ formats and MXFP4, plus 128, so that products need no signed codes. */
 static const uint8_t tables[7][16] = {
     {0},
     {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
