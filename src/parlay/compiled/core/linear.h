@@ -294,22 +294,31 @@ INLINE void gate_pair(const Product *to, int64_t rows, int64_t first, int64_t pa
     UNROLL for (int b = 0; b < STRIPS; b++) store(at + b * LANES, gate_up(to->activation, gates[b], ups[b]));
 }
 
+/* Pairs of panels that `finish_gates` takes at once: enough blocks for QUANTISE to work on several side by side. */
+enum { GATE_PAIRS = 8 };
+
+/* Finishes `pairs` pairs of gate and up panels of one row, at most GATE_PAIRS, from pair number `pair` of a piece on. */
+static void finish_row_of_gates(const Product *to, int64_t rows, int64_t first, int64_t pair, int64_t pairs, int64_t row,
+                                const float *sums)
+{
+    float values[GATE_PAIRS * PANEL];
+    const int64_t column = panel_at(to, first + 2 * pair).column, numbers = pairs * PANEL;
+    for (int64_t p = 0; p < pairs; p++) gate_pair(to, rows, first, pair + p, row, sums, values + p * PANEL);
+    if (to->wanted & ~CODES)
+        for (int64_t i = 0; i < numbers; i += LANES)
+            put_input(to->gated, to->wanted & ~CODES, row, column + i, load(values + i));
+    if (to->wanted & CODES)
+        QUANTISE(values, numbers, to->gated->blocks + column / BLOCK * to->gated->rows + row, to->gated->rows);
+}
+
 /* Finishes pairs of gate and up panels: writes activation(gate) * up as inputs of the next product. `count` panels are
  * whole units (see `unit_of`), so they fill whole blocks. Where only codes are wanted, nothing else is written: a prompt's
  * floats would go to memory and back. */
 static void finish_gates(const Product *to, int64_t rows, int64_t first, int64_t count, const float *sums)
 {
-    enum { PAIRS = PANEL < BLOCK ? BLOCK / PANEL : 1, NUMBERS = PAIRS * PANEL };
-    for (int64_t pair = 0; pair < count / 2; pair += PAIRS) {
-        const int64_t column = panel_at(to, first + 2 * pair).column;
-        for (int64_t row = 0; row < rows; row++) {
-            float values[NUMBERS];
-            UNROLL for (int p = 0; p < PAIRS; p++) gate_pair(to, rows, first, pair + p, row, sums, values + p * PANEL);
-            UNROLL for (int i = 0; i < NUMBERS; i += LANES)
-                put_input(to->gated, to->wanted & ~CODES, row, column + i, load(values + i));
-            if (to->wanted & CODES)
-                QUANTISE(values, NUMBERS, to->gated->blocks + column / BLOCK * to->gated->rows + row, to->gated->rows);
-        }
+    for (int64_t pair = 0; pair < count / 2; pair += GATE_PAIRS) {
+        const int64_t left = count / 2 - pair, pairs = left < GATE_PAIRS ? left : GATE_PAIRS;
+        for (int64_t row = 0; row < rows; row++) finish_row_of_gates(to, rows, first, pair, pairs, row, sums);
     }
 }
 
