@@ -147,6 +147,20 @@ def test_a_clock_that_jumps_changes_nothing_for_long(factor: float) -> None:
     assert jumped.steps <= 1.03 * seconds.steps
 
 
+def test_sequences_in_which_copies_do_not_pay_are_asked_in_the_same_steps() -> None:
+    """So in most steps nothing is planned, although the requests came one after another."""
+    machine = Machine((NO_COPY,))
+    views = [SequenceView(number) for number in range(16)]
+    for joined in range(1, 16):
+        machine.step(views[:joined])
+        machine.pause = 0  # an engine asks again when a request joins
+    for _ in range(400):
+        machine.step(views)
+    late = [sum(asks.values()) for asks in machine.run.asked[-200:]]
+    assert late.count(16) >= 10, "all are still asked"
+    assert sum(asked > 0 for asked in late) <= 1.1 * late.count(16), "and together"
+
+
 def test_what_pays_at_one_load_and_not_at_another_is_known_by_load() -> None:
     """A head pays alone and costs at sixteen: one router meets both in turn."""
     machine, plain = Machine((HEAD,)), TableCost().forward(16, 0)

@@ -23,6 +23,7 @@ from parlay.types import NO_DRAFT, Budgets, Cost, Draft, Policy, Routed, RouterR
 _REPRICE_EVERY = 16  # steps
 _MANY = 8  # in a batch of at least this size, the rate hardly changes from step to step
 _STRIDES = 16  # how many numbers of nodes are compared, about
+_PAYS = -(1 << 40)  # the wait where a proposal gains more than it costs: it is asked in every step
 _SLOW = 0.9  # decay, per step, of the mean seconds that the router itself takes
 _EXCEEDED = (
     "plain decoding draws more than power=%g watts (requests at once: %d): nothing is drafted, and decoding goes on; "
@@ -115,10 +116,9 @@ class Router(Policy):
             arm = self._copying[self._next_copying]
             self._next_copying += 1
             nodes = [0] * len(states)
-            for place, wait in enumerate(self._waits(states, arm)):
-                if wait <= 0:
-                    nodes[place] = arm.spec.most
-                    states[place].note_request(arm.number, arm.spec.most)
+            for place in self._due(states, arm):
+                nodes[place] = arm.spec.most
+                states[place].note_request(arm.number, arm.spec.most)
             if any(nodes):
                 return Budgets(nodes, 0, [arm.number] * len(states))
         if self._next_copying > len(self._copying):
@@ -126,20 +126,37 @@ class Router(Policy):
         self._next_copying += 1
         return self._choose(states)
 
+    def _due(self, states: Sequence[SequenceState], arm: ArmState) -> list[int]:
+        """The sequences in which a replayable arm is asked now, by place.
+
+        Where it pays in none of them, those that will soon be due are asked with the first that is. So all come to be
+        due in the same steps, and the router can be inactive in between.
+        """
+        waits = self._waits(states, arm)
+        first = min(waits)
+        ahead = self._every(arm) // 2 if first != _PAYS and first <= 0 else 0
+        return [place for place, wait in enumerate(waits) if wait <= ahead]
+
+    def _price_of(self, arm: ArmState) -> float:
+        """Seconds that one proposal of a replayable arm costs, with the router's own work."""
+        return self._prices.of_drafting(arm.drafting(arm.spec.most) + self._own_seconds / len(self._copying))
+
+    def _every(self, arm: ArmState) -> int:
+        """How many tokens a sequence decodes between two proposals of a replayable arm that does not pay there."""
+        prices = self._prices
+        return math.ceil(self._price_of(arm) * prices.sequences / (TRIALS * prices.shared * prices.plain))
+
     def _waits(self, states: Sequence[SequenceState], arm: ArmState) -> list[int]:
-        """For each sequence, the tokens to decode before a replayable arm is asked there."""
-        prices, number = self._prices, arm.number
-        price = prices.of_drafting(arm.drafting(arm.spec.most) + self._own_seconds / len(self._copying))
-        allowed = TRIALS * prices.shared * prices.plain
-        every, gain = math.ceil(price * prices.sequences / allowed), price / prices.token
+        """For each sequence, the tokens to decode before a replayable arm is asked there; `_PAYS`: it is asked in every
+        step."""
+        number, every, gain = arm.number, self._every(arm), self._price_of(arm) / self._prices.token
         waits: list[int] = []
         for state in states:
             here = state.arms.get(number)
             if here is None or here.is_lost:
-                waits.append(_REPRICE_EVERY)
+                waits.append(max(_REPRICE_EVERY, every))
                 continue
-            wait = 0 if here.gain > gain else here.requested_at + every - state.length
-            waits.append(wait)
+            waits.append(_PAYS if here.gain > gain else here.requested_at + every - state.length)
         return waits
 
     def _choose(self, states: Sequence[SequenceState]) -> Budgets:
