@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from parlay.engine.sequence import Sequence
+from parlay.sampling.sampler import is_plain_greedy
 from parlay.types import (
     NO_DRAFT,
     NOTHING_COMMITTED,
     CommittedTokens,
     Draft,
+    Exactness,
     Fault,
     FinishReason,
     Observation,
@@ -189,6 +191,19 @@ class SequenceStep:
         """The watching drafters that want the sampler's ranking."""
         needs = self.sequence.needs
         return [drafter for drafter in self.watching if needs and needs[drafter].top_k]
+
+    @property
+    def reads_likeliest(self) -> bool:
+        """Whether nothing of its logits matters but the likeliest token of each row.
+
+        Under an exact rule, a greedy request's verdict follows from these. Log-probabilities, drafters that want more
+        of the ranking, and canvases read logits.
+        """
+        sequence, params = self.sequence, self.sequence.request.params
+        if params.logprobs is not None or params.prompt_logprobs is not None or sequence.canvas is not None:
+            return False
+        exact = sequence.rule.exactness is Exactness.BITS
+        return exact and is_plain_greedy(sequence, ()) and not self.wants_top_k
 
     @property
     def observers(self) -> list[int]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from parlay.engine.sequence_step import SequenceStep, charge, grouped, isolated, message_of
+from parlay.sampling.rules.shared_noise import follow_tokens
 from parlay.sampling.sampler import ranked
 from parlay.types import NO_DRAFT, Exactness, Fault, Finish, Output, Runner, RunnerLost, RunnerSpec, Segment, trees
 
@@ -31,7 +32,7 @@ def begin(runner: Runner, steps: list[SequenceStep]) -> Begun | None:
 
     None if there are no steps, or if beginning failed: `finish` then runs the steps again and finds the ones that fail.
     """
-    segments = [_segment(step) for step in steps]
+    segments = _segments(runner.spec, steps)
     try:
         return Begun(steps, segments, runner.begin(segments, _taps(steps))) if steps else None
     except RunnerLost:
@@ -68,7 +69,7 @@ def verify(runner: Runner, steps: list[SequenceStep]) -> float:
 
     def forward(steps: list[SequenceStep]) -> None:
         nonlocal tapping
-        segments = [_segment(step) for step in steps]
+        segments = _segments(runner.spec, steps)
         tapping += _take(runner.spec, steps, segments, runner.forward(segments, taps))
 
     def failed(
@@ -113,7 +114,13 @@ def _failed_alone(step: SequenceStep, error: Exception) -> None:
     step.fail(f"the model failed on this request: {message_of(error)}", error)
 
 
-def _segment(step: SequenceStep) -> Segment:
+def _segments(spec: RunnerSpec, steps: list[SequenceStep]) -> list[Segment]:
+    """The steps' segments. If all steps are judged by the likeliest tokens alone, these ask for nothing else."""
+    likeliest = spec.likeliest and all(step.reads_likeliest for step in steps)
+    return [_segment(step, likeliest) for step in steps]
+
+
+def _segment(step: SequenceStep, likeliest: bool) -> Segment:
     pending, wants_prompt = len(step.pending), step.sequence.request.params.prompt_logprobs is not None
     logits_from = 0 if wants_prompt else pending - 1 if step.at_root else pending
     return Segment(
@@ -128,6 +135,7 @@ def _segment(step: SequenceStep) -> Segment:
         mask_adapter=step.draft.mask_adapter,
         places=step.draft.places,
         guesses=step.draft.guesses,
+        likeliest=likeliest,
     )
 
 
@@ -172,10 +180,16 @@ def _escapes(step: SequenceStep) -> bool:
 
 
 def _judge(steps: list[SequenceStep]) -> None:
-    """Call the rule on steps that share it and share one forward's output."""
-    rule, logits_RV = steps[0].sequence.rule, steps[0].out.logits_RV
+    """Call the rule on steps that share it and share one forward's output.
+
+    If the forward told likeliest tokens alone, all steps are under exact rules, whose verdicts are the same then.
+    """
+    rule, out = steps[0].sequence.rule, steps[0].out
     views, drafts, roots = zip(*[(step.sequence, step.draft, step.root) for step in steps], strict=True)
-    verdicts = rule.accept(views, drafts, logits_RV, roots)
+    if out.likeliest:
+        verdicts = follow_tokens(drafts, out.likeliest, roots)
+    else:
+        verdicts = rule.accept(views, drafts, out.logits_RV, roots)
     for step, verdict in list(zip(steps, verdicts, strict=True)):
         if isinstance(verdict, Fault):
             step.fault = verdict

@@ -109,6 +109,7 @@ def spec_of(
         hides=kernels.part is None and not in_blocks,
         cheaper=isinstance(forward, CompiledForward),
         chooses=kernels.chooses and not in_blocks,
+        likeliest=kernels.likeliest and config.shallow is None and config.canvas is None,
         canvas=config.canvas,
         kv_heads=0 if kernels.part or config.is_uneven else config.num_kv_heads,
         head_dim=config.head_dim,

@@ -83,8 +83,8 @@ class Kernels:
 
     ``pages`` says how layers share cache pages; ``cache_lanes`` and ``spread`` are those of `CacheShape`. ``part`` is
     the config of the part of the model that runs here; None: all of it. ``in_flight`` forwards may be under way at
-    once, and each reads ``streamed_bytes`` from disk or the host's memory. ``chooses`` is that of `RunnerSpec`.
-    ``move_row`` moves rows within the decoder's pages.
+    once, and each reads ``streamed_bytes`` from disk or the host's memory. ``chooses`` and ``likeliest`` are those of
+    `RunnerSpec`. ``move_row`` moves rows within the decoder's pages.
     """
 
     exactness: Exactness
@@ -97,6 +97,7 @@ class Kernels:
     in_flight: int = 1
     streamed_bytes: int = 0
     chooses: bool = False
+    likeliest: bool = False
     move_row: MoveRow = PageTable.move
 
     def cache_shapes(self, config: DecoderConfig, device: torch.device) -> tuple[CacheShape, RecentShape | None]:
@@ -137,7 +138,8 @@ class ForwardBatch(NamedTuple):
     ``places`` say where each sequence's rows lie, ``features`` what some rows read besides or instead of their ids, and
     ``inputs``, float32 ``[N, H]``, replace the embeddings of all rows. ``adapters`` has one entry per row, or is empty
     if no row has one. For models with n-grams, ``tokens`` are the ids of all rows of each place, after as many ids of
-    the text before them as n-grams need (or -1).
+    the text before them as n-grams need (or -1). With ``likeliest`` only the likeliest token of each wanted row is
+    read, and decoders that can tell it need not write logits.
     """
 
     ids: list[int]
@@ -149,6 +151,7 @@ class ForwardBatch(NamedTuple):
     adapters: Sequence[LowRankAdapter | None] = ()
     inputs: Tensor | None = None
     tokens: Sequence[Sequence[int]] = ()
+    likeliest: bool = False
 
 
 @dataclass(slots=True)
@@ -253,15 +256,16 @@ class Growth(NamedTuple):
 
 class ForwardOutput(NamedTuple):
     """``logits`` ``[wanted, V]`` float32, the hidden states ``[N, H]`` that enter the tapped layers, and the seconds
-    that these took."""
+    that these took. With ``likeliest`` tokens of the wanted rows there are no logits."""
 
     logits: Tensor
     taps: Mapping[int, Tensor]
     tap_seconds: float = 0.0
+    likeliest: tuple[int, ...] = ()
 
     def output(self, starts: tuple[int, ...], votes: tuple[Tensor | None, ...] = ()) -> Output:
         """Make the runner's `Output`, with these ``starts`` and ``votes``."""
-        return Output(self.logits, starts, self.taps, self.tap_seconds, votes=votes)
+        return Output(self.logits, starts, self.taps, self.tap_seconds, votes=votes, likeliest=self.likeliest)
 
 
 def wanted_rows(segments: Sequence[Segment]) -> tuple[list[int], tuple[int, ...]]:

@@ -213,6 +213,8 @@ class NativeRunner(Runner):
         wanted, starts = wanted_rows(segments)
         places = [self._place(segment, skip) for segment in segments]
         work = ForwardBatch(ids, places, wanted, taps, skip, self._features(segments), adapter_rows(segments))
+        if self._spec.likeliest and wanted and all(segment.likeliest for segment in segments):
+            work = work._replace(likeliest=True)
         if self._ngrams is not None:
             work = work._replace(tokens=path_tokens(self.store, segments, self._ngrams.index.longest))
         if self.lookup is not None:

@@ -48,6 +48,8 @@ class RunnerSpec:
     """Whether hiding tokens and fewer bits make a forward faster."""
     chooses: bool = False
     """Whether a `Segment` may show chosen pages of hidden tokens, and vote for pages."""
+    likeliest: bool = False
+    """Whether a `Segment` may ask for the likeliest token of each row instead of logits."""
     drops: bool = False
     """Whether a text may go on without a model of an ensemble, and is then lossy."""
     canvas: CanvasSpec | None = None
@@ -135,6 +137,9 @@ class Segment(NamedTuple):
     weights are rounded to that many bits. Such rows can't be kept, like those of a forward that skips sub-layers.
 
     With ``votes``, `Output.votes` reports where the rows' attention goes.
+
+    With ``likeliest`` nobody reads the segment's logits, only which token is likeliest at each row. If that is so for
+    all segments of a forward, `Output.likeliest` may have these tokens in place of logits.
     """
 
     sequence: int
@@ -153,6 +158,7 @@ class Segment(NamedTuple):
     guesses: Tensor | None = None
     chosen: ChosenPages | None = None
     votes: bool = False
+    likeliest: bool = False
 
     @property
     def approximate(self) -> bool:
@@ -218,6 +224,9 @@ class Output:
     """For each segment with votes, float32 ``[L, K, T, P]``: the attention from row T to page P in each layer, summed
     over the query heads of key head K. Only pages before all rows that run are counted; layers with sliding windows
     give zeros. Empty if no segment votes."""
+    likeliest: tuple[int, ...] = ()
+    """For each wanted row the token of its largest logit, of equal ones the lowest, if all segments ask for these alone
+    and every row has a usable one; ``logits_RV`` then has no rows. Else empty."""
 
 
 Finish = Callable[[], Output]

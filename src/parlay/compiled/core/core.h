@@ -250,6 +250,7 @@ typedef struct {
     void *const *taps;
     int64_t tap_stride, tap_form; /* how many numbers apart a tap's rows are, and whether they are FLOAT32 or BFLOAT16 */
     float *logits;       /* [wanted][vocab], or null: nobody reads them */
+    uint64_t *likeliest; /* [wanted] or null: it gets the keys of the likeliest tokens (likeliest.h), and logits nothing */
     char *space;         /* scratch memory, of `space_bytes` or more, aligned to 64 */
     /* The last `late` rows, which are those of the last `late_segments` segments, start at layer `join`. */
     int64_t late, late_segments, join;

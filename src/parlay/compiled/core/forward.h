@@ -312,8 +312,10 @@ static int run_forward(Pass pass)
         if (leaves_keys_alone(&pass)) return run_inputs(&pass, pass.batch->rows, 0);
         goes_on = pass.here % 2 ? run_feed_forward(&pass) : run_attention(&pass);
     }
-    if (!goes_on || !pass.batch->wanted || !pass.batch->logits) return goes_on;
-    Product head = {{&pass.model->head}, pass.space->normed, KEEP, pass.batch->logits, pass.model->vocab};
+    const Batch *batch = pass.batch;
+    if (!goes_on || !batch->wanted || !(batch->logits || batch->likeliest)) return goes_on;
+    Product head = {{&pass.model->head}, pass.space->normed, batch->likeliest ? BEST : KEEP, batch->logits, pass.model->vocab};
+    head.likeliest = batch->likeliest;
     head.cap = (float)pass.model->logit_cap;
     return run_product(&pass, head, pass.batch->wanted, 0);
 }

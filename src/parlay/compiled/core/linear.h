@@ -16,6 +16,7 @@
 
 #include "core.h"
 #include "dense.h"
+#include "likeliest.h"
 
 /* The rows that products read, in every form that some weight format multiplies: float32, bfloat16, or blocks of 32
  * eight-bit codes with one scale (as ggml's q8_1). Only the forms that the products at hand want are filled in. */
@@ -28,8 +29,9 @@ typedef struct {
 } Inputs;
 
 /* What happens to a product's outputs. KEEP: they overwrite y. ADD: they are added to y, as at a residual connection.
- * GATE: of two matrices, gate and up, activation(gate) * up becomes the inputs of the next product, down. */
-typedef enum { KEEP, ADD, GATE } Ending;
+ * GATE: of two matrices, gate and up, activation(gate) * up becomes the inputs of the next product, down. BEST: only the
+ * place of each row's largest output is kept (likeliest.h). */
+typedef enum { KEEP, ADD, GATE, BEST } Ending;
 
 /* A product of the batch's rows with up to three matrices that read the same inputs: query, key and value, or gate and
  * up. A thread that the system has suspended may compute its piece after the phase has ended. So each thread has a copy
@@ -39,7 +41,7 @@ typedef struct {
     const Linear *linear[3];
     Inputs x;
     Ending ending;
-    float *y; /* [rows][stride], unless the ending is GATE */
+    float *y; /* [rows][stride], if the ending is KEEP or ADD */
     int64_t stride;
     /* For GATE: where the inputs of the next product go, in which
      * forms (FLOATS, BFLOATS, CODES), and by which activation. */
@@ -54,6 +56,7 @@ typedef struct {
     int bfloats;               /* 1: the adapters' matrices are in bfloat16 */
     /* 1: `run_product` computes `lowered`, in a phase of its own. 0: whoever made the inputs has done so. */
     int lowers;
+    uint64_t *likeliest; /* [rows]: the keys of BEST */
 } Product;
 
 /* One panel of one of a product's matrices. */
@@ -322,11 +325,29 @@ static void finish_gates(const Product *to, int64_t rows, int64_t first, int64_t
     }
 }
 
+/* Finishes panels of which only each row's largest output is wanted. */
+static void finish_best(const Product *to, int64_t rows, int64_t first, int64_t count, const float *sums)
+{
+    for (int64_t row = 0; row < rows; row++) {
+        Leader best = no_leader();
+        for (int64_t i = 0; i < count; i++) {
+            const Panel panel = panel_at(to, first + i);
+            vf outputs[STRIPS];
+            load_outputs(to, &panel, row, sums + (i * rows + row) * PANEL, outputs);
+            UNROLL for (int b = 0; b < STRIPS; b++) {
+                if (to->cap != 0) outputs[b] = bounded(outputs[b], to->cap);
+                best = better(best, outputs[b], panel.column + b * LANES, panel.linear->out);
+            }
+        }
+        join_leader(&best, to->likeliest + row);
+    }
+}
+
 /* Finishes what `multiply_panels` left in `sums`, and writes it to where the product's outputs go. */
 static void finish_panels(const Product *to, int64_t rows, int64_t first, int64_t count, const float *sums)
 {
-    if (to->ending == GATE) {
-        finish_gates(to, rows, first, count, sums);
+    if (to->ending == GATE || to->ending == BEST) {
+        (to->ending == GATE ? finish_gates : finish_best)(to, rows, first, count, sums);
         return;
     }
     for (int64_t i = 0; i < count; i++) {

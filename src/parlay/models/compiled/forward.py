@@ -14,6 +14,7 @@ from parlay.compiled.library import NotLoaded, load
 from parlay.models.compiled.adapters import PackedAdapters
 from parlay.models.compiled.growing import GrowthCall, read_text
 from parlay.models.compiled.layout import BatchLayout, Prefixes, lay_out, set_places
+from parlay.models.compiled.likeliest import make_keys, tokens_of
 from parlay.models.compiled.limits import refusal
 from parlay.models.compiled.memory import Workspace, row_mover
 from parlay.models.compiled.newest_tokens import NewestTokens, RowsOfHead
@@ -41,7 +42,6 @@ from parlay.types import Exactness, PickedRows, Skip, TappedStates
 
 _LONGER, _SHAPES = 256, 4096  # room is made for texts this many tokens longer; most batch shapes remembered
 _DIVIDED = 32  # ranks that share the texts divide the rows of a forward from this many rows per rank on
-
 
 _CACHED = {"float32": (0, torch.float32), "bfloat16": (1, torch.bfloat16), "q8_0": (2, torch.uint8)}
 """Cache types: the number of each in core.h, and the dtype of the pages' tensors."""
@@ -105,6 +105,7 @@ class CompiledForward(Forward):
             part=None if part == WHOLE else config,
             streamed_bytes=streamed.stream.bytes if streamed is not None else 0,
             chooses=part == WHOLE,
+            likeliest=part == WHOLE,
             move_row=row_mover(self._core, cache_dtype),
         )
 
@@ -151,21 +152,20 @@ class CompiledForward(Forward):
     def run(self, work: ForwardBatch) -> ForwardOutput:
         if self._part.context is not None and not work.taps and len(work.ids) >= _DIVIDED * self._part.spread.ranks:
             return self._run_divided(work, self._part.context)
-        logits = self._room_for_logits(work)
-        pointed: list[object] = []
+        logits, layers, pointed = self._room_for_logits(work), tuple(work.taps), list[object]()
         laid = lay_out(work, self._prefixes)
         batch = self._batch(work, laid, logits, pointed, range(len(work.ids)))
-        layers = tuple(work.taps)
+        keys = make_keys(batch, wanted=work.likeliest)
         if layers:
             states_NF = torch.empty(len(work.ids), len(layers) * self._config.hidden_size, dtype=self._dtype)
             pointed.append(self._tap(batch, layers, states_NF))
         self._call(self._model, batch)
         del pointed  # kept alive until the call has returned
         self._part.check()
-        if not layers:
-            return ForwardOutput(logits, {})
-        rows = range(len(work.ids)) if laid.order is None else laid.order
-        return ForwardOutput(logits, TappedStates(layers, PickedRows(states_NF, rows)))
+        if (likeliest := tokens_of(keys)) is None:
+            return self.run(work._replace(likeliest=False))  # the logits tell why
+        taps = TappedStates(layers, PickedRows(states_NF, laid.order or range(len(work.ids)))) if layers else {}
+        return ForwardOutput(logits, taps, likeliest=likeliest)
 
     def _call(self, model: structs.ModelStruct, batch: structs.Batch) -> None:
         self._core.forward(ctypes.byref(model), ctypes.byref(batch))
@@ -173,7 +173,7 @@ class CompiledForward(Forward):
             self._weights.streamed.stream.check()
 
     def _room_for_logits(self, work: ForwardBatch) -> Tensor:
-        return torch.empty(len(work.wanted), self._config.output_size if self._part.logits else 0)
+        return torch.empty(len(work.wanted) * (not work.likeliest), self._config.output_size * self._part.logits)
 
     def _run_divided(self, work: ForwardBatch, context: HostGroup) -> ForwardOutput:
         """Run this rank's share of the rows, where ranks share the texts.

@@ -284,6 +284,7 @@ def _spec_of(specs: Sequence[RunnerSpec], summary: str) -> RunnerSpec:
         features=False,
         together=False,
         hides=False,
+        likeliest=False,
         canvas=None,
         kv_heads=0,
         head_dim=0,

@@ -81,9 +81,10 @@ class GuidedRunner(WrappedRunner):
         return self.begin(segments, taps, skip)()
 
     def begin(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Finish:
-        """Begin a forward with the negative segments after the others."""
+        """Begin a forward with the negative segments after the others. All have logits, which are combined."""
         if self._is_plain(segments, skip):
             return self._inner.begin(segments, taps, skip)
+        segments = [segment._replace(likeliest=False) for segment in segments]
         negatives: list[Segment] = []
         pairs: list[_Pair] = []
         beside = 0

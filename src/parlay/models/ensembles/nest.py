@@ -134,7 +134,7 @@ class NestRunner(WrappedRunner):
             raise UsageError(f"{spec.name} is {kind}: a datastore goes with models that write token by token")
         self.store, self._nest = store, nest
         kernels = f"{nest.describe(spec.name)}; {spec.kernels}"
-        self._spec = replace(spec, kernels=kernels, canvas=None, hides=False, in_flight=1)
+        self._spec = replace(spec, kernels=kernels, canvas=None, hides=False, likeliest=False, in_flight=1)
 
     @property
     def spec(self) -> RunnerSpec:

@@ -85,6 +85,7 @@ class TranslatedRunner(WrappedRunner):
             layer_skip=False,
             features=False,
             together=False,
+            likeliest=False,
             canvas=None,
             in_flight=1,
         )

@@ -93,7 +93,13 @@ def check_kind(rule: AcceptRule, draft: Draft) -> None:
 
 def _greedily(drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]) -> list[Verdict | Fault]:
     """Verdicts of greedy requests: one argmax over all rows costs less than one for each visited row."""
-    tokens = tuple(greedy(logits_RV))
+    return follow_tokens(drafts, tuple(greedy(logits_RV)), roots)
+
+
+def follow_tokens(
+    drafts: Sequence[Draft], tokens: Sequence[int | Fault], roots: Sequence[int]
+) -> list[Verdict | Fault]:
+    """Follow each draft by the ``tokens`` that were chosen at all rows of a forward; ``roots`` are the roots' rows."""
     return [
         _verdict(draft.tree, tokens[root : root + 1 + len(draft.tree.tokens) - draft.probes])
         for draft, root in zip(drafts, roots, strict=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from parlay.models.wrapped_runner import WrappedRunner
 from parlay.testing.toys import row_texts
-from parlay.types import NO_SKIP, Output, Runner, Segment, Skip
+from parlay.types import NO_SKIP, Output, Runner, RunnerSpec, Segment, Skip
 
 Texts = dict[tuple[int, ...], list[Tensor]]
 """Rows of logits by the text before them. A text that was computed several times has several rows."""
@@ -22,6 +23,10 @@ class RecordingRunner(WrappedRunner):
         self.texts: Texts = {}
         self._cached: dict[int, list[int]] = {}
         self._fed: dict[int, Segment] = {}
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return replace(self._inner.spec, likeliest=False)
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         cached = self._inner.open(sequence, tokens, salt)
