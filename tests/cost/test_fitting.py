@@ -155,8 +155,8 @@ def test_a_runner_without_room_is_named() -> None:
     [
         ("{", "is not a calibration"),
         ("[]", "is not a calibration"),
-        ('{"format": 2, "machine": {}}', "is not a calibration"),
-        ('{"format": 99}', "has format 99 and not 2"),
+        ('{"format": 3, "machine": {}}', "is not a calibration"),
+        ('{"format": 99}', "has format 99 and not 3"),
     ],
 )
 def test_a_file_that_is_no_calibration_is_one_line(tmp_path: Path, content: str, said: str) -> None:

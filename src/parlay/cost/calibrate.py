@@ -16,7 +16,7 @@ from parlay.cost.roofline import ForwardShape, Machine, ModelShape, Overheads
 from parlay.cost.timing import chain_of, time_forward, with_context
 from parlay.types import ParlayError, Runner
 
-FORMAT = 2
+FORMAT = 3
 """Version of the file's format. A file with another version is refused."""
 
 Provenance = Mapping[str, str | float]
@@ -44,17 +44,17 @@ SHAPES = (
     ),
     ModelShape(
         vocab_size=16384,
-        hidden_size=640,
-        intermediate_size=1728,
-        num_layers=10,
+        hidden_size=1536,
+        intermediate_size=6144,
+        num_layers=4,
         num_heads=12,
         num_kv_heads=4,
         head_dim=64,
         tie_embeddings=True,
     ),
 )
-"""Models of 10, 4 and 57 million parameters. The small ones show the cost of starting a forward and a layer. The large
-one shows the rest."""
+"""Models of 10, 4 and 151 million parameters. The small ones show the cost of starting a forward and a layer. The large
+one shows the rest: in four bits, too, its weights are too many for most caches, and as wide as those of usual models."""
 
 WORKS = (
     *(

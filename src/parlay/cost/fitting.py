@@ -160,9 +160,9 @@ class _Counted:
     def _linear(self, ratio: float) -> Array:
         """Return, for each sample, the number that the seconds per byte of linear layers are multiplied by.
 
-        It is the sum over linear operators of sqrt(bytes^2 + (FLOPs / ratio)^2), as in `roofline.together`.
+        It is the sum over linear operators of (bytes^3 + (FLOPs / ratio)^3)^(1/3), as in `roofline.together`.
         """
-        return np.asarray(np.hypot(self.moved, self.flops / ratio) @ self.members["linear"])
+        return np.asarray(np.cbrt(self.moved**3 + (self.flops / ratio) ** 3) @ self.members["linear"])
 
 
 def _loss(one: _Solution) -> float:
