@@ -54,7 +54,7 @@ SHAPES = (
     ),
 )
 """Models of 10, 4 and 151 million parameters. The small ones show the cost of starting a forward and a layer. The large
-one shows the rest: in four bits, too, its weights are too many for most caches, and as wide as those of usual models."""
+one shows the rest: it is as wide as usual models, and even in four bits its weights are too many for most caches."""
 
 WORKS = (
     *(

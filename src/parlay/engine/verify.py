@@ -156,7 +156,7 @@ def is_spoilt(step: SequenceStep) -> bool:
     Attention multiplies the values of rows that a row must not see by 0, and 0 times NaN is NaN.
     """
     drafted = step.fault is not None and bool(step.draft.tree.tokens)
-    return drafted and bool(step.out.logits_RV[step.root].isnan().any())
+    return drafted and not step.out.likeliest and bool(step.out.logits_RV[step.root].isnan().any())
 
 
 def _decide(steps: list[SequenceStep]) -> None:

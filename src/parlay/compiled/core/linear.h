@@ -297,7 +297,7 @@ INLINE void gate_pair(const Product *to, int64_t rows, int64_t first, int64_t pa
     UNROLL for (int b = 0; b < STRIPS; b++) store(at + b * LANES, gate_up(to->activation, gates[b], ups[b]));
 }
 
-/* Pairs of panels that `finish_gates` takes at once: enough blocks for QUANTISE to work on several side by side. */
+/* Pairs of panels that `finish_gates` takes at once: whole blocks, and enough for QUANTISE to work on several side by side. */
 enum { GATE_PAIRS = 8 };
 
 /* Finishes `pairs` pairs of gate and up panels of one row, at most GATE_PAIRS, from pair number `pair` of a piece on. */
