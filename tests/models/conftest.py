@@ -1,11 +1,16 @@
-"""Models that several tests of composites run."""
+"""Models that several tests run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
+from parlay.models.config import DecoderConfig
+from parlay.models.families.reading import read_config
+from parlay.models.fetch.resolving import resolve
+from parlay.models.loading import load_weights
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.testing.toy_tokenizers import toy_tokenizer
 
@@ -19,3 +24,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         save_random(name, Path(made[-1]), seed=seed)
         toy_tokenizer(VOCAB_SIZE).save_pretrained(made[-1])
     return made
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> tuple[DecoderConfig, dict[str, Tensor]]:
+    """The built-in model's config and weights."""
+    config = read_config(resolve("parlay-mini"))
+    return config, load_weights(resolve("parlay-mini"), config)

@@ -17,9 +17,6 @@ from parlay.compiled.build import LIBRARY, NAMES, CannotBuild, build, digest, is
 from parlay.compiled.library import SWITCH, NotLoaded
 from parlay.models import choosing
 from parlay.models.config import DecoderConfig
-from parlay.models.families.reading import read_config
-from parlay.models.fetch.resolving import resolve
-from parlay.models.loading import load_weights
 from parlay.models.native import NativeRunner, Quantize
 from parlay.models.weights.quantize import Int8Weight
 from parlay.types import Segment, Tree
@@ -29,12 +26,6 @@ TEXT = tuple(range(40, 140))
 TREE = Tree((7, 8, 9, 10, 11), (-1, 0, 0, 2, -1))
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the package was installed without a C compiler")
-
-
-@pytest.fixture(scope="module")
-def checkpoint() -> tuple[DecoderConfig, dict[str, Tensor]]:
-    config = read_config(resolve("parlay-mini"))
-    return config, load_weights(resolve("parlay-mini"), config)
 
 
 def make(

@@ -14,9 +14,6 @@ from parlay.compiled.build import LIBRARY, NAMES
 from parlay.compiled.library import SWITCH
 from parlay.engine import Engine
 from parlay.models.config import DecoderConfig
-from parlay.models.families.reading import read_config
-from parlay.models.fetch.resolving import resolve
-from parlay.models.loading import load_weights
 from parlay.models.native import NativeRunner
 from parlay.models.wrapped_runner import WrappedRunner
 from parlay.types import NO_SKIP, Output, Runner, Segment, Skip, Tree
@@ -26,12 +23,6 @@ TREE = Tree((7, 8, 9, 10, 11, 12, 13), (-1, 0, 0, 2, -1, 3, 5))
 HEAD = "lm_head.weight"
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the package was installed without a C compiler")
-
-
-@pytest.fixture(scope="module")
-def checkpoint() -> tuple[DecoderConfig, dict[str, Tensor]]:
-    config = read_config(resolve("parlay-mini"))
-    return config, load_weights(resolve("parlay-mini"), config)
 
 
 def make(config: DecoderConfig, weights: dict[str, Tensor]) -> NativeRunner:

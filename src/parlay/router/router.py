@@ -133,26 +133,26 @@ class Router(Policy):
         due in the same steps, and the router can be inactive in between.
         """
         waits = self._waits(states, arm)
-        first = min(waits)
-        ahead = self._every(arm) // 2 if first != _PAYS and first <= 0 else 0
+        ahead = self._every(self._price_of(arm)) // 2 if _PAYS < min(waits) <= 0 else 0
         return [place for place, wait in enumerate(waits) if wait <= ahead]
 
     def _price_of(self, arm: ArmState) -> float:
         """Seconds that one proposal of a replayable arm costs, with the router's own work."""
         return self._prices.of_drafting(arm.drafting(arm.spec.most) + self._own_seconds / len(self._copying))
 
-    def _every(self, arm: ArmState) -> int:
-        """How many tokens a sequence decodes between two proposals of a replayable arm that does not pay there."""
+    def _every(self, price: float) -> int:
+        """How many tokens a sequence decodes between two proposals of this price that do not pay."""
         prices = self._prices
-        return math.ceil(self._price_of(arm) * prices.sequences / (TRIALS * prices.shared * prices.plain))
+        return math.ceil(price * prices.sequences / (TRIALS * prices.shared * prices.plain))
 
     def _waits(self, states: Sequence[SequenceState], arm: ArmState) -> list[int]:
         """For each sequence, the tokens to decode before a replayable arm is asked there; `_PAYS`: it is asked in every
         step."""
-        number, every, gain = arm.number, self._every(arm), self._price_of(arm) / self._prices.token
+        price = self._price_of(arm)
+        every, gain = self._every(price), price / self._prices.token
         waits: list[int] = []
         for state in states:
-            here = state.arms.get(number)
+            here = state.arms.get(arm.number)
             if here is None or here.is_lost:
                 waits.append(max(_REPRICE_EVERY, every))
                 continue

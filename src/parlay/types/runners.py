@@ -49,7 +49,8 @@ class RunnerSpec:
     chooses: bool = False
     """Whether a `Segment` may show chosen pages of hidden tokens, and vote for pages."""
     likeliest: bool = False
-    """Whether a `Segment` may ask for the likeliest token of each row instead of logits."""
+    """Whether a `Segment` may ask for the likeliest token of each row instead of logits. Not for a runner that reads
+    another's logits, to mix them for example: its spec must not take this over."""
     drops: bool = False
     """Whether a text may go on without a model of an ensemble, and is then lossy."""
     canvas: CanvasSpec | None = None

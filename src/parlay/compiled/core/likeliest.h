@@ -1,5 +1,5 @@
 /* The likeliest token of each row, found while the LM head's outputs are in registers. Where nobody reads logits, as in greedy
- * decoding, they are not even written: `finish_panels` (linear.h) calls `join_likeliest` in place of writing them.
+ * decoding, they are not even written: `finish_best` (linear.h) runs in place of what writes them.
  *
  * A row has one word, a key, to which every piece of the product joins the best of its panels. A larger key is a larger
  * logit, or the lower token of equal ones; so the order in which pieces end does not matter.

@@ -69,8 +69,7 @@ class CompiledForward(Forward):
     ) -> None:
         """``beside`` are weights of the same model whose embedding rows are shared, as a second copy would take
         memory."""
-        reason = refusal(config, dtype, cached)
-        if reason:
+        if reason := refusal(config, dtype, cached):
             raise NotLoaded(reason)
         self._core = load()
         weakref.finalize(self, self._core.rest).atexit = False  # a late thread may still read what forwards were given
@@ -152,7 +151,8 @@ class CompiledForward(Forward):
     def run(self, work: ForwardBatch) -> ForwardOutput:
         if self._part.context is not None and not work.taps and len(work.ids) >= _DIVIDED * self._part.spread.ranks:
             return self._run_divided(work, self._part.context)
-        logits, layers, pointed = self._room_for_logits(work), tuple(work.taps), list[object]()
+        logits = self._room_for_logits(0 if work.likeliest else len(work.wanted))
+        layers, pointed = tuple(work.taps), list[object]()
         laid = lay_out(work, self._prefixes)
         batch = self._batch(work, laid, logits, pointed, range(len(work.ids)))
         keys = make_keys(batch, wanted=work.likeliest)
@@ -172,8 +172,8 @@ class CompiledForward(Forward):
         if self._weights.streamed is not None:
             self._weights.streamed.stream.check()
 
-    def _room_for_logits(self, work: ForwardBatch) -> Tensor:
-        return torch.empty(len(work.wanted) * (not work.likeliest), self._config.output_size * self._part.logits)
+    def _room_for_logits(self, rows: int) -> Tensor:
+        return torch.empty(rows, self._config.output_size if self._part.logits else 0)
 
     def _run_divided(self, work: ForwardBatch, context: HostGroup) -> ForwardOutput:
         """Run this rank's share of the rows, where ranks share the texts.
@@ -198,7 +198,7 @@ class CompiledForward(Forward):
             context.gather(parts_RWH)
         self._part.check()
         if not work.wanted or not self._part.logits:
-            return ForwardOutput(self._room_for_logits(work), {})
+            return ForwardOutput(self._room_for_logits(len(work.wanted)), {})
         hidden_WH = torch.stack([parts_RWH[row // each, place] for place, row in enumerate(work.wanted)])
         return self.finish(hidden_WH, range(len(work.wanted)), normed=False)
 
