@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from parlay.models.part import Part
+from parlay.models.part import Loss, Part
 from parlay.options import LoadOptions, RankOptions
 from parlay.ranks.groups import SharedGroup, make_shared_file
 from parlay.ranks.layout import Layout
@@ -128,3 +128,17 @@ def test_what_one_group_has_lost_the_other_hears_of_before_it_uses_a_number() ->
         file.unlink()
     gone = "rank 3 has not done its part of a forward within 0.2 s"
     assert raised == {0: "rank 3 has not done its part of a forward", 1: gone, 2: gone}
+
+
+def test_a_rank_that_ends_is_not_said_to_be_late() -> None:
+    """Even if rank 0 meets that in a sum before it hears of the closed connection."""
+    file = make_shared_file(2)
+    here, other = (SharedGroup(file, (0, 1), member, 20) for member in range(2))
+    file.unlink()
+    other.give_up()
+    here.add(torch.ones(8))
+    assert here.loss == Loss(1, "rank 1 has ended")
+    here.give_up()  # the first reason stays
+    for _ in range(2):  # rank 0 has done its part of the first sum, and not of the second
+        other.add(torch.ones(8))
+    assert other.loss == here.loss

@@ -94,13 +94,17 @@ class SharedGroup:
     def loss(self) -> Loss | None:
         if not self.struct.lost:
             return None
-        rank = self._ranks[self.struct.lost - 1]
+        rank = self._ranks[abs(self.struct.lost) - 1]
+        if self.struct.lost < 0:
+            return Loss(rank, f"rank {rank} has ended")
         return Loss(rank, f"rank {rank} has not done its part of a forward within {self._seconds:g} s")
 
     def give_up(self) -> None:
-        """End all waiting in sums; any thread may call this."""
+        """End all waiting in sums, because this rank ends; any thread may call this. A rank that was lost before stays
+        the reason."""
         with suppress(ValueError):
-            _LOST.from_address(self._address).value = self.struct.rank + 1
+            lost = _LOST.from_address(self._address)
+            lost.value = lost.value or -(self.struct.rank + 1)
 
 
 class SocketGroup:

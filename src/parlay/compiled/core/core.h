@@ -108,16 +108,17 @@ typedef struct {
 } KeyHeads;
 
 /* Processes ("ranks") that run one model together, and how they exchange numbers; see ranks.h. Either `memory` is
- * shared between them: a cache line with 1 + the number of a rank that is lost, or 0; a line for each rank with the
- * last round that it has written; then the parts, [2][count][part]. Or memory is null, and the functions `sum` and
- * `gather` exchange numbers, over a network for instance. These return 0, or 1 + the number of a lost rank. */
+ * shared between them: a cache line with 1 + the number of a rank that is lost, minus that if the rank itself has said
+ * that it ends, or 0; a line for each rank with the last round that it has written; then the parts, [2][count][part].
+ * Or memory is null, and the functions `sum` and `gather` exchange numbers, over a network for instance. These return
+ * 0, or 1 + the number of a lost rank. */
 typedef struct {
     int64_t rank, count, part; /* this process is number `rank` of `count`; part: the numbers of one exchange */
     char *memory;
     int64_t patience; /* how many nanoseconds a rank waits for another one */
     int64_t (*sum)(float *numbers, int64_t count);
     int64_t (*gather)(float *numbers, int64_t count);
-    int64_t round, lost; /* exchanges so far; 1 + the number of a lost rank, or 0 */
+    int64_t round, lost; /* exchanges so far; the lost rank, as in `memory` */
 } Ranks;
 
 /* Embeddings of frequent n-grams (ngrams.h), in bfloat16, [count][hidden]; `keys` are sorted. The key of an n-gram is

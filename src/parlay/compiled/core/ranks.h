@@ -21,7 +21,7 @@
 #define BUSY_WAIT 2000000  /* after so many nanoseconds of waiting a rank sleeps between looks */
 #define SHORT_SLEEP 100000 /* how long it sleeps, in nanoseconds */
 
-/* Where shared memory has 1 + the number of a lost rank, the last round that a rank has written, and a rank's part. */
+/* Where shared memory has the lost rank (see `Ranks`), the last round that a rank has written, and a rank's part. */
 static int64_t *lost_rank(const Ranks *ranks) { return (int64_t *)ranks->memory; }
 
 static int64_t *last_round(const Ranks *ranks, int64_t rank) { return (int64_t *)(ranks->memory + 64 * (1 + rank)); }
