@@ -99,7 +99,7 @@ class Bench:
             works = self._works(HELD_OUT_WORKS)
             runner, kept = self._open(self._sized(shape), max(work.context + work.rows for work in works))
             timed = measure(runner, works, rounds=_FORWARD_ROUNDS, seconds=_FORWARD_SECONDS)
-            rows = [_forward_row(cell, work, seconds, machine.forward(kept, work)) for work, seconds in timed]
+            rows = [_forward_row(cell, each.work, each.seconds, machine.forward(kept, each.work)) for each in timed]
             self._results.add(rows)
             logger.info("forwards of %s", name)
 

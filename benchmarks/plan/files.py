@@ -3,7 +3,8 @@
     python -m benchmarks.plan.files --files A.gguf B.gguf
 
 The machine is calibrated for each file first, as `parlay plan FILE --calibrate` does, which takes about a minute each.
-The files' forwards are timed in turn, with one row of results for each timing.
+The files' forwards are timed in turn, with one row of results for each timing, and right before each it is measured how
+fast memory is at that moment, as `parlay plan` does at its start.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from benchmarks.commands import begin, one_line_errors, open_results, write_page
 from benchmarks.options import add_run_flags, command_parser
 from benchmarks.pages import about, table
 from parlay.bench.forwards import TimedModel, measure
+from parlay.bench.plan.machine import memory_reader
 from parlay.bench.records import Row
 from parlay.cli.plan_machine import add_machine_flags, check_flags, ground_of, models_of
 from parlay.cost.roofline import ForwardShape, Machine, ModelShape
@@ -36,9 +38,10 @@ class Prediction:
     machine: Machine
     shape: ModelShape
 
-    def seconds(self, rows: int, context: int) -> float:
-        """Return the predicted seconds of a forward of ``rows`` rows after ``context`` tokens."""
-        return self.machine.forward(self.shape, ForwardShape(rows=rows, context=context))
+    def seconds(self, rows: int, context: int, read_bandwidth: float) -> float:
+        """Return the predicted seconds of a forward of ``rows`` rows after ``context`` tokens, with memory of this
+        bandwidth (0: as in the calibration)."""
+        return self.machine.at(read_bandwidth).forward(self.shape, ForwardShape(rows=rows, context=context))
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -61,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             file.stem: TimedModel(load(str(file), LoadOptions(threads=options.threads))) for file in options.files
         }
         rows, contexts, passes = ((1, 2), (16,), 2) if options.quick else (ROWS, CONTEXTS, PASSES)
-        results.add([_with_prediction(row, told) for row in measure(runners, rows, contexts, passes)])
+        read = memory_reader("cpu")
+        timed = measure(runners, rows, contexts, passes, note=lambda: {"read_bandwidth": read()})
+        results.add([_with_prediction(row, told) for row in timed])
     write_page(results.path, report(results.header, results.rows))
 
 
@@ -78,7 +83,8 @@ def predicted(file: Path, threads: int) -> Prediction:
 def _with_prediction(row: Row, told: Mapping[str, Prediction]) -> Row:
     if not row.tokens:  # no room for so much text
         return row
-    return replace(row, values={"predicted": told[row.cell.model].seconds(row.tokens, row.cell.context)})
+    seconds = told[row.cell.model].seconds(row.tokens, row.cell.context, row.values["read_bandwidth"])
+    return replace(row, values={**row.values, "predicted": seconds})
 
 
 def report(header: dict[str, Any], rows: Sequence[Row]) -> str:
@@ -98,7 +104,7 @@ def report(header: dict[str, Any], rows: Sequence[Row]) -> str:
             "",
             about(header),
             "",
-            f"Milliseconds of a forward, predicted / measured (median of {PASSES}). {within} predictions are within "
+            f"Milliseconds of a forward, predicted / measured (medians of {PASSES}). {within} predictions are within "
             f"{GOAL:.0%} of the measurement (goal: all), the median error is {median(errors):.1%}, the worst "
             f"{max(errors):.0%}.",
             "",
@@ -116,7 +122,7 @@ def _measured(rows: Sequence[Row], model: str, context: int, count: int) -> floa
 
 
 def _predicted(rows: Sequence[Row], model: str, context: int, count: int) -> float:
-    return float(_of(rows, model, context, count)[0].values["predicted"])
+    return median(row.values["predicted"] for row in _of(rows, model, context, count))
 
 
 def _cell(rows: Sequence[Row], model: str, context: int, count: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -187,6 +188,25 @@ def test_a_machine_is_calibrated_once_and_then_remembered(
     assert cli(*words, "--quantize", "int8", "--calibrate").code == 0
     assert "in int8 (8 bits). Modelled" in cli(*words, "--quantize", "int8").out
     assert "in float32 (32 bits). Modelled" in cli("plan", "--model", str(config_only), "--calibration", str(path)).out
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["kept calibration", "named file"])
+def test_memory_that_is_slower_now_slows_this_machine(
+    cli: Cli, config_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """A file that the user names may be another machine's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(machine, "memory_reader", lambda device: lambda: 2e10)
+    path = machine.calibration_path("float32")
+    known = replace(known_machine("l4", "float32"), read_bandwidth=4e10)
+    origin = dict.fromkeys(("device", "processor", "date"), "x") | {"weights": "float32", "threads": 2}
+    sample = TimedForward(TINY, WORKS[0], 1.0)
+    MachineCalibration(known, origin | {"weight_bytes": 4, "kv_bytes": 4}, (sample,)).save(path)
+    words = ("plan", "--model", str(config_only), "--dtype", "float32", "--json")
+    told = json.loads(cli(*words, *(() if own else ("--calibration", str(path)))).out)["machine"]
+    assert told["bandwidth"] == known.bandwidth * (0.5 if own else 1)
+    assert told["attention_bandwidth"] == known.attention_bandwidth
+    assert ("memory now at 0.50 of its speed then" in told["source"]) == own
 
 
 def test_prompts_measure_how_often_drafts_are_right(cli: Cli, tmp_path: Path) -> None:

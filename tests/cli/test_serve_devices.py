@@ -10,7 +10,7 @@ from benchmarks.simulation.cases import QWEN_7B
 from parlay.cli import main
 from parlay.cli.serve_devices import chosen, compare
 from parlay.cost.devices import machine
-from parlay.cost.roofline import Overheads
+from parlay.cost.overheads import Overheads
 from parlay.simulate.splits import Link, Split
 
 MACHINE = replace(machine("h100", "bfloat16"), attend_seconds=0.0, engine=Overheads())

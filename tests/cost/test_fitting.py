@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from parlay.cost.calibrate import SHAPES, WORKS, MachineCalibration, calibrate, load, measure, with_engine
-from parlay.cost.fitting import TimedForward, fit, median_error
-from parlay.cost.roofline import ForwardShape, Machine, ModelShape, Overheads
+from parlay.cost.fitting import TimedForward, fit, median_error, relative_errors
+from parlay.cost.overheads import Overheads
+from parlay.cost.roofline import ForwardShape, Machine, ModelShape
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import NO_SKIP, Output, ParlayError, Runner, Segment, Skip
 
@@ -91,6 +92,26 @@ def test_where_all_weights_come_from_one_place_the_other_is_taken_to_be_as_fast(
         assert found.bandwidth == pytest.approx(asdict(MACHINE)[known], rel=0.1)
 
 
+def test_memory_that_becomes_slower_meanwhile_changes_no_constant() -> None:
+    """If it was measured how fast memory was. The machine is told for the fastest memory, and for any other."""
+    machine = replace(MACHINE, read_bandwidth=6e10)
+    samples = [
+        TimedForward(each.shape, each.work, machine.at(read).forward(each.shape, each.work), read)
+        for place, each in enumerate(synthetic(MACHINE))
+        for read in [6e10 if place % 3 else 2.5e10]
+    ]
+    found = fit(samples, MACHINE.cache_bytes)
+    assert max(relative_errors(found, samples)) < 1e-3
+    assert found.read_bandwidth == 6e10
+    assert found.bandwidth == pytest.approx(MACHINE.bandwidth, rel=0.05)
+    large = ModelShape(**{**asdict(SHAPES[2]), "num_layers": 28})
+    alone, many = ForwardShape(context=64), ForwardShape(rows=256, context=64)
+    slowed = [found.at(2e10).forward(large, work) / found.forward(large, work) for work in (alone, many)]
+    assert slowed[0] > 2.5
+    assert slowed[1] < 1.1  # many rows wait for arithmetic
+    assert MACHINE.at(1e10) == MACHINE  # nobody has measured its memory
+
+
 def test_too_few_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="3 timed forwards are too few"):
         fit(synthetic(MACHINE)[:3])
@@ -120,9 +141,9 @@ def test_forwards_are_timed_behind_the_context_and_batch_that_they_name() -> Non
         for batch in (1, 3)
         for rows in (1, 4)
     ]
-    timed = dict(measure(runner, works, rounds=2))
-    assert timed.keys() == set(works)
-    assert all(0 < seconds < 10 for seconds in timed.values())
+    timed = list(measure(runner, works, rounds=2))
+    assert {each.work for each in timed} == set(works)
+    assert all(0 < each.seconds < 10 for each in timed)
     assert {(work.batch, work.rows) for work in works} == set(runner.fed)
     runner.check()
     assert runner.free_tokens() == runner.capacity()  # nothing is left behind

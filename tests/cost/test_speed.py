@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from parlay.cost.roofline import ForwardShape, Machine, ModelShape, Overheads
+from parlay.cost.overheads import Overheads
+from parlay.cost.roofline import ForwardShape, Machine, ModelShape
 from parlay.cost.speed import DraftPlan, Setting, best_tree, children, choose, crossover, predict, tokens_beside
 from tests.cost.test_roofline import MACHINE, SHAPE
 

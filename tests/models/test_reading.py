@@ -8,7 +8,7 @@ from parlay import LLM
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
 from parlay.models.compiled.memory import WeightArena
-from parlay.models.compiled.reading import WeightReader
+from parlay.models.compiled.reading import MemoryReader, WeightReader
 from parlay.models.native import NativeRunner
 
 MIB = 1 << 20
@@ -36,6 +36,12 @@ def test_reading_takes_as_long_as_some_memory_of_this_world_needs(core: structs.
     reader = WeightReader(core, arena_of(40 * MIB, 40 * MIB, 30 * MIB), NO_HEAD)
     gigabytes = 110 * MIB / 1e9
     assert gigabytes / 10_000 < min(reader.seconds() for _ in range(20)) < gigabytes / 0.01
+
+
+def test_memory_is_read_without_a_model_too(core: structs.Core) -> None:
+    """Between 0.1 GB/s and what no cache that several processors share has."""
+    assert core
+    assert 1e8 < MemoryReader().bandwidth() < 1e12
 
 
 def test_weights_that_caches_may_hold_are_not_measured(core: structs.Core) -> None:

@@ -9,7 +9,7 @@ import math
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate
@@ -100,12 +100,16 @@ def is_forward(row: Row) -> bool:
 
 
 def measure(
-    models: Mapping[str, TimedModel], rows: Sequence[int], contexts: Sequence[int], passes: int
+    models: Mapping[str, TimedModel],
+    rows: Sequence[int],
+    contexts: Sequence[int],
+    passes: int,
+    note: Callable[[], dict[str, float]] = dict,
 ) -> Iterator[Row]:
     """Time forwards that verify chains of the given numbers of rows after the given contexts.
 
     In each pass, all models and row counts take turns, so that a slow moment affects all of them alike. If a runner has
-    no room for a context, a row says so.
+    no room for a context, a row says so. A row's ``values`` are what ``note`` returns right before its forward.
     """
     places = {model: -1 - index for index, model in enumerate(models)}  # requests have no negative numbers
     for context in contexts:
@@ -117,19 +121,33 @@ def measure(
                 else:
                     yield Row(cell=_cell(model, max(rows), context), note=f"no room for {context + max(rows)} tokens")
             for turn in range(-1, passes):  # the first pass may build kernels
-                seen = [*_forwards(ready, places, rows, context, turn), *_readings(ready, context, turn)]
+                seen = [*_forwards(ready, places, rows, (context, turn), note), *_readings(ready, context, turn)]
                 yield from seen if turn >= 0 else ()
 
 
 def _forwards(
-    models: Mapping[str, TimedModel], places: Mapping[str, int], rows: Sequence[int], context: int, turn: int
+    models: Mapping[str, TimedModel],
+    places: Mapping[str, int],
+    rows: Sequence[int],
+    turn: tuple[int, int],
+    note: Callable[[], dict[str, float]],
 ) -> Iterator[Row]:
+    """Time a forward of each model and number of rows. ``turn``: the context and the number of the pass."""
+    context, number = turn
     for count in rows:
         for model, timed in models.items():
             with threads.using(timed.threads):
+                values = note()
                 seconds = time_forward(timed.runner, [chain_of(timed.runner, places[model], count)])
-            cell = _cell(model, count, context)
-            yield Row(cell=cell, round=turn, steps=1, tokens=count, seconds=seconds, verify_seconds=seconds)
+            yield Row(
+                cell=_cell(model, count, context),
+                round=number,
+                steps=1,
+                tokens=count,
+                seconds=seconds,
+                verify_seconds=seconds,
+                values=values,
+            )
 
 
 def _readings(models: Mapping[str, TimedModel], context: int, turn: int) -> Iterator[Row]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from parlay.cli import plan_devices, plan_page
 from parlay.cli.flags import strategy
-from parlay.cli.plan_machine import Ground, add_machine_flags, check_flags, ground_of, models_of, say
+from parlay.cli.plan_machine import Ground, add_machine_flags, at_present, check_flags, ground_of, models_of, say
 from parlay.cost.devices import BANDWIDTH_SHARE, find_device
 from parlay.models.fetch.pulled import default_model
 from parlay.options import LoadOptions
@@ -142,7 +142,7 @@ def _with_memory(options: argparse.Namespace) -> tuple[Ground, Models]:
             "--memory must be weights=SIZE here (--context and --batch set the size of the cache), and --disk must be "
             "above 0"
         )
-    ground = ground_of(options)
+    ground = at_present(ground_of(options), options)
     models = models_of(options, ground, experts=True)
     if room.weights is None:
         return ground, models

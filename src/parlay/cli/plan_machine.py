@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _BUSY = 0.5
 """Busy cores during a calibration above which its page warns."""
+_LOOKS = 20
+"""How often memory is timed; the fastest counts, as other programs here may take the cores for milliseconds."""
 
 
 def add_machine_flags(parser: argparse.ArgumentParser) -> None:
@@ -200,6 +202,19 @@ def _this_machine(options: argparse.Namespace) -> Ground:
     memory = int(origin["memory_bytes"]) if "memory_bytes" in origin else None
     kept_weights, kv_bytes = weights or weight_type(kept), float(origin["kv_bytes"])
     return Ground(calibration.machine, source, kept_weights, kv_bytes, memory, calibration.links)
+
+
+def at_present(ground: Ground, options: argparse.Namespace) -> Ground:
+    """Return the ground while memory is as fast as it is now, if it is this machine with its own calibration."""
+    then = ground.machine.read_bandwidth
+    if options.device or options.calibration or not then:
+        return ground
+    from parlay.bench.plan.machine import memory_reader
+
+    read = memory_reader("cpu")
+    machine = ground.machine.at(max(read() for _ in range(_LOOKS)))
+    source = f"{ground.source}, memory now at {machine.read_bandwidth / then:.2f} of its speed then"
+    return replace(ground, machine=machine, source=source)
 
 
 def _calibration_file(options: argparse.Namespace) -> tuple[Path, WeightType | None]:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from parlay.cost.fitting import TimedForward, fit, median_error
-from parlay.cost.roofline import ForwardShape, Machine, ModelShape, Overheads
+from parlay.cost.overheads import Overheads
+from parlay.cost.roofline import ForwardShape, Machine, ModelShape
 from parlay.cost.timing import chain_of, time_forward, with_context
 from parlay.types import ParlayError, Runner
 
@@ -71,6 +72,20 @@ _NUMBERS = ("weight_bytes", "kv_bytes", "memory_bytes", "busy_cores")
 """Provenance fields that are numbers. The others are strings or numbers."""
 _ROUNDS, _SECONDS = 12, 6.0
 """Passes over the forwards of one context and batch, and seconds after which no further pass begins."""
+
+
+class TimedWork(NamedTuple):
+    """The shortest seconds of a forward ``work``, and the bytes per second at which memory was read in this pass; 0 if
+    that was not measured."""
+
+    work: ForwardShape
+    seconds: float
+    read_bandwidth: float
+
+
+def no_reading() -> float:
+    """Return 0: how fast memory is read is unknown."""
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +168,8 @@ def _link(fields: Mapping[str, Any]) -> Mapping[str, float]:
 
 
 def _sample(fields: Mapping[str, Any]) -> TimedForward:
-    return TimedForward(ModelShape(**fields["shape"]), ForwardShape(**fields["work"]), fields["seconds"])
+    read = _at_least_0(fields.get("read_bandwidth", 0.0))
+    return TimedForward(ModelShape(**fields["shape"]), ForwardShape(**fields["work"]), fields["seconds"], read)
 
 
 def calibrate(
@@ -165,17 +181,20 @@ def calibrate(
     cache_bytes: float = 0.0,
     threads: int = 1,
     clock: Callable[[], float] = time.perf_counter,
+    read: Callable[[], float] = no_reading,
 ) -> MachineCalibration:
     """Time the forwards ``works`` on a runner of each shape, and fit a machine whose cache has ``cache_bytes`` to them.
 
     ``open_runner`` makes a runner with room for all of ``works``. It also returns the shape with the sizes in bytes
     that the runner really has. ``threads`` is the number of threads that share the KV heads in attention. ``clock``
-    returns seconds.
+    returns seconds. ``read`` measures the bytes per second at which all threads read memory at present; it is called
+    before each pass over forwards of a shape whose weights do not fit into the cache.
     """
     samples: list[TimedForward] = []
     for wanted in shapes:
         runner, shape = open_runner(wanted)
-        samples += [TimedForward(shape, work, seconds) for work, seconds in measure(runner, works, clock=clock)]
+        timed = measure(runner, works, clock=clock, read=no_reading if shape.read_bytes <= cache_bytes else read)
+        samples += [TimedForward(shape, *each) for each in timed]
     return MachineCalibration(fit(samples, cache_bytes, threads), provenance, tuple(samples))
 
 
@@ -191,8 +210,9 @@ def measure(
     rounds: int = _ROUNDS,
     seconds: float = _SECONDS,
     clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[tuple[ForwardShape, float]]:
-    """Yield each of ``works`` with the shortest measured time of its forward, in seconds.
+    read: Callable[[], float] = no_reading,
+) -> Iterator[TimedWork]:
+    """Yield each of ``works`` with the shortest measured time of its forward, and memory's bandwidth by ``read`` then.
 
     The shortest time is the best estimate because delays can only make a forward slower. The rows of each sequence are
     a root and a chain below it, and all of them get logits. The works of one context and batch take turns, so that a
@@ -206,7 +226,7 @@ def measure(
                 for sequence in range(batch):
                     fits = texts.enter_context(with_context(runner, sequence, context, most))
                     _check_room(runner, context + most, fits=fits)
-                yield from _take_turns(runner, group, rounds, seconds, clock)
+                yield from _take_turns(runner, group, rounds, seconds, clock=clock, read=read)
 
 
 def _check_room(runner: Runner, tokens: int, *, fits: bool) -> None:
@@ -215,16 +235,24 @@ def _check_room(runner: Runner, tokens: int, *, fits: bool) -> None:
 
 
 def _take_turns(
-    runner: Runner, works: Sequence[ForwardShape], rounds: int, seconds: float, clock: Callable[[], float]
-) -> Iterator[tuple[ForwardShape, float]]:
+    runner: Runner,
+    works: Sequence[ForwardShape],
+    rounds: int,
+    seconds: float,
+    *,
+    clock: Callable[[], float],
+    read: Callable[[], float],
+) -> Iterator[TimedWork]:
     until = clock() + seconds
-    best = dict.fromkeys(works, float("inf"))
+    best = {work: TimedWork(work, math.inf, 0.0) for work in works}
     for each_pass in range(rounds + 1):
         if each_pass > 1 and clock() > until:
             break
-        for work in works:
+        read_bandwidth = read()
+        for turn, work in enumerate((works[0], *works)):
             segments = [chain_of(runner, sequence, work.rows) for sequence in range(work.batch)]
-            taken = time_forward(runner, segments, clock)
-            if each_pass:  # the first pass may build kernels
-                best[work] = min(best[work], taken)
-    yield from best.items()
+            timed = TimedWork(work, time_forward(runner, segments, clock), read_bandwidth)
+            counts = each_pass and turn  # the first pass may build kernels, and reading has emptied the caches
+            if counts and timed.seconds < best[work].seconds:
+                best[work] = timed
+    yield from best.values()

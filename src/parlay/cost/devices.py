@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from parlay.cost.roofline import Machine, Overheads
+from parlay.cost.overheads import Overheads
+from parlay.cost.roofline import Machine
 from parlay.types import FieldError, PowerModel
 
 BANDWIDTH_SHARE, RATE_SHARE = 0.75, 0.6

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -31,17 +31,22 @@ _MIN_COST = 1e-18
 
 @dataclass(frozen=True, slots=True)
 class TimedForward:
-    """A forward ``work`` of a model of the shape ``shape``, and the seconds that it took."""
+    """A forward ``work`` of a model of the shape ``shape``, and the seconds that it took.
+
+    ``read_bandwidth``: bytes per second at which all threads read memory then; 0: unknown.
+    """
 
     shape: ModelShape
     work: ForwardShape
     seconds: float
+    read_bandwidth: float = 0.0
 
 
 def fit(samples: Sequence[TimedForward], cache_bytes: float = 0.0, threads: int = 1) -> Machine:
     """Fit a machine whose cache has ``cache_bytes`` to the samples. The engine's overheads are not fitted.
 
-    ``threads`` is the number of threads that share the KV heads in attention. Raises ValueError for too few samples.
+    ``threads`` is the number of threads that share the KV heads in attention. The machine is that of the fastest memory
+    among the samples. Raises ValueError for too few samples.
     """
     if len(samples) < _MIN_SAMPLES:
         raise ValueError(f"{len(samples)} timed forwards are too few to fit a machine: give at least {_MIN_SAMPLES}")
@@ -53,12 +58,14 @@ def fit(samples: Sequence[TimedForward], cache_bytes: float = 0.0, threads: int 
         factors = (1 / spread, 1.0, spread)
         steps = [(best.ratios[0] * one, best.ratios[1] * other) for one in factors for other in factors]
         best = min(map(counted.solve, steps), key=_loss)
-    return best.machine(cache_bytes, threads)
+    machine = best.machine(cache_bytes, threads)
+    return replace(machine, read_bandwidth=max(sample.read_bandwidth for sample in samples))
 
 
 def relative_errors(machine: Machine, samples: Sequence[TimedForward]) -> list[float]:
     """Return abs(predicted / measured - 1) for the seconds of each sample."""
-    return [abs(machine.forward(sample.shape, sample.work) / sample.seconds - 1) for sample in samples]
+    predicted = [machine.at(sample.read_bandwidth).forward(sample.shape, sample.work) for sample in samples]
+    return [abs(told / sample.seconds - 1) for told, sample in zip(predicted, samples, strict=True)]
 
 
 def median_error(machine: Machine, samples: Sequence[TimedForward]) -> float:
@@ -111,14 +118,16 @@ class _Counted:
 
     Both are divided by the sample's seconds, so that the fit minimizes relative errors. ``members[kind]``
     ``[operators]`` is 1 where an operator is of that kind. ``cached`` ``[samples]`` is 1 where the weights fit into the
-    cache. ``uneven`` ``[samples]`` is the factor by which attention takes longer because KV heads do not divide evenly
-    among threads. ``starts`` ``[samples, 3]`` are layers, layers times paths, and 1, also divided by seconds.
+    cache. ``slower`` ``[samples, 1]`` is how many times as long memory took to read as in the sample in which it was
+    fastest. ``uneven`` ``[samples]`` is the factor by which attention takes longer because KV heads do not divide
+    evenly among threads. ``starts`` ``[samples, 3]`` are layers, layers times paths, and 1, also divided by seconds.
     """
 
     moved: Array
     flops: Array
     members: Mapping[str, Array]
     cached: Array
+    slower: Array
     uneven: Array
     starts: Array
 
@@ -138,6 +147,7 @@ class _Counted:
                 for kind in ("linear", "attention", "vector")
             },
             cached=np.array([float(sample.shape.read_bytes <= cache_bytes) for sample in samples]),
+            slower=_slower(samples)[:, None],
             uneven=np.array([uneven(sample.shape, sample.work.sums.sequences, threads) for sample in samples]),
             starts=np.array(starts) / seconds,
         )
@@ -146,8 +156,8 @@ class _Counted:
         """Return the best constants for these ratios."""
         read = self.uneven * (self.moved @ self.members["attention"])
         columns = [
-            self._linear(ratios[0]) * (1 - self.cached),
-            self._linear(ratios[1]) * self.cached,
+            self._linear(self.slower * self.moved, ratios[0]) * (1 - self.cached),
+            self._linear(self.moved, ratios[1]) * self.cached,
             read * (1 - self.cached),
             read * self.cached,
             self.moved @ self.members["vector"],
@@ -157,12 +167,18 @@ class _Counted:
         seconds = nonnegative(matrix, np.ones(len(matrix)))
         return _Solution(ratios, seconds, float(np.sum((matrix @ seconds - 1) ** 2)))
 
-    def _linear(self, ratio: float) -> Array:
+    def _linear(self, moved: Array, ratio: float) -> Array:
         """Return, for each sample, the number that the seconds per byte of linear layers are multiplied by.
 
         It is the sum over linear operators of (bytes^3 + (FLOPs / ratio)^3)^(1/3), as in `roofline.together`.
         """
-        return np.asarray(np.cbrt(self.moved**3 + (self.flops / ratio) ** 3) @ self.members["linear"])
+        return np.asarray(np.cbrt(moved**3 + (self.flops / ratio) ** 3) @ self.members["linear"])
+
+
+def _slower(samples: Sequence[TimedForward]) -> Array:
+    """Return how many times slower than in the fastest sample memory was read; 1 where that is unknown."""
+    read = np.array([sample.read_bandwidth for sample in samples])
+    return np.where(read > 0, read.max() / np.where(read > 0, read, 1.0), 1.0)
 
 
 def _loss(one: _Solution) -> float:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from parlay.cost.overheads import NO_OVERHEADS, Overheads
 from parlay.types.layer_split import BUFFERS, LayerSplit
 
 Kind = Literal["linear", "attention", "vector"]
@@ -282,31 +283,6 @@ def moved_bytes(shape: ModelShape, work: ForwardShape) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overheads:
-    """Seconds that the engine takes in a step besides forwards.
-
-    They are the sum of: ``step`` once, ``sequence`` for each sequence, ``drafted`` for each sequence with a draft,
-    ``node`` for each drafted node, ``level`` for each forward of a draft model, and ``level_sequence`` for each
-    sequence in such a forward.
-    """
-
-    step: float = 0.0
-    sequence: float = 0.0
-    drafted: float = 0.0
-    node: float = 0.0
-    level: float = 0.0
-    level_sequence: float = 0.0
-
-    def of_step(self, batch: int, nodes: int = 0) -> float:
-        """Return the seconds of a step of ``batch`` sequences with ``nodes`` drafted nodes each."""
-        return self.step + batch * (self.sequence + (self.drafted + self.node * nodes if nodes else 0.0))
-
-    def of_level(self, batch: int) -> float:
-        """Return the seconds for one forward of a draft model with ``batch`` sequences."""
-        return self.level + batch * self.level_sequence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """Speeds of a machine in a forward: bytes and FLOPs per second by kind of operator, and fixed times in seconds.
 
@@ -317,6 +293,7 @@ class Machine:
     chosen them, so nothing is computed meanwhile. One of ``threads`` threads computes the attention of one KV head of
     one sequence; with 1, attention divides evenly. Fixed times are ``layer_seconds`` to start a layer's operators,
     ``attend_seconds`` to start one path's attention in one layer, and ``forward_seconds`` for the rest of a forward.
+    ``read_bandwidth`` is how fast all threads read memory when the other constants held; 0: unknown.
     """
 
     bandwidth: float
@@ -333,7 +310,19 @@ class Machine:
     cache_bytes: float = 0.0
     threads: float = 1.0
     disk_bandwidth: float = 0.0
-    engine: Overheads = Overheads()
+    read_bandwidth: float = 0.0
+    engine: Overheads = NO_OVERHEADS
+
+    def at(self, read_bandwidth: float) -> Machine:
+        """Return the machine while its threads read memory at ``read_bandwidth`` bytes per second; 0: unknown.
+
+        Other guests of a shared machine change that speed. Products with weights follow it. Attention does not, even
+        of one row: it reads cached keys and values more slowly than memory gives them.
+        """
+        if not read_bandwidth or not self.read_bandwidth:
+            return self
+        bandwidth = self.bandwidth * read_bandwidth / self.read_bandwidth
+        return replace(self, bandwidth=bandwidth, read_bandwidth=read_bandwidth)
 
     def forward(self, shape: ModelShape, work: ForwardShape) -> float:
         """Return the seconds of one forward."""

@@ -22,9 +22,11 @@ from parlay.bench.plan.overheads import engine_overheads
 from parlay.bench.plan.shapes import config_of, read_model
 from parlay.bench.plan.weights import Blocks, WeightType, weight_type
 from parlay.cache import Budget
-from parlay.cost.calibrate import SHAPES, WORKS, MachineCalibration, calibrate, load, with_engine
+from parlay.cost.calibrate import SHAPES, WORKS, MachineCalibration, calibrate, load, no_reading, with_engine
 from parlay.cost.roofline import ForwardShape, ModelShape
+from parlay.models.compiled.reading import MemoryReader
 from parlay.models.native import NativeRunner
+from parlay.models.opening import chosen_device
 from parlay.models.random_decoder import random_weights, save_decoder
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.stored import StoredTensor
@@ -141,6 +143,7 @@ def calibrate_here(
         cache_bytes=cache_bytes(),
         threads=count,
         clock=clock,
+        read=memory_reader(chosen_device(options.device).type),
     )
     log("timing steps of the engine")
     calibration = with_engine(calibration, engine_overheads(opened[-1], clock))
@@ -152,6 +155,14 @@ def calibrate_here(
     except ParlayError as error:  # the calibration is still useful without links
         log(str(error))
         return calibration
+
+
+def memory_reader(device: str) -> Callable[[], float]:
+    """Return a function that measures how many bytes per second all threads read from memory at present.
+
+    It returns 0, for unknown, if the device is no CPU or there is no compiled library.
+    """
+    return MemoryReader().bandwidth if device == "cpu" else no_reading
 
 
 def _in_whole_blocks(shape: ModelShape) -> ModelShape:

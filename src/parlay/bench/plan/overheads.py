@@ -10,7 +10,8 @@ import numpy as np
 from parlay.cost.calibrate import measure
 from parlay.cost.fitting import nonnegative
 from parlay.cost.measured import MeasuredCost
-from parlay.cost.roofline import ForwardShape, Overheads
+from parlay.cost.overheads import Overheads
+from parlay.cost.roofline import ForwardShape
 from parlay.drafters.draft_models.draft_model import DraftModel
 from parlay.drafters.options import DraftModelOptions
 from parlay.drafters.per_sequence import FromText
@@ -77,8 +78,8 @@ def _level(runner: Runner, batch: int, clock: Clock) -> float:
     """Return the seconds of one level of a draft besides the draft model's forward."""
     metrics = _decode(runner, _draft_model(runner), batch, _LEVELS, clock)
     work = ForwardShape(batch=batch, context=_PROMPT + _TOKENS // 2)
-    ((_, forward),) = measure(runner, [work], clock=clock)
-    return max(0.0, metrics.draft_seconds / metrics.steps / _LEVELS - forward)
+    (forward,) = measure(runner, [work], clock=clock)
+    return max(0.0, metrics.draft_seconds / metrics.steps / _LEVELS - forward.seconds)
 
 
 def _draft_model(runner: Runner) -> Drafter:
