@@ -154,10 +154,11 @@ def test_contexts_are_told_apart() -> None:
 
 
 class SlowRunner:
-    """Its clock, ``now``, goes on by what a forward takes."""
+    """Its clock, ``now``, goes on by what a forward takes; ``begun``: seconds for each 16 rows begun later."""
 
-    def __init__(self, seconds_per_forward: float, fits: bool = True) -> None:
+    def __init__(self, seconds_per_forward: float, fits: bool = True, begun: float = 0.0) -> None:
         self.seconds = seconds_per_forward
+        self.begun = begun
         self.fits = fits
         self.now = 0.0
         self.names: set[int] = set()
@@ -174,7 +175,7 @@ class SlowRunner:
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
         assert {segment.sequence for segment in segments} <= self.names
         rows = sum(segment.rows for segment in segments)
-        self.now += self.seconds * (1 + 0.1 * rows)
+        self.now += self.seconds * (1 + 0.1 * rows) + self.begun * ((rows - 1) // 16)
         return Output(torch.zeros(rows, 4), (0, rows))
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
@@ -201,6 +202,14 @@ def test_calibration_measures_the_shape_and_leaves_nothing_behind() -> None:
     cost = calibrate(runner, clock=lambda: runner.now)
     assert cost.forward(32, 0) / cost.forward(1, 0) == pytest.approx(4.2 / 1.1)
     assert not runner.names
+
+
+def test_a_jump_behind_sixteen_rows_is_known_where_time_for_it_is_left() -> None:
+    """Sixteen requests at once then draft no single token that can't pay for it."""
+    runner = SlowRunner(0.017, begun=0.008)
+    cost = calibrate(runner, clock=lambda: runner.now)
+    assert runner.now < 0.35
+    assert cost.forward(17, 0) == pytest.approx(0.017 * 2.7 + 0.008)
 
 
 def test_calibration_of_a_slow_model_stops_early() -> None:

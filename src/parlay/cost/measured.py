@@ -138,7 +138,8 @@ class _Curve:
         most = self.seconds[known[0]] if known else math.inf
         fewer = [other for other in range(place) if self.measured[other]]
         if fewer:  # several forwards with fewer rows could do the same work, so the rows cost at most as much
-            longest = self.seconds[fewer[-1]] * ROWS[place] / ROWS[fewer[-1]]
+            times, rest = divmod(ROWS[place], ROWS[fewer[-1]])
+            longest = times * self.seconds[fewer[-1]] + (self.at(rest) if rest else 0.0)
             ratio = min(ratio, longest / self.seconds[place])
             # If the step was quicker than a step of fewer rows, the machine became faster. That does not tell how much
             # these rows cost relative to fewer, so the estimate stays at least as high.
@@ -313,7 +314,8 @@ def _fill(samples: Mapping[int, float]) -> list[float]:
     """Make a curve over `ROWS` through the samples, with straight lines between and beyond them.
 
     With one sample, the slope is guessed. Delays can only make a time longer. So a sample is lowered to the time of a
-    forward with more rows if that is shorter, and to the time of several forwards with fewer rows that do its work.
+    forward with more rows if that is shorter, and to the time of several forwards with fewer rows that do its work: of
+    17 rows, to that of 16 rows and of one.
     """
     known = sorted(samples.items())
     if len(known) == 1:
@@ -321,13 +323,19 @@ def _fill(samples: Mapping[int, float]) -> list[float]:
         per_row = seconds * _PRIOR_ROW / (1 + _PRIOR_ROW * (rows - 1))
         return [seconds + per_row * (count - rows) for count in ROWS]
     least = list(accumulate((seconds for _, seconds in reversed(known)), min))[::-1]
-    rising = [(rows, seconds) for (rows, _), seconds in zip(known, least, strict=True)]
-    rising = list(accumulate(rising, _at_most_in_proportion))
+    rising: list[tuple[int, float]] = []
+    for (rows, _), seconds in zip(known, least, strict=True):
+        rising.append((rows, min(seconds, _by_fewer(rising, rows))))
     return [_between(rising, count) for count in ROWS]
 
 
-def _at_most_in_proportion(fewer: tuple[int, float], more: tuple[int, float]) -> tuple[int, float]:
-    return more[0], min(more[1], fewer[1] * more[0] / fewer[0])
+def _by_fewer(known: Sequence[tuple[int, float]], rows: int) -> float:
+    """Seconds of several forwards with known numbers of rows, all less than ``rows``, that do the work of ``rows``."""
+    if not known:
+        return math.inf
+    fewer, seconds = known[-1]
+    times, rest = divmod(rows, fewer)
+    return times * seconds + (next(each for count, each in known if count >= rest) if rest else 0.0)
 
 
 def _between(known: list[tuple[int, float]], rows: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -164,7 +164,7 @@ class _Timer:
         passes = 0
         while passes < _PASSES or self.clock() < enough:
             for rows in _ROW_COUNTS:
-                guess = best.get(rows) or max(best.values(), default=0.0)
+                guess = best.get(rows) or _guess(best, rows)
                 if len(best) >= self.min_row_counts and self.clock() + guess > deadline:
                     return best
                 best[rows] = min(best.get(rows, math.inf), self._forward(rows))
@@ -173,3 +173,9 @@ class _Timer:
 
     def _forward(self, rows: int) -> float:
         return time_forward(self.runner, [Segment(_SCRATCH, some_tokens(self.runner, rows))], self.clock)
+
+
+def _guess(timed: Mapping[int, float], rows: int) -> float:
+    """Guess the seconds of a forward: at most those of the dearest so far, or in proportion to one of fewer rows."""
+    dearest = max(timed.values(), default=0.0)
+    return min([dearest, *[seconds * rows / fewer for fewer, seconds in timed.items() if fewer < rows]])
