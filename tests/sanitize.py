@@ -92,5 +92,7 @@ def run(name: str, instructions: str, tests: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    kind, *more = sys.argv[1:]
+    kind, *more = sys.argv[1:] or [""]
+    if kind not in SANITIZERS:
+        sys.exit(f"usage: python -m tests.sanitize {'|'.join(SANITIZERS)} [TESTS ...]")
     sys.exit(run(kind, os.environ.get(SWITCH) or load().name.decode(), more))

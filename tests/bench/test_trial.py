@@ -87,6 +87,16 @@ def test_prompts_that_leave_nothing_to_time_are_one_line(tiny: LLM, tmp_path: Pa
         run(tiny, trial, Results(tmp_path / "rows.jsonl", {}), bool, bool)
 
 
+def test_a_model_without_a_tokenizer_is_one_line(tiny_folder: Path, tmp_path: Path) -> None:
+    """With what to do, and without the name of an exception."""
+    trial = Trial(strategies=("prompt-lookup",), prompts=PROMPTS)
+    with (
+        LLM(str(tiny_folder), dtype="float32", strategy="none") as llm,
+        pytest.raises(ValueError, match="leaves anything to time: this model came without a tokenizer: name one"),
+    ):
+        run(llm, trial, Results(tmp_path / "rows.jsonl", {}), bool, bool)
+
+
 def test_only_a_sure_gain_with_equal_texts_is_recommended_and_the_default_where_it_equals_the_best() -> None:
     fast, unsure, wrong = candidate("a", 1.5, 1.2), candidate("b", 1.6, 0.9), candidate("c", 2.0, 1.9, same=7)
     assert choose([unsure, fast, wrong]) is fast
