@@ -295,6 +295,7 @@ class _Written(asyncio.Transport):
         self.closed = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.closed, "as uvloop says, the handler is closed"
         self.writes.append(bytes(data))
 
     def is_closing(self) -> bool:
@@ -333,6 +334,33 @@ def test_a_head_waits_for_the_body_of_its_turn_and_no_longer(pause: bool, writes
     head, _, body = b"".join(found).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK")
     assert body == b"abc"
+
+
+def test_a_client_that_leaves_in_the_turn_in_which_its_answer_begins_is_no_error() -> None:
+    """The head that waits for the body is dropped. Writing it would log a traceback for each such client."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+        own.connection_lost(None)
+        transport.close()
+
+    async def errors() -> list[object]:
+        found: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: found.append(context["message"]))
+        own.connection_made(transport)
+        own.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.sleep(0.1)
+        return found
+
+    async def make() -> connection.Connection:
+        config = uvicorn.Config(app, http=connection.Connection, lifespan="off")
+        return connection.Connection(config=config, server_state=ServerState(), app_state={})
+
+    transport = _Written()
+    with asyncio.Runner() as runner:
+        own = runner.run(make())
+        assert runner.run(errors()) == []
+    assert transport.writes == []
 
 
 def test_a_kept_connection_stays_longer_than_clients_keep_it() -> None:

@@ -387,7 +387,7 @@ class _AnswerTransport(asyncio.Transport):
             self._connection.transport.write(data)
 
     def _flush(self) -> None:
-        if self._head:
+        if self._head and not self.is_closing():  # the client may have gone since
             head, self._head = self._head, b""
             self._connection.transport.write(head)
 
