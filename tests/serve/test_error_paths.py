@@ -11,6 +11,7 @@ from parlay.serve.protocol.sampling_from_body import FieldNames, refused
 from parlay.types import ParlayError
 
 USER = {"role": "user", "content": "Hi"}
+PART = {"type": "text", "text": "Hi"}
 BAD: dict[str, Any] = {"type": "nonsense"}
 FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"a": BAD}}}
 TOOL = {"type": "function", "function": FUNCTION}
@@ -110,6 +111,12 @@ def test_null_is_named(limited: TestClient) -> None:
             "messages[0].content[0].text must be a string",
         ),
         ("messages", {"messages": [USER], "max_tokens": 4, "system": 5}, "system must be a string or a list"),
+        ("messages", {"messages": [USER], "max_tokens": 4, "system": PART}, "system must be a string or a list"),
+        (
+            "chat/completions",
+            {"messages": [{**USER, "content": PART}]},
+            "messages[0].content must be a string or a list",
+        ),
         ("responses", {"input": 5}, "input must be a string or a list"),
     ],
 )

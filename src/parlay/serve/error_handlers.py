@@ -74,6 +74,8 @@ def _location(wrong: Mapping[str, Any]) -> tuple[Sequence[str | int], Sequence[s
         return location, [wrong["ctx"]["discriminator"].strip("'")]
     if wrong["type"] == "missing" and location:
         return location[:-1], [str(location[-1])]
+    if _may_be_a_list(wrong):  # an object in its place may have a field of the tag's name
+        return location[:-1], []
     return location, []
 
 
@@ -89,19 +91,21 @@ def _reason(wrong: Mapping[str, Any]) -> str:
         field, words = length
         return f"must hold {words} {counted(wrong['ctx'][field], 'item')}, got {wrong['ctx']['actual_length']}"
     plain = _PLAIN.get(wrong["type"])
-    if wrong["type"] == "string_type" and _may_be_a_list(wrong["loc"]):
+    if _may_be_a_list(wrong):
         plain = "must be a string or a list"
     if plain is not None:
         return plain.format(**wrong.get("ctx", {})) + (", got null" if wrong["input"] is None else "")
     return str(wrong["msg"]).removeprefix("Value error, ").replace("Input should", "must")
 
 
-def _may_be_a_list(loc: Sequence[int | str]) -> bool:
-    """Whether a field takes a string or a list: its tag `shape_of` follows its name.
+def _may_be_a_list(wrong: Mapping[str, Any]) -> bool:
+    """Whether a field that is no string may also be a list: its tag `shape_of` follows its name.
 
     In a part of a message the tag of its type is followed by a field of the same name.
     """
-    return len(loc) > 1 and loc[-1] == "text" and isinstance(loc[-2], str) and loc[-2] != "text"
+    loc: Sequence[int | str] = wrong["loc"]
+    tagged = len(loc) > 1 and loc[-1] == "text" and isinstance(loc[-2], str) and loc[-2] != "text"
+    return tagged and wrong["type"] == "string_type"
 
 
 _PLAIN = {
