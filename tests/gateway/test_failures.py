@@ -316,6 +316,29 @@ def test_other_weights_end_a_stream_with_one_error_event(behind: Behind, server:
     behind([line, other], test, wait_seconds=0.2)
 
 
+@pytest.mark.parametrize("strategy", ["auto", "prompt-lookup:rule=typical"], ids=["resumable", "lossy"])
+def test_a_cut_stream_of_a_response_ends_as_on_one_server(behind: Behind, server: int, strategy: str) -> None:
+    """OpenAI's client raises for an event that has ``error``; its types want each event numbered."""
+    line = Line(server)
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        line.events = 4
+        fields, _ = OTHERS["/v1/responses"]
+        body = {"model": "parlay-mini", "stream": True, "strategy": strategy, **fields}
+        answer = await client.post("/v1/responses", json=body)
+        events = [
+            json.loads(row.removeprefix("data: ")) for row in answer.text.splitlines() if row.startswith("data: ")
+        ]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert len(events) > 1
+        assert events[-1]["type"] == "error"
+        assert events[-1]["error"] == {field: events[-1][field] for field in ("message", "param", "code")} | {
+            "type": "server_error"
+        }
+
+    behind([line], test, wait_seconds=0.2, retries=1)
+
+
 def test_a_lossy_stream_ends_with_one_error_event(behind: Behind, server: int) -> None:
     lines = [Line(server), Line(server)]
     for line in lines:

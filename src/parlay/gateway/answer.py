@@ -93,8 +93,9 @@ class Answer:
         elif path.startswith(OLLAMA):
             event = to_json({"error": error.message}) + b"\n"
         elif path.startswith("/v1/responses"):
-            fields = {"type": "error", "code": error.code, "message": error.message, "param": None}
-            event = b"event: error\ndata: " + to_json(fields) + b"\n\n"
+            told = {"type": "error", "code": error.code, "message": error.message, "param": None, **error.body}
+            told["sequence_number"] = self._delivered.events
+            event = b"event: error\ndata: " + to_json(told) + b"\n\n"
         else:
             event = b"data: " + to_json(error.body) + b"\n\n"
         await self._send({"type": "http.response.body", "body": event})
@@ -181,6 +182,7 @@ class Answer:
             events, found, kept = (kept + data).rpartition(end)
             if found:
                 last = events.rpartition(end)[2]
+                self._delivered.events += 1 + events.count(end)
                 await self._part(head, number, events + found)
             if len(kept) > BLOCK_BYTES:
                 raise ReplicaLost(f"an event of its stream has more than {BLOCK_BYTES} bytes")
