@@ -36,7 +36,7 @@ def test_perplexity_is_that_of_the_models_own_logits(llm: LLM) -> None:
     assert found.tokens == len(ids) - 1
     assert found.value == pytest.approx(math.exp(float(expected)), rel=1e-4)
     assert perplexity(llm, TEXT, window=16).tokens == len(ids) - 1
-    with pytest.raises(ValueError, match="at least 2 are needed"):
+    with pytest.raises(ValueError, match="at least 2 tokens, and has"):
         perplexity(llm, "")
 
 
@@ -61,6 +61,18 @@ def test_the_command_tells_perplexity_and_right_answers(tmp_path: Path, capsys: 
     bad.write_text("{}\n")
     assert main(["score", str(bad), "--model", "parlay-mini"]) == 2
     assert "line 1 must be a question" in capsys.readouterr().err
+
+
+def test_the_command_names_the_file_that_it_cannot_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of several files, the error says which text is too short, and that choices are counted from 0."""
+    text, empty, bad = tmp_path / "text.txt", tmp_path / "empty.txt", tmp_path / "bad.jsonl"
+    text.write_text(TEXT)
+    empty.write_text("")
+    assert main(["score", str(text), str(empty), "--model", "parlay-mini"]) == 2
+    assert f"{empty}: the text must have at least 2 tokens, and has" in capsys.readouterr().err
+    bad.write_text(json.dumps({"prompt": "a", "choices": [" b", " c"], "answer": 2}))
+    assert main(["score", str(bad), "--model", "parlay-mini"]) == 2
+    assert "the first one's is 0" in capsys.readouterr().err
 
 
 def test_scores_are_of_pairs_or_of_one_query_with_each(llm: LLM) -> None:

@@ -16,7 +16,8 @@ from parlay.options import LoadOptions, UsageError
 from parlay.system.terminal import counted, shown
 
 if TYPE_CHECKING:
-    from parlay.llm.likelihood import Question
+    from parlay.llm.likelihood import Perplexity, Question
+    from parlay.llm.llm import LLM
 
 QUESTIONS = ".jsonl"
 
@@ -40,14 +41,14 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--window must be at least 2, got {options.window}")
     questions = {file: list(_questions(file)) for file in options.files if file.suffix == QUESTIONS}
     texts = {file: read_text(str(file), "text") for file in options.files if file not in questions}
-    from parlay.llm.likelihood import choose, perplexity  # here, as help needs none of it
+    from parlay.llm.likelihood import choose  # here, as help needs none of it
     from parlay.llm.llm import LLM
 
     load, ensemble = options_from(LoadOptions, options), chosen_ensemble(options)
     with LLM(options.model, load=load, router_memory="off", ensemble=ensemble) as llm:
         for file in options.files:
             if file in texts:
-                found = perplexity(llm, texts[file], options.window)
+                found = _perplexity(llm, file, texts[file], options.window)
                 _tell(options, file, {"perplexity": found.value, "tokens": found.tokens})
                 continue
             chosen = [(question.answer, choose(llm, question)) for question in questions[file]]
@@ -55,6 +56,16 @@ def run(options: argparse.Namespace) -> int:
             per_byte = sum(answer == choice.likeliest_per_byte for answer, choice in chosen) / len(chosen)
             _tell(options, file, {"acc": right, "acc_norm": per_byte, "questions": len(chosen)})
     return 0
+
+
+def _perplexity(llm: LLM, file: Path, text: str, window: int) -> Perplexity:
+    """Measure a file's text. Raises UsageError, which names the file, for a text that is too short."""
+    from parlay.llm.likelihood import perplexity
+
+    try:
+        return perplexity(llm, text, window)
+    except ValueError as error:
+        raise UsageError(f"{file}: {error}") from None
 
 
 def _tell(options: argparse.Namespace, file: Path, numbers: dict[str, float | int]) -> None:
@@ -86,6 +97,7 @@ def _questions(file: Path) -> Iterator[Question]:
                 raise ValueError("answer")
         except (ValueError, KeyError, TypeError):
             raise UsageError(
-                f'{file}, line {number} must be a question: {{"prompt": TEXT, "choices": [TEXT, ...], "answer": N}}'
+                f'{file}, line {number} must be a question: {{"prompt": TEXT, "choices": [TEXT, ...], "answer": N}}, '
+                "where N is the right choice's place, and the first one's is 0"
             ) from None
         yield question

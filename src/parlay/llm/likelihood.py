@@ -54,7 +54,7 @@ def perplexity(llm: LLM, text: str, window: int = WINDOW) -> Perplexity:
     ids, begin_ids = tuple(tokenizer.encode(text)), tuple(tokenizer.encode(""))
     begin_ids = begin_ids if ids[: len(begin_ids)] == begin_ids else ()
     if len(ids) < 2:
-        raise ValueError(f"the text has {len(ids)} tokens, and at least 2 are needed")
+        raise ValueError(f"the text must have at least 2 tokens, and has {len(ids)}: take a longer one")
     found = in_windows(llm, ids, window, begin_ids)
     return Perplexity(len(found), -sum(found) / len(found))
 
