@@ -31,6 +31,14 @@ def test_a_name_that_is_none_is_one_line_that_says_which_is_near(cli: Cli) -> No
     assert result.err.count("\n") == 1
 
 
+def test_a_name_with_parameters_is_one_line_that_names_the_strategy_alone(cli: Cli) -> None:
+    """`--strategy` takes parameters behind a colon, this command lists them."""
+    for words in (["prompt-lookup:k=8"], ["--json", "prompt-lookup:k=8"]):
+        result = cli("strategies", *words)
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+        assert "write parlay strategies prompt-lookup\n" in result.err
+
+
 def test_json_has_every_fact_of_every_strategy(cli: Cli) -> None:
     entries = json.loads(cli("strategies", "--json").out)
     assert [entry["name"] for entry in entries] == list(catalogue())

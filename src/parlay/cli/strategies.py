@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
-from parlay.options import Option, options_of
+from parlay.options import Option, UsageError, options_of
 from parlay.strategies.accept_rules import RULES, RuleEntry
 from parlay.strategies.catalogue import catalogue, find, listing
 from parlay.strategies.entry import DEFAULT_STRATEGY, StrategyEntry
@@ -32,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    for name in options.names:
+        _check_bare(name)
     if options.json:
         wanted = [find(name).name for name in options.names] or catalogue()
         print(json.dumps([entry for entry in listing() if entry["name"] in wanted], indent=2))
@@ -41,6 +43,13 @@ def run(options: argparse.Namespace) -> int:
     else:
         _overview(list(catalogue().values()))
     return 0
+
+
+def _check_bare(name: str) -> None:
+    """Raises UsageError for a strategy's name with parameters, which would be taken for the path of a class."""
+    bare, colon, _ = name.partition(":")
+    if colon and bare in catalogue():
+        raise UsageError(f"{name} has parameters, and this command lists them: write parlay strategies {bare}")
 
 
 def _overview(entries: list[StrategyEntry]) -> None:
