@@ -102,7 +102,7 @@ def busy_note(cores: float) -> str:
     """Say what the busy cores mean for the figures; an empty text if there are too few to matter."""
     if cores <= BUSY_CORES:
         return ""
-    return f"Other processes keep {cores:.1f} cores busy: speeds are too low, but ratios are valid."
+    return f"Other processes keep {cores:.1f} cores busy: speeds are too low, and ratios less sure."
 
 
 def _times() -> tuple[int, int]:

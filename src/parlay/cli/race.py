@@ -3,7 +3,7 @@ screen.
 
 Everything is greedy. A first plain answer sets the length: its tokens before the text falls into a verbatim loop. Then
 plain decoding and the strategy alternate in rounds, until the median ratio is certain or the time is up. Other
-processes slow both down alike, so the ratios are valid on a busy machine, while speeds are not.
+processes that keep the machine busy all the while slow both down alike, so ratios suffer less from them than speeds.
 """
 
 from __future__ import annotations
