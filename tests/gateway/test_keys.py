@@ -56,6 +56,17 @@ def test_flags_and_file_are_those_of_a_server(tmp_path: Path, monkeypatch: pytes
     assert settings_of("--host", "0.0.0.0").open_replicas is False
 
 
+def test_an_error_in_a_key_names_where_the_key_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file with a wrong setting, and the variable that is set to nothing, as by a script that lacks the key."""
+    file = tmp_path / "keys"
+    file.write_text("first request=1\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="keys: 'request=1' is not a setting of a key"):
+        settings_of("--api-key-file", str(file))
+    monkeypatch.setenv("PARLAY_API_KEY", "")
+    with pytest.raises(ValueError, match="PARLAY_API_KEY is empty: set it to an API key, or unset it"):
+        settings_of("--host", "0.0.0.0")
+
+
 def test_nobody_without_a_key_reaches_a_replica(behind: Behind) -> None:
     """Not even one that asks for no key itself. Health is open, as at a server; the question of a browser, too."""
     fake = Fake(READY)

@@ -62,6 +62,8 @@ def read_keys(options: argparse.Namespace, default: KeyLimits) -> dict[str, KeyL
     """The API keys with their limits."""
     keys = dict.fromkeys(options.api_key, default)
     if KEY_VARIABLE in os.environ:
+        if not os.environ[KEY_VARIABLE]:
+            raise ValueError(f"{KEY_VARIABLE} is empty: set it to an API key, or unset it")
         keys[os.environ[KEY_VARIABLE]] = default
     if options.api_key_file is not None:
         keys |= _read_keys(options.api_key_file, default)
@@ -78,7 +80,10 @@ def _read_keys(path: Path, default: KeyLimits) -> dict[str, KeyLimits]:
     words = [line.split() for line in lines if line.strip()]
     if not words:
         raise ValueError(f"there is no API key in {path}: write one on each line")
-    return {key: default.but(limits) for key, *limits in words}
+    try:
+        return {key: default.but(limits) for key, *limits in words}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def set_up_logging(options: argparse.Namespace) -> None:
