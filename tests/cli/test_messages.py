@@ -77,6 +77,7 @@ serve --model-dir ./nowhere
 serve --router-memory per-key
 serve --served-model-name mine
 serve --effort low --strategy none
+serve --otlp-traces-endpoint localhost:4318
 serve --max-loaded 0
 serve --max-concurrency 0
 serve --api-key-file nowhere

@@ -203,6 +203,14 @@ def _check_access(options: argparse.Namespace, keys: tuple[str, ...]) -> None:
         )
 
 
+def _check_collector(endpoint: str | None) -> None:
+    """Raises ValueError for an address that is no URL, as every span would be dropped without a word."""
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise ValueError(
+            f"--otlp-traces-endpoint {endpoint}: give the collector's URL, as in http://localhost:4318/v1/traces"
+        )
+
+
 def settings(options: argparse.Namespace) -> Settings:
     """Make the server's settings from the flags. Raises ValueError for a limit out of range, and if strangers could use
     the server."""
@@ -211,6 +219,7 @@ def settings(options: argparse.Namespace) -> Settings:
     keys = tuple(own)
     _check_access(options, keys)
     listening.check_port(options.port)
+    _check_collector(options.otlp_traces_endpoint)
     if options.router_memory == "per-key" and not keys:
         raise ValueError("--router-memory per-key needs API keys: add --api-key-file")
     values = values_from(ServeOptions, options) | {"default_max_tokens": options.default_max_tokens or None}
