@@ -78,6 +78,8 @@ serve --router-memory per-key
 serve --served-model-name mine
 serve --effort low --strategy none
 serve --otlp-traces-endpoint localhost:4318
+serve --cors-origin example.com
+serve --cors-origin https://example.com/
 serve --max-loaded 0
 serve --max-concurrency 0
 serve --api-key-file nowhere

@@ -211,6 +211,17 @@ def _check_collector(endpoint: str | None) -> None:
         )
 
 
+def _check_origins(origins: Sequence[str]) -> None:
+    """Raises ValueError for a text that no browser sends as an origin, so it would allow no page."""
+    for origin in origins:
+        _, separator, host = origin.partition("://")
+        if origin not in ("*", "null") and (not separator or not host or "/" in host):
+            raise ValueError(
+                f"--cors-origin {origin}: give a scheme and a host without a path, as in https://example.com or "
+                "http://localhost:3000"
+            )
+
+
 def settings(options: argparse.Namespace) -> Settings:
     """Make the server's settings from the flags. Raises ValueError for a limit out of range, and if strangers could use
     the server."""
@@ -220,6 +231,7 @@ def settings(options: argparse.Namespace) -> Settings:
     _check_access(options, keys)
     listening.check_port(options.port)
     _check_collector(options.otlp_traces_endpoint)
+    _check_origins(options.cors_origin)
     if options.router_memory == "per-key" and not keys:
         raise ValueError("--router-memory per-key needs API keys: add --api-key-file")
     values = values_from(ServeOptions, options) | {"default_max_tokens": options.default_max_tokens or None}
