@@ -123,7 +123,7 @@ def test_info_checks_and_shows_the_card(cli: Cli, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("add", "nowhere"), "holds no draft head that can be read"),
+        (("add", "nowhere"), "no folder nowhere: name one that parlay train wrote"),
         (("add", "FOLDER", "--domain", "../x"), "take small letters"),
         (("remove", SHIPPED[0]), "part of Parlay"),
         (("remove", "../head"), "no drafter ../head"),

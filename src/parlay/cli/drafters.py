@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from parlay.cli import bench_prompts
 from parlay.cli.flags import add_model_flags, whole
 from parlay.cli.parser import add_action
-from parlay.options import nearest, user_path
+from parlay.options import UsageError, nearest, user_path
 from parlay.system.terminal import aligned, printable
 
 if TYPE_CHECKING:
@@ -149,6 +149,8 @@ def _add(options: argparse.Namespace) -> int:
     from parlay.heads.artefact import load
     from parlay.heads.layouts.files import is_artefact
 
+    if not options.folder.is_dir():
+        raise UsageError(f"no folder {options.folder}: name one that parlay train wrote, or that of a published head")
     with tempfile.TemporaryDirectory() as started:
         folder = options.folder if is_artefact(options.folder) else Path(started)
         if folder != options.folder:
