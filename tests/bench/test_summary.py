@@ -106,6 +106,14 @@ def test_an_interval_is_not_of_prompts_that_are_mixed_up() -> None:
     assert unknown.ratio is not None
 
 
+def test_an_interval_of_two_prompts_that_differ_does_not_fill_the_line() -> None:
+    """Student's t of one degree of freedom gives bounds of many digits, which say no more than that two are too few."""
+    times = {"requests": 2, "of": 2, "same": 2, "tokens": 20, "decode_tokens": 18, "decode_seconds": 1.0}
+    base = Row(cell=PLAIN, itl=(0.1, 0.2), **times)  # type: ignore[arg-type]
+    assert "0.00-99+" in table(summarise([base, Row(cell=FAST, itl=(0.01, 0.2), **times)]))  # type: ignore[arg-type]
+    assert "2.00-2.00" in table(summarise([base, Row(cell=FAST, itl=(0.05, 0.1), **times)]))  # type: ignore[arg-type]
+
+
 def test_a_conversation_counts_once_however_many_turns_it_has() -> None:
     """Its turns are alike, so they say less about other conversations than as many prompts do."""
     times = {"requests": 5, "tokens": 30, "decode_tokens": 27, "decode_seconds": 1.0, "same": 5, "of": 5}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from parlay.bench.against import NAME
 from parlay.bench.records import OURS, PLAIN
-from parlay.bench.report.markdown import Table, markdown, number, spread
+from parlay.bench.report.markdown import Table, bounds, markdown, number, spread
 from parlay.bench.summary import CellSummary, geometric_means, plain_of
 from parlay.system.terminal import aligned, counted
 
@@ -59,7 +59,7 @@ def _measures(summaries: Sequence[CellSummary], price_per_hour: float | None) ->
     columns = [
         Column("tok/s", lambda each: spread(each.speed, ".1f")),
         Column("ratio", lambda each: spread(each.ratio, ".2f")),
-        Column("95 %", lambda each: f"{each.interval.low:.2f}-{each.interval.high:.2f}" if each.interval else ""),
+        Column("95 %", lambda each: bounds(each.interval.low, each.interval.high) if each.interval else ""),
         Column("tok/step", lambda each: number(each.tokens_per_step, ".2f")),
         Column("accepted", lambda each: number(each.acceptance_rate, ".0%")),
         Column("first ms", lambda each: number(each.ttft, ".1f", 1000)),

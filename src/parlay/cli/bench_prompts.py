@@ -178,13 +178,15 @@ def _document(model: str, found: TrialResult) -> dict[str, object]:
 
 
 def _table(found: TrialResult) -> list[str]:
+    from parlay.bench.report.markdown import bounds
+
     head = ["strategy", "tokens/s", "times plain", "95 %", "whole", "prompts", "rounds", "tokens/step", "same texts"]
     rows = [head, ["none", f"{found.plain:.1f}", "1", "", "1", "", "", "1.00", ""]]
     for each in found.candidates:
         if each.error or each.speed is None:
             rows.append([each.strategy, "-", "-", "", "", "", "", "", each.error or "not measured"])
             continue
-        interval = "-" if each.low is None else f"{each.low:.2f}-{each.high:.2f}"
+        interval = "-" if each.low is None or each.high is None else bounds(each.low, each.high)
         whole = "-" if each.whole is None else f"{each.whole:.2f}"
         counts = [str(each.prompts), str(each.rounds), f"{each.tokens_per_step:.2f}"]
         same = f"{each.same} of {each.of}" if each.of else "not promised"

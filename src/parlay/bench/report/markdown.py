@@ -59,6 +59,11 @@ def spread(value: Spread | None, form: str) -> str:
     return middle if low == high else f"{middle} ({low}-{high})"
 
 
+def bounds(low: float, high: float) -> str:
+    """Return an interval of ratios as text. An upper bound beyond 99 says only that there are too few prompts."""
+    return f"{low:.2f}-99+" if high > 99 else f"{low:.2f}-{high:.2f}"
+
+
 def number(value: float | None, form: str, times: float = 1) -> str:
     """Return ``times`` times the value as text; empty without a value."""
     return "" if value is None else format(times * value, form)
