@@ -154,6 +154,14 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path, change: dict[str, ob
         dataclasses.replace(options(tmp_path, tmp_path), **change)  # type: ignore[arg-type]
 
 
+def test_progress_ends_at_the_end(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A step may have more tokens than are left: no line says 200 %, or that less than no time is left."""
+    train(dataclasses.replace(options(data, tmp_path), tokens=1))
+    told = "".join(capsys.readouterr())
+    assert "100.0%" in told
+    assert " 0.0 min left" in told
+
+
 def test_the_rate_warms_up_and_lands_at_zero() -> None:
     rates = [learning_rate(share / 100) for share in range(101)]
     assert rates[0] < 0.1

@@ -266,11 +266,12 @@ def loop(run: Trainer, watch: Watch) -> None:
 def log_progress(run: Trainer) -> None:
     """Log one line: share done, steps, tokens, loss, learning rate factor, speed and minutes left."""
     seconds = max(run.clock.elapsed, 1e-9)
-    left = seconds / 60 * (1 / max(run.share, 1e-9) - 1)
+    share = min(run.share, 1.0)  # the last step may pass the end
+    left = seconds / 60 * (1 / max(share, 1e-9) - 1)
     recent = statistics.fmean(run.progress.losses[-20:])
     rate = run.progress.tokens / seconds
     log(
-        f"{run.share:6.1%}  step {run.progress.step:5d}  {run.progress.tokens / 1e6:6.2f} M tokens  loss {recent:.3f}"
+        f"{share:6.1%}  step {run.progress.step:5d}  {run.progress.tokens / 1e6:6.2f} M tokens  loss {recent:.3f}"
         f"  rate x{learning_rate(run.share):.2f}  {rate:,.0f} tokens/s  {left:.1f} min left"
     )
 
