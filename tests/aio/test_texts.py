@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,13 @@ def test_a_conversation_is_put_into_the_models_own_format(service: AsyncLLM) -> 
     output = asyncio.run(service.chat(messages, params))
     (alone,) = asyncio.run(service.between_steps(lambda llm: llm.chat(messages, params)))
     assert output.outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("asked", ["hello", {"role": "user", "content": "hello"}])
+def test_what_is_no_conversation_is_no_prompt_in_its_place(service: AsyncLLM, asked: Any) -> None:
+    """`LLM.chat` refuses it, too: a text would be continued without the model's chat format."""
+    with pytest.raises(ValueError, match="a conversation is a list of messages"):
+        asyncio.run(service.chat(asked))
 
 
 def test_a_processor_that_raises_reaches_its_own_request_only(service: AsyncLLM, plain: Plain) -> None:

@@ -18,7 +18,7 @@ from parlay.llm.jobs import Audit, Job
 from parlay.llm.llm import LLM
 from parlay.llm.outputs import RequestFailed, RequestOutput, StreamEvent
 from parlay.text.chat_template import Messages
-from parlay.text.prompts import Prompt
+from parlay.text.prompts import Prompt, is_prompt
 from parlay.types import EngineStats, FieldError, ParlayError, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -134,7 +134,9 @@ class AsyncLLM:
         *,
         timeout: float | None = None,
     ) -> RequestOutput:
-        """`generate` for a conversation, a list of {"role": ..., "content": ...}."""
+        """`generate` for a conversation, a list of {"role": ..., "content": ...}. Raises ValueError for a prompt."""
+        if is_prompt(messages):
+            raise ValueError("a conversation is a list of messages, each {'role': ..., 'content': ...}")
         return await self.generate(messages, sampling_params, options, timeout=timeout)
 
     async def stream(
