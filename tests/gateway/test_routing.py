@@ -297,6 +297,26 @@ def test_the_log_tells_that_a_replica_is_lost_or_back_and_not_that_it_starts(
     assert [word for line in words for word in ("is lost", "is ready") if word in line] == ["is lost", "is ready"]
 
 
+def test_the_log_tells_once_that_a_replica_takes_long_to_start(
+    behind: Behind, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its address may be wrong."""
+    monkeypatch.setattr("parlay.gateway.replicas.LONG_START_SECONDS", 0.1)
+    fake = Fake(READY)
+    fake.awake.clear()
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        while fake.looks < 5:
+            await asyncio.sleep(0.01)
+
+    behind([fake], test, ready=0, health_seconds=0.1, probe_seconds=0.05)
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == 1
+    assert warned[0].startswith("replica 1 at http://127.0.0.1:")
+    assert "has not answered for 0.1 s" in warned[0]
+    assert warned[0].endswith("check its address")
+
+
 def test_other_builds_may_be_mixed_and_other_weights_may_not(behind: Behind) -> None:
     fakes = [Fake(READY), Fake(READY, ready_as(IDENTITY.replace(b'"b"', b'"c"')))]
 

@@ -232,6 +232,7 @@ def test_what_cannot_be_done_is_refused_by_name(llm: LLM, arguments: dict[str, o
     [
         ("hello", "a conversation is a list of messages"),
         ([["hello"]], "a conversation is a list of messages"),
+        ([{"role": "user"}], r"messages\[0\] has no content: give it a text"),
         ({"role": "user", "content": "hello"}, "a conversation is a list of messages"),
         ([{"role": "user", "content": "\ud83d"}], "not valid Unicode text"),
     ],

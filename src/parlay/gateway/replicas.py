@@ -27,6 +27,9 @@ _OPEN = (
 _KEY_UNKNOWN = "it does not take this gateway's first key: start it and the gateway with the same --api-key-file FILE"
 _HASHING_SECONDS = 600.0
 """Seconds allowed for a server to hash its weights when it is asked for its identity."""
+LONG_START_SECONDS = 30.0
+"""Seconds after which the log says that a replica has not answered since the gateway started."""
+_LONG_START = "replica %d at %s has not answered for %g s (%s): if it is not still loading a model, check its address"
 _OWN_DELAY = 0.5
 """The share of a health check's time limit by which the gateway itself may be late; beyond it, it was suspended."""
 _BODY_BYTES = 64 * 1024
@@ -155,6 +158,7 @@ class Replica:
         server."""
         self._others = others
         self._settings = settings
+        self._expected_by = time.monotonic() + LONG_START_SECONDS
         self._look_again = asyncio.Event()
         self._asked: asyncio.Task[tuple[Head, bytes]] | None = None
         """The task that is asking the replica for its identity, if any."""
@@ -297,9 +301,12 @@ class Replica:
             connection.abort()
 
     def _miss(self, reason: str) -> None:
-        """Mark the replica as lost, unless it was never ready."""
+        """Mark the replica as lost. If it was never ready, warn once, when its start has taken long."""
         if self.state != "starting":
             self._change("lost", reason)
+        elif time.monotonic() > self._expected_by:
+            self._expected_by = math.inf
+            logger.warning(_LONG_START, self.number, self.address.url, LONG_START_SECONDS, reason)
 
     def _change(self, state: State, reason: str) -> None:
         if state == self.state:

@@ -251,7 +251,14 @@ def with_system(messages: Messages, text: str) -> Messages:
 
 
 def plain_messages(messages: Messages) -> list[dict[str, Any]]:
-    """Join the parts of each message's content to one text. Raises ValueError for a part that is not text."""
+    """Join the parts of each message's content to one text.
+
+    Raises ValueError for a part that is not text, and for a message without content that is not an assistant's, which
+    may hold calls of tools alone.
+    """
+    for place, message in enumerate(messages):
+        if message.get("content") is None and message.get("role") != "assistant":
+            raise ValueError(f"messages[{place}] has no content: give it a text")
     return [{**message, "content": _joined(message.get("content"), place)} for place, message in enumerate(messages)]
 
 

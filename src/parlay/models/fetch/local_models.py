@@ -44,7 +44,9 @@ def remove(name: str) -> KeptModel:
     package."""
     found = {model.name: model for model in kept()}
     if name not in found:
-        raise ValueError(f"{name} is not on this machine: {nearest(name, found)}")
+        pulled = [each.name for each in found.values() if each.source != "built-in"]
+        others = nearest(name, pulled) if pulled else "no model was pulled to it"
+        raise ValueError(f"{name} is not on this machine: {others}")
     model = found[name]
     if model.source == "built-in":
         raise ValueError(f"{name} is part of Parlay: only models that were pulled can be removed")
