@@ -73,7 +73,7 @@ def test_a_terminal_obeys_no_name_of_a_folder(
     ("words", "told"),
     [
         (("rm", "parlay-mini"), "part of Parlay"),
-        (("rm", "smollm"), "did you mean smollm2-135m or smollm2-135m-draft?"),
+        (("rm", "smollm"), "did you mean smollm2-135m?"),
         (("generate", "x", "--model", "smollm2-135m:Q8_0"), "remove :Q8_0"),
         (("run", "llama3:8b"), "user/repo:Q4_K_M"),
         (("chat", "--model", "./nowhere"), "no folder or file ./nowhere"),
