@@ -12,6 +12,7 @@ from parlay.bench.plan.machine import cache_bytes, calibrate_here, calibration_p
 from parlay.bench.plan.shapes import config_of, known_name, read_model, shape_of
 from parlay.bench.plan.weights import Blocks, stored_type, weight_type
 from parlay.cost.roofline import ForwardShape
+from parlay.models.fetch.pulled import place_of
 from parlay.models.fetch.resolving import resolve_config
 from parlay.models.weights.formats import Format
 from parlay.options import LoadOptions
@@ -107,6 +108,19 @@ def test_names_on_the_hub_are_known_too() -> None:
         assert known_name(name), name
     assert not known_name("someone/else-8b")
     assert not known_name("./qwen3-8b")
+
+
+def test_a_model_that_parlay_pulls_is_known_by_name_until_its_file_is_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The file tells more than the name: its types of numbers."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert known_name("smollm2-135m")
+    assert read_model("smollm2-135m").num_layers == 30
+    file = place_of("smollm2-135m")
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert not known_name("smollm2-135m")
 
 
 def test_a_shape_is_the_config_it_came_from() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from parlay.cost.roofline import LayerSums, MixedLayers, ModelShape
 from parlay.models.config import DecoderConfig, UnsupportedModel
+from parlay.models.fetch.pulled import WHEELS, place_of
 from parlay.models.fetch.resolving import is_local, resolve_config
 from parlay.models.weights.formats import Format
 
@@ -23,6 +24,7 @@ _QWEN25: Mapping[str, _Sizes] = {
     "72b": (8192, 29_568, 80, 64, 8, 128, 152_064, False),
 }
 KNOWN: Mapping[str, _Sizes] = {
+    "smollm2-135m": (576, 1536, 30, 9, 3, 64, 49_152, True),
     "smollm2-360m": (960, 2560, 32, 15, 5, 64, 49_152, True),
     "smollm2-1.7b": (2048, 8192, 24, 32, 32, 64, 49_152, True),
     **{f"qwen2.5-{size}": sizes for size, sizes in _QWEN25.items()},
@@ -63,10 +65,17 @@ _VARIANT = re.compile(r"-(instruct|chat|base|hf|it|coder|math|v0\.\d|v1\.\d|\d{4
 
 
 def known_shape(model: str) -> _Sizes | None:
-    """Return the sizes of a model in `KNOWN`, by its name there or on the Hub; None for any other model."""
-    if is_local(model):
+    """Return the sizes of a model in `KNOWN`, by its name there or on the Hub; None for any other model.
+
+    None also for a model whose file is on this machine, because the file tells more.
+    """
+    if is_local(model) and not _to_be_pulled(model):
         return None
     return KNOWN.get(_plain_name(model))
+
+
+def _to_be_pulled(model: str) -> bool:
+    return model in WHEELS and not place_of(model).is_file()
 
 
 def _plain_name(model: str) -> str:
